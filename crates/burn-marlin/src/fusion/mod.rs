@@ -1,0 +1,78 @@
+//! The fusion provider: in models that know nothing of 4 bits, it claims every matmul whose weight is a dequantised W4A16 weight, and launches
+//! the W4A16 kernel on the packed weight in their place.
+//!
+//! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.
+
+mod operation;
+mod pattern;
+
+use crate::Error;
+use burn::tensor::Tensor;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::fusion::{CubeFuser, OptimizationProvider};
+use operation::FusedLinear;
+use pattern::LinearFuser;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static FUSED: AtomicU64 = AtomicU64::new(0);
+static DEQUANTIZED: AtomicU64 = AtomicU64::new(0);
+
+/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing.
+///
+/// Without it, a converted model still gives the right answers, but dequantises each weight on each call.
+///
+/// # Errors
+/// The first tensor operation on a fusion device has already run.
+pub fn install() -> Result<(), Error> {
+    if INSTALLED.swap(true, Ordering::SeqCst) {
+        return Ok(());
+    }
+    burn_cubecl::fusion::register(Provider).map_err(|error| {
+        INSTALLED.store(false, Ordering::SeqCst);
+        Error::Install { reason: error.to_string() }
+    })
+}
+
+/// How often a W4A16 weight was used on CubeCL devices, since the program started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FusionCount {
+    /// Matmuls that read the packed weight, claimed by the fusion provider.
+    pub fused: u64,
+    /// Weights that were dequantised to a float tensor.
+    pub dequantized: u64,
+}
+
+/// The counts so far.
+pub fn fusion_count() -> FusionCount {
+    FusionCount { fused: FUSED.load(Ordering::Relaxed), dequantized: DEQUANTIZED.load(Ordering::Relaxed) }
+}
+
+pub(crate) fn count_dequantized() {
+    DEQUANTIZED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Launches what is queued on the tensor's stream, so that the operations which follow begin a block of their own.
+///
+/// The operation that produces the activations would otherwise keep its block open, the dequantisation would open a second one, and a matmul
+/// that reads from two blocks fuses with neither. The wait is for the launches, not for the device.
+pub(crate) fn start_block(tensor: &Tensor<2>) {
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    if INSTALLED.load(Ordering::Relaxed)
+        && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
+    {
+        tensor.client.sync(|| ());
+    }
+    #[cfg(not(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu")))]
+    let _ = tensor;
+}
+
+struct Provider;
+
+impl OptimizationProvider for Provider {
+    type Operation = FusedLinear;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(LinearFuser::default())
+    }
+}

@@ -1,0 +1,40 @@
+//! 4-bit weights for Burn: W4A16 linear layers.
+//!
+//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 model with one call, and reports what it did to every layer.
+//! - [`W4A16Linear`] is the layer for models that are written with it; [`QuantizedWeight`] the quantised tensor type under both.
+//! - [`install`] registers the fusion provider, once at the start of the program, so that unmodified models never hold a float weight.
+//!
+//! Weights are in 4 bits with a scale per group, activations in f16, bf16 or f32; products accumulate in f32.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_marlin::{GroupSize, QuantSpec, W4A16};
+//!
+//! let device = Device::flex();
+//! let model = LinearConfig::new(256, 64).init(&device); // any Burn module
+//! let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G128)).quantize(model)?;
+//! println!("{report}");
+//! let y = model.forward(Tensor::<2>::random([1, 256], Distribution::Default, &device));
+//! assert_eq!(y.dims(), [1, 64]);
+//! # Ok::<(), burn_marlin::Error>(())
+//! ```
+
+mod convert;
+mod device;
+mod error;
+mod fusion;
+mod linear;
+mod ops;
+mod weight;
+
+pub use convert::{LayerReport, LeftReason, Outcome, Report, W4A16};
+pub use device::target;
+pub use error::Error;
+pub use fusion::{FusionCount, fusion_count, install};
+pub use linear::W4A16Linear;
+pub use ops::{OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMetadata, W4A16Backend, W4A16Weight, W4A16WeightMetadata};
+pub use weight::QuantizedWeight;
+
+pub use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+pub use marlin_kernels::{ActivationDtype, Kernel, Plan, Problem, Reason, Target};

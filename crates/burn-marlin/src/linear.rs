@@ -1,0 +1,56 @@
+use crate::{Error, QuantizedWeight};
+use burn::module::{Module, Param, ParamId};
+use burn::nn::Linear;
+use burn::tensor::{FloatDType, Tensor};
+use marlin_format::QuantSpec;
+use marlin_kernels::ActivationDtype;
+
+/// A linear layer with a 4-bit weight: y = x W + b.
+///
+/// For models that are written with it. A model that is written with Burn's `Linear` gains the same kernels through [`W4A16`](crate::W4A16).
+#[derive(Module, Debug)]
+pub struct W4A16Linear {
+    weight: QuantizedWeight,
+    bias: Option<Param<Tensor<1>>>,
+}
+
+impl W4A16Linear {
+    /// A layer of a weight [K, N] and a bias [N].
+    ///
+    /// # Errors
+    /// The bias has another length than the weight has output features.
+    pub fn new(weight: QuantizedWeight, bias: Option<Tensor<1>>) -> Result<Self, Error> {
+        let [_, expected] = weight.dims();
+        if let Some(found) = bias.as_ref().map(|bias| bias.dims()[0])
+            && found != expected
+        {
+            return Err(Error::BiasLength { expected, found });
+        }
+        let plan = weight.plan(1, ActivationDtype::from(weight.spec().scale_dtype));
+        tracing::debug!(k = weight.dims()[0], n = expected, spec = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
+        Ok(Self { weight, bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)) })
+    }
+
+    /// Rounds the weight of a float layer to 4 bits; the bias stays as it is.
+    ///
+    /// # Errors
+    /// As [`QuantizedWeight::quantize`].
+    pub fn from_linear(linear: &Linear, spec: &QuantSpec) -> Result<Self, Error> {
+        let weight = QuantizedWeight::quantize(linear.weight.val(), spec)?;
+        Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
+    }
+
+    /// x [.., K] to [.., N], in the activations' dtype.
+    ///
+    /// # Panics
+    /// Where the last dimension of `x` is not K, as Burn's own layers do.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let bias = self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(x.dtype())));
+        self.weight.matmul_bias(x, bias)
+    }
+
+    /// The 4-bit weight.
+    pub fn weight(&self) -> &QuantizedWeight {
+        &self.weight
+    }
+}

@@ -1,0 +1,74 @@
+//! The op on an autodiff device: a gradient to the activations, none to the weight.
+
+use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight};
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape};
+
+/// What the backward pass keeps: the packed weight, never a float copy.
+#[derive(Debug)]
+struct Linear;
+
+impl<B: W4A16Backend> Backward<B, 1> for Linear {
+    type State = W4A16Weight<B>;
+
+    /// dx = dy W^T, with the weight dequantised for the moment of the product.
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let weight = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |grad| {
+            let (k, n) = (weight.k, weight.n);
+            let mut shape = grad.shape();
+            let rows = shape.num_elements() / n;
+            let dtype = grad.dtype();
+            let transposed = B::float_transpose(B::w4a16_dequantize(weight, dtype.into()));
+            let grad = B::float_matmul(B::float_reshape(grad, Shape::new([rows, n])), transposed);
+            if let Some(last) = shape.rank().checked_sub(1) {
+                shape[last] = k;
+            }
+            B::float_reshape(grad, shape)
+        });
+    }
+}
+
+impl<B: Backend + W4A16Backend, C: CheckpointStrategy> W4A16Backend for Autodiff<B, C> {
+    fn w4a16_linear(x: FloatTensor<Self>, weight: W4A16Weight<Self>, bias: OptionalFloat<Self>) -> FloatTensor<Self> {
+        let weight = inner::<B, C>(weight);
+        // A bias may be trained: it is added by an operation that has its own gradient.
+        let (x, node) = x.into_parts();
+        let y = match Linear.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(weight.clone(), B::w4a16_linear(x, weight, OptionalFloat::Absent)),
+            OpsKind::UnTracked(prep) => prep.finish(B::w4a16_linear(x, weight, OptionalFloat::Absent)),
+        };
+        match bias.into_option() {
+            Some(bias) => {
+                let leading = y.shape().rank() - 1;
+                let shape = std::iter::repeat_n(1, leading).chain([bias.shape()[0]]).collect::<Vec<_>>();
+                Self::float_add(y, Self::float_reshape(bias, Shape::from(shape)))
+            }
+            None => y,
+        }
+    }
+
+    fn w4a16_dequantize(weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        <Self as AutodiffBackend>::from_inner(B::w4a16_dequantize(inner::<B, C>(weight), dtype))
+    }
+}
+
+/// The weight without its autodiff context: the scales are constants.
+fn inner<B: Backend, C: CheckpointStrategy>(weight: W4A16Weight<Autodiff<B, C>>) -> W4A16Weight<B> {
+    let int = |tensor: OptionalInt<Autodiff<B, C>>| OptionalInt::from(tensor.into_option());
+    W4A16Weight {
+        words: weight.words,
+        scales: <Autodiff<B, C> as AutodiffBackend>::inner(weight.scales),
+        zero_points: int(weight.zero_points),
+        row_permutation: int(weight.row_permutation),
+        k: weight.k,
+        n: weight.n,
+        spec: weight.spec,
+    }
+}

@@ -1,0 +1,146 @@
+//! The W4A16 op as a Burn backend extension: one trait, implemented for every CubeCL runtime, for Flex, and for Autodiff.
+
+#[cfg(feature = "autodiff")]
+mod autodiff;
+mod cube;
+#[cfg(feature = "flex")]
+mod flex;
+
+pub(crate) use cube::launch_linear;
+
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension};
+use burn::tensor::{DType, FloatDType, Shape};
+use marlin_format::QuantSpec;
+use marlin_kernels::{ActivationDtype, Problem};
+
+/// Name of the dequantise operation in a fusion stream.
+pub(crate) const DEQUANTIZE: &str = "w4a16_dequantize";
+
+/// An integer tensor that a format may do without.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub enum OptionalInt<B: Backend> {
+    /// The format has it.
+    Present(IntTensor<B>),
+    /// The format does without.
+    Absent,
+}
+
+impl<B: Backend> OptionalInt<B> {
+    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
+        match self {
+            Self::Present(tensor) => Some(tensor),
+            Self::Absent => None,
+        }
+    }
+}
+
+impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
+    fn from(tensor: Option<IntTensor<B>>) -> Self {
+        tensor.map_or(Self::Absent, Self::Present)
+    }
+}
+
+/// A float tensor that a layer may do without.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub enum OptionalFloat<B: Backend> {
+    /// The layer has it.
+    Present(FloatTensor<B>),
+    /// The layer does without.
+    Absent,
+}
+
+impl<B: Backend> OptionalFloat<B> {
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Present(tensor) => Some(tensor),
+            Self::Absent => None,
+        }
+    }
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::Absent, Self::Present)
+    }
+}
+
+/// A 4-bit weight [K, N] as tensors of one backend, in [`marlin_format::layout::PlainLayout`].
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub struct W4A16Weight<B: Backend> {
+    /// i32 [K/8 up, N up to a multiple of 8]: eight rows of K a word.
+    pub words: IntTensor<B>,
+    /// [G, N] in f16 or bf16, or in f32 where the device has no type for the format's.
+    pub scales: FloatTensor<B>,
+    /// i32 [G, N/8 up]: eight zero points a word along N. Absent where symmetric.
+    #[extension_type]
+    pub zero_points: OptionalInt<B>,
+    /// i32 [K]: the natural row of each stored row. Absent where rows are in order.
+    #[extension_type]
+    pub row_permutation: OptionalInt<B>,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// How the weight is quantised.
+    pub spec: QuantSpec,
+}
+
+/// What every backend can do with a 4-bit weight.
+///
+/// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`W4A16Linear`](crate::W4A16Linear); backends assume them.
+#[backend_extension(
+    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu")),
+    Flex: cfg(feature = "flex"),
+    Fusion,
+    Autodiff: cfg(feature = "autodiff")
+)]
+pub trait W4A16Backend: Backend {
+    /// Activations [.., K] times the weight [K, N], plus a bias [N] in the activations' dtype: [.., N] in that dtype, accumulated in f32.
+    #[fusion(meta = linear_spec)]
+    fn w4a16_linear(
+        x: FloatTensor<Self>,
+        #[extension_type] weight: W4A16Weight<Self>,
+        #[extension_type] bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// The float weight [K, N] in natural row order.
+    #[fusion(meta = dequantize_spec)]
+    fn w4a16_dequantize(#[extension_type] weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+}
+
+fn linear_spec(x: &TensorSpec, weight: &W4A16WeightMetadata, _bias: &OptionalFloatMetadata) -> TensorSpec {
+    TensorSpec::new(linear_shape(&x.shape, weight.n), x.dtype)
+}
+
+fn dequantize_spec(weight: &W4A16WeightMetadata, dtype: &FloatDType) -> TensorSpec {
+    TensorSpec::new(Shape::new([weight.k, weight.n]), (*dtype).into())
+}
+
+/// [.., K] to [.., N].
+pub(crate) fn linear_shape(x: &Shape, n: usize) -> Shape {
+    let mut shape = x.clone();
+    if let Some(last) = shape.rank().checked_sub(1) {
+        shape[last] = n;
+    }
+    shape
+}
+
+/// The kernels' name for a float dtype; `None` for dtypes that no kernel takes.
+pub(crate) fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
+    match dtype {
+        DType::F32 => Some(ActivationDtype::F32),
+        DType::F16 => Some(ActivationDtype::F16),
+        DType::BF16 => Some(ActivationDtype::BF16),
+        _ => None,
+    }
+}
+
+/// The problem of multiplying `m` rows in `activations` with a weight whose scales are held in `scales`.
+pub(crate) fn problem(m: usize, k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, scales: ActivationDtype, permuted: bool) -> Problem {
+    Problem { m, n, k, spec, activations, scales, permuted }
+}

@@ -1,0 +1,169 @@
+//! The command line.
+
+use crate::device::DeviceName;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use marlin_format::GroupSize;
+use std::path::PathBuf;
+
+/// Look into Llama checkpoints, quantise them to 4 bits, run them.
+///
+/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer.
+#[derive(Debug, Parser)]
+#[command(name = "burn-marlin", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// What a checkpoint holds: every tensor, its size, its bits per weight.
+    Inspect(InspectArgs),
+    /// Round a float checkpoint to 4 bits, into a new folder that other engines load too (compressed-tensors pack-quantized).
+    Quantize(QuantizeArgs),
+    /// Continue a prompt.
+    Generate(GenerateArgs),
+    /// Talk to a model, a line at a time.
+    Chat(ChatArgs),
+    /// How well a model predicts a text.
+    Perplexity(PerplexityArgs),
+    /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
+    Logits(LogitsArgs),
+    /// Which kernel runs each layer, and why.
+    Kernels(KernelsArgs),
+}
+
+/// A checkpoint and where it runs.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Hugging Face folder.
+    pub dir: PathBuf,
+    /// Where to run; without it the best device present: cuda, vulkan, flex.
+    #[arg(long)]
+    pub device: Option<DeviceName>,
+    /// Dtype of activations; without it the checkpoint's, where the device computes in it.
+    #[arg(long)]
+    pub dtype: Option<DtypeName>,
+    /// Positions of the cache; without it 4096, or what the model was made for where that is less.
+    #[arg(long)]
+    pub max_len: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum DtypeName {
+    F16,
+    Bf16,
+    F32,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Hugging Face folder.
+    pub dir: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// Hugging Face folder with float weights.
+    pub dir: PathBuf,
+    /// Folder to write; it must not exist, or be empty.
+    pub out: PathBuf,
+    /// Rows of K that share a scale: g32, g64, g128 or channel.
+    #[arg(long, default_value = "g128")]
+    pub group: GroupSize,
+    /// Asymmetric: a zero point for each group.
+    #[arg(long)]
+    pub zero_points: bool,
+    /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
+    #[arg(long)]
+    pub exclude: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SamplingArgs {
+    /// Tokens to generate at most.
+    #[arg(long, default_value_t = 128)]
+    pub max_new_tokens: usize,
+    /// 0 takes the likeliest token; without it the model's own generation_config.
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Choose among this many of the likeliest tokens.
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Choose among the likeliest tokens that together have this probability.
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Divide the logits of tokens that already occurred; 1 leaves them.
+    #[arg(long)]
+    pub repetition_penalty: Option<f32>,
+    /// Seed of the random choices.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text to continue.
+    #[arg(long)]
+    pub prompt: String,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Print JSON at the end instead of text as it comes.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text file, UTF-8.
+    #[arg(long)]
+    pub text: PathBuf,
+    /// Tokens in a window; windows do not overlap.
+    #[arg(long, default_value_t = 512)]
+    pub window: usize,
+    /// Use this many tokens from the beginning of the text.
+    #[arg(long)]
+    pub max_tokens: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids, separated by commas.
+    #[arg(long, value_delimiter = ',', required = true)]
+    pub ids: Vec<u32>,
+}
+
+#[derive(Debug, Args)]
+pub struct KernelsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Rows of activations (batch times sequence) to plan for. May be given several times.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
+    pub rows: Vec<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}

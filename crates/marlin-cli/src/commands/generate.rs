@@ -1,0 +1,52 @@
+use super::{generate_options, open, rate};
+use crate::args::GenerateArgs;
+use crate::error::CliError;
+use crate::output;
+use marlin_llama::{Generation, StopReason};
+use serde_json::json;
+use std::io::Write;
+
+pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
+    let llama = open(&args.model, true)?;
+    let options = generate_options(&llama, &args.sampling);
+    if args.json {
+        let generation = llama.generate(&args.prompt, &options, |_| {})?;
+        return Ok(output::json(&json!({
+            "prompt": args.prompt,
+            "text": generation.text,
+            "tokens": generation.tokens,
+            "prompt_tokens": generation.prompt_tokens,
+            "prefill_seconds": generation.prefill.as_secs_f64(),
+            "decode_seconds": generation.decode.as_secs_f64(),
+            "stop_reason": stop_reason(&generation),
+        }))?);
+    }
+    print!("{}", args.prompt);
+    let mut result = std::io::stdout().flush();
+    let generation = llama.generate(&args.prompt, &options, |text| {
+        print!("{text}");
+        if result.is_ok() {
+            result = std::io::stdout().flush();
+        }
+    })?;
+    println!();
+    result?;
+    // The first new token belongs to the prefill.
+    let decoded = generation.tokens.len().saturating_sub(1);
+    eprintln!(
+        "prefill: {} tokens, {:.1} tokens/s; decode: {decoded} tokens, {:.1} tokens/s; {}",
+        generation.prompt_tokens,
+        rate(generation.prompt_tokens, generation.prefill),
+        rate(decoded, generation.decode),
+        stop_reason(&generation),
+    );
+    Ok(())
+}
+
+fn stop_reason(generation: &Generation) -> String {
+    match generation.stop_reason {
+        StopReason::StopToken(token) => format!("stopped at token {token}"),
+        StopReason::MaxNewTokens => "as many tokens as asked for".into(),
+        StopReason::CacheFull => "the cache is full".into(),
+    }
+}

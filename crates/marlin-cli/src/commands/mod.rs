@@ -1,0 +1,43 @@
+//! One module a command.
+
+pub mod chat;
+pub mod generate;
+pub mod inspect;
+pub mod kernels;
+pub mod logits;
+pub mod perplexity;
+pub mod quantize;
+
+use crate::args::{DtypeName, ModelArgs, SamplingArgs};
+use crate::device;
+use crate::error::CliError;
+use burn::tensor::FloatDType;
+use marlin_llama::{GenerateOptions, Llama, OpenOptions};
+
+/// Opens the model of a command.
+fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
+    let device = device::open(args.device)?;
+    let dtype = args.dtype.map(|dtype| match dtype {
+        DtypeName::F16 => FloatDType::F16,
+        DtypeName::Bf16 => FloatDType::BF16,
+        DtypeName::F32 => FloatDType::F32,
+    });
+    Ok(Llama::open(&args.dir, &device, &OpenOptions { dtype, max_len: args.max_len, with_tokenizer })?)
+}
+
+/// What the command line says about sampling, over what the model's makers chose.
+fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
+    let mut options = llama.default_options(args.max_new_tokens);
+    options.seed = args.seed;
+    let sampling = &mut options.sampling;
+    sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
+    sampling.top_k = args.top_k.or(sampling.top_k);
+    sampling.top_p = args.top_p.unwrap_or(sampling.top_p);
+    sampling.repetition_penalty = args.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+    options
+}
+
+/// Tokens a second.
+fn rate(tokens: usize, duration: std::time::Duration) -> f64 {
+    tokens as f64 / duration.as_secs_f64().max(1e-9)
+}

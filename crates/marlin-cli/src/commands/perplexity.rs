@@ -1,0 +1,35 @@
+use super::{open, rate};
+use crate::args::PerplexityArgs;
+use crate::error::CliError;
+use crate::output;
+use marlin_llama::perplexity;
+use serde_json::json;
+use std::time::Instant;
+
+pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
+    let bytes = std::fs::read(&args.text).map_err(|source| CliError::File { path: args.text.clone(), source })?;
+    let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: args.text.clone() })?;
+    let llama = open(&args.model, true)?;
+    let mut tokens = llama.tokenizer()?.encode(&text)?;
+    tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
+    let bar = output::progress(0);
+    let start = Instant::now();
+    let result = perplexity(&llama.model, &tokens, args.window, |progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.windows as u64);
+        bar.set_message(format!("perplexity {:.3}", progress.so_far));
+    })?;
+    bar.finish_and_clear();
+    let elapsed = start.elapsed();
+    if args.json {
+        return Ok(output::json(&json!({
+            "perplexity": result.perplexity,
+            "nll": result.nll,
+            "tokens": result.tokens,
+            "window": args.window,
+            "seconds": elapsed.as_secs_f64(),
+        }))?);
+    }
+    println!("perplexity {:.4} over {} tokens, {:.0} tokens/s", result.perplexity, result.tokens, rate(result.tokens, elapsed));
+    Ok(())
+}

@@ -1,0 +1,39 @@
+use crate::args::QuantizeArgs;
+use crate::error::CliError;
+use crate::output;
+use marlin_format::QuantSpec;
+use marlin_llama::{QuantizeOptions, quantize_folder};
+use serde_json::json;
+use std::time::Instant;
+
+pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
+    let mut spec = QuantSpec::int4(args.group);
+    if args.zero_points {
+        spec = spec.with_zero_points();
+    }
+    let start = Instant::now();
+    let bar = output::progress(0);
+    let report = quantize_folder(&args.dir, &args.out, &spec, &QuantizeOptions { exclude: args.exclude.clone() }, |progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.done as u64);
+        bar.set_message(progress.tensor.to_owned());
+    })?;
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+    if args.json {
+        let layers: Vec<_> = report.quantized.iter().map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "bits_per_weight": layer.bits_per_weight})).collect();
+        return Ok(output::json(&json!({
+            "format": spec.to_string(),
+            "quantized": layers,
+            "excluded": report.excluded,
+            "source_bytes": report.source_bytes,
+            "target_bytes": report.target_bytes,
+            "seconds": seconds,
+        }))?);
+    }
+    let weights: usize = report.quantized.iter().map(|layer| layer.k * layer.n).sum();
+    let bits: f64 = report.quantized.iter().map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64).sum();
+    println!("{} layers to {spec}, {:.2} bits per weight, {} left", report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
+    println!("{} to {} in {seconds:.1} s: {}", output::size(report.source_bytes), output::size(report.target_bytes), args.out.display());
+    Ok(())
+}

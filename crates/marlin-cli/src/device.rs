@@ -1,0 +1,59 @@
+//! Devices by name.
+
+use crate::error::CliError;
+use burn::tensor::{Device, DeviceType};
+use clap::ValueEnum;
+
+/// A device as the command line names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    /// The first NVIDIA GPU.
+    Cuda,
+    /// The first GPU with a Vulkan driver.
+    Vulkan,
+    /// CubeCL's CPU runtime.
+    Cpu,
+    /// Burn's own CPU backend.
+    Flex,
+}
+
+impl DeviceName {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Vulkan => "vulkan",
+            Self::Cpu => "cpu",
+            Self::Flex => "flex",
+        }
+    }
+
+    /// The device, where this build and this machine have it.
+    fn find(self) -> Option<Device> {
+        let filter = match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => DeviceType::Cuda,
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => DeviceType::Vulkan,
+            #[cfg(feature = "cpu")]
+            Self::Cpu => DeviceType::Cpu,
+            #[cfg(feature = "flex")]
+            Self::Flex => DeviceType::Flex,
+            #[allow(unreachable_patterns, reason = "reached where a feature is off")]
+            _ => return None,
+        };
+        Device::enumerate(filter).into_iter().next()
+    }
+}
+
+/// The named device, or the best one present.
+///
+/// CubeCL's CPU runtime is never the default: Flex is faster on the same machine.
+pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
+    match name {
+        Some(name) => name.find().ok_or_else(|| CliError::Device { name: name.as_str(), reason: "no such device is present".into() }),
+        None => [DeviceName::Cuda, DeviceName::Vulkan, DeviceName::Flex]
+            .into_iter()
+            .find_map(DeviceName::find)
+            .ok_or_else(|| CliError::Device { name: "flex", reason: "this build has no device".into() }),
+    }
+}

@@ -1,0 +1,30 @@
+//! What can go wrong in a command.
+
+use std::path::PathBuf;
+
+/// An error that ends the program; its message is all that the user sees.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    #[error(transparent)]
+    Llama(#[from] marlin_llama::LlamaError),
+    #[error(transparent)]
+    Marlin(#[from] burn_marlin::Error),
+    #[error(transparent)]
+    Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
+    #[error("{path}: {source}", path = path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path}: the text is not UTF-8", path = path.display())]
+    NotUtf8 { path: PathBuf },
+    #[error("--device {name}: {reason}")]
+    Device { name: &'static str, reason: String },
+    #[error("--ids: token {id} is not below the vocabulary's {vocab_size}")]
+    TokenId { id: u32, vocab_size: usize },
+    #[error("--ids: {found} tokens do not fit a cache of {max_len}")]
+    TooManyIds { found: usize, max_len: usize },
+    #[error("the device did not return the logits: {0}")]
+    Read(String),
+    #[error("the output could not be written: {0}")]
+    Output(#[from] std::io::Error),
+    #[error("the output is no JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}

@@ -1,0 +1,59 @@
+//! Tables, sizes and progress bars.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// Prints a value as JSON.
+pub fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+/// Prints rows in columns: text to the left, and whatever begins with a digit to the right.
+pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&widths).map(|(cell, &width)| {
+            if cell.starts_with(|c: char| c.is_ascii_digit()) { format!("{cell:>width$}") } else { format!("{cell:width$}") }
+        });
+        println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    };
+    line(&mut header.iter().copied());
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+}
+
+/// Bytes as a person reads them.
+pub fn size(bytes: usize) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} B"),
+        10_000..10_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// A bar over `total` steps on standard error; nothing where that is no terminal.
+pub fn progress(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    // The template is a constant, and a bar without it is still a bar.
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_change_unit_at_four_digits() {
+        assert_eq!(size(9_999), "9999 B");
+        assert_eq!(size(12_345), "12.3 kB");
+        assert_eq!(size(12_345_678), "12.3 MB");
+        assert_eq!(size(70_000_000_000), "70.0 GB");
+    }
+}

@@ -1,0 +1,40 @@
+//! Activation order: the group of each row in a file, and the row permutation that sorts rows by group.
+
+use crate::GroupSize;
+use crate::checkpoint::{CheckpointError, TensorView};
+
+/// The permutation that sorts the rows of a `weight_g_idx` tensor by group, stable; `None` where they are sorted already, where all are -1
+/// (a file's way to say there is none), and where one group spans all of K.
+pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Result<Option<Vec<u32>>, CheckpointError> {
+    let index = tensor.to_i32()?;
+    let (rows, groups) = (group.rows(index.len()), group.count(index.len()));
+    if group == GroupSize::Channel || index.iter().all(|&group| group == -1) {
+        return Ok(None);
+    }
+    let mut counts = vec![0usize; groups];
+    for (row, &group) in index.iter().enumerate() {
+        match usize::try_from(group).ok().and_then(|group| counts.get_mut(group)) {
+            Some(count) => *count += 1,
+            None => return Err(tensor.bad_values(format!("row {row} is in group {group}, but there are {groups} groups"))),
+        }
+    }
+    if let Some((group, count)) = counts.iter().enumerate().find(|&(_, &count)| count != rows) {
+        return Err(tensor.bad_values(format!("group {group} has {count} rows; every group must have {rows}")));
+    }
+    if index.is_sorted() {
+        return Ok(None);
+    }
+    let mut permutation: Vec<u32> = (0..index.len() as u32).collect();
+    permutation.sort_by_key(|&row| index[row as usize]);
+    Ok(Some(permutation))
+}
+
+/// The group of each natural row, `[K]`.
+pub(super) fn group_index(permutation: &[u32], group: GroupSize) -> Vec<i32> {
+    let rows = group.rows(permutation.len());
+    let mut index = vec![0; permutation.len()];
+    for (stored, &natural) in permutation.iter().enumerate() {
+        index[natural as usize] = (stored / rows) as i32;
+    }
+    index
+}

@@ -1,0 +1,337 @@
+//! What can be wrong with a folder, a file in it, or its config.
+
+use std::path::PathBuf;
+
+use safetensors::Dtype;
+
+use crate::FormatError;
+
+/// A checkpoint that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A folder without weights.
+    #[error("{} has neither model.safetensors nor model.safetensors.index.json; is the download complete?", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A file of another kind where weights should be, such as a folder.
+    #[error("{} is not a regular file", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// An index that is not the JSON it should be.
+    #[error("{} is not a safetensors index", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// An index that names a file outside its folder.
+    #[error("{} names the shard `{shard}`; a shard must be a file name in the same folder", index.display())]
+    ShardName {
+        /// The index.
+        index: PathBuf,
+        /// The name found.
+        shard: String,
+    },
+    /// A shard that the index names and the folder lacks.
+    #[error("{} is missing, and {} says that it holds `{tensor}`; download it again", path.display(), index.display())]
+    MissingShard {
+        /// The index.
+        index: PathBuf,
+        /// The shard.
+        path: PathBuf,
+        /// A tensor it should hold.
+        tensor: String,
+    },
+    /// A tensor that is not in the shard the index names.
+    #[error("`{tensor}` is not in {}, where {} says it is", path.display(), index.display())]
+    NotInShard {
+        /// The index.
+        index: PathBuf,
+        /// The shard.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// One name in two shards.
+    #[error("`{tensor}` is in both {} and {}; one of them does not belong to this checkpoint", first.display(), second.display())]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+        /// A shard.
+        first: PathBuf,
+        /// Another shard.
+        second: PathBuf,
+    },
+    /// A safetensors file whose header does not hold together.
+    #[error("{} is not a valid safetensors file", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: HeaderError,
+    },
+    /// A tensor that is not in the checkpoint.
+    #[error("{} has no tensor `{tensor}`", dir.display())]
+    MissingTensor {
+        /// The folder.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor of another dtype.
+    #[error("`{tensor}` in {} is {found}; expected {expected}", path.display())]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What was expected.
+        expected: &'static str,
+        /// What the file holds.
+        found: Dtype,
+    },
+    /// A tensor of another shape.
+    #[error("`{tensor}` in {} has shape {found:?}; expected {expected:?}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What was expected.
+        expected: Vec<usize>,
+        /// What the file holds.
+        found: Vec<usize>,
+    },
+    /// A tensor whose values make no sense.
+    #[error("`{tensor}` in {}: {problem}", path.display())]
+    Values {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong, with numbers.
+        problem: String,
+    },
+    /// A quantised weight that does not hold together.
+    #[error("the quantised weight `{layer}`")]
+    Weight {
+        /// The layer, the prefix of its tensors' names.
+        layer: String,
+        /// Why.
+        source: FormatError,
+    },
+    /// Zero points, and the config says symmetric.
+    #[error("`{tensor}` is in the checkpoint, but its config says that weights are symmetric; the two must agree")]
+    UnexpectedZeroPoints {
+        /// The tensor of zero points.
+        tensor: String,
+    },
+    /// A target folder with something in it.
+    #[error("{} exists and is not empty; name a new folder, or empty this one first", dir.display())]
+    TargetNotEmpty {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A name that is not a plain file name, or is the weights' own.
+    #[error("`{name}` cannot be written into the checkpoint: it must be a plain file name other than model.safetensors")]
+    FileName {
+        /// The name.
+        name: String,
+    },
+    /// Tensors that cannot be laid out.
+    #[error("the declared tensors do not make a safetensors file")]
+    Declaration {
+        /// Why.
+        source: HeaderError,
+    },
+    /// Tensors declared twice, or not at all.
+    #[error("tensors must be declared once before they are written, and {}", if *declared { "they were already" } else { "none were" })]
+    Declare {
+        /// Whether they were already declared.
+        declared: bool,
+    },
+    /// A tensor that was not declared.
+    #[error("`{tensor}` was not declared")]
+    NotDeclared {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor written twice.
+    #[error("`{tensor}` was already written")]
+    WrittenTwice {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor whose bytes do not fit its declaration.
+    #[error("`{tensor}` was declared with {expected} bytes, but {found} were given")]
+    TensorSize {
+        /// The tensor.
+        tensor: String,
+        /// Bytes of the declared dtype and shape.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// Declared tensors that were never written.
+    #[error("{missing} declared tensors were not written, the first of them `{tensor}`")]
+    NotWritten {
+        /// How many.
+        missing: usize,
+        /// The first by name.
+        tensor: String,
+    },
+}
+
+/// A safetensors header that does not hold together, or does not fit its file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// Not even the header's length.
+    #[error("the file has {found} bytes; a safetensors file starts with 8 bytes of header length")]
+    TooShort {
+        /// Bytes in the file.
+        found: usize,
+    },
+    /// A header that does not fit the file.
+    #[error("the header says it has {header} bytes, but {available} follow; the file is truncated or not safetensors")]
+    PastEnd {
+        /// The header's length, as the file says.
+        header: u64,
+        /// Bytes after the length.
+        available: usize,
+    },
+    /// A header above the format's limit.
+    #[error("the header has {header} bytes; at most {limit} are allowed")]
+    TooLarge {
+        /// The header's length.
+        header: u64,
+        /// The limit.
+        limit: usize,
+    },
+    /// A header that is not the JSON it should be.
+    #[error("the header is not valid: {0}")]
+    Json(#[from] serde_json::Error),
+    /// One name twice in a file.
+    #[error("`{tensor}` is there twice")]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A name that is not a tensor's.
+    #[error("`{tensor}` is the name of the header's metadata; a tensor cannot have it")]
+    ReservedName {
+        /// The name.
+        tensor: String,
+    },
+    /// A dtype and shape whose size cannot be computed or is not a whole number of bytes.
+    #[error("`{tensor}` of {dtype} and shape {shape:?} has no size in bytes")]
+    Size {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A tensor whose bytes do not fit its dtype and shape.
+    #[error("`{tensor}` of {dtype} and shape {shape:?} needs {expected} bytes, but its offsets {start}..{end} span others")]
+    Offsets {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Bytes of that dtype and shape.
+        expected: usize,
+        /// First byte in the data.
+        start: usize,
+        /// Byte past the last.
+        end: usize,
+    },
+    /// A tensor that overlaps the one before, or leaves a hole.
+    #[error("`{tensor}` starts at byte {found} of the data; the tensor before it ends at {expected}")]
+    Gap {
+        /// The tensor.
+        tensor: String,
+        /// Where the one before ends.
+        expected: usize,
+        /// Where this one starts.
+        found: usize,
+    },
+    /// A file that is too short or too long for its tensors.
+    #[error(
+        "the tensors need {expected} bytes of data, the file has {found}: it is {}",
+        if found < expected { "truncated" } else { "longer than it says" }
+    )]
+    Coverage {
+        /// Bytes of all tensors.
+        expected: usize,
+        /// Bytes after the header.
+        found: usize,
+    },
+}
+
+/// A `quantization_config` that this version does not read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A field that is needed and absent.
+    #[error("the quantization config has no `{field}`; expected {expected}")]
+    Missing {
+        /// The field, with the path to it.
+        field: String,
+        /// What it may hold.
+        expected: &'static str,
+    },
+    /// A field with a value that is not supported.
+    #[error("the quantization config's `{field}` is {found}; this version reads {expected}")]
+    Unsupported {
+        /// The field, with the path to it.
+        field: String,
+        /// What it may hold.
+        expected: &'static str,
+        /// What it holds, as JSON.
+        found: String,
+    },
+    /// A group size that is not supported.
+    #[error("the quantization config's `{field}`")]
+    GroupSize {
+        /// The field, with the path to it.
+        field: String,
+        /// Why.
+        source: FormatError,
+    },
+    /// Groups of layers quantised in different ways.
+    #[error(
+        "the quantization config's `config_groups.{group}` differs from the groups before it; this version reads one way for all layers"
+    )]
+    DifferentGroups {
+        /// The group's name.
+        group: String,
+    },
+    /// An `re:` pattern that cannot be used.
+    #[error("the quantization config ignores `{pattern}`, which is not a regular expression this version can use")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// Why.
+        source: Box<regex::Error>,
+    },
+}

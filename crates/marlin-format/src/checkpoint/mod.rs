@@ -1,0 +1,28 @@
+//! Hugging Face folders: tensors as their files hold them.
+//!
+//! | what | type |
+//! |---|---|
+//! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
+//! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
+//! | 4-bit weights of compressed-tensors, pack-quantized | [`compressed_tensors`] |
+//!
+//! Files come from anywhere: everything a file says is checked against the file before it is used, and the error names the file.
+
+pub mod compressed_tensors;
+
+mod error;
+mod header;
+mod reader;
+mod tensor;
+mod writer;
+
+pub use error::{CheckpointError, ConfigError, HeaderError};
+pub use reader::{Checkpoint, TensorInfo};
+pub use safetensors::Dtype;
+pub use tensor::{TensorData, TensorSpec, TensorView};
+pub use writer::CheckpointWriter;
+
+/// A folder's one weight file.
+pub(crate) const WEIGHTS_FILE: &str = "model.safetensors";
+/// A folder's list of weight files, where there are several.
+pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";

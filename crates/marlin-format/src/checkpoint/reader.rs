@@ -1,0 +1,157 @@
+//! Opening a folder and finding its tensors.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::header::{self, Entry};
+use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
+
+/// The tensors of a folder, mapped into memory: opening reads the headers only.
+///
+/// While it is open, its files must not be changed in place or cut short. Renaming or deleting them, as
+/// [`CheckpointWriter`](super::CheckpointWriter) and downloads do, is fine.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    files: Vec<(PathBuf, Mmap)>,
+    /// By name: the index into `files`, and what that file's header says.
+    tensors: BTreeMap<String, (usize, Entry)>,
+}
+
+/// What a checkpoint says of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Its dtype.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: &'a [usize],
+    /// The file it is in.
+    pub path: &'a Path,
+}
+
+/// The part of an index that says where tensors are.
+#[derive(Deserialize)]
+struct Index {
+    /// File names by tensor name.
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names.
+    ///
+    /// Every header is checked against its file: names, sizes and offsets are right from here on.
+    ///
+    /// # Errors
+    /// A [`CheckpointError`] for a folder without weights; an index that is not one, or names files outside the folder; shards that are
+    /// missing, lack a tensor the index names, or share one; and files that are truncated, too long, or whose headers lie.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let dir = dir.as_ref();
+        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
+        if single.exists() {
+            checkpoint.add_file(single)?;
+        } else if index.exists() {
+            checkpoint.add_shards(&index)?;
+        } else {
+            return Err(CheckpointError::NoWeights { dir: dir.into() });
+        }
+        Ok(checkpoint)
+    }
+
+    /// The folder it was opened from.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether it has a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Dtype, shape and file of a tensor, or `None` where it has no such tensor.
+    pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
+        let (file, entry) = self.tensors.get(name)?;
+        Some(TensorInfo { dtype: entry.dtype, shape: &entry.shape, path: &self.files[*file].0 })
+    }
+
+    /// A tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::MissingTensor`] where it has no such tensor.
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, CheckpointError> {
+        let Some((file, entry)) = self.tensors.get(name) else {
+            return Err(CheckpointError::MissingTensor { dir: self.dir.clone(), tensor: name.into() });
+        };
+        let (path, map) = &self.files[*file];
+        // `header::parse` checked the range against this very map.
+        let bytes = &map[entry.start..entry.end];
+        Ok(TensorView { name: &entry.name, path, dtype: entry.dtype, shape: &entry.shape, bytes })
+    }
+
+    fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
+        let text = std::fs::read(index).map_err(|source| io("read", index, source))?;
+        let parsed: Index = serde_json::from_slice(&text).map_err(|source| CheckpointError::Index { path: index.into(), source })?;
+
+        // A first tensor for each shard, to name in errors; every shard is opened once.
+        let shards: BTreeMap<&str, &str> = parsed.weight_map.iter().map(|(tensor, shard)| (shard.as_str(), tensor.as_str())).collect();
+        for (shard, tensor) in shards {
+            let mut components = Path::new(shard).components();
+            let (Some(Component::Normal(_)), None) = (components.next(), components.next()) else {
+                return Err(CheckpointError::ShardName { index: index.into(), shard: shard.into() });
+            };
+            let path = self.dir.join(shard);
+            if !path.exists() {
+                return Err(CheckpointError::MissingShard { index: index.into(), path, tensor: tensor.into() });
+            }
+            self.add_file(path)?;
+        }
+
+        for (tensor, shard) in &parsed.weight_map {
+            let path = self.dir.join(shard);
+            if self.info(tensor).is_none_or(|info| info.path != path) {
+                return Err(CheckpointError::NotInShard { index: index.into(), path, tensor: tensor.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
+        let map = map(&path)?;
+        let entries = header::parse(&map).map_err(|source| CheckpointError::Header { path: path.clone(), source })?;
+        let file = self.files.len();
+        for entry in entries {
+            if let Some((first, _)) = self.tensors.get(&entry.name) {
+                let first = self.files[*first].0.clone();
+                return Err(CheckpointError::DuplicateTensor { tensor: entry.name, first, second: path });
+            }
+            self.tensors.insert(entry.name.clone(), (file, entry));
+        }
+        self.files.push((path, map));
+        Ok(())
+    }
+}
+
+fn map(path: &Path) -> Result<Mmap, CheckpointError> {
+    let file = File::open(path).map_err(|source| io("open", path, source))?;
+    let metadata = file.metadata().map_err(|source| io("read", path, source))?;
+    if !metadata.is_file() {
+        return Err(CheckpointError::NotAFile { path: path.into() });
+    }
+    // SAFETY: the map is read-only and lives as long as the views into it. That nobody cuts the file short in the meantime is a condition
+    // that `Checkpoint` documents; there is no way to map a file without it.
+    unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))
+}
+
+pub(super) fn io(action: &'static str, path: &Path, source: std::io::Error) -> CheckpointError {
+    CheckpointError::Io { action, path: path.into(), source }
+}

@@ -1,0 +1,137 @@
+//! One tensor of a checkpoint: read, declared, or to be written.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use super::CheckpointError;
+
+/// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may lie at any alignment.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorView<'a> {
+    pub(super) name: &'a str,
+    pub(super) path: &'a Path,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [usize],
+    pub(super) bytes: &'a [u8],
+}
+
+impl<'a> TensorView<'a> {
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The file it is in.
+    pub fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// Its dtype.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// Its bytes: elements in row-major order, little-endian.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The tensor itself, where it has this shape.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Shape`] where it has another.
+    pub fn expect_shape(&self, expected: &[usize]) -> Result<Self, CheckpointError> {
+        if self.shape == expected {
+            return Ok(*self);
+        }
+        Err(CheckpointError::Shape {
+            path: self.path.into(),
+            tensor: self.name.into(),
+            expected: expected.to_vec(),
+            found: self.shape.to_vec(),
+        })
+    }
+
+    /// The values of an `F16`, `BF16` or `F32` tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    pub fn to_f32(&self) -> Result<Vec<f32>, CheckpointError> {
+        match self.dtype {
+            Dtype::F16 => Ok(self.elements(|bytes| f16::from_le_bytes(bytes).to_f32())),
+            Dtype::BF16 => Ok(self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32())),
+            Dtype::F32 => Ok(self.elements(f32::from_le_bytes)),
+            _ => Err(self.wrong_dtype("F16, BF16 or F32")),
+        }
+    }
+
+    /// The values of an `I32` tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    pub fn to_i32(&self) -> Result<Vec<i32>, CheckpointError> {
+        match self.dtype {
+            Dtype::I32 => Ok(self.elements(i32::from_le_bytes)),
+            _ => Err(self.wrong_dtype("I32")),
+        }
+    }
+
+    /// The values of an `I64` or `I32` tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    pub fn to_i64(&self) -> Result<Vec<i64>, CheckpointError> {
+        match self.dtype {
+            Dtype::I64 => Ok(self.elements(i64::from_le_bytes)),
+            Dtype::I32 => Ok(self.elements(|bytes| i64::from(i32::from_le_bytes(bytes)))),
+            _ => Err(self.wrong_dtype("I64 or I32")),
+        }
+    }
+
+    /// The elements, each `SIZE` bytes wide: the width of the dtype.
+    pub(super) fn elements<const SIZE: usize, T>(&self, from_bytes: impl Fn([u8; SIZE]) -> T) -> Vec<T> {
+        self.bytes.as_chunks::<SIZE>().0.iter().map(|&bytes| from_bytes(bytes)).collect()
+    }
+
+    pub(super) fn wrong_dtype(&self, expected: &'static str) -> CheckpointError {
+        CheckpointError::Dtype { path: self.path.into(), tensor: self.name.into(), expected, found: self.dtype }
+    }
+
+    pub(super) fn bad_values(&self, problem: String) -> CheckpointError {
+        CheckpointError::Values { path: self.path.into(), tensor: self.name.into(), problem }
+    }
+}
+
+/// What a tensor is called, and its dtype and shape: what a file's header says of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// A tensor of this name, dtype and shape.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into() }
+    }
+}
+
+/// A tensor to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorData {
+    /// Its name, dtype and shape.
+    pub spec: TensorSpec,
+    /// Its bytes: elements in row-major order, little-endian.
+    pub bytes: Vec<u8>,
+}

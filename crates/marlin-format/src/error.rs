@@ -1,0 +1,176 @@
+//! What can be wrong with a weight, before any file is involved.
+
+use crate::{GroupSize, ScaleDtype};
+
+/// A weight, a spec or a layout that does not hold together.
+///
+/// Every message says what was expected, what was found and, where there is something to do, what to do.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// A group size that no kernel here supports.
+    #[error("group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128")]
+    GroupSize {
+        /// The number found.
+        found: i64,
+    },
+    /// A group size, as text, that does not name one.
+    #[error("`{found}` is not a group size; use channel, g32, g64 or g128")]
+    GroupSizeName {
+        /// The text found.
+        found: String,
+    },
+    /// K or N is zero.
+    #[error("a weight of K = {k} by N = {n} has no elements; both must be at least 1")]
+    Empty {
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
+    },
+    /// K or N is above [`QuantSpec::MAX_FEATURES`](crate::QuantSpec::MAX_FEATURES).
+    #[error("a weight of K = {k} by N = {n} is too large; each may be at most {limit}")]
+    TooLarge {
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
+        /// The largest K or N.
+        limit: usize,
+    },
+    /// The last group would be incomplete.
+    #[error("K = {k} is not a multiple of the {rows} rows in a group of {group}; use a smaller group size or `channel`")]
+    GroupDoesNotDivide {
+        /// The group size asked for.
+        group: GroupSize,
+        /// Rows of K in one group.
+        rows: usize,
+        /// Input features.
+        k: usize,
+    },
+    /// A buffer that does not have the length its shape says.
+    #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]
+    Length {
+        /// Which buffer.
+        what: &'static str,
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
+        /// The length its shape says.
+        expected: usize,
+        /// The length it has.
+        found: usize,
+    },
+    /// Scales in another dtype than the spec says.
+    #[error("the spec says {expected} scales, but the scales are {found}")]
+    ScaleDtypeMismatch {
+        /// The dtype in the spec.
+        expected: ScaleDtype,
+        /// The dtype of the scales.
+        found: ScaleDtype,
+    },
+    /// A scale that is infinite or not a number.
+    #[error("the scale of group {group}, column {column} is {value}; scales must be finite")]
+    NonFiniteScale {
+        /// Group along K.
+        group: usize,
+        /// Output feature.
+        column: usize,
+        /// The scale found.
+        value: f32,
+    },
+    /// The spec says zero points, and there are none.
+    #[error("the spec says zero points, but none are given; give them or use a symmetric spec")]
+    MissingZeroPoints,
+    /// The spec is symmetric, and there are zero points.
+    #[error("the spec is symmetric, but zero points are given; drop them or use a spec with zero points")]
+    UnexpectedZeroPoints,
+    /// A zero point outside 0..=15.
+    #[error("the zero point of group {group}, column {column} is {found}; it must be in 0..=15")]
+    ZeroPoint {
+        /// Group along K.
+        group: usize,
+        /// Output feature.
+        column: usize,
+        /// The zero point found.
+        found: u8,
+    },
+    /// A row permutation that names a row outside the weight.
+    #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
+    PermutationRange {
+        /// Where in the permutation.
+        position: usize,
+        /// The row named there.
+        found: u32,
+        /// The last row, K - 1.
+        last: usize,
+    },
+    /// A row permutation that names a row twice.
+    #[error("the row permutation names row {row} a second time at position {position}; it must name every row once")]
+    PermutationDuplicate {
+        /// Where in the permutation.
+        position: usize,
+        /// The row named there.
+        row: u32,
+    },
+    /// Padding nibbles of the packed words that are not 8.
+    #[error("word {word} is {found:#010x}: the nibbles past K or N must be 8")]
+    Padding {
+        /// Index of the word.
+        word: usize,
+        /// The word found.
+        found: u32,
+    },
+    /// A weight to quantise that is infinite or not a number.
+    #[error("the weight at row {row}, column {column} is {value}; only finite weights can be quantised")]
+    NonFiniteWeight {
+        /// Input feature.
+        row: usize,
+        /// Output feature.
+        column: usize,
+        /// The weight found.
+        value: f32,
+    },
+    /// A group whose scale is larger than its dtype can hold.
+    #[error("the scale of the group at row {row}, column {column} is {value}, above the largest {dtype}; use {}", overflow_hint(*.dtype))]
+    ScaleOverflow {
+        /// First input feature of the group.
+        row: usize,
+        /// Output feature.
+        column: usize,
+        /// The scale before it is rounded to its dtype.
+        value: f32,
+        /// The dtype it does not fit.
+        dtype: ScaleDtype,
+    },
+    /// A padding multiple that is not a multiple of the tile.
+    #[error("{axis} cannot be padded to multiples of {multiple}; it must be a positive multiple of the tile's {tile}")]
+    PadMultiple {
+        /// `K` or `N`.
+        axis: &'static str,
+        /// The multiple asked for.
+        multiple: usize,
+        /// The tile's extent along that axis.
+        tile: usize,
+    },
+    /// A weight packed with the layout of another shape.
+    #[error("the layout is for K = {k}, N = {n}, but the weight has K = {found_k}, N = {found_n}")]
+    LayoutShape {
+        /// Input features of the layout.
+        k: usize,
+        /// Output features of the layout.
+        n: usize,
+        /// Input features of the weight.
+        found_k: usize,
+        /// Output features of the weight.
+        found_n: usize,
+    },
+}
+
+fn overflow_hint(dtype: ScaleDtype) -> &'static str {
+    match dtype {
+        ScaleDtype::F16 => "bf16 scales",
+        ScaleDtype::BF16 => "smaller weights",
+    }
+}

@@ -1,0 +1,145 @@
+//! The tile layout of the Marlin kernels.
+
+use super::{PADDING_WORD, PlainLayout, WordIndex};
+use crate::{FormatError, PlainWeight};
+
+/// Rows and columns of one tile.
+const TILE_K: usize = 16;
+const TILE_N: usize = 64;
+/// Words of one tile: 32 lanes, four words each.
+const TILE_WORDS: usize = TILE_K * TILE_N / 8;
+
+/// Words `[K/16, 2N]`, row-major, as in the published Marlin format: one lane's weights for a tile of 16 x 64 are 16 contiguous bytes.
+///
+/// The weight is padded to whole tiles (or more, see [`new_padded`](Self::new_padded)) with nibbles of 8. Every tile is 128 words: four for
+/// each of a warp's 32 lanes, one 16-byte load a lane, in the order of the lanes. Word `j` of a lane belongs to the 16 x 16 sub-tile of
+/// columns `16j..16j+16`. It holds the lane's eight weights of two `mma.m16n8k16` B fragments (columns 0..8 and 8..16 of the sub-tile), so
+/// that no value ever moves between lanes.
+///
+/// With `groupID = lane / 4` and `t = lane % 4`, the names of the PTX ISA's figures, word `j` of a lane holds:
+///
+/// | nibble | row k in the tile | column n in the tile | B fragment element |
+/// |---|---|---|---|
+/// | 0 | `2t`     | `16j + groupID`     | first `b0` |
+/// | 4 | `2t + 1` | `16j + groupID`     | first `b1` |
+/// | 1 | `2t + 8` | `16j + groupID`     | first `b2` |
+/// | 5 | `2t + 9` | `16j + groupID`     | first `b3` |
+/// | 2 | `2t`     | `16j + 8 + groupID` | second `b0` |
+/// | 6 | `2t + 1` | `16j + 8 + groupID` | second `b1` |
+/// | 3 | `2t + 8` | `16j + 8 + groupID` | second `b2` |
+/// | 7 | `2t + 9` | `16j + 8 + groupID` | second `b3` |
+///
+/// This interleave (64207531 in the paper: the values in nibbles 3, 2, 1, 0, then 7, 6, 5, 4) puts the two values of one f16x2 register 16
+/// bits apart: `w & 0x000f000f` has `b0` in its lower and `b1` in its upper half, `w & 0x00f000f0` has `b2` and `b3`, and the same of
+/// `w >> 8` the second fragment. So a pair becomes halves without moving either value.
+///
+/// Lanes of the sub-tile's first eight columns, by row and column (the second eight are alike):
+///
+/// | k \ n    | 0 | 1 | 2 | ... | 7 |
+/// |---|---|---|---|---|---|
+/// | 0, 1, 8, 9   | lane 0 | lane 4 | lane 8  | ... | lane 28 |
+/// | 2, 3, 10, 11 | lane 1 | lane 5 | lane 9  | ... | lane 29 |
+/// | 4, 5, 12, 13 | lane 2 | lane 6 | lane 10 | ... | lane 30 |
+/// | 6, 7, 14, 15 | lane 3 | lane 7 | lane 11 | ... | lane 31 |
+///
+/// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
+/// point type", multiplicand B of `.f16`/`.bf16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MarlinLayout {
+    k: usize,
+    n: usize,
+    k_padded: usize,
+    n_padded: usize,
+}
+
+impl MarlinLayout {
+    /// The layout of a weight of `k` input and `n` output features, padded to whole tiles of 16 x 64.
+    pub fn new(k: usize, n: usize) -> Self {
+        Self { k, n, k_padded: round_up(k, TILE_K), n_padded: round_up(n, TILE_N) }
+    }
+
+    /// The same, padded to multiples of `k_multiple` and `n_multiple`: the published Marlin format asks for 128 and 256.
+    ///
+    /// # Errors
+    /// [`FormatError::PadMultiple`] where a multiple is 0 or not a multiple of the tile (16, 64).
+    pub fn new_padded(k: usize, n: usize, k_multiple: usize, n_multiple: usize) -> Result<Self, FormatError> {
+        for (axis, multiple, tile) in [("K", k_multiple, TILE_K), ("N", n_multiple, TILE_N)] {
+            if multiple == 0 || !multiple.is_multiple_of(tile) {
+                return Err(FormatError::PadMultiple { axis, multiple, tile });
+            }
+        }
+        Ok(Self { k, n, k_padded: round_up(k, k_multiple), n_padded: round_up(n, n_multiple) })
+    }
+
+    /// K, input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// N, output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// K with its padding.
+    pub fn k_padded(&self) -> usize {
+        self.k_padded
+    }
+
+    /// N with its padding.
+    pub fn n_padded(&self) -> usize {
+        self.n_padded
+    }
+
+    /// Words in all: `k_padded / 16` rows of `2 * n_padded`.
+    pub fn words(&self) -> usize {
+        (self.k_padded / TILE_K).saturating_mul(self.n_padded.saturating_mul(2))
+    }
+
+    /// Where the value of row `k`, column `n` of the padded weight lies.
+    pub fn index(&self, k: usize, n: usize) -> WordIndex {
+        let tile = (k / TILE_K) * (self.n_padded / TILE_N) + n / TILE_N;
+        let (row, column) = (k % 16, n % 16);
+        let sub_tile = n % TILE_N / 16;
+        let (group_id, thread_in_group) = (column % 8, row % 8 / 2);
+        let lane = 4 * group_id + thread_in_group;
+        // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies four nibbles up.
+        let pair = 2 * (column / 8) + row / 8;
+        WordIndex { word: tile * TILE_WORDS + 4 * lane + sub_tile, nibble: pair + 4 * (row % 2) }
+    }
+
+    /// The weight's values in this layout: [`words`](Self::words) words. Stored rows keep their order; a row permutation is not undone.
+    ///
+    /// # Errors
+    /// [`FormatError::LayoutShape`] where the weight has another K or N.
+    pub fn pack(&self, weight: &PlainWeight) -> Result<Vec<u32>, FormatError> {
+        let (found_k, found_n) = (weight.k(), weight.n());
+        if (found_k, found_n) != (self.k, self.n) {
+            return Err(FormatError::LayoutShape { k: self.k, n: self.n, found_k, found_n });
+        }
+        let mut words = vec![PADDING_WORD; self.words()];
+        for row in 0..self.k {
+            for column in 0..self.n {
+                self.index(row, column).write(&mut words, weight.q(row, column));
+            }
+        }
+        Ok(words)
+    }
+
+    /// The same values in [`PlainLayout`], without this layout's padding.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where `words` is not [`words`](Self::words) long.
+    pub fn unpack(&self, words: &[u32]) -> Result<Vec<u32>, FormatError> {
+        if words.len() != self.words() {
+            let (expected, found) = (self.words(), words.len());
+            return Err(FormatError::Length { what: "the weight in Marlin layout", k: self.k, n: self.n, expected, found });
+        }
+        Ok(PlainLayout::new(self.k, self.n).pack_with(|row, column| self.index(row, column).read(words)))
+    }
+}
+
+/// Saturates on sizes that no memory holds, in place of an overflow.
+fn round_up(value: usize, multiple: usize) -> usize {
+    value.div_ceil(multiple).saturating_mul(multiple)
+}

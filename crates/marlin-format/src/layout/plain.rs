@@ -1,0 +1,74 @@
+//! The layout of records and portable kernels.
+
+use super::{PADDING_WORD, WordIndex};
+
+/// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n` is the weight's row `8r + i`, column
+/// `n`.
+///
+/// The eight values of a word are eight input features of one output feature, as in GPTQ files. Rows past K and columns past N hold 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PlainLayout {
+    k: usize,
+    n: usize,
+}
+
+impl PlainLayout {
+    /// The layout of a weight with `k` input and `n` output features.
+    pub fn new(k: usize, n: usize) -> Self {
+        Self { k, n }
+    }
+
+    /// Rows of words: K / 8, rounded up.
+    pub fn rows(&self) -> usize {
+        self.k.div_ceil(8)
+    }
+
+    /// Columns of words: N rounded up to a multiple of 8.
+    pub fn columns(&self) -> usize {
+        self.n.div_ceil(8).saturating_mul(8)
+    }
+
+    /// Words in all.
+    pub fn words(&self) -> usize {
+        self.rows().saturating_mul(self.columns())
+    }
+
+    /// Where the value of row `k`, column `n` lies.
+    pub fn index(&self, k: usize, n: usize) -> WordIndex {
+        WordIndex { word: (k / 8) * self.columns() + n, nibble: k % 8 }
+    }
+
+    /// Words that hold padding only.
+    pub(crate) fn padding(&self) -> Vec<u32> {
+        vec![PADDING_WORD; self.words()]
+    }
+
+    /// Packs the values that `q(row, column)` gives, each 0..=15, with padding of 8.
+    pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8) -> Vec<u32> {
+        let mut words = self.padding();
+        for row in 0..self.k {
+            for column in 0..self.n {
+                self.index(row, column).write(&mut words, q(row, column));
+            }
+        }
+        words
+    }
+
+    /// The first word whose nibbles past K or N are not 8, if any. `words` has [`words`](Self::words) words.
+    pub(crate) fn bad_padding(&self, words: &[u32]) -> Option<usize> {
+        let columns = self.columns();
+        // Nibbles past K are the upper ones of the last row of words.
+        let rows_in_last = self.k - 8 * self.rows().saturating_sub(1);
+        let past_k = if rows_in_last >= 8 { 0 } else { u32::MAX << (4 * rows_in_last) };
+        for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {
+            let past_k = if row + 1 == self.rows() { past_k } else { 0 };
+            for (column, &word) in line.iter().enumerate() {
+                let padding = if column < self.n { past_k } else { u32::MAX };
+                if (word ^ PADDING_WORD) & padding != 0 {
+                    return Some(row * columns + column);
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,127 @@
+//! The scales that go with the Marlin tile layout.
+
+use super::MarlinLayout;
+use crate::{FormatError, GroupSize, Scales};
+
+/// Scales `[G, N]`, row-major, with the columns of each block permuted so that one lane's scales are contiguous.
+///
+/// Columns are padded as the [`MarlinLayout`] pads N, with scales of 0, so that padded outputs are 0. Groups are padded where K is padded
+/// past the last group.
+///
+/// **Grouped** (more than one group): a lane scales its B fragments, which are in column `groupID = lane / 4` of each of a tile's eight
+/// blocks of 8 columns. In every 64 columns:
+///
+/// | position | 0 | 1 | ... | 7 | 8 | 9 | ... | 63 |
+/// |---|---|---|---|---|---|---|---|---|
+/// | column   | 0 | 8 | ... | 56 | 1 | 9 | ... | 63 |
+/// | lanes    | 0..4 | 0..4 | ... | 0..4 | 4..8 | 4..8 | ... | 28..32 |
+///
+/// **Channel-wise** (one group): a lane scales its accumulators once at the end, which are in columns `2t` and `2t + 1` (`t = lane % 4`) of
+/// each block of 8. In every 32 columns:
+///
+/// | position | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ... | 31 |
+/// |---|---|---|---|---|---|---|---|---|---|---|---|---|
+/// | column   | 0 | 1 | 8 | 9 | 16 | 17 | 24 | 25 | 2 | 3 | ... | 31 |
+/// | `t`      | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | ... | 3 |
+///
+/// As in the published format, what counts is whether there is one group, not how the group size is called: K = 128 with groups of 128 is
+/// channel-wise.
+///
+/// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
+/// point type", multiplicand B and accumulator C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScaleLayout {
+    k: usize,
+    n: usize,
+    groups: usize,
+    groups_padded: usize,
+    n_padded: usize,
+}
+
+impl ScaleLayout {
+    /// The layout of the scales of a weight in `layout`, in groups of `group`.
+    pub fn new(layout: &MarlinLayout, group: GroupSize) -> Self {
+        let (k, n) = (layout.k(), layout.n());
+        Self { k, n, groups: group.count(k), groups_padded: group.count(layout.k_padded()), n_padded: layout.n_padded() }
+    }
+
+    /// Groups with those of K's padding.
+    pub fn groups_padded(&self) -> usize {
+        self.groups_padded
+    }
+
+    /// Columns with their padding.
+    pub fn n_padded(&self) -> usize {
+        self.n_padded
+    }
+
+    /// Scales in all, with padding.
+    pub fn len(&self) -> usize {
+        self.groups_padded.saturating_mul(self.n_padded)
+    }
+
+    /// Whether there are none: only where N is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the scale of group `g`, column `n` lies, padding included.
+    pub fn index(&self, g: usize, n: usize) -> usize {
+        let permuted = if self.groups_padded > 1 {
+            // 8 x 8 transposed.
+            n / 64 * 64 + 8 * (n % 8) + n % 64 / 8
+        } else {
+            // 4 x 4 pairs transposed.
+            n / 32 * 32 + 8 * (n % 8 / 2) + 2 * (n % 32 / 8) + n % 2
+        };
+        g * self.n_padded + permuted
+    }
+
+    /// Permutes and pads `[G, N]` scales.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not G * N of them.
+    pub fn pack(&self, scales: &Scales) -> Result<Scales, FormatError> {
+        Ok(match scales {
+            Scales::F16(values) => Scales::F16(self.pack_values(values)?),
+            Scales::BF16(values) => Scales::BF16(self.pack_values(values)?),
+        })
+    }
+
+    /// Undoes [`pack`](Self::pack).
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
+    pub fn unpack(&self, packed: &Scales) -> Result<Scales, FormatError> {
+        Ok(match packed {
+            Scales::F16(values) => Scales::F16(self.unpack_values(values)?),
+            Scales::BF16(values) => Scales::BF16(self.unpack_values(values)?),
+        })
+    }
+
+    /// Permutes and pads any `[G, N]` values that go with the scales, such as zero points; padding is `T::default()`.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not G * N of them.
+    pub fn pack_values<T: Copy + Default>(&self, values: &[T]) -> Result<Vec<T>, FormatError> {
+        self.check("the scales", self.groups.saturating_mul(self.n), values.len())?;
+        let mut packed = vec![T::default(); self.len()];
+        for (position, &value) in values.iter().enumerate() {
+            packed[self.index(position / self.n, position % self.n)] = value;
+        }
+        Ok(packed)
+    }
+
+    /// Undoes [`pack_values`](Self::pack_values).
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
+    pub fn unpack_values<T: Copy>(&self, packed: &[T]) -> Result<Vec<T>, FormatError> {
+        self.check("the scales in Marlin layout", self.len(), packed.len())?;
+        Ok((0..self.groups * self.n).map(|position| packed[self.index(position / self.n, position % self.n)]).collect())
+    }
+
+    fn check(&self, what: &'static str, expected: usize, found: usize) -> Result<(), FormatError> {
+        if found == expected { Ok(()) } else { Err(FormatError::Length { what, k: self.k, n: self.n, expected, found }) }
+    }
+}

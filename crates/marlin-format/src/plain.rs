@@ -1,0 +1,274 @@
+//! The one form that every file format and device layout converts to and from.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+use crate::layout::PlainLayout;
+use crate::{FormatError, QuantSpec, ScaleDtype};
+
+/// Scales, `[G, N]` row-major: one for each group along K and each output feature.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scales {
+    /// In f16.
+    F16(Vec<f16>),
+    /// In bf16.
+    BF16(Vec<bf16>),
+}
+
+impl Scales {
+    /// Rounds `values` to `dtype`, to nearest, ties to even. What is too large becomes infinite.
+    pub fn from_f32(values: &[f32], dtype: ScaleDtype) -> Self {
+        match dtype {
+            ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
+            ScaleDtype::BF16 => Self::BF16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
+        }
+    }
+
+    /// The dtype of the scales.
+    pub fn dtype(&self) -> ScaleDtype {
+        match self {
+            Self::F16(_) => ScaleDtype::F16,
+            Self::BF16(_) => ScaleDtype::BF16,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Scale `index` of the row-major `[G, N]`.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`len`](Self::len).
+    pub fn get(&self, index: usize) -> f32 {
+        match self {
+            Self::F16(values) => values[index].to_f32(),
+            Self::BF16(values) => values[index].to_f32(),
+        }
+    }
+
+    /// All of them in f32, which holds either dtype exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Self::BF16(values) => values.iter().map(|value| value.to_f32()).collect(),
+        }
+    }
+
+    /// Their bytes, two a scale, little-endian.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::F16(values) => bytemuck::cast_slice(values),
+            Self::BF16(values) => bytemuck::cast_slice(values),
+        }
+    }
+}
+
+/// What a [`PlainWeight`] is made of, not yet checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlainParts {
+    /// K, input features.
+    pub k: usize,
+    /// N, output features.
+    pub n: usize,
+    /// How it is quantised.
+    pub spec: QuantSpec,
+    /// The 4-bit values in [`PlainLayout`], padding nibbles 8.
+    pub words: Vec<u32>,
+    /// `[G, N]`, row-major.
+    pub scales: Scales,
+    /// `[G, N]`, row-major, 0..=15; present exactly where the spec says zero points.
+    pub zero_points: Option<Vec<u8>>,
+    /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
+    pub row_permutation: Option<Vec<u32>>,
+}
+
+/// A 4-bit weight `[K, N]`, checked.
+///
+/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 and `z` the zero point of the group, 8 where the spec is symmetric.
+///
+/// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i` belongs to group `i / rows(K)` and is natural
+/// input row `row_permutation[i]`. A product gathers the activations in the same order: `x'[i] = x[row_permutation[i]]`.
+#[derive(Clone, PartialEq)]
+pub struct PlainWeight {
+    parts: PlainParts,
+}
+
+impl PlainWeight {
+    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points in 0..=15 exactly where the spec says them,
+    /// padding, and that the row permutation names every row once.
+    ///
+    /// # Errors
+    /// A [`FormatError`] that says what does not hold, and where.
+    pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
+        let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
+        spec.check(k, n)?;
+        let layout = PlainLayout::new(k, n);
+        let per_group = spec.group.count(k) * n;
+        let length = |what, expected, found| match found == expected {
+            true => Ok(()),
+            false => Err(FormatError::Length { what, k, n, expected, found }),
+        };
+
+        length("the packed weight", layout.words(), words.len())?;
+        if let Some(word) = layout.bad_padding(words) {
+            return Err(FormatError::Padding { word, found: words[word] });
+        }
+
+        if scales.dtype() != spec.scale_dtype {
+            return Err(FormatError::ScaleDtypeMismatch { expected: spec.scale_dtype, found: scales.dtype() });
+        }
+        length("the scales", per_group, scales.len())?;
+        for index in 0..scales.len() {
+            let value = scales.get(index);
+            if !value.is_finite() {
+                return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value });
+            }
+        }
+
+        match (&parts.zero_points, spec.zero_points) {
+            (None, false) => {}
+            (None, true) => return Err(FormatError::MissingZeroPoints),
+            (Some(_), false) => return Err(FormatError::UnexpectedZeroPoints),
+            (Some(zero_points), true) => {
+                length("the zero points", per_group, zero_points.len())?;
+                if let Some(index) = zero_points.iter().position(|&zero_point| zero_point > 15) {
+                    return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index] });
+                }
+            }
+        }
+
+        if let Some(permutation) = &parts.row_permutation {
+            length("the row permutation", k, permutation.len())?;
+            check_permutation(permutation)?;
+        }
+        Ok(Self { parts })
+    }
+
+    /// The parts, to change them or to move them elsewhere without a copy.
+    pub fn into_parts(self) -> PlainParts {
+        self.parts
+    }
+
+    /// K, input features.
+    pub fn k(&self) -> usize {
+        self.parts.k
+    }
+
+    /// N, output features.
+    pub fn n(&self) -> usize {
+        self.parts.n
+    }
+
+    /// How it is quantised.
+    pub fn spec(&self) -> QuantSpec {
+        self.parts.spec
+    }
+
+    /// The packed values, in [`PlainLayout`].
+    pub fn words(&self) -> &[u32] {
+        &self.parts.words
+    }
+
+    /// The scales, `[G, N]` row-major.
+    pub fn scales(&self) -> &Scales {
+        &self.parts.scales
+    }
+
+    /// The zero points, `[G, N]` row-major, each 0..=15; `None` where the spec is symmetric.
+    pub fn zero_points(&self) -> Option<&[u8]> {
+        self.parts.zero_points.as_deref()
+    }
+
+    /// `[K]`: the natural input row of each stored row; `None` where rows are stored in their natural order.
+    pub fn row_permutation(&self) -> Option<&[u32]> {
+        self.parts.row_permutation.as_deref()
+    }
+
+    /// Where each value lies in [`words`](Self::words).
+    pub fn layout(&self) -> PlainLayout {
+        PlainLayout::new(self.parts.k, self.parts.n)
+    }
+
+    /// The quantised value at a stored row and a column, 0..=15.
+    ///
+    /// # Panics
+    /// Where `stored_row` or `column` lies outside the padded weight.
+    pub fn q(&self, stored_row: usize, column: usize) -> u8 {
+        self.layout().index(stored_row, column).read(&self.parts.words)
+    }
+
+    /// The weight in f32, `[K, N]` row-major, rows in their natural order.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let PlainParts { k, n, ref words, .. } = self.parts;
+        let group_rows = self.parts.spec.group.rows(k);
+        let columns = self.layout().columns();
+        let scales = self.parts.scales.to_f32();
+        let mut zero_points = vec![8.0f32; n];
+        let mut weight = vec![0.0f32; k * n];
+        for stored in 0..k {
+            let group = stored / group_rows * n;
+            if let Some(all) = &self.parts.zero_points
+                && stored % group_rows == 0
+            {
+                zero_points.iter_mut().zip(&all[group..]).for_each(|(zero_point, &value)| *zero_point = f32::from(value));
+            }
+            let natural = self.parts.row_permutation.as_ref().map_or(stored, |permutation| permutation[stored] as usize);
+            let row = &mut weight[natural * n..][..n];
+            let packed = &words[stored / 8 * columns..][..n];
+            let shift = 4 * (stored % 8);
+            for (((value, word), scale), zero_point) in row.iter_mut().zip(packed).zip(&scales[group..]).zip(&zero_points) {
+                *value = scale * (((word >> shift) & 0xf) as f32 - zero_point);
+            }
+        }
+        weight
+    }
+
+    /// Bytes that this form takes: packed words with their padding, scales, zero points (a byte each) and row permutation.
+    pub fn size_bytes(&self) -> usize {
+        let PlainParts { words, scales, zero_points, row_permutation, .. } = &self.parts;
+        size_of_val(words.as_slice())
+            + scales.as_bytes().len()
+            + zero_points.as_ref().map_or(0, Vec::len)
+            + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
+    }
+
+    /// [`size_bytes`](Self::size_bytes) in bits, over K * N: what a weight truly costs.
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.size_bytes() as f64 / (self.parts.k as f64 * self.parts.n as f64)
+    }
+}
+
+impl fmt::Debug for PlainWeight {
+    /// The shape and the spec: the values of a layer are too many to read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainWeight")
+            .field("k", &self.parts.k)
+            .field("n", &self.parts.n)
+            .field("spec", &format_args!("{}", self.parts.spec))
+            .field("row_permutation", &self.parts.row_permutation.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_permutation(permutation: &[u32]) -> Result<(), FormatError> {
+    let mut seen = vec![false; permutation.len()];
+    for (position, &row) in permutation.iter().enumerate() {
+        match seen.get_mut(row as usize) {
+            None => return Err(FormatError::PermutationRange { position, found: row, last: permutation.len().saturating_sub(1) }),
+            Some(true) => return Err(FormatError::PermutationDuplicate { position, row }),
+            Some(unseen) => *unseen = true,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! How a weight is quantised: one value, carried from a checkpoint's config to the kernel.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::FormatError;
+
+/// How many rows of K (input features) share one scale in each column (output feature).
+///
+/// In JSON it is the number that checkpoints' configs hold: -1, 32, 64 or 128.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub enum GroupSize {
+    /// One group over all of K: one scale for each output channel.
+    Channel,
+    /// 32 rows.
+    G32,
+    /// 64 rows.
+    G64,
+    /// 128 rows.
+    G128,
+}
+
+impl GroupSize {
+    /// Every group size, the largest group first.
+    pub const ALL: [GroupSize; 4] = [Self::Channel, Self::G128, Self::G64, Self::G32];
+
+    /// Rows of K in one group of a weight with `k` input features: `k` itself for [`Channel`](Self::Channel).
+    pub fn rows(self, k: usize) -> usize {
+        match self {
+            Self::Channel => k,
+            Self::G32 => 32,
+            Self::G64 => 64,
+            Self::G128 => 128,
+        }
+    }
+
+    /// Groups along K of a weight with `k` input features; an incomplete last group counts.
+    pub fn count(self, k: usize) -> usize {
+        match self {
+            Self::Channel => 1,
+            grouped => k.div_ceil(grouped.rows(k)),
+        }
+    }
+
+    /// The number that stands for this group size in checkpoints' configs: -1 for [`Channel`](Self::Channel).
+    pub fn as_i64(self) -> i64 {
+        match self {
+            Self::Channel => -1,
+            Self::G32 => 32,
+            Self::G64 => 64,
+            Self::G128 => 128,
+        }
+    }
+}
+
+impl TryFrom<i64> for GroupSize {
+    type Error = FormatError;
+
+    fn try_from(found: i64) -> Result<Self, FormatError> {
+        Self::ALL.into_iter().find(|group| group.as_i64() == found).ok_or(FormatError::GroupSize { found })
+    }
+}
+
+impl From<GroupSize> for i64 {
+    fn from(group: GroupSize) -> i64 {
+        group.as_i64()
+    }
+}
+
+impl fmt::Display for GroupSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Channel => "channel",
+            Self::G32 => "g32",
+            Self::G64 => "g64",
+            Self::G128 => "g128",
+        })
+    }
+}
+
+impl FromStr for GroupSize {
+    type Err = FormatError;
+
+    /// Reads `channel`, `g128` or the number of a config (`-1`, `128`).
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        Self::ALL
+            .into_iter()
+            .find(|group| text == group.to_string() || text == group.as_i64().to_string())
+            .ok_or_else(|| FormatError::GroupSizeName { found: text.to_string() })
+    }
+}
+
+/// The dtype that scales are stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScaleDtype {
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16: the upper half of an f32.
+    BF16,
+}
+
+impl fmt::Display for ScaleDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+        })
+    }
+}
+
+/// How a 4-bit weight is quantised.
+///
+/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15; `z` is the zero point of the group, or 8 where the spec is symmetric.
+///
+/// ```
+/// use marlin_format::{GroupSize, QuantSpec};
+///
+/// let spec = QuantSpec::int4(GroupSize::G128);
+/// assert_eq!(spec.to_string(), "int4 g128 f16");
+/// assert!(spec.check(4096, 11008).is_ok());
+/// assert!(spec.check(100, 64).is_err()); // 128 does not divide K
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct QuantSpec {
+    /// Rows of K that share a scale.
+    pub group: GroupSize,
+    /// Whether every group has a zero point of its own; symmetric around 8 otherwise.
+    pub zero_points: bool,
+    /// The dtype of the scales.
+    pub scale_dtype: ScaleDtype,
+}
+
+impl QuantSpec {
+    /// The largest K or N: kernels and file formats count features in 32 signed bits.
+    pub const MAX_FEATURES: usize = i32::MAX as usize;
+
+    /// Symmetric 4-bit values with f16 scales.
+    pub const fn int4(group: GroupSize) -> Self {
+        Self { group, zero_points: false, scale_dtype: ScaleDtype::F16 }
+    }
+
+    /// The same with a zero point for every group.
+    pub const fn with_zero_points(self) -> Self {
+        Self { zero_points: true, ..self }
+    }
+
+    /// The same with another dtype of the scales.
+    pub const fn with_scale_dtype(self, scale_dtype: ScaleDtype) -> Self {
+        Self { scale_dtype, ..self }
+    }
+
+    /// Whether a weight of `k` input and `n` output features can be quantised so.
+    ///
+    /// # Errors
+    /// [`FormatError::Empty`], [`FormatError::TooLarge`], and [`FormatError::GroupDoesNotDivide`] where the group size does not divide K.
+    pub fn check(&self, k: usize, n: usize) -> Result<(), FormatError> {
+        if k == 0 || n == 0 {
+            return Err(FormatError::Empty { k, n });
+        }
+        if k > Self::MAX_FEATURES || n > Self::MAX_FEATURES {
+            return Err(FormatError::TooLarge { k, n, limit: Self::MAX_FEATURES });
+        }
+        let rows = self.group.rows(k);
+        if !k.is_multiple_of(rows) {
+            return Err(FormatError::GroupDoesNotDivide { group: self.group, rows, k });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for QuantSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let zero_points = if self.zero_points { " zero-points" } else { "" };
+        f.pad(&format!("int4 {}{zero_points} {}", self.group, self.scale_dtype))
+    }
+}

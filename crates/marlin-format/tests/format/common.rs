@@ -1,0 +1,75 @@
+//! Random weights and folders.
+
+use half::{bf16, f16};
+use marlin_format::layout::PlainLayout;
+use marlin_format::{GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use proptest::prelude::*;
+use rand::rngs::{StdRng, SysRng};
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng, TryRng};
+
+/// Fresh random numbers; a failing test shows the seed, and `MARLIN_TEST_SEED` repeats it.
+pub fn rng() -> StdRng {
+    let given = std::env::var("MARLIN_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = given.unwrap_or_else(|| SysRng.try_next_u64().unwrap());
+    println!("MARLIN_TEST_SEED={seed}");
+    StdRng::seed_from_u64(seed)
+}
+
+/// `cases` random cases. A failing one is printed whole, so nothing is kept on disk.
+pub fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+/// Every way to quantise.
+pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
+    GroupSize::ALL.into_iter().flat_map(|group| {
+        [false, true].into_iter().flat_map(move |zero_points| {
+            [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { group, zero_points, scale_dtype })
+        })
+    })
+}
+
+pub fn any_spec() -> impl Strategy<Value = QuantSpec> {
+    prop::sample::select(all_specs().collect::<Vec<_>>())
+}
+
+/// A spec, and K and N that it allows; K and N of any size up to 300, K rounded up to whole groups.
+pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
+    (1..300usize, 1..300usize, any_spec()).prop_map(|(k, n, spec)| (k.next_multiple_of(spec.group.rows(k)), n, spec))
+}
+
+pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainParts {
+    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=15)).collect();
+    let groups = spec.group.count(k) * n;
+    let scales: Vec<f32> = (0..groups).map(|_| rng.random_range(0.001..0.1)).collect();
+    let mut permutation: Vec<u32> = (0..k as u32).collect();
+    permutation.shuffle(rng);
+    PlainParts {
+        k,
+        n,
+        spec,
+        words: PlainLayout::new(k, n).pack_with(|row, column| q[row * n + column]),
+        scales: Scales::from_f32(&scales, spec.scale_dtype),
+        zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=15)).collect()),
+        row_permutation: act_order.then_some(permutation),
+    }
+}
+
+pub fn random_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainWeight {
+    PlainWeight::new(random_parts(rng, k, n, spec, act_order)).unwrap()
+}
+
+/// `count` scales of 1, 2, 3, ...: all different while below 256 (bf16) or 2048 (f16).
+pub fn numbered_scales(count: usize, dtype: ScaleDtype) -> Scales {
+    match dtype {
+        ScaleDtype::F16 => Scales::F16((1..=count).map(|i| f16::from_f32(i as f32)).collect()),
+        ScaleDtype::BF16 => Scales::BF16((1..=count).map(|i| bf16::from_f32(i as f32)).collect()),
+    }
+}
+
+/// An error and its causes, as one text.
+pub fn message(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(|error| error.to_string()).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,200 @@
+use half::f16;
+use marlin_format::checkpoint::compressed_tensors::{contains, tensor_specs, tensors_of, to_plain};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, Dtype, TensorData, TensorSpec};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Scales};
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tempfile::TempDir;
+
+use crate::common::{any_problem, cases, message, random_weight, rng};
+
+const LAYER: &str = "model.layers.0.mlp.up_proj";
+
+fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    let mut writer = CheckpointWriter::create(&dir).unwrap();
+    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).unwrap();
+    tensors.iter().for_each(|tensor| writer.write_tensor(&tensor.spec.name, &tensor.bytes).unwrap());
+    writer.finish().unwrap();
+    (parent, Checkpoint::open(dir).unwrap())
+}
+
+fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> TensorData {
+    TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes: bytes.to_vec() }
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn weights_come_back((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
+        let tensors = tensors_of(LAYER, &weight);
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        prop_assert_eq!(specs, tensor_specs(LAYER, k, n, &spec, act_order));
+        let (_folder, checkpoint) = checkpoint(&tensors);
+        prop_assert!(contains(&checkpoint, LAYER) && !contains(&checkpoint, "model"));
+        // The scale dtype is the file's, whatever the caller's spec says.
+        let back = to_plain(&checkpoint, LAYER, &spec.with_scale_dtype(ScaleDtype::F16)).unwrap();
+        prop_assert_eq!((back.k(), back.n(), back.spec()), (k, n, spec));
+        prop_assert_eq!(back.dequantize(), weight.dequantize());
+        if act_order {
+            // Written and read again, the order of rows inside a group no longer changes.
+            let (_folder, again) = self::checkpoint(&tensors_of(LAYER, &back));
+            prop_assert_eq!(to_plain(&again, LAYER, &spec).unwrap(), back);
+        } else {
+            prop_assert_eq!(back, weight);
+        }
+    }
+
+    /// Every value where the format's description says, read from the bytes without this crate.
+    #[test]
+    fn tensors_hold_what_the_format_says((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
+        let dequantized = weight.dequantize();
+        let tensors = tensors_of(LAYER, &weight);
+        let find = |name: &str| tensors.iter().find(|tensor| tensor.spec.name == format!("{LAYER}.{name}"));
+        let from_bytes = |bytes: &[u8]| bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect::<Vec<_>>();
+        let ints = |name| find(name).map(|tensor| from_bytes(&tensor.bytes));
+        let (packed, zero_points, group_index) = (ints("weight_packed").unwrap(), ints("weight_zero_point"), ints("weight_g_idx"));
+        let scales = &find("weight_scale").unwrap().bytes;
+        let groups = spec.group.count(k);
+        prop_assert_eq!(&find("weight_shape").unwrap().bytes, &[(n as u64).to_le_bytes(), (k as u64).to_le_bytes()].concat());
+
+        let nibble_of = |word: u32, i: usize| (word >> (4 * (i % 8))) & 15;
+        for column in 0..n {
+            for row in 0..k {
+                let group = group_index.as_ref().map_or(row / spec.group.rows(k), |index| index[row] as usize);
+                let at = 2 * (column * groups + group);
+                let scale = u16::from_le_bytes([scales[at], scales[at + 1]]);
+                let scale = match spec.scale_dtype {
+                    ScaleDtype::F16 => f16::from_bits(scale).to_f32(),
+                    ScaleDtype::BF16 => f32::from_bits(u32::from(scale) << 16),
+                };
+                let zero_point = zero_points.as_ref().map_or(8, |words| nibble_of(words[column / 8 * groups + group], column));
+                let q = nibble_of(packed[column * k.div_ceil(8) + row / 8], row);
+                prop_assert_eq!(dequantized[row * n + column], scale * (q as f32 - zero_point as f32));
+            }
+            for padding in k..k.next_multiple_of(8) {
+                prop_assert_eq!(nibble_of(packed[column * k.div_ceil(8) + padding / 8], padding), 0);
+            }
+        }
+    }
+}
+
+/// K = 9, N = 2, channel-wise, with zero points: bytes by hand.
+#[test]
+fn a_small_layer_by_hand() {
+    let tensors = [
+        tensor("weight_packed", Dtype::I32, &[2, 2], &words(&[0x7654_3210, 0x0000_0008, 0xffff_ffff, 0xffff_fff0])),
+        tensor("weight_scale", Dtype::BF16, &[2, 1], &[0x80, 0x3f, 0x00, 0x3f]),
+        tensor("weight_shape", Dtype::I64, &[2], bytemuck::cast_slice(&[2i64, 9])),
+        tensor("weight_zero_point", Dtype::I32, &[1, 1], &words(&[0x0000_00f1])),
+    ];
+    let (_folder, checkpoint) = checkpoint(&tensors);
+    let weight = to_plain(&checkpoint, LAYER, &QuantSpec::int4(GroupSize::Channel).with_zero_points()).unwrap();
+    assert_eq!((weight.k(), weight.n(), weight.zero_points().unwrap()), (9, 2, &[1, 15][..]));
+    assert_eq!(weight.spec().scale_dtype, ScaleDtype::BF16);
+    let columns = |column: usize| weight.dequantize().into_iter().skip(column).step_by(2).collect::<Vec<f32>>();
+    assert_eq!(columns(0), [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+    assert_eq!(columns(1), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -7.5]);
+    // What the file has past K is not padding of ours.
+    assert_eq!(weight.words()[weight.layout().columns() + 1], 0x8888_8880);
+}
+
+/// K = 64, N = 1, groups of 32: even rows in group 1, odd rows in group 0.
+#[test]
+fn activation_order_sorts_rows() {
+    let q: Vec<u32> = (0..8).map(|word| if word < 4 { 0x7654_3210 } else { 0xfedc_ba98 }).collect();
+    let base = |group_index: &[i32]| {
+        [
+            tensor("weight_packed", Dtype::I32, &[1, 8], &words(&q)),
+            tensor("weight_scale", Dtype::F16, &[1, 2], Scales::from_f32(&[1.0, 2.0], ScaleDtype::F16).as_bytes()),
+            tensor("weight_shape", Dtype::I64, &[2], bytemuck::cast_slice(&[1i64, 64])),
+            tensor("weight_g_idx", Dtype::I32, &[64], bytemuck::cast_slice(group_index)),
+        ]
+    };
+    let read = |group_index: &[i32], group| {
+        let (_folder, checkpoint) = checkpoint(&base(group_index));
+        to_plain(&checkpoint, LAYER, &QuantSpec::int4(group))
+    };
+
+    let alternating: Vec<i32> = (0..64).map(|row| 1 - row % 2).collect();
+    let weight = read(&alternating, GroupSize::G32).unwrap();
+    let expected: Vec<u32> = (0..32).map(|i| 2 * i + 1).chain((0..32).map(|i| 2 * i)).collect();
+    assert_eq!(weight.row_permutation().unwrap(), expected);
+    for (row, value) in weight.dequantize().into_iter().enumerate() {
+        let q = (row % 8 + if row < 32 { 0 } else { 8 }) as f32;
+        assert_eq!(value, (q - 8.0) * if row % 2 == 0 { 2.0 } else { 1.0 }, "row {row}");
+    }
+
+    let natural: Vec<i32> = (0..64).map(|row| row / 32).collect();
+    assert!(read(&natural, GroupSize::G32).unwrap().row_permutation().is_none());
+    assert!(read(&[-1; 64], GroupSize::G32).unwrap().row_permutation().is_none());
+
+    let mut uneven = natural.clone();
+    uneven[40] = 0;
+    for (group_index, problem) in [
+        (uneven, "group 0 has 33 rows; every group must have 32"),
+        ([&natural[..63], &[2]].concat(), "row 63 is in group 2, but there are 2 groups"),
+        ([&natural[..63], &[-1]].concat(), "row 63 is in group -1"),
+        (vec![i32::MIN; 64], "row 0 is in group -2147483648"),
+    ] {
+        let error = read(&group_index, GroupSize::G32).unwrap_err();
+        assert!(matches!(error, CheckpointError::Values { .. }));
+        assert!(message(&error).contains(problem) && message(&error).contains("weight_g_idx"), "{error}");
+    }
+}
+
+#[test]
+fn inconsistent_layers_are_refused() {
+    let (k, n) = (64, 12);
+    let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
+    let good = tensors_of(LAYER, &random_weight(&mut rng(), k, n, spec, true));
+    let read = |change: &dyn Fn(&mut Vec<TensorData>), spec: QuantSpec| {
+        let mut tensors = good.clone();
+        change(&mut tensors);
+        let (_folder, checkpoint) = checkpoint(&tensors);
+        to_plain(&checkpoint, LAYER, &spec).map(|_| ())
+    };
+    read(&|_| (), spec).unwrap();
+
+    for (i, name) in ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"].into_iter().enumerate() {
+        let error = read(&|tensors| drop(tensors.remove(i)), spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == &format!("{LAYER}.{name}")), "{error}");
+        let error = read(&|tensors| tensors[i] = tensor(name, Dtype::I32, &[0, 7], &[]), spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::Shape { found, .. } if found == &[0, 7]), "{name}: {error}");
+        let retyped = |tensors: &mut Vec<TensorData>| {
+            let TensorData { spec: TensorSpec { shape, .. }, .. } = &tensors[i];
+            let shape = shape.clone();
+            tensors[i] = tensor(name, Dtype::F32, &shape, &vec![0; 4 * shape.iter().product::<usize>()]);
+        };
+        let error = read(&retyped, spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::Dtype { found: Dtype::F32, .. }), "{name}: {error}");
+    }
+    let error = read(&|tensors| tensors[4] = tensor("weight_g_idx", Dtype::I32, &[1], &[0; 4]), spec).unwrap_err();
+    assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
+
+    let symmetric = QuantSpec::int4(GroupSize::G32);
+    let error = read(&|_| (), symmetric).unwrap_err();
+    assert!(matches!(&error, CheckpointError::UnexpectedZeroPoints { tensor } if tensor.ends_with("weight_zero_point")), "{error}");
+    assert!(matches!(read(&|_| (), QuantSpec::int4(GroupSize::G64).with_zero_points()).unwrap_err(), CheckpointError::Shape { .. }));
+    let error = read(&|_| (), QuantSpec::int4(GroupSize::G128)).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Weight { source: FormatError::GroupDoesNotDivide { .. }, .. }), "{error}");
+    assert!(message(&error).contains(LAYER), "{error}");
+
+    let shape = |extents: [i64; 2]| move |tensors: &mut Vec<TensorData>| tensors[2].bytes = bytemuck::cast_slice(&extents).to_vec();
+    assert!(matches!(read(&shape([12, -64]), spec).unwrap_err(), CheckpointError::Values { .. }));
+    assert!(matches!(read(&shape([0, 64]), spec).unwrap_err(), CheckpointError::Weight { source: FormatError::Empty { .. }, .. }));
+    assert!(matches!(read(&shape([12, 1 << 40]), spec).unwrap_err(), CheckpointError::Weight { source: FormatError::TooLarge { .. }, .. }));
+    assert!(matches!(read(&shape([64, 12]), QuantSpec::int4(GroupSize::Channel)).unwrap_err(), CheckpointError::Shape { .. }));
+    let infinite = |tensors: &mut Vec<TensorData>| tensors[1].bytes[..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    let error = read(&infinite, spec).unwrap_err();
+    assert!(matches!(error, CheckpointError::Weight { source: FormatError::NonFiniteScale { group: 0, column: 0, .. }, .. }), "{error}");
+}

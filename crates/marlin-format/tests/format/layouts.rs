@@ -1,0 +1,179 @@
+use std::collections::HashSet;
+
+use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use crate::common::{any_problem, cases, numbered_scales, random_weight, rng};
+
+/// K and N around the edges of words and tiles.
+const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
+
+#[test]
+fn word_index_reads_and_writes_one_nibble() {
+    let mut words = [0x1234_5678, 0x9abc_def0];
+    assert_eq!(WordIndex { word: 0, nibble: 0 }.read(&words), 0x8);
+    assert_eq!(WordIndex { word: 1, nibble: 7 }.read(&words), 0x9);
+    WordIndex { word: 1, nibble: 6 }.write(&mut words, 0xf5);
+    assert_eq!(words, [0x1234_5678, 0x95bc_def0]);
+}
+
+#[test]
+fn plain_layout_is_rows_of_eight() {
+    let layout = PlainLayout::new(20, 10);
+    assert_eq!((layout.rows(), layout.columns(), layout.words()), (3, 16, 48));
+    assert_eq!(layout.index(0, 0), WordIndex { word: 0, nibble: 0 });
+    assert_eq!(layout.index(7, 9), WordIndex { word: 9, nibble: 7 });
+    assert_eq!(layout.index(17, 3), WordIndex { word: 2 * 16 + 3, nibble: 1 });
+    let words = layout.pack_with(|row, column| ((3 * row + 5 * column) % 16) as u8);
+    for row in 0..24 {
+        for column in 0..16 {
+            let inside = row < 20 && column < 10;
+            let expected = if inside { ((3 * row + 5 * column) % 16) as u8 } else { 8 };
+            assert_eq!(layout.index(row, column).read(&words), expected, "row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn every_nibble_of_a_marlin_tile_is_one_value() {
+    for k in EDGES {
+        for n in EDGES {
+            let layout = MarlinLayout::new(k, n);
+            assert_eq!((layout.k_padded() % 16, layout.n_padded() % 64), (0, 0));
+            let places: HashSet<WordIndex> =
+                (0..layout.k_padded()).flat_map(|row| (0..layout.n_padded()).map(move |column| layout.index(row, column))).collect();
+            assert_eq!(places.len(), layout.k_padded() * layout.n_padded());
+            assert_eq!(places.len(), 8 * layout.words());
+            assert!(places.iter().all(|place| place.word < layout.words() && place.nibble < 8));
+        }
+    }
+}
+
+/// The permutation as the published packer states it: a list of 1024 positions in a tile of 16 x 64, sub-tile by sub-tile.
+#[test]
+fn marlin_layout_is_the_published_permutation() {
+    let rng = &mut rng();
+    let mut permutation = Vec::new();
+    for lane in 0..32 {
+        let column = lane / 4;
+        let mut values = Vec::new();
+        for block in [0, 1] {
+            for row in [2 * (lane % 4), 2 * (lane % 4) + 1, 2 * (lane % 4 + 4), 2 * (lane % 4 + 4) + 1] {
+                values.push(16 * row + column + 8 * block);
+            }
+        }
+        for sub_tile in 0..4 {
+            permutation.extend([0, 2, 4, 6, 1, 3, 5, 7].map(|i| values[i] + 256 * sub_tile));
+        }
+    }
+
+    let (k, n) = (48, 192);
+    let weight = random_weight(rng, k, n, QuantSpec::int4(GroupSize::Channel), false);
+    let words = MarlinLayout::new(k, n).pack(&weight).unwrap();
+    assert_eq!(words.len(), k / 16 * 2 * n);
+    for tile_row in 0..k / 16 {
+        // [16, N] to sub-tiles [N/16, 16, 16], flat, then permuted in runs of 1024 and packed eight to a word.
+        let flat: Vec<u8> = (0..16 * n).map(|i| weight.q(16 * tile_row + i % 256 / 16, i / 256 * 16 + i % 16)).collect();
+        let permuted: Vec<u8> = (0..16 * n).map(|i| flat[i / 1024 * 1024 + permutation[i % 1024]]).collect();
+        for (i, word) in words[tile_row * 2 * n..][..2 * n].iter().enumerate() {
+            let expected = (0..8).fold(0, |word, nibble| word | u32::from(permuted[8 * i + nibble]) << (4 * nibble));
+            assert_eq!(*word, expected, "tile row {tile_row}, word {i}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
+        for layout in [MarlinLayout::new(k, n), MarlinLayout::new_padded(k, n, 128, 256).unwrap()] {
+            let words = layout.pack(&weight).unwrap();
+            prop_assert_eq!(words.len(), layout.words());
+            prop_assert_eq!(layout.unpack(&words).unwrap(), weight.words());
+            let filled = layout.k_padded() * layout.n_padded() - k * n;
+            let padding = (0..layout.k_padded())
+                .flat_map(|row| (0..layout.n_padded()).map(move |column| (row, column)))
+                .filter(|&(row, column)| (row >= k || column >= n) && layout.index(row, column).read(&words) == 8);
+            prop_assert_eq!(padding.count(), filled);
+        }
+    }
+
+    #[test]
+    fn scales_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
+        for marlin in [MarlinLayout::new(k, n), MarlinLayout::new_padded(k, n, 256, 128).unwrap()] {
+            let layout = ScaleLayout::new(&marlin, spec.group);
+            let packed = layout.pack(weight.scales()).unwrap();
+            prop_assert_eq!(packed.len(), layout.len());
+            prop_assert_eq!(&layout.unpack(&packed).unwrap(), weight.scales());
+            let zeros = packed.to_f32().iter().filter(|&&scale| scale == 0.0).count();
+            prop_assert_eq!(zeros, layout.len() - weight.scales().len());
+        }
+    }
+}
+
+/// The permutations as the published packer states them: new position to old column.
+#[test]
+fn scale_layout_is_the_published_permutation() {
+    let grouped: Vec<usize> = (0..8).flat_map(|i| (0..8).map(move |j| i + 8 * j)).collect();
+    let single: Vec<usize> = (0..4).flat_map(|i| [0, 1, 8, 9, 16, 17, 24, 25].map(move |j| 2 * i + j)).collect();
+    for (k, group, permutation) in [(64, GroupSize::G32, grouped), (64, GroupSize::Channel, single.clone()), (128, GroupSize::G128, single)]
+    {
+        let n = 128;
+        let layout = ScaleLayout::new(&MarlinLayout::new(k, n), group);
+        let scales = numbered_scales(group.count(k) * n, ScaleDtype::F16);
+        let packed = layout.pack(&scales).unwrap();
+        for (position, packed) in packed.to_f32().into_iter().enumerate() {
+            let (row, position) = (position / n, position % n);
+            let block = permutation.len();
+            let column = position / block * block + permutation[position % block];
+            assert_eq!(packed, scales.get(row * n + column), "{group}, row {row}, position {position}");
+        }
+    }
+}
+
+#[test]
+fn zero_points_pack_like_scales() {
+    let layout = ScaleLayout::new(&MarlinLayout::new(64, 3), GroupSize::G32);
+    let packed = layout.pack_values(&[1u8, 2, 3, 4, 5, 6]).unwrap();
+    assert_eq!((packed.len(), packed[layout.index(0, 2)], packed[layout.index(1, 0)]), (128, 3, 4));
+    assert_eq!(layout.unpack_values(&packed).unwrap(), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn padding_of_k_adds_groups() {
+    let layout = ScaleLayout::new(&MarlinLayout::new_padded(64, 64, 128, 64).unwrap(), GroupSize::G32);
+    assert_eq!((layout.groups_padded(), layout.n_padded(), layout.len(), layout.is_empty()), (4, 64, 256, false));
+    // One group that padding makes two is laid out as two.
+    let layout = ScaleLayout::new(&MarlinLayout::new_padded(64, 64, 128, 64).unwrap(), GroupSize::G64);
+    assert_eq!((layout.groups_padded(), layout.index(0, 1)), (2, 8));
+}
+
+#[test]
+fn wrong_sizes_are_refused() {
+    let rng = &mut rng();
+    for (axis, k_multiple, n_multiple, multiple, tile) in
+        [("K", 0, 64, 0, 16), ("K", 24, 64, 24, 16), ("N", 16, 0, 0, 64), ("N", 128, 96, 96, 64)]
+    {
+        let error = MarlinLayout::new_padded(64, 64, k_multiple, n_multiple).unwrap_err();
+        assert_eq!(error, FormatError::PadMultiple { axis, multiple, tile });
+    }
+
+    let (k, n) = (20, 70);
+    let layout = MarlinLayout::new(k, n);
+    let weight = random_weight(rng, n, k, QuantSpec::int4(GroupSize::Channel), false);
+    assert_eq!(layout.pack(&weight).unwrap_err(), FormatError::LayoutShape { k, n, found_k: n, found_n: k });
+    let what = "the weight in Marlin layout";
+    assert_eq!(layout.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 512, found: 3 });
+
+    let scales = ScaleLayout::new(&layout, GroupSize::Channel);
+    let short = numbered_scales(69, ScaleDtype::BF16);
+    assert_eq!(scales.pack(&short).unwrap_err(), FormatError::Length { what: "the scales", k, n, expected: 70, found: 69 });
+    let what = "the scales in Marlin layout";
+    assert_eq!(scales.unpack(&short).unwrap_err(), FormatError::Length { what, k, n, expected: 128, found: 69 });
+}

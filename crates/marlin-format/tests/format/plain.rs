@@ -1,0 +1,147 @@
+use half::f16;
+use marlin_format::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+
+use crate::common::{all_specs, random_parts, random_weight, rng};
+
+#[test]
+fn dequantize_follows_the_formula() {
+    let rng = &mut rng();
+    for spec in all_specs() {
+        for act_order in [false, true] {
+            let (k, n) = (256, 11);
+            let weight = random_weight(rng, k, n, spec, act_order);
+            let dequantized = weight.dequantize();
+            for stored in 0..k {
+                let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+                for column in 0..n {
+                    let group = stored / spec.group.rows(k) * n + column;
+                    let zero_point = weight.zero_points().map_or(8, |zero_points| zero_points[group]);
+                    let expected = weight.scales().get(group) * (f32::from(weight.q(stored, column)) - f32::from(zero_point));
+                    assert_eq!(dequantized[natural * n + column], expected, "{spec}, stored row {stored}, column {column}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_weight_by_hand() {
+    // K = 2, N = 1: q = 0 and 15, scale 0.5.
+    let weight = PlainWeight::new(PlainParts {
+        k: 2,
+        n: 1,
+        spec: QuantSpec::int4(GroupSize::Channel),
+        words: [vec![0x8888_88f0], vec![0x8888_8888; 7]].concat(),
+        scales: Scales::F16(vec![f16::from_f32(0.5)]),
+        zero_points: None,
+        row_permutation: Some(vec![1, 0]),
+    })
+    .unwrap();
+    assert_eq!((weight.q(0, 0), weight.q(1, 0)), (0, 15));
+    assert_eq!(weight.dequantize(), [3.5, -4.0]);
+    assert_eq!(weight.size_bytes(), 8 * 4 + 2 + 2 * 4);
+    assert_eq!(format!("{weight:?}"), "PlainWeight { k: 2, n: 1, spec: int4 channel f16, row_permutation: true, .. }");
+}
+
+#[test]
+fn sizes_count_everything() {
+    let rng = &mut rng();
+    let (k, n) = (1024, 512);
+    let mut bits = |spec, act_order| random_weight(rng, k, n, spec, act_order).bits_per_weight();
+    // 4 bits, 16 of scale a group, 8 of zero point a group, 32 a row of permutation.
+    assert_eq!(bits(QuantSpec::int4(GroupSize::G128), false), 4.0 + 16.0 / 128.0);
+    assert_eq!(bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false), 4.0 + 24.0 / 32.0);
+    assert_eq!(bits(QuantSpec::int4(GroupSize::Channel), true), 4.0 + 16.0 / k as f64 + 32.0 / n as f64);
+}
+
+#[test]
+fn parts_come_back() {
+    let rng = &mut rng();
+    for spec in all_specs() {
+        let parts = random_parts(rng, 128, 9, spec, true);
+        assert_eq!(PlainWeight::new(parts.clone()).unwrap().into_parts(), parts);
+    }
+}
+
+#[test]
+fn scales_convert() {
+    for dtype in [ScaleDtype::F16, ScaleDtype::BF16] {
+        let scales = Scales::from_f32(&[1.0, -0.5, 3.0e38], dtype);
+        assert_eq!((scales.dtype(), scales.len(), scales.is_empty()), (dtype, 3, false));
+        assert_eq!(scales.get(1), -0.5);
+        assert_eq!(scales.get(2).is_infinite(), dtype == ScaleDtype::F16);
+        assert_eq!(scales.as_bytes().len(), 6);
+        assert_eq!(scales.to_f32()[..2], [1.0, -0.5]);
+    }
+    assert_eq!(Scales::from_f32(&[1.0], ScaleDtype::F16).as_bytes(), [0x00, 0x3c]);
+    assert_eq!(Scales::from_f32(&[1.0], ScaleDtype::BF16).as_bytes(), [0x80, 0x3f]);
+}
+
+/// Every refusal: K = 64, N = 5, groups of 32 with zero points, one thing wrong.
+#[test]
+fn inconsistent_parts_are_refused() {
+    let rng = &mut rng();
+    let (k, n) = (64, 5);
+    let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
+    let good = random_parts(rng, k, n, spec, true);
+    let length = |what, expected, found| FormatError::Length { what, k, n, expected, found };
+    let refused = |change: &dyn Fn(&mut PlainParts), expected: FormatError| {
+        let mut parts = good.clone();
+        change(&mut parts);
+        assert_eq!(PlainWeight::new(parts).unwrap_err(), expected);
+    };
+
+    refused(&|parts| parts.k = 0, FormatError::Empty { k: 0, n });
+    refused(&|parts| parts.k = 63, FormatError::GroupDoesNotDivide { group: GroupSize::G32, rows: 32, k: 63 });
+    refused(&|parts| parts.n = usize::MAX, FormatError::TooLarge { k, n: usize::MAX, limit: QuantSpec::MAX_FEATURES });
+    refused(&|parts| parts.words.truncate(63), length("the packed weight", 64, 63));
+    refused(&|parts| parts.words.clear(), length("the packed weight", 64, 0));
+    refused(&|parts| parts.words[7] = 0x8888_8887, FormatError::Padding { word: 7, found: 0x8888_8887 });
+    refused(
+        &|parts| parts.scales = Scales::BF16(vec![half::bf16::ONE; 10]),
+        FormatError::ScaleDtypeMismatch { expected: ScaleDtype::F16, found: ScaleDtype::BF16 },
+    );
+    refused(&|parts| parts.scales = Scales::F16(vec![f16::ONE; 9]), length("the scales", 10, 9));
+    refused(
+        &|parts| parts.scales = Scales::F16([vec![f16::ONE; 7], vec![f16::NEG_INFINITY; 3]].concat()),
+        FormatError::NonFiniteScale { group: 1, column: 2, value: f32::NEG_INFINITY },
+    );
+    refused(&|parts| parts.zero_points = None, FormatError::MissingZeroPoints);
+    refused(&|parts| parts.spec.zero_points = false, FormatError::UnexpectedZeroPoints);
+    refused(&|parts| parts.zero_points = Some(vec![8; 11]), length("the zero points", 10, 11));
+    refused(
+        &|parts| parts.zero_points = Some([vec![15; 6], vec![16; 4]].concat()),
+        FormatError::ZeroPoint { group: 1, column: 1, found: 16 },
+    );
+    refused(&|parts| parts.row_permutation = Some(vec![0]), length("the row permutation", 64, 1));
+    refused(&|parts| parts.row_permutation = Some((1..=64).collect()), FormatError::PermutationRange { position: 63, found: 64, last: 63 });
+    refused(
+        &|parts| parts.row_permutation = Some([vec![3], (1..64).collect()].concat()),
+        FormatError::PermutationDuplicate { position: 3, row: 3 },
+    );
+    assert!(PlainWeight::new(good.clone()).is_ok());
+}
+
+#[test]
+fn padding_past_k_is_checked() {
+    let rng = &mut rng();
+    for (k, nibble) in [(1, 1), (7, 7), (9, 1), (15, 7), (15, 8)] {
+        let mut parts = random_parts(rng, k, 8, QuantSpec::int4(GroupSize::Channel), false);
+        let last = parts.words.len() - 1;
+        // Nibble 8 stands for none: the parts as they are.
+        if nibble < 8 {
+            parts.words[last] ^= 1 << (4 * nibble);
+            let found = parts.words[last];
+            assert_eq!(PlainWeight::new(parts).unwrap_err(), FormatError::Padding { word: last, found });
+        } else {
+            assert!(PlainWeight::new(parts).is_ok());
+        }
+    }
+}
+
+#[test]
+fn messages_say_what_to_do() {
+    let spec = QuantSpec::int4(GroupSize::G128);
+    let error = spec.check(100, 8).unwrap_err().to_string();
+    assert!(error.contains("K = 100") && error.contains("g128") && error.contains("use a smaller group size"), "{error}");
+}

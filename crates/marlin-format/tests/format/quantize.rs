@@ -1,0 +1,175 @@
+use half::{bf16, f16};
+use marlin_format::{FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, quantize_rtn};
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::common::{all_specs, any_problem, cases};
+
+/// Weights of every kind of column: mixed signs, positive, negative, tiny, zero.
+fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
+    let columns: Vec<(f32, f32)> = (0..n)
+        .map(|_| match rng.random_range(0..6) {
+            0 => (0.2, 0.9),
+            1 => (-7.0, -6.9),
+            2 => (-1e-3, 2e-3),
+            3 => (0.0, f32::MIN_POSITIVE),
+            _ => (-1.0, 1.0),
+        })
+        .collect();
+    (0..k * n).map(|i| columns[i % n]).map(|(low, high)| rng.random_range(low..high)).collect()
+}
+
+/// Scale and zero point of an element.
+fn group_of(weight: &PlainWeight, row: usize, column: usize) -> (f32, f32) {
+    let group = row / weight.spec().group.rows(weight.k()) * weight.n() + column;
+    (weight.scales().get(group), weight.zero_points().map_or(8.0, |zero_points| f32::from(zero_points[group])))
+}
+
+proptest! {
+    #![proptest_config(cases(80))]
+
+    #[test]
+    fn every_weight_goes_to_its_nearest_level((k, n, spec) in any_problem(), seed: u64) {
+        let values = random_weights(&mut StdRng::seed_from_u64(seed), k, n);
+        let weight = quantize_rtn(&values, k, n, &spec).unwrap();
+        prop_assert_eq!((weight.k(), weight.n(), weight.spec(), weight.row_permutation()), (k, n, spec, None));
+        let dequantized = weight.dequantize();
+        for row in 0..k {
+            for column in 0..n {
+                let (value, back) = (values[row * n + column], dequantized[row * n + column]);
+                let (scale, zero_point) = group_of(&weight, row, column);
+                let error = (value - back).abs();
+                let nearest = (0..16).map(|q| (value - scale * (q as f32 - zero_point)).abs()).fold(f32::INFINITY, f32::min);
+                let rounding = 1e-5 * scale;
+                prop_assert!(error <= nearest + rounding, "row {row}, column {column}: {value} became {back}, {nearest} was possible");
+                let q = weight.q(row, column);
+                // At the ends the range may fall short: by the rounding of the scale (15 steps of 2^-8 each, in bf16) and of the zero
+                // point. A scale that is subnormal in f16 is rounded by more.
+                let bound = match q {
+                    1..15 => 0.5,
+                    _ if scale > f16::MIN_POSITIVE.to_f32() => 0.56,
+                    _ => 8.0,
+                };
+                prop_assert!(error <= bound * scale + rounding, "row {row}, column {column}: {value} became {back}, scale {scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_those_of_the_range((k, n, spec) in any_problem(), seed: u64) {
+        let values = random_weights(&mut StdRng::seed_from_u64(seed), k, n);
+        let weight = quantize_rtn(&values, k, n, &spec).unwrap();
+        let rows = spec.group.rows(k);
+        for group in 0..spec.group.count(k) {
+            for column in 0..n {
+                let group_values = (group * rows..(group + 1) * rows).map(|row| values[row * n + column]);
+                let (low, high) = group_values.fold((0.0f32, 0.0f32), |(low, high), value| (low.min(value), high.max(value)));
+                let exact = if spec.zero_points { (high - low) / 15.0 } else { high.max(-low) / 7.5 };
+                let found = weight.scales().get(group * n + column);
+                let (relative, smallest) = match spec.scale_dtype {
+                    ScaleDtype::F16 => (1.0 / 2048.0, f16::MIN_POSITIVE_SUBNORMAL.to_f32()),
+                    ScaleDtype::BF16 => (1.0 / 256.0, bf16::MIN_POSITIVE_SUBNORMAL.to_f32()),
+                };
+                prop_assert!((found - exact).abs() <= exact * relative + smallest, "group {group}, column {column}: {found}, not {exact}");
+                prop_assert!(found > 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn symmetric_by_hand() {
+    // max|w| / 7.5 = 1.
+    let values = [7.5, -7.5, 0.0, 0.5, 1.5, -0.5, -1.5, 3.2];
+    let weight = quantize_rtn(&values, 8, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap();
+    let q: Vec<u8> = (0..8).map(|row| weight.q(row, 0)).collect();
+    assert_eq!(weight.scales().get(0), 1.0);
+    // Ties go to even; 7.5 rounds to 8, above the range.
+    assert_eq!(q, [15, 0, 8, 8, 10, 8, 6, 11]);
+    assert_eq!(weight.dequantize(), [7.0, -8.0, 0.0, 0.0, 2.0, 0.0, -2.0, 3.0]);
+}
+
+#[test]
+fn zero_points_by_hand() {
+    // Columns: -5..=10 (scale 1, z 5); 0..=15 (z 0); -15..=0 (z 15).
+    let values: Vec<f32> = (0..16).flat_map(|i| [i as f32 - 5.0, i as f32, i as f32 - 15.0]).collect();
+    let weight = quantize_rtn(&values, 16, 3, &QuantSpec::int4(GroupSize::Channel).with_zero_points()).unwrap();
+    assert_eq!(weight.zero_points().unwrap(), [5, 0, 15]);
+    assert_eq!(weight.scales().to_f32(), [1.0; 3]);
+    assert_eq!(weight.dequantize(), values);
+}
+
+#[test]
+fn ranges_without_zero_are_extended_to_it() {
+    let values: Vec<f32> = (0..32).flat_map(|i| [10.0 + 0.01 * i as f32, -10.0 - 0.01 * i as f32]).collect();
+    let weight = quantize_rtn(&values, 32, 2, &QuantSpec::int4(GroupSize::G32).with_zero_points()).unwrap();
+    assert_eq!(weight.zero_points().unwrap(), [0, 15]);
+    for (value, back) in values.iter().zip(weight.dequantize()) {
+        assert!((value - back).abs() < 10.31 / 15.0 / 2.0 + 0.01, "{value} became {back}");
+    }
+}
+
+#[test]
+fn zeros_stay_zeros() {
+    for spec in all_specs() {
+        let weight = quantize_rtn(&[0.0; 128 * 3], 128, 3, &spec).unwrap();
+        assert!(weight.dequantize().iter().all(|&value| value == 0.0), "{spec}");
+        // A zero of either sign, beside values that are not.
+        let mut values = vec![0.25; 128 * 2];
+        (values[6], values[9]) = (-0.0, 0.0);
+        let back = quantize_rtn(&values, 128, 2, &spec).unwrap().dequantize();
+        assert_eq!((back[6], back[9]), (0.0, 0.0), "{spec}");
+    }
+}
+
+#[test]
+fn tiny_and_huge_weights() {
+    for spec in all_specs() {
+        let smallest = match spec.scale_dtype {
+            ScaleDtype::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f32(),
+            ScaleDtype::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f32(),
+        };
+        // Whole multiples of the smallest scale, too few for a scale of their own: exact.
+        let values: Vec<f32> = (0..128).map(|i| smallest * (i % 4) as f32).collect();
+        let weight = quantize_rtn(&values, 128, 1, &spec).unwrap();
+        assert_eq!(weight.scales().get(0), smallest, "{spec}");
+        assert_eq!(weight.dequantize(), values, "{spec}");
+    }
+    let wide = [3.0e38f32, -3.0e38].repeat(64);
+    for spec in all_specs() {
+        let result = quantize_rtn(&wide, 128, 1, &spec);
+        match spec.scale_dtype {
+            ScaleDtype::F16 => assert!(matches!(result, Err(FormatError::ScaleOverflow { row: 0, column: 0, .. })), "{spec}"),
+            ScaleDtype::BF16 => assert!(result.unwrap().dequantize().iter().all(|value| value.abs() > 2.7e38), "{spec}"),
+        }
+    }
+}
+
+#[test]
+fn bad_weights_are_refused() {
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let good = vec![1.0f32; 64 * 3];
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for spec in [spec, spec.with_zero_points()] {
+            let mut values = good.clone();
+            values[40 * 3 + 2] = value;
+            match quantize_rtn(&values, 64, 3, &spec) {
+                Err(FormatError::NonFiniteWeight { row: 40, column: 2, value: found }) => assert_eq!(found.to_bits(), value.to_bits()),
+                other => panic!("{value}: {other:?}"),
+            }
+        }
+    }
+    let mut values = good.clone();
+    values[33 * 3 + 1] = 65504.0 * 7.6;
+    let error = quantize_rtn(&values, 64, 3, &spec).unwrap_err();
+    assert!(matches!(error, FormatError::ScaleOverflow { row: 32, column: 1, dtype: ScaleDtype::F16, .. }), "{error:?}");
+    assert!(error.to_string().contains("use bf16 scales"), "{error}");
+    assert!(quantize_rtn(&values, 64, 3, &spec.with_scale_dtype(ScaleDtype::BF16)).is_ok());
+
+    let length = FormatError::Length { what: "the weight", k: 64, n: 3, expected: 192, found: 191 };
+    assert_eq!(quantize_rtn(&good[1..], 64, 3, &spec).unwrap_err(), length);
+    let group = FormatError::GroupDoesNotDivide { group: GroupSize::G32, rows: 32, k: 48 };
+    assert_eq!(quantize_rtn(&good[..144], 48, 3, &spec).unwrap_err(), group);
+    assert_eq!(quantize_rtn(&[], 0, 3, &spec).unwrap_err(), FormatError::Empty { k: 0, n: 3 });
+}

@@ -1,0 +1,60 @@
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+
+#[test]
+fn group_sizes_convert_both_ways() {
+    for group in GroupSize::ALL {
+        assert_eq!(GroupSize::try_from(group.as_i64()), Ok(group));
+        assert_eq!(group.to_string().parse(), Ok(group));
+        assert_eq!(group.as_i64().to_string().parse(), Ok(group));
+        let json = serde_json::to_string(&group).unwrap();
+        assert_eq!(json, group.as_i64().to_string());
+        assert_eq!(serde_json::from_str::<GroupSize>(&json).unwrap(), group);
+    }
+    assert_eq!(GroupSize::ALL.map(|group| group.to_string()), ["channel", "g128", "g64", "g32"]);
+}
+
+#[test]
+fn other_group_sizes_are_refused() {
+    for found in [0, 1, 16, -2, 256, i64::MIN, i64::MAX] {
+        assert_eq!(GroupSize::try_from(found), Err(FormatError::GroupSize { found }));
+        assert!(serde_json::from_str::<GroupSize>(&found.to_string()).is_err());
+    }
+    for text in ["", "g16", "G128", "channels", "12 8"] {
+        assert_eq!(text.parse::<GroupSize>(), Err(FormatError::GroupSizeName { found: text.into() }));
+    }
+}
+
+#[test]
+fn groups_of_k() {
+    assert_eq!((GroupSize::Channel.rows(100), GroupSize::Channel.count(100)), (100, 1));
+    assert_eq!((GroupSize::G32.rows(96), GroupSize::G32.count(96)), (32, 3));
+    assert_eq!((GroupSize::G128.rows(128), GroupSize::G128.count(128)), (128, 1));
+    assert_eq!(GroupSize::G64.count(65), 2);
+}
+
+#[test]
+fn specs_show_and_serialise() {
+    let spec = QuantSpec::int4(GroupSize::G128);
+    assert_eq!(spec.to_string(), "int4 g128 f16");
+    let spec = QuantSpec::int4(GroupSize::Channel).with_zero_points().with_scale_dtype(ScaleDtype::BF16);
+    assert_eq!(spec.to_string(), "int4 channel zero-points bf16");
+    let json = serde_json::to_string(&spec).unwrap();
+    assert_eq!(json, r#"{"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#);
+    assert_eq!(serde_json::from_str::<QuantSpec>(&json).unwrap(), spec);
+}
+
+#[test]
+fn shapes_are_checked() {
+    let g32 = QuantSpec::int4(GroupSize::G32);
+    assert_eq!(g32.check(64, 1), Ok(()));
+    assert_eq!(QuantSpec::int4(GroupSize::Channel).check(1, 1), Ok(()));
+    assert_eq!(g32.check(0, 4), Err(FormatError::Empty { k: 0, n: 4 }));
+    assert_eq!(g32.check(32, 0), Err(FormatError::Empty { k: 32, n: 0 }));
+    assert_eq!(QuantSpec::int4(GroupSize::Channel).check(0, 1), Err(FormatError::Empty { k: 0, n: 1 }));
+    for k in [1, 31, 33, 48] {
+        assert_eq!(g32.check(k, 8), Err(FormatError::GroupDoesNotDivide { group: GroupSize::G32, rows: 32, k }));
+    }
+    for (k, n) in [(1 << 31, 8), (32, usize::MAX)] {
+        assert_eq!(g32.check(k, n), Err(FormatError::TooLarge { k, n, limit: QuantSpec::MAX_FEATURES }));
+    }
+}

@@ -1,0 +1,49 @@
+use crate::Runtime;
+
+/// Why a launch was refused; raised on the host, before anything runs.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum KernelError {
+    /// The format does not fit the shape.
+    #[error(transparent)]
+    Format(#[from] marlin_format::FormatError),
+    /// A buffer has another length than the problem needs.
+    #[error("{operand}: {found} elements where the problem {problem} needs {expected}")]
+    BufferLength {
+        /// The operand: activations, words, scales, zero points, row permutation, bias or output.
+        operand: &'static str,
+        /// The problem, as words.
+        problem: String,
+        /// Elements needed.
+        expected: usize,
+        /// Elements found.
+        found: usize,
+    },
+    /// An operand is there that the format does not have, or is missing.
+    #[error("{operand}: {found} where the problem {problem} says otherwise")]
+    Presence {
+        /// The operand: zero points or row permutation.
+        operand: &'static str,
+        /// The problem, as words.
+        problem: String,
+        /// "present" or "missing".
+        found: &'static str,
+    },
+    /// A matrix has more elements than the kernels can address.
+    #[error("the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}")]
+    TooLarge {
+        /// The problem, as words.
+        problem: String,
+        /// Elements of the largest operand.
+        elements: usize,
+        /// The largest count that 32-bit indices reach.
+        limit: usize,
+    },
+    /// The device cannot hold the activations' dtype.
+    #[error("{runtime} does not support {dtype}; cast the activations to f32")]
+    Dtype {
+        /// The runtime asked.
+        runtime: Runtime,
+        /// The dtype it lacks.
+        dtype: &'static str,
+    },
+}

@@ -1,0 +1,18 @@
+//! W4A16 matmul kernels, their launch, and the choice among them. No Burn.
+//!
+//! One folder a routine. [`select`] is the only place that decides which routine runs; it is host code, free of any device, and says why.
+//!
+//! | routine | runs on | for |
+//! |---|---|---|
+//! | [`portable`] | every CubeCL runtime | any M, N, K, group, f32/f16/bf16; no tensor cores |
+//! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
+
+mod error;
+pub mod host;
+pub mod portable;
+mod problem;
+mod select;
+
+pub use error::KernelError;
+pub use problem::{ActivationDtype, Problem, Runtime, Target};
+pub use select::{Kernel, Plan, Reason, select};

@@ -1,0 +1,78 @@
+use super::ARCHITECTURE;
+
+/// A `config.json` that is not a Llama's, or does not hold together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlamaConfigError {
+    /// Not JSON, a field that is needed and absent, or a field of another type.
+    #[error("not the configuration of a model: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A model of another architecture.
+    #[error("the architecture is {found}; this version reads {ARCHITECTURE}")]
+    Architecture {
+        /// What the file says.
+        found: String,
+    },
+    /// A field with a value that is not supported.
+    #[error("`{field}` is {found}; this version reads {expected}")]
+    Unsupported {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        found: String,
+        /// What it may hold.
+        expected: &'static str,
+    },
+    /// A field of the rotary scaling that is absent.
+    #[error("`{field}` is missing; llama3 rotary scaling needs it")]
+    MissingRopeField {
+        /// The field.
+        field: &'static str,
+    },
+    /// A size of zero, or absurdly large.
+    #[error("`{field}` is {found}; it must be from 1 to {limit}", limit = super::LlamaConfig::MAX_SIZE)]
+    Size {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        found: usize,
+    },
+    /// No `head_dim`, and heads that do not divide the hidden size.
+    #[error("`hidden_size` {hidden_size} is not a multiple of {heads} attention heads, and there is no `head_dim`")]
+    HeadDim {
+        /// Features of the residual stream.
+        hidden_size: usize,
+        /// Query heads.
+        heads: usize,
+    },
+    /// Key heads that do not divide query heads.
+    #[error("`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}")]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Key heads.
+        kv_heads: usize,
+    },
+    /// A head that rotary embedding cannot halve.
+    #[error("`head_dim` is {head_dim}; rotary embedding needs an even number")]
+    OddHeadDim {
+        /// Features of one head.
+        head_dim: usize,
+    },
+    /// A constant that must be positive and finite.
+    #[error("`{field}` is {found}; it must be a positive number")]
+    NotPositive {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        found: f64,
+    },
+    /// Low frequencies above high ones.
+    #[error("`rope_scaling.low_freq_factor` {low} must be below `high_freq_factor` {high}")]
+    FrequencyFactors {
+        /// `low_freq_factor`.
+        low: f64,
+        /// `high_freq_factor`.
+        high: f64,
+    },
+}

@@ -1,0 +1,216 @@
+//! What can go wrong between a folder and a text.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::FloatDType;
+use marlin_format::FormatError;
+use marlin_format::checkpoint::{CheckpointError, ConfigError};
+
+use crate::config::LlamaConfigError;
+use crate::sampling::SamplingError;
+
+/// A model that cannot be opened, saved, quantised or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlamaError {
+    /// The operating system refused.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A `config.json` that is not a Llama's.
+    #[error("{}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: LlamaConfigError,
+    },
+    /// A weight that cannot be quantised, or a quantised weight that does not fit.
+    #[error("{layer}")]
+    Layer {
+        /// The layer's name in the checkpoint.
+        layer: String,
+        /// What is wrong.
+        source: burn_marlin::Error,
+    },
+    /// A weight that round to nearest cannot quantise as asked.
+    #[error("{layer}")]
+    Quantize {
+        /// The layer's name in the checkpoint.
+        layer: String,
+        /// What is wrong.
+        source: FormatError,
+    },
+    /// Weights that cannot be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A `quantization_config` that this version does not read.
+    #[error("{}", path.display())]
+    QuantizationConfig {
+        /// The `config.json` that holds it.
+        path: PathBuf,
+        /// What is wrong.
+        source: ConfigError,
+    },
+    /// A float dtype that a checkpoint cannot be written in.
+    #[error("checkpoints are written in f16, bf16 or f32, not {found:?}")]
+    SaveDtype {
+        /// The dtype asked for.
+        found: FloatDType,
+    },
+    /// A 4-bit projection where a float model is to be saved.
+    #[error("`{layer}` has a 4-bit weight; only a float model can be saved as one")]
+    NotFloat {
+        /// The layer's name in the checkpoint.
+        layer: String,
+    },
+    /// A weight with a value that the dtype of the file cannot hold.
+    #[error("`{tensor}` holds {value} at element {index}, which {dtype:?} cannot; was training stable, or is bf16 needed?")]
+    NotRepresentable {
+        /// The tensor's name in the checkpoint.
+        tensor: String,
+        /// Where in the tensor, row-major.
+        index: usize,
+        /// The value.
+        value: f32,
+        /// The dtype of the file.
+        dtype: FloatDType,
+    },
+    /// A tensor that could not be read from the device.
+    #[error("`{tensor}` cannot be read from the device: {reason}")]
+    Read {
+        /// What was read.
+        tensor: String,
+        /// What the device said.
+        reason: String,
+    },
+    /// A file that is not the JSON it should be.
+    #[error("{} does not hold what it should", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A `generation_config.json` that asks for a sampling that does not exist.
+    #[error("{}", path.display())]
+    GenerationConfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SamplingError,
+    },
+    /// Tensors that the model has no place for.
+    #[error("{} has {count} tensors that a Llama of its config does not have, the first of them `{tensor}`; is the architecture right?", dir.display())]
+    SurplusTensors {
+        /// The folder.
+        dir: PathBuf,
+        /// How many.
+        count: usize,
+        /// The first by name.
+        tensor: String,
+    },
+    /// A dtype that the device does not compute in.
+    #[error("the device does not compute in {dtype:?}; leave the dtype open, or ask for F32")]
+    DeviceDtype {
+        /// The dtype asked for.
+        dtype: FloatDType,
+    },
+    /// More positions than the model was made for, or none.
+    #[error("{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings)")]
+    MaxLen {
+        /// Positions asked for.
+        asked: usize,
+        /// Positions of the model.
+        limit: usize,
+    },
+    /// A folder that is quantised already.
+    #[error("{} is quantised already; quantise the float model it was made from", path.display())]
+    AlreadyQuantized {
+        /// The file that shows it.
+        path: PathBuf,
+    },
+    /// A tokenizer that cannot be read or used.
+    #[error("the tokenizer {}", path.display())]
+    Tokenizer {
+        /// The `tokenizer.json`.
+        path: PathBuf,
+        /// What is wrong.
+        source: tokenizers::Error,
+    },
+    /// A tokenizer with tokens that the model does not have.
+    #[error("the tokenizer {} does not match the model: it has {tokenizer} tokens, the model's vocabulary has {model}", path.display())]
+    TokenizerMismatch {
+        /// The `tokenizer.json`.
+        path: PathBuf,
+        /// One more than the tokenizer's largest token.
+        tokenizer: usize,
+        /// Tokens in the model's vocabulary.
+        model: usize,
+    },
+    /// A text for a model that was opened without a tokenizer.
+    #[error("the model was opened without a tokenizer; texts need one")]
+    NoTokenizer,
+    /// A prompt without a token.
+    #[error("the prompt has no tokens; give it at least a word")]
+    EmptyPrompt,
+    /// A prompt that does not fit the cache.
+    #[error("the prompt has {tokens} tokens, the cache has room for {room}; shorten it, or open the model with a larger `max_len`")]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        tokens: usize,
+        /// Positions of the cache.
+        room: usize,
+    },
+    /// A next token that cannot be chosen.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// A window of the perplexity in which nothing would be predicted, or that the model does not take.
+    #[error("a window of {window} tokens does not work; it must be from 2 to the model's {max_len} positions")]
+    Window {
+        /// Tokens in a window.
+        window: usize,
+        /// Positions that the model takes.
+        max_len: usize,
+    },
+    /// A text in which nothing would be predicted.
+    #[error("the text has {tokens} tokens; perplexity needs at least 2")]
+    TextTooShort {
+        /// Tokens in the text.
+        tokens: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {token} at position {position} is not in the vocabulary of {vocab_size}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Where it is.
+        position: usize,
+        /// Tokens in the vocabulary.
+        vocab_size: usize,
+    },
+    /// A log-likelihood that is no number.
+    #[error(
+        "the log-likelihood of the token at position {position} is {value}; are the weights broken, or the activations too large for {dtype:?}?"
+    )]
+    LogLikelihood {
+        /// Where in the text.
+        position: usize,
+        /// What was computed.
+        value: f32,
+        /// The dtype of the activations.
+        dtype: FloatDType,
+    },
+}
+
+impl LlamaError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
+}

@@ -1,0 +1,193 @@
+//! Opening a Hugging Face folder.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_marlin::{QuantizedWeight, W4A16Linear};
+use half::{bf16, f16};
+use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, TensorView};
+
+use crate::LlamaError;
+use crate::config::{GenerationConfig, LlamaConfig, read_quantization_config};
+use crate::model::{LlamaModel, Projection, WeightSource, loaded};
+use crate::tokenizer::Tokenizer;
+
+/// How a folder is opened.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpenOptions {
+    /// The dtype of activations and float weights; without one that of the checkpoint where the device computes in it, f32 otherwise.
+    pub dtype: Option<FloatDType>,
+    /// Positions of the cache; without one [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or all the model was made for where those are fewer.
+    pub max_len: Option<usize>,
+    /// Whether `tokenizer.json` is read. Texts need it.
+    pub with_tokenizer: bool,
+}
+
+impl OpenOptions {
+    /// Positions of the cache where none were asked for. Models are made for up to 131072, which would take more memory than their weights.
+    pub const DEFAULT_MAX_LEN: usize = 4096;
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { dtype: None, max_len: None, with_tokenizer: true }
+    }
+}
+
+/// A Llama from a folder: the model, its tokenizer, and how its makers generate with it.
+#[derive(Debug)]
+pub struct Llama {
+    /// The model.
+    pub model: LlamaModel,
+    /// The tokenizer, where it was opened with one.
+    pub tokenizer: Option<Tokenizer>,
+    /// `generation_config.json`, or the defaults where there is none.
+    pub generation: GenerationConfig,
+}
+
+impl Llama {
+    /// Opens a Hugging Face folder on a device.
+    ///
+    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, with projections in
+    /// 4 bits where `config.json` says so (compressed-tensors, pack-quantized). A 4-bit weight stays one: no float copy of it is made.
+    ///
+    /// # Errors
+    /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
+    /// quantisation, tensors that are missing, misshaped or surplus, a tokenizer that does not match, a dtype the device does not compute in.
+    pub fn open(dir: impl AsRef<Path>, device: &Device, options: &OpenOptions) -> Result<Self, LlamaError> {
+        let dir = dir.as_ref();
+        let config_path = dir.join("config.json");
+        let config = LlamaConfig::read(&config_path)?;
+        let quantization = read_quantization_config(&config_path)?;
+        let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
+        let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_vocab(config.vocab_size)?;
+        }
+        let limit = config.max_position_embeddings;
+        let max_len = options.max_len.unwrap_or(limit.min(OpenOptions::DEFAULT_MAX_LEN));
+        if max_len == 0 || max_len > limit {
+            return Err(LlamaError::MaxLen { asked: max_len, limit });
+        }
+
+        let checkpoint = Checkpoint::open(dir)?;
+        let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
+        let mut source = FileWeights { checkpoint: &checkpoint, quantization, dtype, device, read: BTreeSet::new() };
+        let model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
+        source.refuse_surplus(&config)?;
+        tracing::info!(dir = %dir.display(), ?dtype, max_len, layers = config.num_hidden_layers, "opened a Llama");
+        Ok(Self { model, tokenizer, generation })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`LlamaError::NoTokenizer`] where it was opened without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, LlamaError> {
+        self.tokenizer.as_ref().ok_or(LlamaError::NoTokenizer)
+    }
+}
+
+fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Device) -> Result<FloatDType, LlamaError> {
+    match asked {
+        Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
+        Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),
+        None => {
+            let dtype = match checkpoint.tensor("model.embed_tokens.weight")?.dtype() {
+                Dtype::F16 => FloatDType::F16,
+                Dtype::BF16 => FloatDType::BF16,
+                _ => FloatDType::F32,
+            };
+            Ok(if device.supports_dtype(DType::from(dtype)) { dtype } else { FloatDType::F32 })
+        }
+    }
+}
+
+/// Weights from a checkpoint's files.
+struct FileWeights<'a> {
+    checkpoint: &'a Checkpoint,
+    quantization: Option<QuantizationConfig>,
+    dtype: FloatDType,
+    device: &'a Device,
+    /// Names of the tensors that were read.
+    read: BTreeSet<String>,
+}
+
+impl WeightSource for FileWeights<'_> {
+    type Error = LlamaError;
+
+    fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, LlamaError> {
+        Ok(loaded(self.tensor(format!("{name}.weight"), shape)?))
+    }
+
+    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, LlamaError> {
+        Ok(loaded(self.tensor(format!("{name}.weight"), [features])?))
+    }
+
+    fn projection(&mut self, name: &str, [k, n]: [usize; 2], bias: bool) -> Result<Projection, LlamaError> {
+        let bias = bias.then(|| self.tensor(format!("{name}.bias"), [n])).transpose()?;
+        match &self.quantization {
+            Some(config) if !config.ignores(name) => {
+                let spec = config.spec();
+                let weight = self.quantized(name, [k, n], &spec)?;
+                let layer = |source| LlamaError::Layer { layer: name.into(), source };
+                Ok(Projection::W4A16(W4A16Linear::new(weight, bias).map_err(layer)?))
+            }
+            _ => {
+                // A view: a matmul reads a transposed weight as well.
+                let weight = self.tensor::<2>(format!("{name}.weight"), [n, k])?.transpose();
+                Ok(Projection::Dense(Linear { weight: loaded(weight), bias: bias.map(loaded) }))
+            }
+        }
+    }
+}
+
+impl FileWeights<'_> {
+    fn tensor<const D: usize>(&mut self, name: String, shape: [usize; D]) -> Result<Tensor<D>, LlamaError> {
+        let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
+        let data = data(&view, shape)?;
+        self.read.insert(name);
+        Ok(Tensor::from_data(data, (self.device, DType::from(self.dtype))))
+    }
+
+    fn quantized(&mut self, name: &str, [k, n]: [usize; 2], spec: &marlin_format::QuantSpec) -> Result<QuantizedWeight, LlamaError> {
+        let plain = compressed_tensors::to_plain(self.checkpoint, name, spec)?;
+        let specs = compressed_tensors::tensor_specs(name, plain.k(), plain.n(), &plain.spec(), true);
+        if (plain.k(), plain.n()) != (k, n) {
+            let packed = specs.first().map_or_else(String::new, |spec| spec.name.clone());
+            let path = self.checkpoint.info(&packed).map_or_else(|| self.checkpoint.dir(), |info| info.path).into();
+            let (expected, found) = (vec![n, k], vec![plain.n(), plain.k()]);
+            return Err(CheckpointError::Shape { path, tensor: format!("{name}.weight"), expected, found }.into());
+        }
+        self.read.extend(specs.into_iter().map(|spec| spec.name));
+        Ok(QuantizedWeight::from_plain(&plain, self.device))
+    }
+
+    /// Every tensor must have been read: what the model leaves out would change its results.
+    fn refuse_surplus(&self, config: &LlamaConfig) -> Result<(), LlamaError> {
+        // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time.
+        let redundant = |name: &str| name.ends_with(".rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight");
+        let mut surplus = self.checkpoint.names().filter(|name| !self.read.contains(*name) && !redundant(name));
+        match surplus.next() {
+            None => Ok(()),
+            Some(first) => {
+                let tensor = first.to_string();
+                Err(LlamaError::SurplusTensors { dir: self.checkpoint.dir().into(), count: 1 + surplus.count(), tensor })
+            }
+        }
+    }
+}
+
+/// A float tensor's values in the file's dtype.
+fn data<const D: usize>(view: &TensorView<'_>, shape: [usize; D]) -> Result<TensorData, LlamaError> {
+    let halves = view.bytes().as_chunks::<2>().0;
+    Ok(match view.dtype() {
+        Dtype::F16 => TensorData::new(halves.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect(), shape),
+        Dtype::BF16 => TensorData::new(halves.iter().map(|&bytes| bf16::from_le_bytes(bytes)).collect(), shape),
+        _ => TensorData::new(view.to_f32()?, shape),
+    })
+}

@@ -1,0 +1,41 @@
+//! The Llama 2/3 family with 4-bit weights in Burn.
+//!
+//! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] says how well
+//!   a text is predicted.
+//! - [`quantize_folder`] makes a folder with 4-bit projections from a float one.
+//! - [`LlamaModel`] is the model itself, one text for float and 4-bit weights; it can be trained, and saved with [`save_float`].
+//!
+//! ```no_run
+//! use burn::tensor::Device;
+//! use marlin_llama::{Llama, OpenOptions};
+//!
+//! let llama = Llama::open("path/to/Llama-3.2-1B-W4A16", &Device::flex(), &OpenOptions::default())?;
+//! let generation = llama.generate("The capital of France is", &llama.default_options(64), |text| print!("{text}"))?;
+//! println!("\n{} tokens in {:?}", generation.tokens.len(), generation.decode);
+//! # Ok::<(), marlin_llama::LlamaError>(())
+//! ```
+
+mod config;
+mod error;
+mod folder;
+mod generate;
+pub mod model;
+mod perplexity;
+mod quantize;
+mod sampling;
+mod save;
+mod tokenizer;
+
+pub use config::{ARCHITECTURE, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError};
+pub use error::LlamaError;
+pub use folder::{Llama, OpenOptions};
+pub use generate::{GenerateOptions, Generation, StopReason};
+pub use model::{KvCache, LlamaModel, Projection, QUANTIZABLE_PROJECTIONS};
+pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
+pub use quantize::{QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
+pub use sampling::{Sampler, Sampling, SamplingError};
+pub use save::save_float;
+pub use tokenizer::{TextStream, Tokenizer};
+
+#[cfg(test)]
+mod tests;

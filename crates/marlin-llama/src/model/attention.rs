@@ -1,0 +1,74 @@
+use burn::module::Module;
+use burn::tensor::{Bool, FloatDType, Tensor, activation};
+
+use super::Projection;
+use super::cache::LayerCache;
+use super::rope::RopePositions;
+
+/// What masked scores become. Not infinite: some shader compilers assume that infinities do not occur.
+const MASKED: f32 = -1e30;
+
+/// Causal self-attention with grouped key and value heads (GQA, arXiv 2305.13245).
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// [hidden, heads * head_dim].
+    pub q_proj: Projection,
+    /// [hidden, kv_heads * head_dim].
+    pub k_proj: Projection,
+    /// [hidden, kv_heads * head_dim].
+    pub v_proj: Projection,
+    /// [heads * head_dim, hidden].
+    pub o_proj: Projection,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Features of one head.
+    pub head_dim: usize,
+}
+
+impl Attention {
+    /// [batch, seq, hidden] to the same shape.
+    ///
+    /// `mask` [1, 1, seq, positions] is true where a score must not count; none is needed for a single query. `cache` is the layer's cache and
+    /// the position of the first query.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<3>,
+        rope: &RopePositions,
+        mask: Option<&Tensor<4, Bool>>,
+        cache: Option<(&mut LayerCache, usize)>,
+    ) -> Tensor<3> {
+        let [batch, seq, _] = x.dims();
+        let split = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
+        let queries = rope.apply(split(self.q_proj.forward(x.clone()), self.heads));
+        let keys = rope.apply(split(self.k_proj.forward(x.clone()), self.kv_heads));
+        let values = split(self.v_proj.forward(x), self.kv_heads);
+        let (keys, values) = match cache {
+            Some((layer, start)) => layer.append(start, keys, values),
+            None => (keys, values),
+        };
+        let mixed = self.attend(queries, keys, values, mask).swap_dims(1, 2);
+        self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
+    }
+
+    /// softmax(q k^T / sqrt(head_dim)) v: [batch, heads, seq, head_dim].
+    ///
+    /// The query heads that share a key head are stacked along `seq`, so that keys and values are not repeated.
+    fn attend(&self, queries: Tensor<4>, keys: Tensor<4>, values: Tensor<4>, mask: Option<&Tensor<4, Bool>>) -> Tensor<4> {
+        let [batch, heads, seq, head_dim] = queries.dims();
+        let positions = keys.dims()[2];
+        let stacked = heads / self.kv_heads * seq;
+        let dtype = FloatDType::from(queries.dtype());
+
+        // Scaled before the product, which could leave the range of f16 otherwise.
+        let queries = queries.mul_scalar(1.0 / (head_dim as f64).sqrt()).reshape([batch, self.kv_heads, stacked, head_dim]);
+        let scores = queries.matmul(keys.swap_dims(2, 3)).cast(FloatDType::F32).reshape([batch, heads, seq, positions]);
+        let scores = match mask {
+            Some(mask) => scores.mask_fill(mask.clone().expand([batch, heads, seq, positions]), MASKED),
+            None => scores,
+        };
+        let weights = activation::softmax(scores, 3).cast(dtype).reshape([batch, self.kv_heads, stacked, positions]);
+        weights.matmul(values).reshape([batch, heads, seq, head_dim])
+    }
+}

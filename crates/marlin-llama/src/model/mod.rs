@@ -1,0 +1,170 @@
+//! The Llama 2/3 model in Burn: one text for float and 4-bit weights.
+
+mod assemble;
+mod attention;
+mod cache;
+mod mlp;
+mod norm;
+mod projection;
+mod rope;
+
+use burn::module::Module;
+use burn::nn::Embedding;
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+
+pub(crate) use assemble::{Part, WeightSource, loaded};
+pub use attention::Attention;
+pub use cache::KvCache;
+pub use mlp::Mlp;
+pub use norm::RmsNorm;
+pub use projection::Projection;
+pub use rope::Rope;
+
+use crate::config::LlamaConfig;
+use assemble::RandomWeights;
+
+/// The names of the projections in every layer: the weights that are quantised.
+pub const QUANTIZABLE_PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+/// A Llama: token ids in, logits out.
+///
+/// Activations have the dtype of the embedding: f32, f16 or bf16. Norms and softmax are computed in f32.
+///
+/// With every [`Projection`] dense it is a Llama of Burn's own `Linear` layers: it can be trained, saved with
+/// [`save_float`](crate::save_float), and converted to 4-bit weights in one call with `burn_marlin::W4A16`.
+#[derive(Module, Debug)]
+pub struct LlamaModel {
+    /// [vocab, hidden]; the output head, too, where there is no `lm_head`.
+    pub embed_tokens: Embedding,
+    /// The transformer blocks.
+    pub layers: Vec<Layer>,
+    /// The norm before the head.
+    pub norm: RmsNorm,
+    /// [hidden, vocab]; none where the embedding is the head.
+    pub lm_head: Option<Projection>,
+    rope: Rope,
+    #[module(skip)]
+    config: LlamaConfig,
+}
+
+/// One transformer block.
+#[derive(Module, Debug)]
+pub struct Layer {
+    /// The norm before attention.
+    pub input_layernorm: RmsNorm,
+    /// Attention.
+    pub self_attn: Attention,
+    /// The norm before the MLP.
+    pub post_attention_layernorm: RmsNorm,
+    /// The MLP.
+    pub mlp: Mlp,
+}
+
+impl LlamaModel {
+    /// A model with random weights, for training: normal with a standard deviation of 0.02, norms 1, biases 0, in the device's float dtype.
+    ///
+    /// It takes `max_position_embeddings` positions.
+    ///
+    /// # Panics
+    /// Where [`LlamaConfig::validate`] refuses the config.
+    pub fn new(config: &LlamaConfig, device: &Device) -> Self {
+        if let Err(error) = config.validate() {
+            panic!("not a Llama's configuration: {error}");
+        }
+        let Ok(model) = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device });
+        model
+    }
+
+    /// The config it was built from.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// Positions it takes: the longest sequence of [`forward_full`](Self::forward_full), and the longest useful cache.
+    pub fn max_len(&self) -> usize {
+        self.rope.length()
+    }
+
+    /// The dtype of its activations.
+    pub fn dtype(&self) -> FloatDType {
+        FloatDType::from(self.embed_tokens.weight.val().dtype())
+    }
+
+    /// The device that holds it.
+    pub fn device(&self) -> Device {
+        self.embed_tokens.weight.lazy_device()
+    }
+
+    /// An empty cache for `batch` sequences of [`max_len`](Self::max_len) positions.
+    pub fn new_cache(&self, batch: usize) -> KvCache {
+        KvCache::new(&self.config, batch, self.max_len(), self.dtype(), &self.device())
+    }
+
+    /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
+    ///
+    /// # Panics
+    /// Where the cache has no room for `seq` more positions, more room than [`max_len`](Self::max_len), or is for another batch or model.
+    pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
+        self.head(self.hidden(tokens, Some(cache)))
+    }
+
+    /// The last position's logits [batch, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_last(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
+        let hidden = self.hidden(tokens, Some(cache));
+        let [batch, seq, features] = hidden.dims();
+        let last = hidden.slice([0..batch, seq - 1..seq, 0..features]);
+        self.head(last).reshape([batch, self.config.vocab_size])
+    }
+
+    /// Logits [batch, seq, vocab] of whole sequences [batch, seq], without a cache: for training and for perplexity.
+    ///
+    /// # Panics
+    /// Where `seq` is above [`max_len`](Self::max_len).
+    pub fn forward_full(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.head(self.hidden(tokens, None))
+    }
+
+    /// The embeddings of tokens, [batch, seq, hidden].
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        if !tokens.device().is_autodiff() {
+            return self.embed_tokens.forward(tokens);
+        }
+        // The gradient of Burn's embedding walks all tokens in one thread a column; that of a gather is a parallel scatter.
+        let ([batch, seq], features) = (tokens.dims(), self.config.hidden_size);
+        let rows = tokens.reshape([batch * seq, 1]).expand([batch * seq, features]);
+        self.embed_tokens.weight.val().gather(0, rows).reshape([batch, seq, features])
+    }
+
+    /// The residual stream after the last norm, [batch, seq, hidden].
+    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut KvCache>) -> Tensor<3> {
+        let [_, seq] = tokens.dims();
+        let start = cache.as_ref().map_or(0, |cache| cache.len());
+        let room = cache.as_ref().map_or(usize::MAX, |cache| cache.max_len()).min(self.max_len());
+        assert!(start + seq <= room, "{seq} tokens after {start} do not fit the {room} positions of the model and its cache");
+
+        let device = tokens.device();
+        let mut x = self.embed(tokens);
+        let rope = self.rope.positions(start, seq, FloatDType::from(x.dtype()));
+        // A single query sees every position.
+        let mask = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask([seq, start + seq], start as i64, &device).unsqueeze::<4>());
+        for (index, layer) in self.layers.iter().enumerate() {
+            let cache = cache.as_mut().map(|cache| (cache.layer(index), start));
+            x = x.clone() + layer.self_attn.forward(layer.input_layernorm.forward(x), &rope, mask.as_ref(), cache);
+            x = x.clone() + layer.mlp.forward(layer.post_attention_layernorm.forward(x));
+        }
+        if let Some(cache) = cache {
+            cache.advance(seq);
+        }
+        self.norm.forward(x)
+    }
+
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        match &self.lm_head {
+            Some(head) => head.forward(hidden),
+            None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
+        }
+    }
+}

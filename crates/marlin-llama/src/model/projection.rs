@@ -1,0 +1,32 @@
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn_marlin::W4A16Linear;
+
+/// A linear layer of the model: float, or with a 4-bit weight.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a few hundred bytes a layer, beside megabytes of weights")]
+pub enum Projection {
+    /// Burn's own layer, weight [K, N].
+    Dense(Linear),
+    /// A 4-bit weight.
+    W4A16(W4A16Linear),
+}
+
+impl Projection {
+    /// [.., K] to [.., N].
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Dense(linear) => linear.forward(x),
+            Self::W4A16(linear) => linear.forward(x),
+        }
+    }
+
+    /// [K, N]: input and output features.
+    pub fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(linear) => linear.weight.shape().dims(),
+            Self::W4A16(linear) => linear.weight().dims(),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with Llama 3's scaling.
+
+use std::f64::consts::TAU;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use crate::config::{Llama3RopeScaling, LlamaConfig};
+
+/// Cosines and sines of every position up to a length, [length, head_dim / 2] each, in f32.
+#[derive(Module, Debug)]
+pub struct Rope {
+    cos: Tensor<2>,
+    sin: Tensor<2>,
+}
+
+/// The part of the tables that one forward pass needs, in its dtype: [1, 1, seq, head_dim / 2].
+pub(crate) struct RopePositions {
+    cos: Tensor<4>,
+    sin: Tensor<4>,
+}
+
+impl Rope {
+    /// Tables for positions `0..length`.
+    ///
+    /// Angles are computed in f64: in f32 the last positions of a long context would be off by a thousandth of a turn.
+    pub fn new(config: &LlamaConfig, length: usize, device: &Device) -> Self {
+        let frequencies = frequencies(config);
+        let angles: Vec<f64> = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect();
+        let table = |function: fn(f64) -> f64| {
+            let values: Vec<f32> = angles.iter().map(|&angle| function(angle) as f32).collect();
+            Tensor::from_data(TensorData::new(values, [length, frequencies.len()]), (device, DType::F32))
+        };
+        Self { cos: table(f64::cos), sin: table(f64::sin) }
+    }
+
+    /// Positions in the tables.
+    pub fn length(&self) -> usize {
+        self.cos.dims()[0]
+    }
+
+    pub(crate) fn positions(&self, start: usize, seq: usize, dtype: FloatDType) -> RopePositions {
+        let part = |table: &Tensor<2>| table.clone().slice_dim(0, start..start + seq).cast(dtype).unsqueeze::<4>();
+        RopePositions { cos: part(&self.cos), sin: part(&self.sin) }
+    }
+}
+
+impl RopePositions {
+    /// Turns each pair (x[i], x[i + head_dim / 2]) of [batch, heads, seq, head_dim] by its position's angle.
+    pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
+        let [batch, heads, seq, head_dim] = x.dims();
+        let half = head_dim / 2;
+        let first = x.clone().slice([0..batch, 0..heads, 0..seq, 0..half]);
+        let second = x.slice([0..batch, 0..heads, 0..seq, half..head_dim]);
+        let (cos, sin) = (&self.cos, &self.sin);
+        let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
+        let turned_second = second * cos.clone() + first * sin.clone();
+        Tensor::cat(vec![turned_first, turned_second], 3)
+    }
+}
+
+/// Radians a position, [head_dim / 2].
+fn frequencies(config: &LlamaConfig) -> Vec<f64> {
+    let head_dim = config.head_dim as f64;
+    let plain = (0..config.head_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / head_dim));
+    match &config.rope_scaling {
+        Some(scaling) => plain.map(|frequency| scaled(frequency, scaling)).collect(),
+        None => plain.collect(),
+    }
+}
+
+fn scaled(frequency: f64, scaling: &Llama3RopeScaling) -> f64 {
+    let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
+    // Full turns within the original context.
+    let turns = scaling.original_max_position_embeddings as f64 * frequency / TAU;
+    let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+    frequency * (kept + (1.0 - kept) / scaling.factor)
+}

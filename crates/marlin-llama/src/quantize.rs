@@ -1,0 +1,212 @@
+//! A float folder to a folder with 4-bit projections.
+
+use std::path::Path;
+
+use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, TensorSpec, TensorView};
+use marlin_format::{QuantSpec, quantize_rtn};
+
+use crate::LlamaError;
+use crate::config::{LlamaConfig, quantization_field, read_json};
+use crate::model::QUANTIZABLE_PROJECTIONS;
+
+/// Files that are copied where they are there: all that concerns texts.
+const COPIED_FILES: [&str; 10] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// What is quantised.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
+    /// of the name.
+    pub exclude: Vec<String>,
+}
+
+/// How far a quantisation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuantizeProgress<'a> {
+    /// The tensor that was written.
+    pub tensor: &'a str,
+    /// Tensors that are done.
+    pub done: usize,
+    /// All tensors of the source.
+    pub total: usize,
+}
+
+/// What a quantisation did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizeReport {
+    /// The layers that are in 4 bits now, as they come in the source.
+    pub quantized: Vec<QuantizedLayer>,
+    /// Projections that were excluded.
+    pub excluded: Vec<String>,
+    /// Bytes of all tensors of the source.
+    pub source_bytes: usize,
+    /// Bytes of all tensors of the target.
+    pub target_bytes: usize,
+}
+
+/// A layer that was quantised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedLayer {
+    /// Its name.
+    pub name: String,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// Bits for each weight, scales and zero points counted.
+    pub bits_per_weight: f64,
+}
+
+/// A tensor of the source, and what becomes of it.
+enum Plan<'a> {
+    Copy(TensorView<'a>),
+    Quantize { layer: &'a str, view: TensorView<'a>, k: usize, n: usize },
+}
+
+/// Rounds the projections of a float Hugging Face folder to the nearest 4-bit values, into a new folder in compressed-tensors' pack-quantized
+/// form.
+///
+/// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
+/// One tensor at a time is in memory. The target appears when all of it is written.
+///
+/// # Errors
+/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a group size that does not divide a
+/// layer's K, before anything is written; weights that are not finite; a target with something in it.
+pub fn quantize_folder(
+    source: &Path,
+    target: &Path,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    mut on_progress: impl FnMut(QuantizeProgress<'_>),
+) -> Result<QuantizeReport, LlamaError> {
+    let config_path = source.join("config.json");
+    LlamaConfig::read(&config_path)?;
+    let mut config = read_json(&config_path)?;
+    if quantization_field(&config).is_some() {
+        return Err(LlamaError::AlreadyQuantized { path: config_path });
+    }
+    // The head is never quantised; other readers expect to be told.
+    let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
+    let quantization = QuantizationConfig::new(*spec, ignore)
+        .map_err(|error| LlamaError::QuantizationConfig { path: target.join("config.json"), source: error })?;
+
+    let checkpoint = Checkpoint::open(source)?;
+    let mut excluded = Vec::new();
+    let plans = plan(&checkpoint, spec, &quantization, &mut excluded)?;
+    let mut writer = CheckpointWriter::create(target)?;
+    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec)).collect();
+    writer.declare(specs)?;
+
+    let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
+    for (index, plan) in plans.iter().enumerate() {
+        let view = plan.run(spec, &mut writer, &mut report)?;
+        on_progress(QuantizeProgress { tensor: view.name(), done: index + 1, total: plans.len() });
+    }
+    if let Some(config) = config.as_object_mut() {
+        config.insert("quantization_config".into(), quantization.to_json());
+    }
+    writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;
+    for name in COPIED_FILES {
+        let path = source.join(name);
+        if path.is_file() {
+            writer.copy_file(&path)?;
+        }
+    }
+    writer.finish()?;
+    tracing::info!(source = %source.display(), target = %target.display(), %spec, layers = report.quantized.len(), "quantised a Llama");
+    Ok(report)
+}
+
+/// What becomes of every tensor. Refuses what the spec does not fit.
+fn plan<'a>(
+    checkpoint: &'a Checkpoint,
+    spec: &QuantSpec,
+    quantization: &QuantizationConfig,
+    excluded: &mut Vec<String>,
+) -> Result<Vec<Plan<'a>>, LlamaError> {
+    let mut plans = Vec::new();
+    for name in checkpoint.names() {
+        let view = checkpoint.tensor(name)?;
+        if name.ends_with(".weight_packed") {
+            return Err(LlamaError::AlreadyQuantized { path: view.path().into() });
+        }
+        let layer = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
+        match (layer, view.shape()) {
+            (Some(layer), _) if quantization.ignores(layer) => {
+                excluded.push(layer.to_string());
+                plans.push(Plan::Copy(view));
+            }
+            (Some(layer), &[n, k]) => {
+                spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
+                plans.push(Plan::Quantize { layer, view, k, n });
+            }
+            _ => plans.push(Plan::Copy(view)),
+        }
+    }
+    Ok(plans)
+}
+
+/// Whether a layer of this name is one of the model's projections.
+fn is_projection(layer: &str) -> bool {
+    let name = layer.rsplit('.').next().unwrap_or(layer);
+    layer.starts_with("model.layers.") && QUANTIZABLE_PROJECTIONS.contains(&name)
+}
+
+impl<'a> Plan<'a> {
+    fn specs(&self, spec: &QuantSpec) -> Vec<TensorSpec> {
+        match self {
+            Self::Copy(view) => vec![TensorSpec::new(view.name(), view.dtype(), view.shape())],
+            Self::Quantize { layer, k, n, .. } => compressed_tensors::tensor_specs(layer, *k, *n, spec, false),
+        }
+    }
+
+    fn run(&self, spec: &QuantSpec, writer: &mut CheckpointWriter, report: &mut QuantizeReport) -> Result<TensorView<'a>, LlamaError> {
+        match self {
+            Self::Copy(view) => {
+                report.source_bytes += view.bytes().len();
+                report.target_bytes += view.bytes().len();
+                writer.write_tensor(view.name(), view.bytes())?;
+                Ok(*view)
+            }
+            &Self::Quantize { layer, view, k, n } => {
+                let weight = transposed(&view.to_f32()?, n, k);
+                let plain = quantize_rtn(&weight, k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
+                report.source_bytes += view.bytes().len();
+                for tensor in compressed_tensors::tensors_of(layer, &plain) {
+                    report.target_bytes += tensor.bytes.len();
+                    writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
+                }
+                report.quantized.push(QuantizedLayer { name: layer.into(), k, n, bits_per_weight: plain.bits_per_weight() });
+                Ok(view)
+            }
+        }
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`, in blocks that stay in the cache.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    const BLOCK: usize = 32;
+    let mut out = vec![0.0; values.len()];
+    for first_row in (0..rows).step_by(BLOCK) {
+        for first_column in (0..columns).step_by(BLOCK) {
+            for row in first_row..rows.min(first_row + BLOCK) {
+                for column in first_column..columns.min(first_column + BLOCK) {
+                    out[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,152 @@
+//! Float folder to 4-bit folder.
+
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, compressed_tensors};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use serde_json::json;
+
+use super::folder::logits;
+use super::support::*;
+use crate::{Llama, LlamaConfig, LlamaError, OpenOptions, Projection, QuantizeOptions, QuantizeReport, quantize_folder};
+
+const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
+
+fn config_of_64() -> LlamaConfig {
+    config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }))
+}
+
+fn quantize(source: &Path, target: &Path, spec: QuantSpec, exclude: &[&str]) -> Result<QuantizeReport, LlamaError> {
+    let options = QuantizeOptions { exclude: exclude.iter().map(ToString::to_string).collect() };
+    quantize_folder(source, target, &spec, &options, |_| {})
+}
+
+#[test]
+fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let weights = random_weights(&config, &mut rng);
+    for spec in [SPEC, SPEC.with_zero_points().with_scale_dtype(ScaleDtype::BF16), QuantSpec::int4(GroupSize::Channel)] {
+        let ((_a, source), (_b, target), (_c, rounded)) = (temporary(), temporary(), temporary());
+        write_folder(&source, &config, &weights, Dtype::BF16);
+        std::fs::write(source.join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();
+        std::fs::write(source.join("generation_config.json"), r#"{"eos_token_id": 9}"#).unwrap();
+        std::fs::write(source.join("README.md"), "not copied").unwrap();
+        let mut progress = Vec::new();
+        let report = quantize_folder(&source, &target, &spec, &QuantizeOptions::default(), |step| {
+            progress.push((step.tensor.to_string(), step.done, step.total));
+        })
+        .unwrap();
+        assert_eq!((report.quantized.len(), report.excluded.len()), (14, 0));
+        assert!(report.target_bytes < report.source_bytes);
+        assert_eq!(progress.len(), weights.len());
+        assert!(
+            progress
+                .iter()
+                .enumerate()
+                .all(|(i, (name, done, total))| (*done, *total) == (i + 1, weights.len()) && weights.contains_key(name))
+        );
+        let mut files: Vec<_> = target.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        files.sort();
+        assert_eq!(files, ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]);
+
+        // What is not a projection is there bit for bit; projections are what the host dequantises.
+        let (before, after) = (Checkpoint::open(&source).unwrap(), Checkpoint::open(&target).unwrap());
+        let mut dequantized = Weights::new();
+        for (name, (shape, _)) in &weights {
+            let values = match name.strip_suffix(".weight").filter(|layer| layer.ends_with("_proj")) {
+                None => {
+                    assert_eq!(after.tensor(name).unwrap().bytes(), before.tensor(name).unwrap().bytes());
+                    after.tensor(name).unwrap().to_f32().unwrap()
+                }
+                Some(layer) => {
+                    let plain = compressed_tensors::to_plain(&after, layer, &spec).unwrap();
+                    let (k, n, values) = (plain.k(), plain.n(), plain.dequantize());
+                    (0..n * k).map(|i| values[i % k * n + i / k]).collect()
+                }
+            };
+            dequantized.insert(name.clone(), (shape.clone(), values));
+        }
+        write_folder(&rounded, &config, &dequantized, Dtype::F32);
+
+        let llama = open(&target);
+        assert_eq!(llama.generation.eos_token_ids, [9]);
+        assert!(matches!(llama.model.layers[0].mlp.down_proj, Projection::W4A16(_)));
+        assert!(matches!(llama.model.lm_head, Some(Projection::Dense(_))));
+        let tokens = random_tokens(8, config.vocab_size, &mut rng);
+        let expected: Vec<f64> = logits(&open(&rounded).model, &tokens).into_iter().map(f64::from).collect();
+        assert!(relative_error(&logits(&llama.model, &tokens), &expected) < 1e-4, "{spec}");
+        let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
+        let error = relative_error(&logits(&llama.model, &tokens), &float);
+        println!("{spec}: relative error of quantisation {error:.2}");
+        assert!(error < 0.6, "{spec}: {error}");
+    }
+}
+
+#[test]
+fn a_quantised_model_runs_in_half_precision() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let ((_a, source), (_b, target)) = (temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
+    quantize(&source, &target, SPEC, &[]).unwrap();
+    let half = Llama::open(&target, &Device::flex(), &OpenOptions { dtype: None, ..options() }).unwrap().model;
+    assert_eq!(half.dtype(), FloatDType::F16);
+    let tokens = random_tokens(8, config.vocab_size, &mut rng);
+    let expected: Vec<f64> = logits(&open(&target).model, &tokens).into_iter().map(f64::from).collect();
+    assert!(relative_error(&logits(&half, &tokens), &expected) < 0.02);
+}
+
+#[test]
+fn excluded_layers_stay_float() {
+    let config = config_of_64();
+    let ((_a, source), (_b, target)) = (temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng()), Dtype::F16);
+    let report = quantize(&source, &target, SPEC, &["model.layers.0.self_attn.q_proj", "re:.*down_proj$"]).unwrap();
+    assert_eq!(report.excluded, ["model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"]);
+    assert_eq!(report.quantized.len(), 11);
+    let model = open(&target).model;
+    let dense = |projection: &Projection| matches!(projection, Projection::Dense(_));
+    assert!(dense(&model.layers[0].self_attn.q_proj) && dense(&model.layers[1].mlp.down_proj));
+    assert!(!dense(&model.layers[1].self_attn.q_proj) && !dense(&model.layers[0].mlp.up_proj));
+}
+
+#[test]
+fn a_group_that_does_not_divide_is_refused_before_anything_is_written() {
+    let config = config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 80 }));
+    let ((_a, source), (_b, target)) = (temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng()), Dtype::F16);
+    let error = quantize(&source, &target, SPEC, &[]).expect_err("32 does not divide 80");
+    let LlamaError::Quantize { layer, source: FormatError::GroupDoesNotDivide { k: 80, rows: 32, .. } } = error else { panic!("{error}") };
+    assert_eq!(layer, "model.layers.0.mlp.down_proj");
+    assert_eq!(target.parent().unwrap().read_dir().unwrap().count(), 0);
+    quantize(&source, &target, SPEC, &["re:.*down_proj"]).unwrap();
+}
+
+#[test]
+fn what_cannot_be_quantised_is_refused() {
+    let config = config_of_64();
+    let mut weights = random_weights(&config, &mut rng());
+    let ((_a, source), (_b, target), (_c, again)) = (temporary(), temporary(), temporary());
+    write_folder(&source, &config, &weights, Dtype::F16);
+    assert!(matches!(quantize(&source, &target, SPEC, &["re:("]), Err(LlamaError::QuantizationConfig { .. })));
+    quantize(&source, &target, SPEC, &[]).unwrap();
+    assert!(matches!(quantize(&source, &target, SPEC, &[]), Err(LlamaError::Checkpoint(CheckpointError::TargetNotEmpty { .. }))));
+    assert!(matches!(quantize(&target, &again, SPEC, &[]), Err(LlamaError::AlreadyQuantized { path }) if path.ends_with("config.json")));
+    // The config alone does not say it.
+    std::fs::copy(source.join("config.json"), target.join("config.json")).unwrap();
+    assert!(
+        matches!(quantize(&target, &again, SPEC, &[]), Err(LlamaError::AlreadyQuantized { path }) if path.ends_with("model.safetensors"))
+    );
+
+    let name = "model.layers.1.mlp.up_proj";
+    weights.get_mut(&format!("{name}.weight")).unwrap().1[70] = f32::NAN;
+    let (_d, broken) = temporary();
+    write_folder(&broken, &config, &weights, Dtype::F32);
+    let error = quantize(&broken, &again, SPEC, &[]).expect_err("NaN");
+    // Element 70 of [N, K = 64] is input 6 of output 1.
+    let LlamaError::Quantize { layer, source: FormatError::NonFiniteWeight { row: 6, column: 1, .. } } = error else { panic!("{error}") };
+    assert_eq!(layer, name);
+    assert!(!again.exists());
+}

@@ -1,0 +1,171 @@
+//! Random models, as Hugging Face folders.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, FloatDType};
+use half::{bf16, f16};
+use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use crate::{Llama, LlamaConfig, OpenOptions};
+
+/// Tensors of a checkpoint by name: shape and values, row-major.
+pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// A fresh generator, whose seed a failing test shows.
+pub(crate) fn rng() -> StdRng {
+    let seed = rand::random();
+    println!("seed {seed}");
+    StdRng::seed_from_u64(seed)
+}
+
+/// A model of two layers whose sizes are no powers of two.
+pub(crate) fn config() -> LlamaConfig {
+    config_with(json!({}))
+}
+
+/// The same with other fields.
+pub(crate) fn config_with(fields: Value) -> LlamaConfig {
+    serde_json::from_value(config_json(fields)).unwrap()
+}
+
+pub(crate) fn config_json(fields: Value) -> Value {
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 71, "hidden_size": 36, "intermediate_size": 52,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 96,
+        "eos_token_id": 2,
+    });
+    for (name, value) in fields.as_object().unwrap() {
+        config[name] = value.clone();
+    }
+    config
+}
+
+/// Weights of a size that makes attention choosy and keeps the residual stream in range.
+pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights {
+    let mut weights = Weights::new();
+    let mut add = |name: String, shape: Vec<usize>, centre: f32, spread: f32| {
+        let values = (0..shape.iter().product()).map(|_| centre + spread * (2.0 * rng.random::<f32>() - 1.0)).collect();
+        weights.insert(name, (shape, values));
+    };
+    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    let (query, key_value) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
+    add("model.embed_tokens.weight".into(), vec![config.vocab_size, hidden], 0.0, 1.0);
+    for layer in 0..config.num_hidden_layers {
+        for (name, n, k, bias) in [
+            ("self_attn.q_proj", query, hidden, config.attention_bias),
+            ("self_attn.k_proj", key_value, hidden, config.attention_bias),
+            ("self_attn.v_proj", key_value, hidden, config.attention_bias),
+            ("self_attn.o_proj", hidden, query, config.attention_bias),
+            ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
+            ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
+            ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
+        ] {
+            add(format!("model.layers.{layer}.{name}.weight"), vec![n, k], 0.0, 2.0 / (k as f32).sqrt());
+            if bias {
+                add(format!("model.layers.{layer}.{name}.bias"), vec![n], 0.0, 0.5);
+            }
+        }
+        add(format!("model.layers.{layer}.input_layernorm.weight"), vec![hidden], 1.0, 0.5);
+        add(format!("model.layers.{layer}.post_attention_layernorm.weight"), vec![hidden], 1.0, 0.5);
+    }
+    add("model.norm.weight".into(), vec![hidden], 1.0, 0.5);
+    if !config.tie_word_embeddings {
+        add("lm_head.weight".into(), vec![config.vocab_size, hidden], 0.0, 2.0 / (hidden as f32).sqrt());
+    }
+    weights
+}
+
+/// Values as a file of `dtype` holds them.
+pub(crate) fn bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
+/// A temporary folder, and the path of a checkpoint to be in it.
+pub(crate) fn temporary() -> (tempfile::TempDir, PathBuf) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    (parent, dir)
+}
+
+pub(crate) fn write_folder(dir: &Path, config: &LlamaConfig, weights: &Weights, dtype: Dtype) {
+    let mut writer = CheckpointWriter::create(dir).unwrap();
+    writer.write_file("config.json", config.to_json().to_string().as_bytes()).unwrap();
+    writer.declare(weights.iter().map(|(name, (shape, _))| TensorSpec::new(name.as_str(), dtype, shape.as_slice()))).unwrap();
+    for (name, (_, values)) in weights {
+        writer.write_tensor(name, &bytes(values, dtype)).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// The same in `shards` files with an index.
+pub(crate) fn write_sharded(dir: &Path, config: &LlamaConfig, weights: &Weights, shards: usize) {
+    std::fs::create_dir(dir).unwrap();
+    std::fs::write(dir.join("config.json"), config.to_json().to_string()).unwrap();
+    let names: Vec<&String> = weights.keys().collect();
+    let mut map = serde_json::Map::new();
+    for (index, names) in names.chunks(names.len().div_ceil(shards)).enumerate() {
+        let file = format!("model-{:05}-of-{shards:05}.safetensors", index + 1);
+        let data: Vec<_> = names.iter().map(|name| (*name, &weights[*name].0, bytes(&weights[*name].1, Dtype::F32))).collect();
+        let views = data.iter().map(|(name, shape, data)| (*name, TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap()));
+        std::fs::write(dir.join(&file), safetensors::serialize(views, None).unwrap()).unwrap();
+        map.extend(names.iter().map(|name| (name.to_string(), file.clone().into())));
+    }
+    std::fs::write(dir.join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string()).unwrap();
+}
+
+pub(crate) fn options() -> OpenOptions {
+    OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: false }
+}
+
+pub(crate) fn open(dir: &Path) -> Llama {
+    Llama::open(dir, &Device::flex(), &options()).unwrap()
+}
+
+pub(crate) fn random_tokens(count: usize, vocab: usize, rng: &mut StdRng) -> Vec<u32> {
+    (0..count).map(|_| rng.random_range(0..vocab as u32)).collect()
+}
+
+/// |found - expected| / |expected|, Euclidean.
+pub(crate) fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut found.iter().zip(expected).map(|(&a, &b)| f64::from(a) - b));
+    difference / norm(&mut expected.iter().copied())
+}
+
+/// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>` 257; it starts texts with `<s>`.
+pub(crate) fn byte_level_tokenizer() -> Value {
+    // Bytes that are printable in Latin-1 stand for themselves, others are moved to U+0100 and up, as GPT-2 does.
+    let mut moved = 0x100;
+    let mut vocab = serde_json::Map::new();
+    for byte in 0u32..256 {
+        let printable = (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);
+        let code = if printable { byte } else { moved };
+        moved += u32::from(!printable);
+        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    vocab.extend([("<s>".to_string(), 256.into()), ("</s>".to_string(), 257.into())]);
+    let special = |id: u32, content: &str| json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true });
+    json!({
+        "version": "1.0",
+        "added_tokens": [special(256, "<s>"), special(257, "</s>")],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [256], "tokens": ["<s>"] } },
+        },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}

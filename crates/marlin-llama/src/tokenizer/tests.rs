@@ -1,0 +1,196 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::tests::support::byte_level_tokenizer;
+
+fn tokenizer(json: &serde_json::Value) -> Tokenizer {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, json.to_string()).unwrap();
+    Tokenizer::open(&path).unwrap()
+}
+
+/// One token a byte.
+fn byte_level() -> Tokenizer {
+    tokenizer(&byte_level_tokenizer())
+}
+
+/// Byte-level, with tokens that end and begin inside of a character: "a" and the first byte of "ä", its second byte and "b".
+fn byte_level_with_merges() -> Tokenizer {
+    let mut json = byte_level_tokenizer();
+    json["model"]["vocab"]["aÃ"] = 258.into();
+    json["model"]["vocab"]["¤b"] = 259.into();
+    json["model"]["merges"] = json!([["a", "Ã"], ["¤", "b"]]);
+    tokenizer(&json)
+}
+
+/// As Llama 2: bytes 0..=255 as `<0x00>`, then words whose spaces are `▁`.
+fn byte_fallback() -> Tokenizer {
+    let mut vocab: serde_json::Map<_, _> = (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte))).collect();
+    for word in ["▁Hello", "▁world", "▁", "a", "ä"] {
+        vocab.insert(word.into(), vocab.len().into());
+    }
+    tokenizer(&json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ] },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true, "fuse_unk": true },
+    }))
+}
+
+const HELLO: u32 = 256;
+const WORLD: u32 = 257;
+const SPACE: u32 = 258;
+const LETTER: u32 = 259;
+
+/// The pieces a stream gives: one for each token, and one at the end.
+fn pieces(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32]) -> Vec<Option<String>> {
+    let mut stream = TextStream::after(tokenizer, prompt).unwrap();
+    let mut pieces: Vec<_> = tokens.iter().map(|&token| stream.push(token).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    pieces
+}
+
+fn joined(pieces: &[Option<String>]) -> String {
+    pieces.iter().flatten().map(String::as_str).collect()
+}
+
+fn some(text: &str) -> Option<String> {
+    Some(text.into())
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn characters_are_held_back_until_they_are_whole() {
+    for tokenizer in [byte_level(), byte_fallback()] {
+        let found = pieces(&tokenizer, &[], &bytes("aä€😀"));
+        let expected = [some("a"), None, some("ä"), None, None, some("€"), None, None, None, some("😀"), None];
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn tokens_that_end_inside_of_a_character_give_what_is_whole() {
+    let tokenizer = byte_level_with_merges();
+    // a + half of ä, the other half + b
+    assert_eq!(pieces(&tokenizer, &[], &[258, 259]), [some("a"), some("äb"), None]);
+    assert_eq!(
+        pieces(&tokenizer, &[], &[258, 259, 258, 0xa4, 258, 259]),
+        [some("a"), some("äb"), some("a"), some("ä"), some("a"), some("äb"), None]
+    );
+}
+
+#[test]
+fn words_keep_the_space_before_them() {
+    let tokenizer = byte_fallback();
+    assert_eq!(
+        pieces(&tokenizer, &[], &[HELLO, WORLD, SPACE, SPACE, LETTER]),
+        [some("Hello"), some(" world"), some(" "), some(" "), some("a"), None]
+    );
+    // After a prompt the first word is not the first of the text.
+    assert_eq!(pieces(&tokenizer, &[HELLO], &[WORLD, WORLD]), [some(" world"), some(" world"), None]);
+    let long: Vec<u32> = [HELLO; 30].to_vec();
+    assert_eq!(joined(&pieces(&tokenizer, &long, &[WORLD])), " world");
+}
+
+#[test]
+fn special_tokens_are_not_text() {
+    let tokenizer = byte_level();
+    assert_eq!(joined(&pieces(&tokenizer, &[256], &[257, 257, 257, 257, 257, 0xc3, 0xa4, 257])), "ä");
+    // They do not use up the patience with an unfinished character.
+    assert_eq!(pieces(&tokenizer, &[], &[257, 257, 257, 257, 257, 0xc3, 0xa4])[5..], [None, some("ä"), None]);
+}
+
+#[test]
+fn bytes_that_are_no_character_come_as_replacements() {
+    let replacement = char::REPLACEMENT_CHARACTER;
+    for tokenizer in [byte_level(), byte_fallback()] {
+        // An unfinished character at the end, and one before a letter.
+        assert_eq!(joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).chars().next(), Some('a'));
+        assert!(joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).ends_with(replacement));
+        // Bytes that never become a character do not wait for ever.
+        let found = pieces(&tokenizer, &[], &[0xff; 12]);
+        assert!(found[..4].iter().any(Option::is_some), "{found:?}");
+        assert!(joined(&found).chars().all(|c| c == replacement));
+        assert_eq!(joined(&found).chars().count(), 12);
+    }
+    // A run of bytes that was whole, and is not with the next byte: what was given out stays.
+    let found = pieces(&byte_fallback(), &[], &[0xc3, 0xa4, 0xe2, LETTER]);
+    assert_eq!(found, [None, some("ä"), None, some("\u{fffd}a"), None]);
+    // A text may hold the replacement character itself.
+    for tokenizer in [byte_level(), byte_fallback()] {
+        assert_eq!(joined(&pieces(&tokenizer, &[], &bytes("\u{fffd}\u{fffd}x\u{fffd}"))), "\u{fffd}\u{fffd}x\u{fffd}");
+    }
+}
+
+#[test]
+fn texts_are_encoded_with_what_starts_them() {
+    let tokenizer = byte_level();
+    assert_eq!(tokenizer.encode("aä").unwrap(), [256, 97, 0xc3, 0xa4]);
+    assert_eq!(tokenizer.decode(&[256, 97, 0xc3, 0xa4, 257]).unwrap(), "aä");
+    assert_eq!(tokenizer.token_id("</s>"), Some(257));
+    assert_eq!((tokenizer.vocab_size(), byte_fallback().vocab_size()), (258, 261));
+    assert!(tokenizer.check_vocab(258).is_ok() && tokenizer.check_vocab(1000).is_ok());
+    assert!(matches!(tokenizer.check_vocab(257), Err(LlamaError::TokenizerMismatch { tokenizer: 258, model: 257, .. })));
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_left_out() {
+    let mut json = byte_level_tokenizer();
+    json["truncation"] = json!({ "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 });
+    json["padding"] = json!({ "strategy": { "Fixed": 20 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "x" });
+    assert_eq!(tokenizer(&json).encode("abcdef").unwrap().len(), 7);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whole characters, however tokens split them: the pieces are the text, and nothing waits longer than its character.
+    #[test]
+    fn pieces_join_to_the_text(text in "[a-zäß€漢😀\u{fffd} ]{0,40}", merged in any::<bool>()) {
+        let tokenizer = if merged { byte_level_with_merges() } else { byte_level() };
+        let tokens = tokenizer.encode(&text).unwrap();
+        let found = pieces(&tokenizer, &[256], &tokens[1..]);
+        prop_assert_eq!(joined(&found), text.clone());
+        // What is out after each token is the longest whole beginning of the bytes so far, but for replacement characters, which may wait.
+        if !text.contains(char::REPLACEMENT_CHARACTER) {
+            let mut waiting: VecDeque<u8> = VecDeque::new();
+            for (&token, piece) in tokens[1..].iter().zip(&found) {
+                waiting.extend(match token {
+                    258 => b"a\xc3".to_vec(),
+                    259 => b"\xa4b".to_vec(),
+                    byte => vec![byte as u8],
+                });
+                let piece = piece.as_deref().unwrap_or("");
+                waiting.drain(..piece.len());
+                prop_assert!(std::str::from_utf8(waiting.make_contiguous()).is_err() || waiting.is_empty());
+                prop_assert!(waiting.len() < 4);
+            }
+        }
+    }
+
+    /// Any bytes, characters or not: byte-level gives just what decoding all at once does.
+    #[test]
+    fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
+        let tokenizer = byte_level();
+        prop_assert_eq!(joined(&pieces(&tokenizer, &[], &tokens)), tokenizer.decode(&tokens).unwrap());
+    }
+
+    /// Any tokens, special and unknown ones among them: no panic, no error.
+    #[test]
+    fn any_tokens_are_taken(tokens in proptest::collection::vec(0u32..300, 0..40)) {
+        pieces(&byte_level(), &tokens, &tokens);
+        pieces(&byte_fallback(), &tokens, &tokens);
+    }
+}

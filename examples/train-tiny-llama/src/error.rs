@@ -1,0 +1,60 @@
+//! What can go wrong, in words that say what to do.
+
+use std::path::{Path, PathBuf};
+
+/// The program's error.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or folder could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// `cargo metadata` failed or answered something unexpected.
+    #[error("`cargo metadata --offline` failed: {0}; run this inside the workspace, after a build has fetched the dependencies")]
+    Metadata(String),
+    /// A crate whose sources are held out is not among the dependencies.
+    #[error("the crate `{0}` is held out for evaluation, but it is not a dependency of this workspace; put another crate into HELD_OUT")]
+    HeldOutMissing(&'static str),
+    /// The tokenizer could not be trained or used.
+    #[error("tokenizer: {0}")]
+    Tokenizer(tokenizers::Error),
+    /// A file of the corpus folder does not hold what `corpus` writes.
+    #[error("{}: {problem}; write the folder again with `train-tiny-llama corpus --out`", path.display())]
+    Corpus {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        problem: String,
+    },
+    /// An option that cannot be carried out.
+    #[error("{0}")]
+    Option(String),
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// The loss is no longer a number.
+    #[error("the loss is {loss} after {step} steps: the training diverged; lower --lr (it was {lr})")]
+    Diverged {
+        /// The loss that was read.
+        loss: f32,
+        /// Steps taken.
+        step: usize,
+        /// Peak learning rate.
+        lr: f64,
+    },
+    /// The model could not be built or written.
+    #[error(transparent)]
+    Llama(#[from] marlin_llama::LlamaError),
+}
+
+impl Error {
+    /// Attaches a path to an operating system error.
+    pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+}

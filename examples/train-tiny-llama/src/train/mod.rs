@@ -1,0 +1,195 @@
+//! `train`: trains the model on a folder that `corpus` wrote, and keeps the best of its evaluations as a Hugging Face folder.
+
+mod clip;
+mod output;
+mod schedule;
+mod tokens;
+mod trainer;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+#[cfg(feature = "cuda")]
+use burn::tensor::DeviceType;
+use clap::ValueEnum;
+use marlin_llama::LlamaConfig;
+
+use crate::corpus::{self, CONTEXT, tokenizer};
+use crate::error::Error;
+use output::{Output, Progress};
+use schedule::Schedule;
+use trainer::Trainer;
+
+/// Steps between two lines of output: each waits for the device once.
+const REPORT_STEPS: usize = 50;
+
+/// Options of `train`.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Folder that `corpus` wrote
+    #[arg(long)]
+    data: PathBuf,
+    /// Folder to write the model to: new, empty, or from an earlier training, which is replaced
+    #[arg(long)]
+    out: PathBuf,
+    /// Where to train
+    #[arg(long, value_enum)]
+    device: DeviceKind,
+    /// Steps at most
+    #[arg(long, default_value_t = 8000)]
+    steps: usize,
+    /// Seconds at most, evaluations included; the learning rate comes down in time
+    #[arg(long)]
+    max_seconds: Option<u64>,
+    /// Windows a step
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    /// Tokens a window
+    #[arg(long, default_value_t = CONTEXT)]
+    seq: usize,
+    /// Peak learning rate
+    #[arg(long, default_value_t = 3e-3)]
+    lr: f64,
+    /// Steps over which the learning rate rises
+    #[arg(long, default_value_t = 200)]
+    warmup: usize,
+    /// Steps between two evaluations on the held-out text
+    #[arg(long, default_value_t = 500)]
+    eval_steps: usize,
+    /// Seed of the weights and of the order of the text
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// A device to train on.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DeviceKind {
+    /// The first NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda,
+    /// The processor.
+    #[cfg(feature = "flex")]
+    Flex,
+}
+
+impl DeviceKind {
+    /// The device and its name.
+    fn open(self) -> Result<(Device, String), Error> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => {
+                // Asked first: using a device that is not there panics inside the driver's loader.
+                let found = Device::enumerate(DeviceType::Cuda).into_iter().next();
+                let device = found.ok_or_else(|| Error::Option("--device cuda: no NVIDIA GPU or driver was found".into()))?;
+                let name = device.identity().map_or_else(|| "CUDA device 0".to_owned(), |identity| identity.name);
+                Ok((device, name))
+            }
+            #[cfg(feature = "flex")]
+            Self::Flex => Ok((Device::flex(), "processor (Flex)".to_owned())),
+        }
+    }
+}
+
+/// The shipped model: 5 million parameters, every size a multiple of 128 so that every 4-bit kernel takes its layers.
+fn tiny_llama() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: tokenizer::VOCAB_SIZE,
+        hidden_size: 256,
+        intermediate_size: 768,
+        num_hidden_layers: 5,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 64,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        max_position_embeddings: CONTEXT,
+        tie_word_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+        bos_token_id: Some(0),
+        eos_token_ids: vec![0],
+        dtype: None,
+    }
+}
+
+/// Runs `train`.
+pub fn run(options: &Options) -> Result<(), Error> {
+    train(options, tiny_llama())
+}
+
+fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
+    check(options)?;
+    let output = Output::new(&options.out, &options.data)?;
+    let train_tokens = tokens::read(&options.data.join(corpus::TRAIN_TOKENS), config.vocab_size, options.seq + 1)?;
+    let held_out = tokens::read(&options.data.join(corpus::HELD_OUT_TOKENS), config.vocab_size, 2)?;
+    let (device, device_name) = options.device.open()?;
+    let batch_tokens = options.batch * options.seq;
+    println!("{} training tokens, {batch_tokens} a step, on {device_name}", train_tokens.len());
+
+    let schedule =
+        Schedule { peak: options.lr, warmup: options.warmup, steps: options.steps, limit: options.max_seconds.map(Duration::from_secs) };
+    let mut trainer = Trainer::new(&config, train_tokens, options, &device);
+    println!("{} parameters", trainer.num_params());
+
+    let start = Instant::now();
+    let mut progress =
+        Progress { device: device_name, batch: options.batch, seq: options.seq, seed: options.seed, lr: options.lr, ..Progress::default() };
+    let mut best = f64::INFINITY;
+    let mut last_report = (0, start.elapsed());
+    for step in 1..=options.steps {
+        trainer.step(schedule.learning_rate(step - 1, start.elapsed()))?;
+        let done = schedule.progress(step, start.elapsed());
+        let last = done >= 1.0;
+        if step % REPORT_STEPS == 0 || last {
+            progress.train_loss = trainer.mean_loss()?;
+            if !progress.train_loss.is_finite() {
+                return Err(Error::Diverged { loss: progress.train_loss, step, lr: options.lr });
+            }
+            let now = start.elapsed();
+            let rate = ((step - last_report.0) * batch_tokens) as f64 / (now - last_report.1).as_secs_f64();
+            let left = now.as_secs_f64() * (1.0 - done) / done.max(1e-9);
+            println!(
+                "step {step:>6}  loss {:.4}  {:>9.0} tokens/s  {:.0} s, {left:.0} s left",
+                progress.train_loss,
+                rate,
+                now.as_secs_f64()
+            );
+            last_report = (step, now);
+        }
+        if step % options.eval_steps == 0 || last {
+            let perplexity = trainer.perplexity(&held_out)?;
+            println!("step {step:>6}  held-out perplexity {perplexity:.3}");
+            if perplexity < best {
+                best = perplexity;
+                (progress.steps, progress.elapsed, progress.perplexity) = (step, start.elapsed(), perplexity);
+                output.save(&trainer.model(), &config, &progress)?;
+            }
+            // Evaluations do not count in the rate.
+            last_report = (step, start.elapsed());
+        }
+        if last {
+            break;
+        }
+    }
+    println!("best held-out perplexity {best:.3}: {}", options.out.display());
+    Ok(())
+}
+
+fn check(options: &Options) -> Result<(), Error> {
+    let positive = [("steps", options.steps), ("batch", options.batch), ("eval-steps", options.eval_steps)];
+    if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+        return Err(Error::Option(format!("--{name} must be at least 1")));
+    }
+    if !(2..=CONTEXT).contains(&options.seq) {
+        return Err(Error::Option(format!("--seq {} is not between 2 and the model's context of {CONTEXT} tokens", options.seq)));
+    }
+    if !(options.lr.is_finite() && options.lr > 0.0) {
+        return Err(Error::Option(format!("--lr {} is not a positive number", options.lr)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

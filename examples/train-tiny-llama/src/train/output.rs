@@ -1,0 +1,109 @@
+//! The model's folder, replaced whenever an evaluation is the best so far.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use burn::tensor::FloatDType;
+use marlin_llama::{LlamaConfig, LlamaModel, save_float};
+use serde_json::json;
+
+use crate::corpus::{CONTEXT, write_json};
+use crate::error::Error;
+
+/// How the model was trained; its presence marks a folder that may be replaced.
+const TRAINING: &str = "training.json";
+/// Files of the corpus folder that belong to the model.
+const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
+/// What `training.json` records.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Name of the device.
+    pub device: String,
+    /// Windows a step.
+    pub batch: usize,
+    /// Tokens a window.
+    pub seq: usize,
+    /// Seed of weights and order.
+    pub seed: u64,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Mean loss over the last reported steps, in nats a token.
+    pub train_loss: f32,
+    /// Steps taken.
+    pub steps: usize,
+    /// Since the first step.
+    pub elapsed: Duration,
+    /// On the held-out text.
+    pub perplexity: f64,
+}
+
+impl Progress {
+    fn to_json(&self) -> serde_json::Value {
+        json!({
+            "steps": self.steps,
+            "tokens": self.steps * self.batch * self.seq,
+            "batch": self.batch,
+            "seq": self.seq,
+            "learning_rate": self.lr,
+            "seed": self.seed,
+            "seconds": self.elapsed.as_secs_f64().round(),
+            "device": self.device,
+            "train_loss": self.train_loss,
+            "heldout_perplexity": self.perplexity,
+        })
+    }
+}
+
+/// The folder and what goes into it beside the weights.
+#[derive(Debug)]
+pub struct Output {
+    dir: PathBuf,
+    tokenizer: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Output {
+    /// Reads the tokenizer of the corpus folder `data`; refuses a `dir` that holds something other than a trained model.
+    pub fn new(dir: &Path, data: &Path) -> Result<Self, Error> {
+        let in_use = dir.is_dir() && fs::read_dir(dir).map_err(Error::io(dir))?.next().is_some();
+        if in_use && !dir.join(TRAINING).is_file() {
+            let message = format!(
+                "--out {} is not empty and has no {TRAINING}, so it is no trained model to replace; name a new folder",
+                dir.display()
+            );
+            return Err(Error::Option(message));
+        }
+        let read = |name: &'static str| {
+            let path = data.join(name);
+            Ok((name, fs::read(&path).map_err(Error::io(&path))?))
+        };
+        Ok(Self { dir: dir.to_owned(), tokenizer: TOKENIZER_FILES.into_iter().map(read).collect::<Result<_, Error>>()? })
+    }
+
+    /// Writes the model in f16, and replaces what the folder held.
+    pub fn save(&self, model: &LlamaModel, config: &LlamaConfig, progress: &Progress) -> Result<(), Error> {
+        // Written beside the folder first: a run that is killed while saving leaves the earlier model whole.
+        let mut name = self.dir.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let new = self.dir.with_file_name(name);
+        remove(&new)?;
+        save_float(model, config, &new, FloatDType::F16)?;
+        for (name, content) in &self.tokenizer {
+            let path = new.join(name);
+            fs::write(&path, content).map_err(Error::io(&path))?;
+        }
+        let generation = json!({
+            "bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_ids.first(), "max_length": CONTEXT,
+            "do_sample": true, "temperature": 0.7, "top_k": 40, "top_p": 0.9,
+        });
+        write_json(&new.join("generation_config.json"), &generation)?;
+        write_json(&new.join(TRAINING), &progress.to_json())?;
+        remove(&self.dir)?;
+        fs::rename(&new, &self.dir).map_err(Error::io(&self.dir))
+    }
+}
+
+fn remove(dir: &Path) -> Result<(), Error> {
+    if dir.exists() { fs::remove_dir_all(dir).map_err(Error::io(dir)) } else { Ok(()) }
+}

@@ -1,0 +1,108 @@
+//! Training as a whole, on a model small enough for the processor.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+fn small() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 32,
+        hidden_size: 32,
+        intermediate_size: 64,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        max_position_embeddings: 32,
+        ..tiny_llama()
+    }
+}
+
+/// A corpus folder whose text counts upwards in steps of 3, modulo the vocabulary: easy to learn.
+fn corpus_folder(dir: &Path) {
+    let tokens = |count: u16| (0..count).flat_map(|i| (i * 3 % 32).to_le_bytes()).collect::<Vec<u8>>();
+    fs::write(dir.join(corpus::TRAIN_TOKENS), tokens(2000)).unwrap();
+    fs::write(dir.join(corpus::HELD_OUT_TOKENS), tokens(150)).unwrap();
+    fs::write(dir.join("tokenizer.json"), "{}").unwrap();
+    fs::write(dir.join("tokenizer_config.json"), "{}").unwrap();
+}
+
+fn options(data: &Path, out: &Path) -> Options {
+    Options {
+        data: data.to_owned(),
+        out: out.to_owned(),
+        device: DeviceKind::Flex,
+        steps: 60,
+        max_seconds: None,
+        batch: 8,
+        seq: 16,
+        lr: 1e-2,
+        warmup: 5,
+        eval_steps: 30,
+        seed: 7,
+    }
+}
+
+#[test]
+fn learns_and_writes_a_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    corpus_folder(dir.path());
+    let out = dir.path().join("model");
+    let options = options(dir.path(), &out);
+    train(&options, small()).unwrap();
+    let training: serde_json::Value = serde_json::from_slice(&fs::read(out.join("training.json")).unwrap()).unwrap();
+    let perplexity = training["heldout_perplexity"].as_f64().unwrap();
+    assert!(perplexity < 2.0, "guessing is 32, knowing is 1, found {perplexity}");
+    assert_eq!(training["tokens"], training["steps"].as_u64().unwrap() * 8 * 16);
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        assert!(out.join(file).is_file(), "{file}");
+    }
+    let config = LlamaConfig::read(&out.join("config.json")).unwrap();
+    assert_eq!((config.vocab_size, config.tie_word_embeddings), (32, true));
+
+    train(&Options { steps: 1, ..options }, small()).unwrap();
+    let replaced: serde_json::Value = serde_json::from_slice(&fs::read(out.join("training.json")).unwrap()).unwrap();
+    assert_eq!(replaced["steps"], 1, "an earlier training is replaced");
+    assert!(!dir.path().join("model.new").exists());
+}
+
+#[test]
+fn the_first_loss_is_that_of_guessing_and_losses_are_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    corpus_folder(dir.path());
+    let tokens = tokens::read(&dir.path().join(corpus::TRAIN_TOKENS), 32, 17).unwrap();
+    let mut trainer = Trainer::new(&small(), tokens, &options(dir.path(), dir.path()), &Device::flex());
+    for _ in 0..2 {
+        trainer.step(0.0).unwrap();
+    }
+    let loss = trainer.mean_loss().unwrap();
+    assert!((loss - 32f32.ln()).abs() < 0.1, "{loss}");
+    assert!(trainer.mean_loss().unwrap().is_nan(), "no step since");
+}
+
+#[test]
+fn the_shipped_sizes_suit_every_kernel() {
+    let config = tiny_llama();
+    config.validate().unwrap();
+    let sizes = [config.vocab_size, config.hidden_size, config.intermediate_size, config.query_size(), config.key_value_size()];
+    assert!(sizes.iter().all(|size| size % 128 == 0), "{sizes:?}");
+}
+
+#[test]
+fn options_that_cannot_work_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    corpus_folder(dir.path());
+    let refused = |change: fn(&mut Options)| {
+        let mut options = options(dir.path(), &dir.path().join("model"));
+        change(&mut options);
+        train(&options, small()).unwrap_err().to_string()
+    };
+    assert!(refused(|options| options.steps = 0).contains("--steps must be at least 1"));
+    assert!(refused(|options| options.seq = 1).contains("--seq 1"));
+    assert!(refused(|options| options.seq = CONTEXT + 1).contains("context of 512"));
+    assert!(refused(|options| options.lr = f64::NAN).contains("--lr"));
+    assert!(refused(|options| options.out = options.data.clone()).contains("no trained model to replace"));
+    fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
+    assert!(refused(|_| ()).contains("tokenizer.json"));
+}

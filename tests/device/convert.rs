@@ -1,0 +1,245 @@
+//! The one call, on models that know nothing of 4 bits.
+
+use crate::setup::{Named, trial};
+use burn::module::Module;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, Relu};
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn_marlin::{Error, GroupSize, LeftReason, Outcome, QuantSpec, W4A16, W4A16Linear, fusion_count};
+use libtest_mimic::Trial;
+use marlin_tests::relative_error;
+
+/// Against the same weights in float: the rounding of f32 sums, and of the activations that follow from them.
+const SAME_WEIGHTS: f64 = 2e-4;
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(device, "convert::mlp_equals_w4a16_linear", mlp_equals_layers));
+    tests.push(trial(device, "convert::mlp_in_column_layout", mlp_in_column_layout));
+    tests.push(trial(device, "convert::mlp_of_odd_sizes", mlp_of_odd_sizes));
+    tests.push(trial(device, "convert::transformer_encoder", transformer));
+    tests.push(trial(device, "convert::half_precision", half_precision));
+    tests.push(trial(device, "convert::patterns_and_report", patterns));
+    tests.push(trial(device, "convert::record_and_device", record));
+    tests.push(trial(device, "convert::gradient_passes_through", gradient));
+    tests.push(trial(device, "convert::nan_weights_are_refused", nan));
+    tests.push(trial(device, "convert::a_second_conversion_leaves_the_first", twice));
+}
+
+/// An ordinary Burn model.
+#[derive(Module, Debug)]
+struct Mlp {
+    up: Linear,
+    relu: Relu,
+    down: Linear,
+}
+
+impl Mlp {
+    fn new(sizes: [usize; 3], layout: LinearLayout, bias: bool, device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).with_layout(layout).with_bias(bias).init(device);
+        Self { up: linear(sizes[0], sizes[1]), relu: Relu::new(), down: linear(sizes[1], sizes[2]) }
+    }
+
+    fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.down.forward(self.relu.forward(self.up.forward(x)))
+    }
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().convert::<f64>().try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+fn convert<M: Module>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {
+    W4A16::new(QuantSpec::int4(group)).quantize(model).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {
+    let error = relative_error(found, expected, expected);
+    assert!(error <= limit, "{what}: relative error {error:e}, limit {limit:e}");
+}
+
+/// The float model with the same dequantised weights, on Flex: there matmuls are exact f32.
+fn dense<M: Module>(quantized: &M) -> M {
+    quantized.clone().materialize().to_device(&Device::flex())
+}
+
+fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+    Tensor::from_data(x.to_data(), &Device::flex())
+}
+
+/// Whether operations of this device go through fusion.
+fn fuses(device: &Device) -> bool {
+    *device != Device::flex()
+}
+
+fn mlp_equals_layers(device: &Device) {
+    for bias in [true, false] {
+        let float = Mlp::new([128, 96, 64], LinearLayout::Row, bias, device);
+        let spec = QuantSpec::int4(GroupSize::G32);
+        let layers = [&float.up, &float.down].map(|linear| W4A16Linear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
+        let (model, report) = convert(float.clone(), GroupSize::G32);
+        assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
+        let reference = dense(&model);
+        for shape in [[1, 1, 128], [1, 5, 128], [4, 1, 128], [3, 7, 128], [2, 33, 128]] {
+            let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
+            device.sync().unwrap_or_else(|error| panic!("{error:?}"));
+            let before = fusion_count();
+            let y = values(model.forward(x.clone()));
+            let after = fusion_count();
+            if fuses(device) {
+                assert_eq!(after.fused - before.fused, 2, "both matmuls of {shape:?} read the packed weight");
+                assert_eq!(after.dequantized, before.dequantized, "no weight of {shape:?} was dequantised");
+            }
+            close(&y, &values(reference.forward(on_flex(&x))), SAME_WEIGHTS, "against the dequantised model");
+            let by_layers = layers[1].forward(model.relu.forward(layers[0].forward(x.clone())));
+            close(&y, &values(by_layers), 1e-5, "against W4A16Linear");
+            let float = values(float.forward(x));
+            let error = relative_error(&y, &float, &float);
+            assert!(error > 1e-3 && error < 0.25, "against the float model: {error:e}, which is no 4-bit error");
+        }
+    }
+}
+
+fn mlp_in_column_layout(device: &Device) {
+    let float = Mlp::new([64, 96, 32], LinearLayout::Col, true, device);
+    let (model, report) = convert(float, GroupSize::G32);
+    assert_eq!(report.quantized(), 2, "{report}");
+    assert_eq!(report.layers[0].shape, [64, 96]);
+    let x = Tensor::<2>::random([5, 64], Distribution::Normal(0.0, 1.0), device);
+    close(&values(model.forward(x.clone())), &values(dense(&model).forward(on_flex(&x))), SAME_WEIGHTS, "column layout");
+}
+
+fn mlp_of_odd_sizes(device: &Device) {
+    let (model, report) = convert(Mlp::new([37, 51, 3], LinearLayout::Row, true, device), GroupSize::Channel);
+    assert_eq!(report.quantized(), 2, "{report}");
+    let x = Tensor::<2>::random([9, 37], Distribution::Normal(0.0, 1.0), device);
+    close(&values(model.forward(x.clone())), &values(dense(&model).forward(on_flex(&x))), SAME_WEIGHTS, "odd sizes");
+    let shown = format!("{model}");
+    assert!(shown.contains("d_input: 37") && shown.contains("d_output: 51"), "Display shows the true sizes: {shown}");
+
+    let (model, report) = convert(Mlp::new([37, 64, 3], LinearLayout::Row, true, device), GroupSize::G32);
+    assert!(matches!(&report.layers[0].outcome, Outcome::Left(LeftReason::Group { .. })), "{report}");
+    assert_eq!(report.quantized(), 1);
+    assert_eq!(model.forward(Tensor::<2>::ones([2, 37], device)).dims(), [2, 3]);
+}
+
+fn transformer(device: &Device) {
+    let float: TransformerEncoder = TransformerEncoderConfig::new(64, 128, 4, 2).with_dropout(0.0).init(device);
+    let (model, report) = convert(float.clone(), GroupSize::G32);
+    assert_eq!(report.quantized(), 12, "{report}");
+    let reference = dense(&model);
+    for [batch, seq] in [[1, 1], [1, 7], [5, 1], [5, 3], [2, 32]] {
+        let x = Tensor::<3>::random([batch, seq, 64], Distribution::Normal(0.0, 1.0), device);
+        device.sync().unwrap_or_else(|error| panic!("{error:?}"));
+        let before = fusion_count();
+        let y = values(model.forward(TransformerEncoderInput::new(x.clone())));
+        let after = fusion_count();
+        if fuses(device) {
+            assert_eq!((after.fused - before.fused, after.dequantized - before.dequantized), (12, 0), "x = [{batch}, {seq}, 64]");
+        }
+        close(&y, &values(reference.forward(TransformerEncoderInput::new(on_flex(&x)))), 1e-3, "against the dequantised model");
+        let float = values(float.forward(TransformerEncoderInput::new(x)));
+        let error = relative_error(&y, &float, &float);
+        assert!(error > 1e-3 && error < 0.25, "against the float model: {error:e}");
+    }
+}
+
+fn half_precision(device: &Device) {
+    struct Cast(FloatDType);
+    impl burn::module::ModuleMapper for Cast {
+        fn map_float<const D: usize>(&mut self, param: burn::module::Param<Tensor<D>>) -> burn::module::Param<Tensor<D>> {
+            let dtype = self.0;
+            param.map(|tensor| tensor.cast(dtype))
+        }
+    }
+    for (dtype, limit) in [(FloatDType::F16, 3e-3), (FloatDType::BF16, 2e-2)] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        let float = Mlp::new([128, 96, 64], LinearLayout::Row, true, device).map(&mut Cast(dtype));
+        let (model, _) = convert(float, GroupSize::G32);
+        let x = Tensor::<2>::random([5, 128], Distribution::Normal(0.0, 1.0), device).cast(dtype);
+        let y = model.forward(x.clone());
+        assert_eq!(y.dtype(), DType::from(dtype));
+        let reference = model.clone().materialize().map(&mut Cast(FloatDType::F32)).to_device(&Device::flex());
+        close(&values(y), &values(reference.forward(on_flex(&x.cast(FloatDType::F32)))), limit, "half precision");
+    }
+}
+
+#[derive(Module, Debug)]
+struct Tagger {
+    embedding: Embedding,
+    body: Mlp,
+    lm_head: Linear,
+}
+
+fn patterns(device: &Device) {
+    let tagger = Tagger {
+        embedding: EmbeddingConfig::new(10, 64).init(device),
+        body: Mlp::new([64, 64, 64], LinearLayout::Row, true, device),
+        lm_head: LinearConfig::new(64, 10).init(device),
+    };
+    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G64));
+    let outcome = |report: &burn_marlin::Report, path: &str| {
+        report.layers.iter().find(|layer| layer.path == path).map(|layer| layer.outcome.clone()).unwrap_or_else(|| panic!("{path} is not in:\n{report}"))
+    };
+    let (_, report) = w4a16.clone().exclude("lm_head").quantize(tagger.clone()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(matches!(outcome(&report, "embedding.weight"), Outcome::Left(LeftReason::NotLinear)));
+    assert!(matches!(outcome(&report, "lm_head.weight"), Outcome::Left(LeftReason::Excluded { .. })));
+    assert!(matches!(outcome(&report, "body.up.weight"), Outcome::Quantized { .. }));
+    assert_eq!((report.quantized(), report.left()), (2, 2));
+
+    let (_, report) = w4a16.clone().include(r"^body\.").exclude("down").quantize(tagger.clone()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(matches!(outcome(&report, "lm_head.weight"), Outcome::Left(LeftReason::NotIncluded)));
+    assert!(matches!(outcome(&report, "body.down.weight"), Outcome::Left(LeftReason::Excluded { .. })));
+    assert_eq!(report.quantized(), 1);
+
+    let broken = w4a16.include("(").quantize(tagger);
+    assert!(matches!(broken, Err(Error::Pattern { .. })));
+}
+
+fn record(device: &Device) {
+    let fresh = || Mlp::new([128, 96, 64], LinearLayout::Row, true, device);
+    let (model, _) = convert(fresh(), GroupSize::G32);
+    let x = Tensor::<2>::random([3, 128], Distribution::Normal(0.0, 1.0), device);
+    let expected = values(model.forward(x.clone()));
+    let bytes = model.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
+    assert!(bytes.len() < (128 * 96 + 96 * 64) * 4 / 4, "{} bytes hold a float copy", bytes.len());
+    let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"));
+    let loaded = convert(fresh(), GroupSize::G32).0.try_load_record(record).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(values(loaded.forward(x.clone())), expected, "a reloaded model gives the same bits");
+    assert_eq!(loaded.up.weight.shape().dims(), [128, 96]);
+    let moved = model.to_device(&Device::flex());
+    close(&values(moved.forward(on_flex(&x))), &expected, SAME_WEIGHTS, "moved to another backend");
+}
+
+fn gradient(device: &Device) {
+    let (model, _) = convert(Mlp::new([64, 96, 32], LinearLayout::Row, true, device), GroupSize::G32);
+    let tracked = device.clone().autodiff();
+    let x = Tensor::<2>::random([4, 64], Distribution::Normal(0.0, 1.0), device);
+    let gradient_of = |model: &Mlp, x: Tensor<2>| {
+        let x = x.require_grad();
+        let gradients = model.forward(x.clone()).sum().backward();
+        values(x.grad(&gradients).unwrap_or_else(|| panic!("no gradient reached the activations")))
+    };
+    let found = gradient_of(&Module::train(model.clone()), Tensor::from_data(x.to_data(), &tracked));
+    let expected = gradient_of(&Module::train(dense(&model)), Tensor::from_data(x.to_data(), &Device::flex().autodiff()));
+    close(&found, &expected, 2e-3, "gradient");
+}
+
+fn nan(device: &Device) {
+    let mut model = Mlp::new([64, 64, 64], LinearLayout::Row, true, device);
+    model.down.weight = model.down.weight.map(|weight| weight.mul_scalar(f32::NAN));
+    let error = W4A16::new(QuantSpec::int4(GroupSize::G64)).quantize(model).err().unwrap_or_else(|| panic!("NaN weights were accepted"));
+    assert!(error.to_string().starts_with("down.weight: "), "{error}");
+}
+
+fn twice(device: &Device) {
+    let (model, _) = convert(Mlp::new([64, 96, 32], LinearLayout::Row, true, device), GroupSize::G32);
+    let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
+    let expected = values(model.forward(x.clone()));
+    let (again, report) = convert(model, GroupSize::G32);
+    assert_eq!(report.quantized(), 0, "{report}");
+    assert!(report.layers.iter().all(|layer| matches!(layer.outcome, Outcome::Left(LeftReason::Reparameterized))), "{report}");
+    assert_eq!(values(again.forward(x)), expected);
+}

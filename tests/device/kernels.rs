@@ -1,0 +1,154 @@
+//! The portable kernels, launched on raw buffers: poisoned outputs, every format, every edge.
+
+use crate::setup::{Named, trial};
+use burn::backend::DispatchDevice;
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+use marlin_kernels::portable::{self, DequantizeArgs, MatmulArgs, WeightArgs};
+use marlin_kernels::{ActivationDtype, Kernel, KernelError, Target, select};
+use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name == "flex" {
+        return;
+    }
+    tests.push(trial(device, "kernels::matmul_agrees_with_f64", move |device| matmul_agrees(device, seed)));
+    tests.push(trial(device, "kernels::dequantize_is_exact", move |device| dequantize_is_exact(device, seed)));
+    tests.push(trial(device, "kernels::the_same_inputs_give_the_same_bits", move |device| repeats(device, seed)));
+    tests.push(trial(device, "kernels::wrong_buffers_are_refused", move |device| refusals(device, seed)));
+}
+
+fn client(device: &Device) -> Client {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(device) => device.client(),
+        _ => panic!("kernel tests need a CubeCL device"),
+    }
+}
+
+/// Values in a dtype, as bytes.
+fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
+    match dtype {
+        ActivationDtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        ActivationDtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        ActivationDtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+    }
+}
+
+/// Bytes of a dtype, as values.
+fn values(bytes: &[u8], dtype: ActivationDtype) -> Vec<f64> {
+    match dtype {
+        ActivationDtype::F32 => bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
+        ActivationDtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+        ActivationDtype::BF16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+    }
+}
+
+fn buffer(client: &Client, bytes: &[u8], elements: usize) -> BufferArg {
+    // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
+    unsafe { BufferArg::from_raw_parts(client.create_from_slice(bytes), elements) }
+}
+
+fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
+    let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    buffer(client, &bytes, bytes.len() / 4)
+}
+
+fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
+    let weight = &operands.weight;
+    let pack = |row: &[u8]| row.chunks(8).map(|zeros| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero))).collect::<Vec<u32>>();
+    WeightArgs {
+        words: words(client, weight.words().iter().copied()),
+        scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
+        zero_points: weight.zero_points().map(|zeros| words(client, zeros.chunks(weight.n()).flat_map(pack))),
+        row_permutation: weight.row_permutation().map(|rows| words(client, rows.iter().copied())),
+    }
+}
+
+/// Runs a case on an output full of NaN; the output's bytes.
+fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
+    let problem = case.problem();
+    let Kernel::Portable { rows } = select(&problem, &Target::of(client)).kernel else { panic!("{case}: not a portable plan") };
+    let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
+    let args = MatmulArgs {
+        x: buffer(client, &bytes(&operands.x, case.activations), operands.x.len()),
+        weight: weight_args(client, operands),
+        bias: Some(buffer(client, &bytes(&operands.bias, case.activations), case.n)),
+        // SAFETY: the buffer was made for M x N elements.
+        out: unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) },
+    };
+    portable::matmul(client, &problem, rows, args).unwrap_or_else(|error| panic!("{case}: {error}"));
+    client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")).to_vec()
+}
+
+fn supported(client: &Client, case: &Case) -> bool {
+    let usage = |dtype: ActivationDtype| client.features().supports_type(dtype.elem());
+    usage(case.activations) && usage(case.problem().scales)
+}
+
+fn matmul_agrees(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut ran = 0;
+    for case in cases().iter().filter(|case| supported(&client, case)) {
+        let operands = Operands::random(case, seed);
+        let error = relative_error(&values(&run(&client, case, &operands), case.activations), &operands.expected, &operands.magnitude);
+        assert!(error <= tolerance(case.activations), "{case}, seed {seed}: relative error {error:e}");
+        ran += 1;
+    }
+    assert!(ran > 0, "no case has dtypes that this device supports");
+}
+
+fn dequantize_is_exact(device: &Device, seed: u64) {
+    let client = client(device);
+    for case in cases().iter().filter(|case| case.activations == ActivationDtype::F32 && supported(&client, case)) {
+        let operands = Operands::random(case, seed);
+        let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.k * case.n], ActivationDtype::F32));
+        // SAFETY: the buffer was made for K x N elements.
+        let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.k * case.n) };
+        let args = DequantizeArgs { weight: weight_args(&client, &operands), out };
+        portable::dequantize(&client, &case.problem(), args).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let found = values(&client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")), ActivationDtype::F32);
+        let expected: Vec<f64> = operands.weight.dequantize().into_iter().map(f64::from).collect();
+        assert!(found == expected, "{case}, seed {seed}: relative error {:e}", relative_error(&found, &expected, &expected));
+    }
+}
+
+fn repeats(device: &Device, seed: u64) {
+    let client = client(device);
+    for case in cases().iter().rev().take(8).filter(|case| supported(&client, case)) {
+        let operands = Operands::random(case, seed);
+        let first = run(&client, case, &operands);
+        for _ in 0..5 {
+            assert!(run(&client, case, &operands) == first, "{case}, seed {seed}: bits differ between runs");
+        }
+    }
+}
+
+fn refusals(device: &Device, seed: u64) {
+    let client = client(device);
+    let Some(case) = cases().into_iter().find(|case| !case.permuted && !case.spec.zero_points && case.activations == ActivationDtype::F32) else {
+        panic!("the list has no plain case")
+    };
+    let operands = Operands::random(&case, seed);
+    let args = |x: usize, out: usize| {
+        let zeros = vec![0.0; x.max(out)];
+        MatmulArgs {
+            x: buffer(&client, &bytes(&zeros[..x], case.activations), x),
+            weight: weight_args(&client, &operands),
+            bias: None,
+            out: buffer(&client, &bytes(&zeros[..out], case.activations), out),
+        }
+    };
+    let problem = case.problem();
+    let (x, out) = (case.m * case.k, case.m * case.n);
+    let short_x = portable::matmul(&client, &problem, 1, args(x + 1, out));
+    assert!(matches!(short_x, Err(KernelError::BufferLength { operand: "activations", .. })), "{short_x:?}");
+    let short_out = portable::matmul(&client, &problem, 1, args(x, out + 1));
+    assert!(matches!(short_out, Err(KernelError::BufferLength { operand: "output", .. })), "{short_out:?}");
+    let missing = portable::matmul(&client, &marlin_kernels::Problem { permuted: true, ..problem }, 1, args(x, out));
+    assert!(matches!(missing, Err(KernelError::Presence { operand: "row permutation", .. })), "{missing:?}");
+    let large = portable::matmul(&client, &marlin_kernels::Problem { m: u32::MAX as usize, ..problem }, 1, args(x, out));
+    assert!(matches!(large, Err(KernelError::TooLarge { .. })), "{large:?}");
+}

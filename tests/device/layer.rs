@@ -1,0 +1,152 @@
+//! The quantised tensor type and the layer, through Burn's tensors.
+
+use crate::setup::{Named, trial};
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
+use burn_marlin::{GroupSize, QuantSpec, QuantizedWeight, W4A16Linear};
+use libtest_mimic::Trial;
+use marlin_kernels::ActivationDtype;
+use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    tests.push(trial(device, "layer::forward_agrees_with_f64", move |device| forward_agrees(device, seed)));
+    tests.push(trial(device, "layer::forward_takes_any_rank", move |device| any_rank(device, seed)));
+    tests.push(trial(device, "layer::from_linear_keeps_the_bias", from_linear));
+    tests.push(trial(device, "layer::weight_survives_device_and_record", move |device| round_trips(device, seed)));
+    tests.push(trial(device, "layer::gradient_reaches_the_activations_alone", move |device| gradient(device, seed)));
+    tests.push(trial(device, "layer::display_shows_true_sizes", display));
+    tests.push(trial(device, "layer::no_float_copy_is_held", held_bytes));
+}
+
+fn float_dtype(dtype: ActivationDtype) -> FloatDType {
+    match dtype {
+        ActivationDtype::F32 => FloatDType::F32,
+        ActivationDtype::F16 => FloatDType::F16,
+        ActivationDtype::BF16 => FloatDType::BF16,
+    }
+}
+
+fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: ActivationDtype, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::from(float_dtype(dtype))))
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().convert::<f64>().try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+fn layer(case: &Case, operands: &Operands, device: &Device) -> W4A16Linear {
+    let bias = tensor(&operands.bias, [case.n], case.activations, device);
+    W4A16Linear::new(QuantizedWeight::from_plain(&operands.weight, device), Some(bias)).unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
+fn check(case: &Case, seed: u64, found: &[f64], operands: &Operands) {
+    let error = relative_error(found, &operands.expected, &operands.magnitude);
+    assert!(error <= tolerance(case.activations), "{case}, seed {seed}: relative error {error:e}");
+}
+
+fn forward_agrees(device: &Device, seed: u64) {
+    let mut ran = 0;
+    for case in cases().iter().filter(|case| device.supports_dtype(float_dtype(case.activations))) {
+        let operands = Operands::random(case, seed);
+        let x = tensor(&operands.x, [case.m, case.k], case.activations, device);
+        let y = layer(case, &operands, device).forward(x);
+        assert_eq!(y.dtype(), DType::from(float_dtype(case.activations)), "{case}");
+        check(case, seed, &values(y), &operands);
+        ran += 1;
+    }
+    assert!(ran > 0, "no case has a dtype that this device supports");
+}
+
+fn any_rank(device: &Device, seed: u64) {
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let case = Case { m: 12, k: 64, n: 40, spec, activations: ActivationDtype::F32, permuted: false };
+    let operands = Operands::random(&case, seed);
+    let layer = layer(&case, &operands, device);
+    let x = tensor(&operands.x, [12, 64], case.activations, device);
+    let y3 = layer.forward(x.clone().reshape([3, 4, 64]));
+    assert_eq!(y3.dims(), [3, 4, 40]);
+    check(&case, seed, &values(y3), &operands);
+    let y4 = layer.forward(x.clone().reshape([1, 2, 6, 64]));
+    assert_eq!(y4.dims(), [1, 2, 6, 40]);
+    check(&case, seed, &values(y4), &operands);
+    let y1 = layer.forward(x.clone().slice([0..1, 0..64]).reshape([64]));
+    assert_eq!(y1.dims(), [40]);
+    let error = relative_error(&values(y1), &operands.expected[..40], &operands.magnitude[..40]);
+    assert!(error <= tolerance(case.activations), "rank 1: relative error {error:e}");
+    // Activations that are a view: the kernel must not assume that rows follow each other.
+    let view = layer.forward(x.reshape([3, 4, 64]).swap_dims(0, 1)).swap_dims(0, 1);
+    check(&case, seed, &values(view), &operands);
+}
+
+fn from_linear(device: &Device) {
+    let linear = LinearConfig::new(96, 33).init(device);
+    let layer = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
+    let x = Tensor::<2>::random([5, 96], Distribution::Normal(0.0, 1.0), device);
+    let dense = Linear { weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)), bias: linear.bias.clone() };
+    // Burn's own f32 matmul may run in TF32 on CUDA, so both sides of the comparison are this project's and f64's.
+    let flex = Device::flex();
+    let expected = values(dense.to_device(&flex).forward(Tensor::<2>::from_data(x.to_data(), &flex)));
+    let error = relative_error(&values(layer.forward(x.clone())), &expected, &expected);
+    assert!(error < 1e-5, "against the dequantised layer: {error:e}");
+    let float = values(linear.forward(x.clone()));
+    let float = relative_error(&values(layer.forward(x)), &float, &float);
+    assert!(float > 1e-3 && float < 0.15, "against the float layer: {float:e}, which is no 4-bit error");
+}
+
+fn round_trips(device: &Device, seed: u64) {
+    let flex = Device::flex();
+    for (i, case) in cases().iter().filter(|case| case.activations == ActivationDtype::F32).enumerate() {
+        let operands = Operands::random(case, seed.wrapping_add(i as u64));
+        let weight = QuantizedWeight::from_plain(&operands.weight, device);
+        let back = weight.to_plain().unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(back, operands.weight, "{case}");
+        let moved = weight.clone().to_device(&flex).to_device(device);
+        assert_eq!(moved.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")), operands.weight, "{case} moved");
+
+        let bytes = weight.into_record().into_bytes().unwrap_or_else(|error| panic!("{case}: {error}"));
+        let other = Operands::random(case, seed.wrapping_add(1 + i as u64));
+        let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let loaded = QuantizedWeight::from_plain(&other.weight, &flex).try_load_record(record).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(loaded.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")), operands.weight, "{case} reloaded on another device");
+    }
+}
+
+fn gradient(device: &Device, seed: u64) {
+    let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
+    let case = Case { m: 6, k: 64, n: 24, spec, activations: ActivationDtype::F32, permuted: true };
+    let operands = Operands::random(&case, seed);
+    let device = device.clone().autodiff();
+    let layer = layer(&case, &operands, &device);
+    let x = tensor(&operands.x, [2, 3, 64], case.activations, &device).require_grad();
+    let y = layer.forward(x.clone());
+    check(&case, seed, &values(y.clone()), &operands);
+    // d sum(y^2) / dx = 2 y W^T
+    let gradients = y.powi_scalar(2).sum().backward();
+    let found = values(x.grad(&gradients).unwrap_or_else(|| panic!("no gradient reached the activations")));
+    let weight = operands.weight.dequantize();
+    let mut expected = vec![0.0f64; 6 * 64];
+    for row in 0..6 {
+        for k in 0..64 {
+            expected[row * 64 + k] = (0..24).map(|n| 2.0 * operands.expected[row * 24 + n] * f64::from(weight[k * 24 + n])).sum();
+        }
+    }
+    let error = relative_error(&found, &expected, &expected);
+    // Burn's f32 matmul in the backward pass may run in TF32 on CUDA: 10 bits of mantissa.
+    assert!(error < 1e-3, "seed {seed}: relative error {error:e}");
+}
+
+fn display(device: &Device) {
+    let linear = LinearConfig::new(64, 33).init(device);
+    let layer = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
+    let shown = format!("{layer}");
+    assert!(shown.contains("k: 64") && shown.contains("n: 33") && shown.contains("int4 g64 f16"), "{shown}");
+}
+
+fn held_bytes(device: &Device) {
+    let linear = LinearConfig::new(1024, 1024).with_bias(false).init(device);
+    let weight = QuantizedWeight::quantize(linear.weight.val(), &QuantSpec::int4(GroupSize::G128)).unwrap_or_else(|error| panic!("{error}"));
+    let scale_bytes = if device.supports_dtype(FloatDType::F16) { 2 } else { 4 };
+    assert_eq!(weight.size_bytes(), 1024 * 1024 / 2 + 8 * 1024 * scale_bytes);
+}

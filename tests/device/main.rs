@@ -1,0 +1,38 @@
+//! Tests that run on a device: `cargo test -p marlin-tests --test device -- --device cuda`.
+//!
+//! One binary, so that it can be carried to a machine without a Rust toolchain. Without `--device`, they run on Flex and on CubeCL's CPU
+//! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
+
+mod convert;
+mod kernels;
+mod layer;
+mod setup;
+
+use libtest_mimic::Arguments;
+use setup::Options;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let (options, rest) = match Options::parse(std::env::args()) {
+        Ok(parsed) => parsed,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Err(error) = burn_marlin::install() {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
+    println!("devices: {}; seed: {}", options.names(), options.seed);
+    let mut tests = Vec::new();
+    for device in &options.devices {
+        kernels::add(&mut tests, device, options.seed);
+        layer::add(&mut tests, device, options.seed);
+        convert::add(&mut tests, device);
+    }
+    let mut arguments = Arguments::from_iter(rest);
+    // Tests share the device, and count what fusion did on it.
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, tests).exit_code()
+}

@@ -1,0 +1,124 @@
+use half::{bf16, f16};
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
+use marlin_format::layout::PlainLayout;
+use marlin_kernels::{ActivationDtype, Problem};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::fmt;
+
+/// One matmul to check.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// Rows of activations.
+    pub m: usize,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// The format.
+    pub spec: QuantSpec,
+    /// Dtype of activations and output.
+    pub activations: ActivationDtype,
+    /// Act-order.
+    pub permuted: bool,
+}
+
+impl Case {
+    /// The problem as the kernels see it, with scales in the format's own dtype.
+    pub fn problem(&self) -> Problem {
+        let Self { m, k, n, spec, activations, permuted } = *self;
+        Problem { m, n, k, spec, activations, scales: spec.scale_dtype.into(), permuted }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem().fmt(f)
+    }
+}
+
+/// Random operands of a case, and what comes out in f64.
+#[derive(Debug)]
+pub struct Operands {
+    /// [M, K], each value exact in the activations' dtype.
+    pub x: Vec<f32>,
+    /// The weight; every nibble, scale and zero point is random.
+    pub weight: PlainWeight,
+    /// [N], each value exact in the activations' dtype.
+    pub bias: Vec<f32>,
+    /// x W + bias, [M, N].
+    pub expected: Vec<f64>,
+    /// For each output the root of the summed squares of its terms: what a random sum of them would have for size.
+    pub magnitude: Vec<f64>,
+}
+
+impl Operands {
+    /// Draws operands for a case; the same seed gives the same.
+    pub fn random(case: &Case, seed: u64) -> Self {
+        let Case { m, k, n, spec, activations, permuted } = *case;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let round = |value: f32| match activations {
+            ActivationDtype::F32 => value,
+            ActivationDtype::F16 => f16::from_f32(value).to_f32(),
+            ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
+        };
+        let groups = spec.group.count(k);
+        let layout = PlainLayout::new(k, n);
+        // Padding is 8; everything else is drawn.
+        let mut words = vec![0x8888_8888u32; layout.words()];
+        for row in 0..k {
+            for column in 0..n {
+                let index = layout.index(row, column);
+                let q: u32 = rng.random_range(0..16);
+                words[index.word] = words[index.word] & !(15 << (4 * index.nibble)) | q << (4 * index.nibble);
+            }
+        }
+        let scales: Vec<f32> = (0..groups * n).map(|_| rng.random_range(0.002..0.02)).collect();
+        let zero_points = spec.zero_points.then(|| (0..groups * n).map(|_| rng.random_range(0..16)).collect());
+        let row_permutation = permuted.then(|| {
+            let mut rows: Vec<u32> = (0..k as u32).collect();
+            for i in (1..k).rev() {
+                rows.swap(i, rng.random_range(0..=i));
+            }
+            rows
+        });
+        let scales = Scales::from_f32(&scales, spec.scale_dtype);
+        let parts = PlainParts { k, n, spec, words, scales, zero_points, row_permutation };
+        let weight = PlainWeight::new(parts).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let x: Vec<f32> = (0..m * k).map(|_| round(rng.random_range(-1.0..1.0))).collect();
+        let bias: Vec<f32> = (0..n).map(|_| round(rng.random_range(-1.0..1.0))).collect();
+        let (expected, magnitude) = reference(&x, &weight, &bias, m);
+        Self { x, weight, bias, expected, magnitude }
+    }
+}
+
+/// x W + bias in f64 and the magnitudes, from the definition of the format: nothing of the code under test.
+fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
+    let (k, n) = (weight.k(), weight.n());
+    let rows = weight.spec().group.rows(k);
+    let mut dense = vec![0.0f64; k * n];
+    for stored in 0..k {
+        let natural = weight.row_permutation().map_or(stored, |rows| rows[stored] as usize);
+        for column in 0..n {
+            let group = (stored / rows) * n + column;
+            let zero = weight.zero_points().map_or(8, |zeros| zeros[group]);
+            let q = f64::from(weight.q(stored, column)) - f64::from(zero);
+            dense[natural * n + column] = q * f64::from(weight.scales().get(group));
+        }
+    }
+    let (mut out, mut magnitude) = (Vec::with_capacity(m * n), Vec::with_capacity(m * n));
+    for row in x.chunks_exact(k) {
+        let mut sums: Vec<f64> = bias.iter().copied().map(f64::from).collect();
+        let mut squares: Vec<f64> = sums.iter().map(|bias| bias.powi(2)).collect();
+        for (&x, weights) in row.iter().zip(dense.chunks_exact(n)) {
+            for ((sum, square), weight) in sums.iter_mut().zip(&mut squares).zip(weights) {
+                let term = f64::from(x) * weight;
+                *sum += term;
+                *square += term * term;
+            }
+        }
+        out.extend(sums);
+        magnitude.extend(squares.into_iter().map(f64::sqrt));
+    }
+    (out, magnitude)
+}

@@ -1,0 +1,24 @@
+//! What tests and benches share: the list of problems, fresh random data, the f64 reference, the measure of error.
+
+mod data;
+mod error;
+mod problems;
+
+pub use data::{Case, Operands};
+pub use error::{relative_error, tolerance};
+pub use problems::{ROWS, cases, shapes};
+
+/// The book's Rust blocks, compiled and run as doc tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../book/src/getting-started.md")]
+    mod getting_started {}
+    #[doc = include_str!("../../book/src/quantise.md")]
+    mod quantise {}
+    #[doc = include_str!("../../book/src/llama.md")]
+    mod llama {}
+    #[doc = include_str!("../../book/src/design.md")]
+    mod design {}
+    #[doc = include_str!("../../README.md")]
+    mod readme {}
+}

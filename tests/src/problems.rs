@@ -1,0 +1,41 @@
+use crate::Case;
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_kernels::ActivationDtype;
+
+/// Rows of activations around the edges of every tile.
+pub const ROWS: [usize; 18] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048];
+
+/// Shapes [K, N] that a group size allows: whole tiles, one more and one less than a tile of N, and for whole-column groups a K that fills
+/// neither a word nor a tile.
+pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
+    let rows = group.rows(128);
+    let mut shapes = vec![[rows, 64], [2 * rows, 63], [3 * rows, 65], [128, 128], [384, 1]];
+    if group == GroupSize::Channel {
+        shapes.extend([[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]]);
+    }
+    shapes
+}
+
+/// Every format, with every shape it allows and a few rows; and every count of rows of [`ROWS`] once.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
+    for group in GroupSize::ALL {
+        for spec in [QuantSpec::int4(group), QuantSpec::int4(group).with_zero_points()] {
+            for (activations, scales) in
+                [(ActivationDtype::F32, ScaleDtype::F16), (ActivationDtype::F16, ScaleDtype::F16), (ActivationDtype::BF16, ScaleDtype::BF16)]
+            {
+                let spec = spec.with_scale_dtype(scales);
+                for [k, n] in shapes(group) {
+                    for permuted in [false, true] {
+                        let m = rows.next().unwrap_or(1);
+                        cases.push(Case { m, k, n, spec, activations, permuted });
+                    }
+                }
+            }
+        }
+    }
+    let spec = QuantSpec::int4(GroupSize::G128);
+    cases.extend(ROWS.map(|m| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false }));
+    cases
+}

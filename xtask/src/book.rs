@@ -1,0 +1,28 @@
+//! The book: mdBook, installed below `target` where the machine has none of the pinned version.
+
+use crate::process::{Error, cargo, root, run, target};
+use std::path::PathBuf;
+use std::process::Command;
+
+const VERSION: &str = "0.5.4";
+
+/// Builds the book into `target/book`.
+pub fn build() -> Result<(), Error> {
+    let mut command = Command::new(mdbook()?);
+    run(command.arg("build").arg(root().join("book")).arg("--dest-dir").arg(target().join("book")))
+}
+
+/// The pinned mdBook.
+fn mdbook() -> Result<PathBuf, Error> {
+    let tools = target().join("tools");
+    let program = tools.join("bin/mdbook");
+    let version = Command::new(&program).arg("--version").output();
+    if version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == format!("mdbook v{VERSION}")) {
+        return Ok(program);
+    }
+    println!("xtask: installing mdbook {VERSION} into {}", tools.display());
+    let mut install = cargo(["install", "mdbook", "--version", VERSION, "--locked", "--no-default-features", "--quiet", "--root"]);
+    // A debug build: it takes a third of the time, and the book is small.
+    run(install.arg(&tools).arg("--debug"))?;
+    Ok(program)
+}

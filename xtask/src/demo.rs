@@ -1,0 +1,43 @@
+//! The main job on the shipped model, as a user would type it.
+
+use crate::llvm;
+use crate::process::{Error, cargo, root, run, show, target};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Quantises the shipped model to W4A16, compares it with f16, shows which kernels run, and generates text.
+pub fn run_all() -> Result<(), Error> {
+    llvm::set_up()?;
+    run(&mut cargo(["build", "--package", "marlin-cli"]))?;
+    let example = root().join("examples/train-tiny-llama");
+    let float = example.join("model");
+    let text = example.join("heldout.txt");
+    let int4 = target().join("demo/tiny-llama-int4");
+    if int4.exists() {
+        fs::remove_dir_all(&int4).map_err(Error::file(&int4))?;
+    }
+    let parent = target().join("demo");
+    fs::create_dir_all(&parent).map_err(Error::file(&parent))?;
+
+    let (float, int4, text) = (arg(&float), arg(&int4), arg(&text));
+    let prompt = "/// Returns the number of elements in the ";
+    burn_marlin(&["inspect", &float])?;
+    burn_marlin(&["quantize", &float, &int4, "--group", "g128"])?;
+    burn_marlin(&["inspect", &int4])?;
+    burn_marlin(&["perplexity", &float, "--text", &text, "--max-tokens", "16384"])?;
+    burn_marlin(&["perplexity", &int4, "--text", &text, "--max-tokens", "16384"])?;
+    burn_marlin(&["kernels", &int4])?;
+    burn_marlin(&["generate", &int4, "--prompt", prompt, "--max-new-tokens", "120", "--temperature", "0.6", "--seed", "1"])
+}
+
+fn arg(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Prints the command as a user would type it, then runs it.
+fn burn_marlin(args: &[&str]) -> Result<(), Error> {
+    let shown = show(Command::new("burn-marlin").args(args)).replace(&format!("{}/", root().display()), "");
+    println!("\n$ {shown}");
+    run(Command::new(target().join("debug/burn-marlin")).args(args))
+}

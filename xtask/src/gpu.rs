@@ -1,0 +1,1 @@
+pub fn pack(_: &std::path::Path) -> Result<(), crate::process::Error> { Ok(()) }

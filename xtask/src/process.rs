@@ -1,0 +1,69 @@
+//! Running other programs, with errors that name the command.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// What can go wrong while a task runs.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program is not installed or may not be run.
+    #[error("`{command}` could not be started: {source}")]
+    Start { command: String, source: std::io::Error },
+    /// The program ran and failed.
+    #[error("`{command}` failed ({status})")]
+    Failed { command: String, status: std::process::ExitStatus },
+    /// A file or folder could not be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    /// A step needs the user.
+    #[error("{0}")]
+    Needs(String),
+}
+
+impl Error {
+    /// Attaches the path to an input or output error.
+    pub fn file(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::File { path, source }
+    }
+}
+
+/// The workspace root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// The folder of build outputs: `CARGO_TARGET_DIR` where set, `target` otherwise.
+pub fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// The `cargo` that runs this task, at the workspace root.
+pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs a command to its end, its output passed through.
+pub fn run(command: &mut Command) -> Result<(), Error> {
+    let status = command.status().map_err(|source| Error::Start { command: show(command), source })?;
+    if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
+}
+
+/// Runs one named step, printing its name before and its duration after.
+pub fn step(name: &str, body: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    println!("=== {name}");
+    let start = Instant::now();
+    body()?;
+    println!("=== {name}: ok in {:.1} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The command line as a user would type it.
+pub fn show(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
