@@ -76,7 +76,8 @@ fn mlp_equals_layers(device: &Device) {
     for bias in [true, false] {
         let float = Mlp::new([128, 96, 64], LinearLayout::Row, bias, device);
         let spec = QuantSpec::int4(GroupSize::G32);
-        let layers = [&float.up, &float.down].map(|linear| W4A16Linear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
+        let layers =
+            [&float.up, &float.down].map(|linear| W4A16Linear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
         let (model, report) = convert(float.clone(), GroupSize::G32);
         assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
         let reference = dense(&model);
@@ -181,7 +182,12 @@ fn patterns(device: &Device) {
     };
     let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G64));
     let outcome = |report: &burn_marlin::Report, path: &str| {
-        report.layers.iter().find(|layer| layer.path == path).map(|layer| layer.outcome.clone()).unwrap_or_else(|| panic!("{path} is not in:\n{report}"))
+        report
+            .layers
+            .iter()
+            .find(|layer| layer.path == path)
+            .map(|layer| layer.outcome.clone())
+            .unwrap_or_else(|| panic!("{path} is not in:\n{report}"))
     };
     let (_, report) = w4a16.clone().exclude("lm_head").quantize(tagger.clone()).unwrap_or_else(|error| panic!("{error}"));
     assert!(matches!(outcome(&report, "embedding.weight"), Outcome::Left(LeftReason::NotLinear)));

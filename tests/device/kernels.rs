@@ -58,7 +58,8 @@ fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
 
 fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
     let weight = &operands.weight;
-    let pack = |row: &[u8]| row.chunks(8).map(|zeros| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero))).collect::<Vec<u32>>();
+    let pack =
+        |row: &[u8]| row.chunks(8).map(|zeros| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero))).collect::<Vec<u32>>();
     WeightArgs {
         words: words(client, weight.words().iter().copied()),
         scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
@@ -128,7 +129,8 @@ fn repeats(device: &Device, seed: u64) {
 
 fn refusals(device: &Device, seed: u64) {
     let client = client(device);
-    let Some(case) = cases().into_iter().find(|case| !case.permuted && !case.spec.zero_points && case.activations == ActivationDtype::F32) else {
+    let Some(case) = cases().into_iter().find(|case| !case.permuted && !case.spec.zero_points && case.activations == ActivationDtype::F32)
+    else {
         panic!("the list has no plain case")
     };
     let operands = Operands::random(&case, seed);

@@ -108,8 +108,13 @@ fn round_trips(device: &Device, seed: u64) {
         let bytes = weight.into_record().into_bytes().unwrap_or_else(|error| panic!("{case}: {error}"));
         let other = Operands::random(case, seed.wrapping_add(1 + i as u64));
         let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{case}: {error}"));
-        let loaded = QuantizedWeight::from_plain(&other.weight, &flex).try_load_record(record).unwrap_or_else(|error| panic!("{case}: {error}"));
-        assert_eq!(loaded.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")), operands.weight, "{case} reloaded on another device");
+        let loaded =
+            QuantizedWeight::from_plain(&other.weight, &flex).try_load_record(record).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(
+            loaded.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")),
+            operands.weight,
+            "{case} reloaded on another device"
+        );
     }
 }
 
@@ -146,7 +151,8 @@ fn display(device: &Device) {
 
 fn held_bytes(device: &Device) {
     let linear = LinearConfig::new(1024, 1024).with_bias(false).init(device);
-    let weight = QuantizedWeight::quantize(linear.weight.val(), &QuantSpec::int4(GroupSize::G128)).unwrap_or_else(|error| panic!("{error}"));
+    let weight =
+        QuantizedWeight::quantize(linear.weight.val(), &QuantSpec::int4(GroupSize::G128)).unwrap_or_else(|error| panic!("{error}"));
     let scale_bytes = if device.supports_dtype(FloatDType::F16) { 2 } else { 4 };
     assert_eq!(weight.size_bytes(), 1024 * 1024 / 2 + 8 * 1024 * scale_bytes);
 }

@@ -6,6 +6,7 @@
 mod convert;
 mod kernels;
 mod layer;
+mod llama;
 mod setup;
 
 use libtest_mimic::Arguments;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         kernels::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
+        llama::add(&mut tests, device);
     }
     let mut arguments = Arguments::from_iter(rest);
     // Tests share the device, and count what fusion did on it.

@@ -1,6 +1,6 @@
 use half::{bf16, f16};
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
 use marlin_format::layout::PlainLayout;
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
 use marlin_kernels::{ActivationDtype, Problem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

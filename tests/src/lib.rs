@@ -19,6 +19,8 @@ mod book {
     mod llama {}
     #[doc = include_str!("../../book/src/design.md")]
     mod design {}
+    #[doc = include_str!("../../book/src/errors.md")]
+    mod errors {}
     #[doc = include_str!("../../README.md")]
     mod readme {}
 }

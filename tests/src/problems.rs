@@ -22,9 +22,11 @@ pub fn cases() -> Vec<Case> {
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
     for group in GroupSize::ALL {
         for spec in [QuantSpec::int4(group), QuantSpec::int4(group).with_zero_points()] {
-            for (activations, scales) in
-                [(ActivationDtype::F32, ScaleDtype::F16), (ActivationDtype::F16, ScaleDtype::F16), (ActivationDtype::BF16, ScaleDtype::BF16)]
-            {
+            for (activations, scales) in [
+                (ActivationDtype::F32, ScaleDtype::F16),
+                (ActivationDtype::F16, ScaleDtype::F16),
+                (ActivationDtype::BF16, ScaleDtype::BF16),
+            ] {
                 let spec = spec.with_scale_dtype(scales);
                 for [k, n] in shapes(group) {
                     for permuted in [false, true] {

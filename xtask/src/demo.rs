@@ -6,10 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+const PROMPT: &str = "impl<T> Iterator for";
+
 /// Quantises the shipped model to W4A16, compares it with f16, shows which kernels run, and generates text.
 pub fn run_all() -> Result<(), Error> {
     llvm::set_up()?;
-    run(&mut cargo(["build", "--package", "marlin-cli"]))?;
+    // The workspace's features are those of the tests, which then find everything built.
+    run(&mut cargo(["build", "--workspace", "--bin", "burn-marlin"]))?;
     let example = root().join("examples/train-tiny-llama");
     let float = example.join("model");
     let text = example.join("heldout.txt");
@@ -21,14 +24,12 @@ pub fn run_all() -> Result<(), Error> {
     fs::create_dir_all(&parent).map_err(Error::file(&parent))?;
 
     let (float, int4, text) = (arg(&float), arg(&int4), arg(&text));
-    let prompt = "/// Returns the number of elements in the ";
-    burn_marlin(&["inspect", &float])?;
     burn_marlin(&["quantize", &float, &int4, "--group", "g128"])?;
     burn_marlin(&["inspect", &int4])?;
     burn_marlin(&["perplexity", &float, "--text", &text, "--max-tokens", "16384"])?;
     burn_marlin(&["perplexity", &int4, "--text", &text, "--max-tokens", "16384"])?;
-    burn_marlin(&["kernels", &int4])?;
-    burn_marlin(&["generate", &int4, "--prompt", prompt, "--max-new-tokens", "120", "--temperature", "0.6", "--seed", "1"])
+    burn_marlin(&["kernels", &int4, "--rows", "1"])?;
+    burn_marlin(&["generate", &int4, "--prompt", PROMPT, "--max-new-tokens", "120", "--temperature", "0.6", "--seed", "1"])
 }
 
 fn arg(path: &Path) -> String {

@@ -128,7 +128,9 @@ fn stand_in(bundle: &Path) -> Result<(), Error> {
     fs::create_dir_all(&bin).map_err(Error::file(&bin))?;
     let config = bin.join("llvm-config");
     // Debian prints some system libraries as absolute paths; the build script understands `-lNAME` alone.
-    let script = format!("#!/bin/sh\nset -e\nanswer=$({LLVM_CONFIG} \"$@\")\nprintf '%s\\n' \"$answer\" | sed -E 's#/[^ ]*/lib([a-z0-9]+)\\.so#-l\\1#g'\n");
+    let script = format!(
+        "#!/bin/sh\nset -e\nanswer=$({LLVM_CONFIG} \"$@\")\nprintf '%s\\n' \"$answer\" | sed -E 's#/[^ ]*/lib([a-z0-9]+)\\.so#-l\\1#g'\n"
+    );
     fs::write(&config, script).map_err(Error::file(&config))?;
     fs::set_permissions(&config, fs::Permissions::from_mode(0o755)).map_err(Error::file(&config))?;
     let marker = bundle.join(MARKER);
@@ -141,7 +143,8 @@ mod tests {
 
     #[test]
     fn the_locked_version_is_that_of_the_named_package() {
-        let lock = "[[package]]\nname = \"other\"\nversion = \"1.0.0\"\n\n[[package]]\nname = \"tracel-llvm-bundler\"\nversion = \"23.1.0-4\"\n";
+        let lock =
+            "[[package]]\nname = \"other\"\nversion = \"1.0.0\"\n\n[[package]]\nname = \"tracel-llvm-bundler\"\nversion = \"23.1.0-4\"\n";
         assert_eq!(locked_version(lock, BUNDLER).as_deref(), Some("23.1.0-4"));
         assert_eq!(locked_version(lock, "absent"), None);
     }
@@ -149,7 +152,8 @@ mod tests {
     #[test]
     fn only_a_failed_download_brings_the_stand_in() {
         let download = "error: failed to run custom build command for `tracel-llvm-bundler v23.1.0-4`\n  called `Result::unwrap()` on an `Err` value: Io(Custom)";
-        let compiler = "error: failed to run custom build command for `lzma-sys v0.1`\n  called `Result::unwrap()` on an `Err` value: Io(Custom)";
+        let compiler =
+            "error: failed to run custom build command for `lzma-sys v0.1`\n  called `Result::unwrap()` on an `Err` value: Io(Custom)";
         assert!(download_failure(download).is_some());
         assert!(download_failure(compiler).is_none());
     }

@@ -11,7 +11,7 @@ pub enum CliError {
     Marlin(#[from] burn_marlin::Error),
     #[error(transparent)]
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
-    #[error("{path}: {source}", path = path.display())]
+    #[error("cannot read {path}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path}: the text is not UTF-8", path = path.display())]
     NotUtf8 { path: PathBuf },
@@ -23,8 +23,10 @@ pub enum CliError {
     TooManyIds { found: usize, max_len: usize },
     #[error("the device did not return the logits: {0}")]
     Read(String),
-    #[error("the output could not be written: {0}")]
+    #[error("the input could not be read")]
+    Input(#[source] std::io::Error),
+    #[error("the output could not be written")]
     Output(#[from] std::io::Error),
-    #[error("the output is no JSON: {0}")]
+    #[error("the output is no JSON")]
     Json(#[from] serde_json::Error),
 }

@@ -9,19 +9,32 @@ mod output;
 use args::{Cli, Command};
 use clap::Parser;
 use error::CliError;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
+/// What is logged where `RUST_LOG` says nothing. wgpu reports every graphics API that a machine lacks as an error; which devices there are is
+/// said where one is asked for.
+const LOG: &str = "warn,wgpu_hal=off";
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(std::io::stderr).init();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough, as in `burn-marlin inspect model | head`.
+        Err(CliError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", message(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last.
+fn message(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn run(cli: &Cli) -> Result<(), CliError> {

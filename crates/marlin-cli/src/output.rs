@@ -2,27 +2,39 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::io::{self, Write};
+
+use crate::error::CliError;
+
+/// Prints a text at once, without a line break. `print!` would panic where the output is closed.
+pub fn text(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Prints a line.
+pub fn line(line: &str) -> io::Result<()> {
+    text(&format!("{line}\n"))
+}
 
 /// Prints a value as JSON.
-pub fn json(value: &impl Serialize) -> Result<(), serde_json::Error> {
-    println!("{}", serde_json::to_string_pretty(value)?);
-    Ok(())
+pub fn json(value: &impl Serialize) -> Result<(), CliError> {
+    Ok(line(&serde_json::to_string_pretty(value)?)?)
 }
 
 /// Prints rows in columns: text to the left, and whatever begins with a digit to the right.
-pub fn table(header: &[&str], rows: &[Vec<String>]) {
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0);
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
+    let row = |cells: &mut dyn Iterator<Item = &str>| {
         let cells = cells.zip(&widths).map(|(cell, &width)| {
             if cell.starts_with(|c: char| c.is_ascii_digit()) { format!("{cell:>width$}") } else { format!("{cell:width$}") }
         });
-        println!("{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    line(&mut header.iter().copied());
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
-    }
+    let lines = rows.iter().map(|cells| row(&mut cells.iter().map(String::as_str)));
+    line(&std::iter::once(row(&mut header.iter().copied())).chain(lines).collect::<Vec<_>>().join("\n"))
 }
 
 /// Bytes as a person reads them.

@@ -243,9 +243,10 @@ impl PlainWeight {
             + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
     }
 
-    /// [`size_bytes`](Self::size_bytes) in bits, over K * N: what a weight truly costs.
+    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes 4 bits, here a byte.
     pub fn bits_per_weight(&self) -> f64 {
-        8.0 * self.size_bytes() as f64 / (self.parts.k as f64 * self.parts.n as f64)
+        let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
+        (8.0 * self.size_bytes() as f64 - 4.0 * zero_points as f64) / (self.parts.k as f64 * self.parts.n as f64)
     }
 }
 

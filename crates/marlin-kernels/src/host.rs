@@ -28,18 +28,24 @@ pub struct HostWeight<'a> {
     pub row_permutation: Option<&'a [u32]>,
 }
 
+impl HostWeight<'_> {
+    fn check(&self, problem: &Problem) -> Result<(), KernelError> {
+        problem.expect_weight(WeightLengths {
+            words: self.words.len(),
+            scales: self.scales.len(),
+            zero_points: self.zero_points.map(<[u32]>::len),
+            row_permutation: self.row_permutation.map(<[u32]>::len),
+        })
+    }
+}
+
 /// Multiplies activations [M, K] with a 4-bit weight and adds a bias [N]; returns [M, N].
 ///
 /// # Errors
 /// A buffer of the wrong length, or an operand that does not fit the format.
 pub fn matmul(problem: &Problem, x: &[f32], weight: HostWeight<'_>, bias: Option<&[f32]>) -> Result<Vec<f32>, KernelError> {
     let Problem { m, n, k, .. } = *problem;
-    problem.expect_weight(WeightLengths {
-        words: weight.words.len(),
-        scales: weight.scales.len(),
-        zero_points: weight.zero_points.map(<[u32]>::len),
-        row_permutation: weight.row_permutation.map(<[u32]>::len),
-    })?;
+    weight.check(problem)?;
     problem.expect_length("activations", m * k, x.len())?;
     if let Some(bias) = bias {
         problem.expect_length("bias", n, bias.len())?;
@@ -48,7 +54,8 @@ pub fn matmul(problem: &Problem, x: &[f32], weight: HostWeight<'_>, bias: Option
     let gathered = weight.row_permutation.map(|rows| gather(x, rows, m, k));
     let x = gathered.as_deref().unwrap_or(x);
 
-    let strips: Vec<Vec<f32>> = (0..n.div_ceil(STRIP)).into_par_iter().map(|strip| multiply_strip(problem, x, &weight, strip * STRIP)).collect();
+    let strips: Vec<Vec<f32>> =
+        (0..n.div_ceil(STRIP)).into_par_iter().map(|strip| multiply_strip(problem, x, &weight, strip * STRIP)).collect();
     let mut out = vec![0.0; m * n];
     for (strip, values) in strips.iter().enumerate() {
         let width = values.len() / m.max(1);
@@ -63,6 +70,40 @@ pub fn matmul(problem: &Problem, x: &[f32], weight: HostWeight<'_>, bias: Option
         }
     }
     Ok(out)
+}
+
+/// The float weight [K, N] in natural row order. `m` of the problem is not used.
+///
+/// # Errors
+/// As [`matmul`].
+pub fn dequantize(problem: &Problem, weight: HostWeight<'_>) -> Result<Vec<f32>, KernelError> {
+    let Problem { n, k, .. } = *problem;
+    weight.check(problem)?;
+    let blocks: Vec<Vec<f32>> =
+        (0..k.div_ceil(DEPTH)).into_par_iter().map(|block| dequantize_rows(problem, &weight, block * DEPTH)).collect();
+    let stored = blocks.concat();
+    let Some(rows) = weight.row_permutation else { return Ok(stored) };
+    let mut natural = vec![0.0; k * n];
+    for (values, &row) in stored.chunks_exact(n).zip(rows) {
+        natural[row as usize * n..][..n].copy_from_slice(values);
+    }
+    Ok(natural)
+}
+
+/// Up to [`DEPTH`] rows of the weight in stored order, [depth, N].
+fn dequantize_rows(problem: &Problem, weight: &HostWeight<'_>, start: usize) -> Vec<f32> {
+    let Problem { n, k, spec, .. } = *problem;
+    let depth = DEPTH.min(k - start);
+    let mut out = vec![0.0; depth * n];
+    let mut unpacked = [[0.0f32; STRIP]; DEPTH];
+    for first in (0..n).step_by(STRIP) {
+        let width = STRIP.min(n - first);
+        unpack(problem, weight, start, depth, first, start / spec.group.rows(k), &mut unpacked);
+        for (row, values) in unpacked[..depth].iter().enumerate() {
+            out[row * n + first..][..width].copy_from_slice(&values[..width]);
+        }
+    }
+    out
 }
 
 /// The columns of `x` [M, K] in the order of the stored rows.

@@ -15,4 +15,4 @@ mod select;
 
 pub use error::KernelError;
 pub use problem::{ActivationDtype, Problem, Runtime, Target};
-pub use select::{Kernel, Plan, Reason, select};
+pub use select::{Kernel, Plan, Reason, select, select_converted};

@@ -1,6 +1,6 @@
+use crate::KernelError;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
-use crate::KernelError;
 use marlin_format::layout::PlainLayout;
 use marlin_format::{QuantSpec, ScaleDtype};
 use std::fmt;

@@ -41,6 +41,8 @@ pub enum Reason {
     FlexFewRows(usize),
     /// Flex does not run CubeCL kernels, and many rows are bound by arithmetic.
     FlexManyRows(usize),
+    /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no operations.
+    NoFusion(Runtime),
 }
 
 impl fmt::Display for Reason {
@@ -48,8 +50,11 @@ impl fmt::Display for Reason {
         match self {
             Self::NoTensorCores(runtime) => write!(f, "{runtime} takes no inline PTX, which the tensor-core kernels need"),
             Self::NoTensorCoreKernel(runtime) => write!(f, "there is no tensor-core kernel for {runtime} yet"),
-            Self::FlexFewRows(m) => write!(f, "Flex runs no CubeCL; {m} rows are at most {HOST_ROWS}, so reading the packed weight bounds it"),
-            Self::FlexManyRows(m) => write!(f, "Flex runs no CubeCL; {m} rows are more than {HOST_ROWS}, so its own matmul repays the unpacking"),
+            Self::FlexFewRows(m) => write!(f, "Flex runs no CubeCL kernel; up to {HOST_ROWS} rows ({m}) read the packed weight as it is"),
+            Self::NoFusion(runtime) => write!(f, "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"),
+            Self::FlexManyRows(m) => {
+                write!(f, "Flex runs no CubeCL kernel; above {HOST_ROWS} rows ({m}) its own matmul repays the unpacking")
+            }
         }
     }
 }
@@ -84,6 +89,14 @@ pub fn select(problem: &Problem, target: &Target) -> Plan {
     }
 }
 
+/// The plan for Burn's own `Linear` on a weight that was converted in place: [`select`]'s where the backend fuses operations.
+pub fn select_converted(problem: &Problem, target: &Target) -> Plan {
+    match target.runtime {
+        Runtime::Flex => Plan { kernel: Kernel::DequantizeThenMatmul, reason: Reason::NoFusion(target.runtime) },
+        _ => select(problem, target),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,9 +126,15 @@ mod tests {
     }
 
     #[test]
+    fn a_converted_linear_reads_the_packed_weight_where_operations_fuse() {
+        assert_eq!(select_converted(&problem(1), &Target::flex()).kernel, Kernel::DequantizeThenMatmul);
+        assert_eq!(select_converted(&problem(1), &on(Runtime::Cuda)).kernel, Kernel::Portable { rows: 1 });
+    }
+
+    #[test]
     fn the_reason_names_runtime_and_rows() {
         assert!(select(&problem(1), &on(Runtime::Vulkan)).reason.to_string().contains("Vulkan"));
         assert!(select(&problem(1), &on(Runtime::Cuda)).reason.to_string().contains("CUDA"));
-        assert!(select(&problem(17), &Target::flex()).reason.to_string().contains("17 rows"));
+        assert!(select(&problem(17), &Target::flex()).reason.to_string().contains("(17)"));
     }
 }

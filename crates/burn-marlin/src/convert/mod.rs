@@ -5,11 +5,11 @@ mod survey;
 
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 
-use crate::{Error, QuantizedWeight};
+use crate::{Error, QuantizedWeight, target};
 use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, Shape, Tensor};
 use marlin_format::{FormatError, QuantSpec};
-use marlin_kernels::ActivationDtype;
+use marlin_kernels::{ActivationDtype, select_converted};
 use regex::Regex;
 use std::collections::HashMap;
 use survey::{Candidate, survey};
@@ -75,7 +75,8 @@ impl W4A16 {
                 Some(reason) => Outcome::Left(reason),
                 None => {
                     let weight = candidate.quantize(&self.spec)?;
-                    let plan = weight.plan(1, crate::ops::activation_dtype(candidate.dtype()).unwrap_or(ActivationDtype::F32));
+                    let activations = crate::ops::activation_dtype(candidate.dtype()).unwrap_or(ActivationDtype::F32);
+                    let plan = select_converted(&weight.problem(1, activations), &target(&weight.device()));
                     tracing::debug!(layer = %candidate.path, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
                     let size_bytes = weight.size_bytes();
                     weights.insert(candidate.id, weight);
@@ -112,7 +113,8 @@ impl W4A16 {
 }
 
 fn compile(patterns: &[String]) -> Result<Vec<Regex>, Error> {
-    let compile = |pattern: &String| Regex::new(pattern).map_err(|source| Error::Pattern { pattern: pattern.clone(), source: Box::new(source) });
+    let compile =
+        |pattern: &String| Regex::new(pattern).map_err(|source| Error::Pattern { pattern: pattern.clone(), source: Box::new(source) });
     patterns.iter().map(compile).collect()
 }
 

@@ -1,6 +1,9 @@
 use super::operation::FusedLinear;
 use crate::ops::DEQUANTIZE;
-use burn::backend::ir::{BaseOperationIr, BinaryOpIr, CustomOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr, OperationIr, ShapeOpIr, TensorIr, TensorStatus};
+use burn::backend::ir::{
+    BaseOperationIr, BinaryOpIr, CustomOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr, OperationIr, ShapeOpIr, TensorIr,
+    TensorStatus,
+};
 use burn_cubecl::fusion::CubeOptimization;
 use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use serde::{Deserialize, Serialize};

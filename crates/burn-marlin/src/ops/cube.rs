@@ -52,7 +52,9 @@ pub(crate) fn launch_linear(
             portable::matmul(&client, &problem, rows, args)?;
         }
         // Plans of Flex; `select` gives none of them to a CubeCL runtime.
-        Kernel::Host | Kernel::DequantizeThenMatmul => return Err(KernelError::Dtype { runtime: Target::of(&client).runtime, dtype: "host" }),
+        Kernel::Host | Kernel::DequantizeThenMatmul => {
+            return Err(KernelError::Dtype { runtime: Target::of(&client).runtime, dtype: "host" });
+        }
     }
     Ok(out)
 }

@@ -141,6 +141,14 @@ pub(crate) fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
 }
 
 /// The problem of multiplying `m` rows in `activations` with a weight whose scales are held in `scales`.
-pub(crate) fn problem(m: usize, k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, scales: ActivationDtype, permuted: bool) -> Problem {
+pub(crate) fn problem(
+    m: usize,
+    k: usize,
+    n: usize,
+    spec: QuantSpec,
+    activations: ActivationDtype,
+    scales: ActivationDtype,
+    permuted: bool,
+) -> Problem {
     Problem { m, n, k, spec, activations, scales, permuted }
 }

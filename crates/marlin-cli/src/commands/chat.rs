@@ -1,7 +1,8 @@
 use super::{generate_options, open};
 use crate::args::ChatArgs;
 use crate::error::CliError;
-use std::io::{BufRead, Write};
+use crate::output;
+use std::io::{self, BufRead};
 
 /// How the turns of a conversation are told apart. The model's own chat template is not read.
 const USER: &str = "User: ";
@@ -12,17 +13,17 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let mut history = String::new();
-    let mut lines = std::io::stdin().lock().lines();
+    let mut lines = io::stdin().lock().lines();
     eprintln!("A line is a turn; an empty line or the end of input ends the conversation.");
     loop {
-        print!("> ");
-        std::io::stdout().flush()?;
-        let Some(line) = lines.next().transpose()?.filter(|line| !line.trim().is_empty()) else { return Ok(()) };
+        output::text("> ")?;
+        let line = lines.next().transpose().map_err(CliError::Input)?;
+        let Some(line) = line.filter(|line| !line.trim().is_empty()) else { return Ok(()) };
         history.push_str(&format!("{USER}{line}\n{ASSISTANT}"));
         let mut answer = Answer::default();
         llama.generate(&history, &options, |text| answer.push(text))?;
-        let text = answer.finish();
-        println!();
+        let text = answer.finish()?;
+        output::line("")?;
         history.push_str(&text);
         history.push('\n');
         options.seed = options.seed.wrapping_add(1);
@@ -30,10 +31,17 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
 }
 
 /// Prints an answer as it comes, up to where the model begins the user's next turn.
-#[derive(Default)]
 struct Answer {
     text: String,
     printed: usize,
+    /// The first failure to print.
+    result: io::Result<()>,
+}
+
+impl Default for Answer {
+    fn default() -> Self {
+        Self { text: String::new(), printed: 0, result: Ok(()) }
+    }
 }
 
 impl Answer {
@@ -45,11 +53,12 @@ impl Answer {
         self.print_to(safe);
     }
 
-    fn finish(mut self) -> String {
+    fn finish(mut self) -> io::Result<String> {
         let end = self.end();
         self.print_to(end);
+        self.result?;
         self.text.truncate(end);
-        self.text
+        Ok(self.text)
     }
 
     fn end(&self) -> usize {
@@ -57,10 +66,8 @@ impl Answer {
     }
 
     fn print_to(&mut self, end: usize) {
-        if end > self.printed {
-            print!("{}", &self.text[self.printed..end]);
-            // A closed output shows at the next prompt, where it can be reported.
-            let _ = std::io::stdout().flush();
+        if end > self.printed && self.result.is_ok() {
+            self.result = output::text(&self.text[self.printed..end]);
             self.printed = end;
         }
     }
@@ -83,7 +90,7 @@ mod tests {
             answer.push(piece);
         }
         assert_eq!(answer.printed, " Hello there".len());
-        assert_eq!(answer.finish(), " Hello there");
+        assert_eq!(answer.finish().unwrap(), " Hello there");
     }
 
     #[test]
@@ -93,6 +100,6 @@ mod tests {
         assert_eq!(answer.printed, 1);
         answer.push("e");
         answer.push(" it");
-        assert_eq!(answer.finish(), "a\nUse it");
+        assert_eq!(answer.finish().unwrap(), "a\nUse it");
     }
 }

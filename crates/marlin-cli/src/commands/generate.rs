@@ -4,14 +4,13 @@ use crate::error::CliError;
 use crate::output;
 use marlin_llama::{Generation, StopReason};
 use serde_json::json;
-use std::io::Write;
 
 pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let options = generate_options(&llama, &args.sampling);
     if args.json {
         let generation = llama.generate(&args.prompt, &options, |_| {})?;
-        return Ok(output::json(&json!({
+        return output::json(&json!({
             "prompt": args.prompt,
             "text": generation.text,
             "tokens": generation.tokens,
@@ -19,18 +18,16 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "prefill_seconds": generation.prefill.as_secs_f64(),
             "decode_seconds": generation.decode.as_secs_f64(),
             "stop_reason": stop_reason(&generation),
-        }))?);
+        }));
     }
-    print!("{}", args.prompt);
-    let mut result = std::io::stdout().flush();
+    let mut result = output::text(&args.prompt);
     let generation = llama.generate(&args.prompt, &options, |text| {
-        print!("{text}");
         if result.is_ok() {
-            result = std::io::stdout().flush();
+            result = output::text(text);
         }
     })?;
-    println!();
     result?;
+    output::line("")?;
     // The first new token belongs to the prefill.
     let decoded = generation.tokens.len().saturating_sub(1);
     eprintln!(

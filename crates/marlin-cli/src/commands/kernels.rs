@@ -34,15 +34,18 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
                     let plan = linear.weight().plan(m, activations);
                     (linear.weight().spec().to_string(), plan.kernel.to_string(), plan.reason.to_string())
                 }
-                Projection::Dense(_) => (activations.to_string(), "Burn's matmul".into(), "the checkpoint holds this layer in float".into()),
+                Projection::Dense(_) => {
+                    (activations.to_string(), "Burn's matmul".into(), "the checkpoint holds this layer in float".into())
+                }
             };
             rows.push(Row { layer: layer.clone(), k, n, rows: m, format, kernel, reason });
         }
     }
     if args.json {
-        return Ok(output::json(&rows)?);
+        return output::json(&rows);
     }
-    let cells = rows.into_iter().map(|row| vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.kernel, row.reason]);
-    output::table(&["layer", "K", "N", "M", "format", "kernel", "reason"], &cells.collect::<Vec<_>>());
-    Ok(())
+    let cells = rows
+        .into_iter()
+        .map(|row| vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.kernel, row.reason]);
+    Ok(output::table(&["layer", "K", "N", "M", "format", "kernel", "reason"], &cells.collect::<Vec<_>>())?)
 }

@@ -19,5 +19,5 @@ pub fn run(args: &LogitsArgs) -> Result<(), CliError> {
     let logits = llama.model.forward_last(tokens, &mut llama.model.new_cache(1));
     let data = logits.try_into_data().map_err(|error| CliError::Read(format!("{error:?}")))?;
     let logits: Vec<f32> = data.iter::<f32>().collect();
-    Ok(output::json(&json!({ "ids": args.ids, "logits": logits }))?)
+    output::json(&json!({ "ids": args.ids, "logits": logits }))
 }

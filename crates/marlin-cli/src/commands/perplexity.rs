@@ -22,14 +22,14 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     bar.finish_and_clear();
     let elapsed = start.elapsed();
     if args.json {
-        return Ok(output::json(&json!({
+        return output::json(&json!({
             "perplexity": result.perplexity,
             "nll": result.nll,
             "tokens": result.tokens,
             "window": args.window,
             "seconds": elapsed.as_secs_f64(),
-        }))?);
+        }));
     }
-    println!("perplexity {:.4} over {} tokens, {:.0} tokens/s", result.perplexity, result.tokens, rate(result.tokens, elapsed));
-    Ok(())
+    let rate = rate(result.tokens, elapsed);
+    Ok(output::line(&format!("perplexity {:.4} over {} tokens, {rate:.0} tokens/s", result.perplexity, result.tokens))?)
 }

@@ -21,19 +21,24 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
     if args.json {
-        let layers: Vec<_> = report.quantized.iter().map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "bits_per_weight": layer.bits_per_weight})).collect();
-        return Ok(output::json(&json!({
+        let layers: Vec<_> = report
+            .quantized
+            .iter()
+            .map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "bits_per_weight": layer.bits_per_weight}))
+            .collect();
+        return output::json(&json!({
             "format": spec.to_string(),
             "quantized": layers,
             "excluded": report.excluded,
             "source_bytes": report.source_bytes,
             "target_bytes": report.target_bytes,
             "seconds": seconds,
-        }))?);
+        }));
     }
     let weights: usize = report.quantized.iter().map(|layer| layer.k * layer.n).sum();
     let bits: f64 = report.quantized.iter().map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64).sum();
-    println!("{} layers to {spec}, {:.2} bits per weight, {} left", report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
-    println!("{} to {} in {seconds:.1} s: {}", output::size(report.source_bytes), output::size(report.target_bytes), args.out.display());
-    Ok(())
+    let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
+    output::line(&format!("{layers} layers to {spec}, {bits:.2} bits per weight, {left} left"))?;
+    let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
+    Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
 }

@@ -225,7 +225,7 @@ pub enum HeaderError {
         limit: usize,
     },
     /// A header that is not the JSON it should be.
-    #[error("the header is not valid: {0}")]
+    #[error("the header is not valid")]
     Json(#[from] serde_json::Error),
     /// One name twice in a file.
     #[error("`{tensor}` is there twice")]

@@ -53,8 +53,8 @@ pub(super) fn matmul<F: Float, S: Float>(
     out: &mut [F],
     lengths: Lengths,
     #[comptime] rows: usize,
-    #[define(F)] _activations: ElemType,
-    #[define(S)] _scales: ElemType,
+    #[define(F)] _activation_dtype: ElemType,
+    #[define(S)] _scale_dtype: ElemType,
 ) {
     let column = ABSOLUTE_POS % lengths.n;
     let first_row = (ABSOLUTE_POS / lengths.n) * rows;
@@ -125,8 +125,8 @@ pub(super) fn dequantize<F: Float, S: Float>(
     row_permutation: ComptimeOption<&[u32]>,
     out: &mut [F],
     lengths: Lengths,
-    #[define(F)] _activations: ElemType,
-    #[define(S)] _scales: ElemType,
+    #[define(F)] _activation_dtype: ElemType,
+    #[define(S)] _scale_dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= lengths.k * lengths.n {
         terminate!();

@@ -5,7 +5,7 @@ use super::ARCHITECTURE;
 #[non_exhaustive]
 pub enum LlamaConfigError {
     /// Not JSON, a field that is needed and absent, or a field of another type.
-    #[error("not the configuration of a model: {0}")]
+    #[error("not the configuration of a model")]
     Json(#[from] serde_json::Error),
     /// A model of another architecture.
     #[error("the architecture is {found}; this version reads {ARCHITECTURE}")]

@@ -1,0 +1,253 @@
+//! What the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::support::{Folder, args, heldout, read_safetensors, refuse, run_with_input, shipped, write_safetensors};
+
+/// A run of every command that opens a model's weights.
+fn commands(dir: &Path) -> Vec<Vec<OsString>> {
+    vec![
+        args!["generate", dir, "--device", "flex", "--prompt", "A"],
+        args!["chat", dir, "--device", "flex"],
+        args!["perplexity", dir, "--device", "flex", "--text", heldout()],
+        args!["logits", dir, "--device", "flex", "--ids", "1"],
+        args!["kernels", dir, "--device", "flex"],
+    ]
+}
+
+#[test]
+fn a_missing_folder_is_named() {
+    let folder = Folder::tiny();
+    let missing = folder.beside("missing");
+    for args in commands(&missing) {
+        refuse(&args, &["missing", "config.json", "No such file"]);
+    }
+    refuse(&args!["inspect", &missing], &["missing", "model.safetensors"]);
+    refuse(&args!["quantize", &missing, &folder.target], &["missing", "config.json"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+}
+
+#[test]
+fn truncated_weights_are_refused_with_both_sizes() {
+    let folder = Folder::tiny();
+    let path = folder.source.join("model.safetensors");
+    let (_, data) = read_safetensors(&path);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 100).unwrap();
+    let (expected, found) = (data.len().to_string(), (data.len() - 100).to_string());
+    let words = ["model.safetensors", "truncated", &expected, &found];
+    for args in commands(&folder.source) {
+        refuse(&args, &words);
+    }
+    refuse(&args!["inspect", &folder.source], &words);
+    refuse(&args!["quantize", &folder.source, &folder.target], &words);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+
+    // Not even the length of the header is there.
+    file.set_len(5).unwrap();
+    refuse(&args!["inspect", &folder.source], &["model.safetensors", "5 bytes", "8 bytes"]);
+}
+
+#[test]
+fn another_architecture_is_refused_with_both_names() {
+    let folder = Folder::tiny();
+    folder.edit_config(|config| config["architectures"] = json!(["Qwen2ForCausalLM"]));
+    let words = ["config.json", "Qwen2ForCausalLM", "LlamaForCausalLM"];
+    for args in commands(&folder.source) {
+        refuse(&args, &words);
+    }
+    refuse(&args!["quantize", &folder.source, &folder.target], &words);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+
+    std::fs::write(folder.source.join("config.json"), "{\"vocab_size\": 4096").unwrap();
+    refuse(&args!["kernels", &folder.source, "--device", "flex"], &["config.json", "EOF", "line 1"]);
+}
+
+#[test]
+fn a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes() {
+    let folder = Folder::with_config(json!({ "vocab_size": 1000 }));
+    for args in commands(&folder.source).into_iter().take(3) {
+        refuse(&args, &["tokenizer.json", "4096", "1000"]);
+    }
+    std::fs::write(folder.source.join("tokenizer.json"), "{}").unwrap();
+    refuse(&commands(&folder.source)[0], &["tokenizer.json"]);
+}
+
+#[test]
+fn a_group_size_that_does_not_divide_k_is_refused_before_anything_is_written() {
+    let folder = Folder::with_config(json!({ "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1 }));
+    for (group, rows) in [("g128", "128"), ("g64", "64")] {
+        refuse(
+            &args!["quantize", &folder.source, &folder.target, "--group", group],
+            &["model.layers.0.", "K = 96", rows, "use a smaller group size or `channel`"],
+        );
+        assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+    }
+}
+
+#[test]
+fn a_target_with_something_in_it_is_left_alone() {
+    let folder = Folder::tiny();
+    std::fs::create_dir(&folder.target).unwrap();
+    let file = folder.target.join("precious.txt");
+    std::fs::write(&file, "keep").unwrap();
+    refuse(&args!["quantize", &folder.source, &folder.target], &["target", "not empty"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep");
+    assert_eq!(folder.target.read_dir().unwrap().count(), 1);
+    assert_eq!(folder.leftovers(), ["target"]);
+    refuse(&args!["quantize", &folder.source, &file], &["precious.txt"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep");
+}
+
+#[test]
+fn a_quantised_model_is_not_quantised_again() {
+    let folder = Folder::tiny_quantized();
+    let twice = folder.beside("twice");
+    refuse(&args!["quantize", &folder.target, &twice], &["config.json", "quantised already"]);
+    assert!(!twice.exists());
+}
+
+#[test]
+fn excluding_by_a_broken_pattern_is_refused() {
+    let folder = Folder::tiny();
+    refuse(&args!["quantize", &folder.source, &folder.target, "--exclude", "re:(mlp"], &["`(mlp`", "regular expression"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused() {
+    let folder = Folder::tiny();
+    let (path, layer) = (folder.source.join("model.safetensors"), "model.layers.1.mlp.up_proj");
+    let (header, mut data) = read_safetensors(&path);
+    let start = header[format!("{layer}.weight")]["data_offsets"][0].as_u64().unwrap() as usize;
+    // Row 3 of K of column 2 of N: the file holds [N, K].
+    let at = start + 2 * (2 * 256 + 3);
+    data[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    write_safetensors(&path, &header, &data);
+    refuse(&args!["quantize", &folder.source, &folder.target], &[layer, "row 3, column 2", "inf"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+}
+
+#[test]
+fn scales_that_are_no_numbers_are_refused() {
+    let folder = Folder::tiny_quantized();
+    let (path, layer) = (folder.target.join("model.safetensors"), "model.layers.1.self_attn.v_proj");
+    let (header, mut data) = read_safetensors(&path);
+    let start = header[format!("{layer}.weight_scale")]["data_offsets"][0].as_u64().unwrap() as usize;
+    // [N, groups], two groups a column.
+    data[start + 2 * 5..][..2].copy_from_slice(&0x7e00u16.to_le_bytes());
+    write_safetensors(&path, &header, &data);
+    for args in commands(&folder.target) {
+        refuse(&args, &[layer, "scale", "group 1, column 2", "NaN"]);
+    }
+}
+
+#[test]
+fn another_dtype_is_refused_with_both_names() {
+    let folder = Folder::tiny_quantized();
+    for (dir, tensor, found, expected) in [
+        (&folder.source, "model.norm.weight", "I16", "F16, BF16 or F32"),
+        (&folder.target, "model.layers.0.mlp.up_proj.weight_packed", "F32", "I32"),
+        (&folder.target, "model.layers.0.mlp.up_proj.weight_scale", "I16", "F16 or BF16"),
+    ] {
+        let path = dir.join("model.safetensors");
+        let (header, data) = read_safetensors(&path);
+        let mut changed = header.clone();
+        changed[tensor]["dtype"] = found.into();
+        write_safetensors(&path, &changed, &data);
+        refuse(&args!["logits", dir, "--device", "flex", "--ids", "1"], &["model.safetensors", tensor, found, expected]);
+        write_safetensors(&path, &header, &data);
+    }
+}
+
+#[test]
+fn a_shape_that_contradicts_the_packed_weight_is_refused() {
+    let folder = Folder::tiny_quantized();
+    let (path, layer) = (folder.target.join("model.safetensors"), "model.layers.0.mlp.up_proj");
+    let (header, data) = read_safetensors(&path);
+    let start = header[format!("{layer}.weight_shape")]["data_offsets"][0].as_u64().unwrap() as usize;
+    for n in [513, -1, i64::MAX] {
+        let mut data = data.clone();
+        data[start..start + 8].copy_from_slice(&n.to_le_bytes());
+        write_safetensors(&path, &header, &data);
+        refuse(&args!["inspect", &folder.target], &["model.safetensors", layer]);
+        refuse(&args!["logits", &folder.target, "--device", "flex", "--ids", "1"], &[layer]);
+    }
+}
+
+#[test]
+fn prompts_that_do_not_fit_are_refused() {
+    let model = shipped();
+    let generate = |prompt: &str| args!["generate", &model, "--device", "flex", "--max-len", "8", "--json", "--prompt", prompt];
+    refuse(&generate(""), &["prompt has no tokens"]);
+    refuse(&generate("a b c d e f g h i j k l m n o p"), &["the prompt has ", "room for 8"]);
+    refuse(&args!["generate", &model, "--device", "flex", "--max-len", "513", "--prompt", "A"], &["513", "512"]);
+    refuse(&args!["generate", &model, "--device", "flex", "--max-len", "0", "--prompt", "A"], &["0 positions", "512"]);
+}
+
+#[test]
+fn sampling_outside_its_range_is_refused() {
+    for (option, value) in [("--temperature", "NaN"), ("--top-p", "1.5"), ("--top-k", "0"), ("--repetition-penalty", "-1")] {
+        let option = format!("{option}={value}");
+        refuse(&args!["generate", shipped(), "--device", "flex", "--prompt", "A", "--json", option], &[value]);
+    }
+}
+
+#[test]
+fn token_ids_outside_the_vocabulary_or_the_cache_are_refused() {
+    let logits = |ids: &str| args!["logits", shipped(), "--device", "flex", "--max-len", "4", "--ids", ids];
+    refuse(&logits("1,4096"), &["--ids", "4096"]);
+    refuse(&logits("4294967295"), &["--ids", "4294967295", "4096"]);
+    refuse(&logits("1,2,3,4,5"), &["--ids", "5 tokens", "cache of 4"]);
+}
+
+#[test]
+fn texts_that_perplexity_cannot_use_are_refused() {
+    let folder = Folder::tiny();
+    let text = folder.beside("text.txt");
+    let perplexity = |window: &str| args!["perplexity", &folder.source, "--device", "flex", "--text", &text, "--window", window];
+    refuse(&perplexity("8"), &["text.txt", "No such file"]);
+    std::fs::write(&text, b"caf\xe9 au lait").unwrap();
+    refuse(&perplexity("8"), &["text.txt", "not UTF-8"]);
+    std::fs::write(&text, "").unwrap();
+    refuse(&perplexity("8"), &["0 tokens", "2"]);
+    std::fs::write(&text, "a text of a few words").unwrap();
+    refuse(&perplexity("65"), &["65", "64"]);
+    refuse(&perplexity("1"), &["window of 1"]);
+}
+
+#[test]
+fn a_conversation_that_is_not_utf8_is_refused() {
+    let run = run_with_input(&args!["chat", shipped(), "--device", "flex"], b"caf\xe9\n");
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("error: the input could not be read") && run.stderr.contains("UTF-8"), "{}", run.stderr);
+}
+
+/// Only where there is no such GPU; with one, there is nothing to refuse.
+#[test]
+fn a_device_that_is_not_there_is_refused_by_name() {
+    #[cfg(feature = "cuda")]
+    let present = !burn::tensor::Device::enumerate(burn::tensor::DeviceType::Cuda).is_empty();
+    #[cfg(not(feature = "cuda"))]
+    let present = false;
+    if !present {
+        refuse(&args!["kernels", shipped(), "--device", "cuda"], &["--device cuda", "no such device"]);
+    }
+}
+
+#[test]
+fn arguments_that_do_not_parse_are_usage_errors() {
+    for args in [
+        args!["quantize", shipped(), "out", "--group", "g48"],
+        args!["logits", shipped(), "--ids", "1,two"],
+        args!["kernels", shipped(), "--device", "tpu"],
+        args!["generate", shipped()],
+    ] {
+        let run = run_with_input(&args, b"");
+        assert_eq!(run.code, Some(2), "{args:?}: {}", run.stderr);
+        assert!(run.stderr.contains("--help") || run.stderr.contains("Usage"), "{}", run.stderr);
+    }
+}

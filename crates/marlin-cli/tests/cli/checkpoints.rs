@@ -1,0 +1,182 @@
+//! `inspect` and `quantize`.
+
+use serde_json::{Value, json};
+
+use crate::support::{Folder, args, command, heldout, read_json, shipped, succeed, succeed_json};
+
+/// Weights of the tiny model: those of the projections, and the others.
+const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
+const OTHERS: usize = 4096 * 256 + 5 * 256;
+
+/// The row of a tensor in the JSON of `inspect`.
+fn row<'a>(inspected: &'a Value, name: &str) -> &'a Value {
+    inspected["tensors"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no row {name}"))
+}
+
+#[test]
+fn inspect_counts_weights_and_bytes() {
+    let folder = Folder::tiny_quantized();
+    let float = succeed_json(&args!["inspect", &folder.source, "--json"]);
+    assert_eq!(float["weights"], PROJECTIONS + OTHERS);
+    assert_eq!(float["bytes"], 2 * (PROJECTIONS + OTHERS));
+    assert_eq!(float["bits_per_weight"], 16.0);
+    assert_eq!(float["tensors"].as_array().unwrap().len(), 2 * 9 + 2);
+    let layer = "model.layers.1.self_attn.k_proj";
+    let expected = json!({
+        "name": format!("{layer}.weight"), "format": "f16", "shape": [128, 256], "bytes": 2 * 128 * 256, "bits_per_weight": 16.0
+    });
+    assert_eq!(row(&float, &format!("{layer}.weight")), &expected);
+
+    let quantized = succeed_json(&args!["inspect", &folder.target, "--json"]);
+    assert_eq!(quantized["weights"], PROJECTIONS + OTHERS);
+    // 16 bytes a layer hold the shape.
+    let bytes = 2 * OTHERS + PROJECTIONS * 33 / 64 + 14 * 16;
+    assert_eq!(quantized["bytes"], bytes);
+    let bits = quantized["bits_per_weight"].as_f64().unwrap();
+    assert!((bits - bytes as f64 * 8.0 / (PROJECTIONS + OTHERS) as f64).abs() < 1e-9, "{bits}");
+    let expected = json!({
+        "name": layer, "format": "int4 g128 f16", "shape": [128, 256], "bytes": 128 * 256 * 33 / 64 + 16, "bits_per_weight": 4.125
+    });
+    assert_eq!(row(&quantized, layer), &expected);
+    assert_eq!(row(&quantized, "model.embed_tokens.weight")["bits_per_weight"], 16.0);
+}
+
+#[test]
+fn inspect_prints_a_line_for_each_tensor_and_the_total() {
+    let folder = Folder::tiny_quantized();
+    let text = succeed(&args!["inspect", &folder.target]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 1 + 2 * 9 + 2 + 1, "{text}");
+    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["tensor", "format", "shape", "size", "bits", "per", "weight"]);
+    let line = lines.iter().find(|line| line.starts_with("model.layers.0.mlp.down_proj ")).unwrap();
+    for word in ["int4 g128 f16", "256 x 512", "67.6 kB", "4.12"] {
+        assert!(line.contains(word), "`{word}` is not in `{line}`");
+    }
+    assert!(lines.last().unwrap().starts_with(&format!("{} weights in 2708.2 kB: ", PROJECTIONS + OTHERS)), "{text}");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let model = shipped();
+    for args in [args!["inspect", &model], args!["generate", &model, "--device", "flex", "--prompt", "Once", "--max-new-tokens", "2"]] {
+        let mut child = command(&args).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(!stderr.contains("panicked") && !stderr.contains("error"), "{stderr}");
+    }
+}
+
+#[test]
+fn quantize_writes_a_folder_that_other_engines_load() {
+    let folder = Folder::tiny();
+    std::fs::copy(shipped().join("generation_config.json"), folder.source.join("generation_config.json")).unwrap();
+    let text = succeed(&args!["quantize", &folder.source, &folder.target]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "14 layers to int4 g128 f16, 4.12 bits per weight, 0 left");
+    let target = folder.target.to_str().unwrap();
+    assert!(lines[1].starts_with("4459.0 kB to 2708.2 kB in ") && lines[1].ends_with(target), "{text}");
+    assert_eq!(folder.leftovers(), ["target"]);
+
+    let (source, config) = (read_json(&folder.source.join("config.json")), read_json(&folder.target.join("config.json")));
+    let quantization = &config["quantization_config"];
+    assert_eq!(quantization["quant_method"], "compressed-tensors");
+    assert_eq!(quantization["format"], "pack-quantized");
+    assert_eq!(quantization["ignore"], json!(["lm_head"]));
+    let weights = &quantization["config_groups"]["group_0"]["weights"];
+    assert_eq!([&weights["num_bits"], &weights["group_size"]], [4, 128]);
+    assert_eq!(weights["symmetric"], true);
+    for (field, value) in source.as_object().unwrap() {
+        assert_eq!(&config[field], value, "{field}");
+    }
+    for name in ["tokenizer.json", "generation_config.json"] {
+        assert!(std::fs::read(folder.source.join(name)).unwrap() == std::fs::read(folder.target.join(name)).unwrap(), "{name}");
+    }
+    assert!(folder.target.join("model.safetensors").is_file());
+}
+
+#[test]
+fn quantize_reports_the_same_numbers_as_inspect() {
+    let folder = Folder::tiny();
+    let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--json"]);
+    assert_eq!(report["format"], "int4 g128 f16");
+    assert_eq!(report["excluded"], json!([]));
+    assert!(report["seconds"].as_f64().unwrap() > 0.0);
+    let layers = report["quantized"].as_array().unwrap();
+    assert_eq!(layers.len(), 14);
+    let (float, quantized) = (&folder.source, &folder.target);
+    assert_eq!(report["source_bytes"], succeed_json(&args!["inspect", float, "--json"])["bytes"]);
+    let quantized = succeed_json(&args!["inspect", quantized, "--json"]);
+    assert_eq!(report["target_bytes"], quantized["bytes"]);
+    for layer in layers {
+        let row = row(&quantized, layer["name"].as_str().unwrap());
+        assert_eq!(row["shape"], json!([layer["n"], layer["k"]]));
+        assert_eq!(row["bits_per_weight"], layer["bits_per_weight"]);
+    }
+}
+
+/// Bits per weight are 4, a scale of 16 a group, and a zero point of 4 a group.
+#[test]
+fn every_group_size_with_and_without_zero_points_is_written_and_runs() {
+    let folder = Folder::tiny();
+    for (group, rows, size) in [("channel", 256.0, -1), ("g32", 32.0, 32), ("g64", 64.0, 64)] {
+        for zero_points in [false, true] {
+            let target = folder.beside(&format!("{group}-{zero_points}"));
+            let mut args = args!["quantize", &folder.source, &target, "--group", group, "--json"];
+            args.extend(zero_points.then(|| "--zero-points".into()));
+            let report = succeed_json(&args);
+            let suffix = if zero_points { " zero-points" } else { "" };
+            assert_eq!(report["format"], format!("int4 {group}{suffix} f16"));
+
+            let layer = "model.layers.0.self_attn.q_proj";
+            let inspected = succeed_json(&args!["inspect", &target, "--json"]);
+            let row = row(&inspected, layer);
+            assert_eq!(row["format"], report["format"]);
+            assert_eq!(row["bits_per_weight"], 4.0 + if zero_points { 20.0 } else { 16.0 } / rows);
+            let config = read_json(&target.join("config.json"));
+            let weights = &config["quantization_config"]["config_groups"]["group_0"]["weights"];
+            assert_eq!(weights["symmetric"], !zero_points);
+            assert_eq!(weights["group_size"].as_i64().unwrap_or(-1), size);
+            succeed(&args!["logits", &target, "--device", "flex", "--ids", "1,2,3"]);
+        }
+    }
+}
+
+#[test]
+fn excluded_layers_stay_as_they_are() {
+    let folder = Folder::tiny();
+    let exclude = ["--exclude", "model.layers.0.mlp.down_proj", "--exclude", "re:.*self_attn"];
+    let mut args = args!["quantize", &folder.source, &folder.target, "--json"];
+    args.extend(exclude.map(Into::into));
+    let report = succeed_json(&args);
+    assert_eq!(report["quantized"].as_array().unwrap().len(), 5);
+    let excluded = report["excluded"].as_array().unwrap();
+    assert_eq!(excluded.len(), 9);
+    let inspected = succeed_json(&args!["inspect", &folder.target, "--json"]);
+    for layer in excluded {
+        assert_eq!(row(&inspected, &format!("{}.weight", layer.as_str().unwrap()))["format"], "f16");
+    }
+    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "int4 g128 f16");
+
+    let kernels = succeed_json(&args!["kernels", &folder.target, "--device", "flex", "--rows", "1", "--json"]);
+    let dense = kernels.as_array().unwrap().iter().filter(|row| row["kernel"] == "Burn's matmul").count();
+    assert_eq!(dense, 9);
+}
+
+#[test]
+fn four_bits_cost_the_shipped_model_little() {
+    let folder = Folder::shipped_quantized();
+    let measure = |dir: &std::path::Path| {
+        let text = heldout();
+        let result = succeed_json(&args!["perplexity", dir, "--device", "flex", "--text", &text, "--max-tokens", "2048", "--json"]);
+        assert_eq!([&result["tokens"], &result["window"]], [4 * 511, 512]);
+        let (perplexity, nll) = (result["perplexity"].as_f64().unwrap(), result["nll"].as_f64().unwrap());
+        assert!((perplexity.ln() - nll).abs() < 1e-9 && result["seconds"].as_f64().unwrap() > 0.0, "{result}");
+        perplexity
+    };
+    let (float, quantized) = (measure(&shipped()), measure(&folder.target));
+    println!("perplexity {float} in float, {quantized} in 4 bits");
+    assert!((3.0..5.0).contains(&float), "{float}");
+    assert!(quantized > float && quantized <= 1.08 * float, "{quantized} in 4 bits, {float} in float");
+}

@@ -1,0 +1,6 @@
+//! The program `burn-marlin`, run as a user runs it, on the shipped model and on small random ones.
+
+mod bad_input;
+mod checkpoints;
+mod support;
+mod text;

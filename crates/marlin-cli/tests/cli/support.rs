@@ -1,0 +1,165 @@
+//! Running the program, and folders to run it on.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use burn::tensor::{Device, FloatDType};
+use marlin_llama::{LlamaConfig, LlamaModel, save_float};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Arguments from texts and references to paths.
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { Vec::from([$(std::ffi::OsString::from($arg)),*]) };
+}
+pub(crate) use args;
+
+/// What the program did.
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// The program with arguments, and nothing from the environment that changes its output.
+pub fn command(args: &[OsString]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-marlin"));
+    command.args(args).env_remove("RUST_LOG").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
+    let mut child = command(args).spawn().unwrap();
+    // A program that refuses its arguments does not read; its output says why.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    Run { code: output.status.code(), stdout: String::from_utf8(output.stdout).unwrap(), stderr }
+}
+
+/// Standard output of a run that must succeed.
+#[track_caller]
+pub fn succeed(args: &[OsString]) -> String {
+    let run = run_with_input(args, b"");
+    assert_eq!(run.code, Some(0), "{args:?}: {}", run.stderr);
+    run.stdout
+}
+
+/// The same, as JSON.
+#[track_caller]
+pub fn succeed_json(args: &[OsString]) -> Value {
+    serde_json::from_str(&succeed(args)).unwrap()
+}
+
+/// Runs what must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
+#[track_caller]
+pub fn refuse(args: &[OsString], words: &[&str]) {
+    let run = run_with_input(args, b"");
+    assert_eq!(run.code, Some(1), "{args:?}: {}{}", run.stdout, run.stderr);
+    assert_eq!(run.stdout, "", "{args:?}");
+    assert!(run.stderr.starts_with("error: "), "{args:?}: {}", run.stderr);
+    for word in words {
+        assert!(run.stderr.contains(word), "{args:?}: `{word}` is not in: {}", run.stderr);
+    }
+}
+
+/// The trained model that comes with the repository: 4096 tokens, hidden size 256, 512 positions.
+pub fn shipped() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/train-tiny-llama/model")
+}
+
+/// The text that the shipped model was not trained on.
+pub fn heldout() -> PathBuf {
+    shipped().join("../heldout.txt")
+}
+
+/// A folder that holds the model `source`, and nothing else.
+pub struct Folder {
+    parent: TempDir,
+    /// The model.
+    pub source: PathBuf,
+    /// Where a quantised one can be written.
+    pub target: PathBuf,
+}
+
+impl Folder {
+    fn empty() -> Self {
+        let parent = tempfile::tempdir().unwrap();
+        let (source, target) = (parent.path().join("source"), parent.path().join("target"));
+        Self { parent, source, target }
+    }
+
+    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, but for `down_proj` with K = 512.
+    pub fn tiny() -> Self {
+        Self::with_config(json!({}))
+    }
+
+    /// The same with other fields in its config.
+    pub fn with_config(fields: Value) -> Self {
+        let mut config = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": true, "head_dim": 64,
+        });
+        for (name, value) in fields.as_object().unwrap() {
+            config[name] = value.clone();
+        }
+        let config: LlamaConfig = serde_json::from_value(config).unwrap();
+        let folder = Self::empty();
+        save_float(&LlamaModel::new(&config, &Device::flex()), &config, &folder.source, FloatDType::F16).unwrap();
+        std::fs::copy(shipped().join("tokenizer.json"), folder.source.join("tokenizer.json")).unwrap();
+        folder
+    }
+
+    /// The tiny model in 4 bits, in `target`.
+    pub fn tiny_quantized() -> Self {
+        let folder = Self::tiny();
+        succeed(&args!["quantize", &folder.source, &folder.target]);
+        folder
+    }
+
+    /// The shipped model in 4 bits, in `target`; `source` is not there.
+    pub fn shipped_quantized() -> Self {
+        let folder = Self::empty();
+        succeed(&args!["quantize", shipped(), &folder.target]);
+        folder
+    }
+
+    /// The names of what is beside the model, hidden files too.
+    pub fn leftovers(&self) -> Vec<OsString> {
+        let names = self.parent.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name != "source").collect()
+    }
+
+    /// Changes the config of the model at `source`.
+    pub fn edit_config(&self, change: impl FnOnce(&mut Value)) {
+        let path = self.source.join("config.json");
+        let mut config = read_json(&path);
+        change(&mut config);
+        std::fs::write(path, config.to_string()).unwrap();
+    }
+
+    /// A path beside the model.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.parent.path().join(name)
+    }
+}
+
+pub fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// A safetensors file in its parts: the header, and the bytes of all tensors.
+pub fn read_safetensors(path: &Path) -> (Value, Vec<u8>) {
+    let bytes = std::fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+pub fn write_safetensors(path: &Path, header: &Value, data: &[u8]) {
+    let header = header.to_string();
+    let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+    std::fs::write(path, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).unwrap();
+}

@@ -1,0 +1,143 @@
+//! `generate`, `chat`, `perplexity`, `logits` and `kernels`.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::support::{Folder, args, heldout, run_with_input, shipped, succeed, succeed_json};
+
+const PROMPT: &str = "Once upon a time";
+
+/// Arguments of `generate` on the shipped model.
+fn generate(dir: &Path, more: &[&str]) -> Vec<OsString> {
+    let mut args = args!["generate", dir, "--device", "flex", "--prompt", PROMPT];
+    args.extend(more.iter().map(OsString::from));
+    args
+}
+
+#[test]
+fn greedy_text_is_the_same_streamed_and_as_json() {
+    let folder = Folder::shipped_quantized();
+    for dir in [&shipped(), &folder.target] {
+        let greedy = ["--temperature", "0", "--max-new-tokens", "24"];
+        let result = succeed_json(&generate(dir, &[&greedy[..], &["--json", "--seed", "5"]].concat()));
+        let text = result["text"].as_str().unwrap();
+        assert_eq!(succeed(&generate(dir, &greedy)), format!("{PROMPT}{text}\n"));
+        assert_eq!(result["prompt"], PROMPT);
+        assert_eq!(result["tokens"].as_array().unwrap().len(), 24);
+        assert_eq!(result["stop_reason"], "as many tokens as asked for");
+        assert!(result["prompt_tokens"].as_u64().unwrap() > 0);
+        assert!(result["prefill_seconds"].as_f64().unwrap() > 0.0 && result["decode_seconds"].as_f64().unwrap() > 0.0);
+        assert!(text.split_whitespace().count() > 4, "{text}");
+    }
+}
+
+#[test]
+fn speed_is_reported_beside_the_text() {
+    let run = run_with_input(&generate(&shipped(), &["--max-new-tokens", "3"]), b"");
+    assert_eq!(run.code, Some(0));
+    let words = ["prefill: ", "decode: 2 tokens, ", " tokens/s; as many tokens as asked for"];
+    assert!(words.iter().all(|word| run.stderr.contains(word)), "{}", run.stderr);
+    assert_eq!(run.stderr.lines().count(), 1, "log lines of dependencies: {}", run.stderr);
+}
+
+#[test]
+fn a_seed_gives_one_text_and_another_seed_another() {
+    let tokens = |seed: &str| {
+        let sampled = ["--temperature", "1", "--top-k", "1000", "--top-p", "1", "--repetition-penalty", "1.05", "--max-new-tokens", "24"];
+        succeed_json(&generate(&shipped(), &[&sampled[..], &["--json", "--seed", seed]].concat()))["tokens"].clone()
+    };
+    let first = tokens("1");
+    assert_eq!(first, tokens("1"));
+    assert_ne!(first, tokens("2"));
+}
+
+#[test]
+fn generation_ends_with_the_limit_or_the_cache() {
+    let none = succeed_json(&generate(&shipped(), &["--max-new-tokens", "0", "--json"]));
+    assert_eq!(none["tokens"].as_array().unwrap().len(), 0);
+    assert_eq!(none["text"], "");
+
+    let full = succeed_json(&generate(&shipped(), &["--max-len", "8", "--temperature", "0", "--json"]));
+    assert_eq!(full["stop_reason"], "the cache is full");
+    // The last token is chosen from eight positions and needs none.
+    assert_eq!(full["prompt_tokens"].as_u64().unwrap() + full["tokens"].as_array().unwrap().len() as u64, 9);
+}
+
+/// The program's answer to a conversation so far, by `generate`.
+fn answer(history: &str) -> String {
+    let args =
+        args!["generate", shipped(), "--device", "flex", "--prompt", history, "--temperature", "0", "--max-new-tokens", "12", "--json"];
+    let text = succeed_json(&args)["text"].as_str().unwrap().to_owned();
+    text.split("\nUser:").next().unwrap().to_owned()
+}
+
+#[test]
+fn chat_remembers_the_turns_before() {
+    let args = args!["chat", shipped(), "--device", "flex", "--temperature", "0", "--max-new-tokens", "12"];
+    let run = run_with_input(&args, b"Where is the dog?\nWhat did it eat?\n\nnot read\n");
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let mut history = "User: Where is the dog?\nAssistant:".to_owned();
+    let first = answer(&history);
+    history.push_str(&format!("{first}\nUser: What did it eat?\nAssistant:"));
+    let second = answer(&history);
+    assert_eq!(run.stdout, format!("> {first}\n> {second}\n> "));
+}
+
+#[test]
+fn perplexity_is_printed_with_its_tokens() {
+    let args = args!["perplexity", shipped(), "--device", "flex", "--text", heldout(), "--window", "64", "--max-tokens", "130"];
+    let text = succeed(&args);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    // Two windows of 64 and one of 2, each without its first token.
+    assert_eq!([words[0], words[2], words[3], words[4]], ["perplexity", "over", "127", "tokens,"], "{text}");
+    assert!(words[1].parse::<f64>().unwrap() > 1.0, "{text}");
+}
+
+#[test]
+fn logits_are_one_for_each_token_and_the_same_in_every_run() {
+    let folder = Folder::tiny_quantized();
+    for dir in [&folder.source, &folder.target] {
+        for dtype in ["f32", "f16"] {
+            let args = args!["logits", dir, "--device", "flex", "--dtype", dtype, "--ids", "17,4095,0,256"];
+            let text = succeed(&args);
+            assert_eq!(text, succeed(&args), "{dtype}");
+            let result: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(result["ids"], serde_json::json!([17, 4095, 0, 256]));
+            let logits: Vec<f64> = result["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect();
+            assert_eq!(logits.len(), 4096);
+            assert!(logits.iter().all(|logit| logit.is_finite()) && logits.iter().any(|&logit| logit != logits[0]));
+        }
+    }
+}
+
+#[test]
+fn kernels_name_what_runs_each_layer_and_why() {
+    let folder = Folder::tiny_quantized();
+    let kernels = succeed_json(&args!["kernels", &folder.target, "--device", "flex", "--rows", "1,8,9,512", "--json"]);
+    let rows = kernels.as_array().unwrap();
+    assert_eq!(rows.len(), 14 * 4);
+    for row in rows {
+        let m = row["rows"].as_u64().unwrap();
+        assert_eq!(row["kernel"], if m <= 8 { "host" } else { "dequantise, then matmul" }, "{row}");
+        let reason = row["reason"].as_str().unwrap();
+        assert!(reason.contains("Flex") && reason.contains(&m.to_string()), "{row}");
+        assert_eq!(row["format"], "int4 g128 f16");
+    }
+    let row = rows.iter().find(|row| row["layer"] == "model.layers.1.mlp.gate_proj").unwrap();
+    assert_eq!([&row["k"], &row["n"]], [256, 512]);
+
+    let table = succeed(&args!["kernels", &folder.target, "--device", "flex"]);
+    assert_eq!(table.lines().count(), 1 + 14 * 2, "{table}");
+    assert!(table.lines().next().unwrap().starts_with("layer"), "{table}");
+    for word in ["model.layers.0.self_attn.o_proj", "host", "dequantise, then matmul", "Flex"] {
+        assert!(table.contains(word), "`{word}` is not in {table}");
+    }
+
+    let float = succeed_json(&args!["kernels", &folder.source, "--device", "flex", "--json"]);
+    for row in float.as_array().unwrap() {
+        assert_eq!(row["kernel"], "Burn's matmul");
+        assert!(row["reason"].as_str().unwrap().contains("float"));
+    }
+}

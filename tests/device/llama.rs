@@ -1,0 +1,88 @@
+//! The shipped model: the Llama of this project with plain `nn::Linear`, converted by the one call, and quantised as a folder.
+
+use crate::setup::{Named, trial};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn_marlin::{GroupSize, QuantSpec, W4A16, fusion_count};
+use libtest_mimic::Trial;
+use marlin_llama::{Llama, LlamaModel, OpenOptions, QuantizeOptions, perplexity, quantize_folder};
+use marlin_tests::relative_error;
+use std::path::{Path, PathBuf};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    // CubeCL's CPU runtime would compile the kernels of a whole model for minutes; the layers above cover what it runs.
+    if device.name == "cpu" {
+        return;
+    }
+    tests.push(trial(device, "llama::one_call_equals_the_quantised_folder", one_call));
+    tests.push(trial(device, "llama::perplexity_of_int4_is_close_to_float", int4_perplexity));
+}
+
+const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);
+
+/// The example's folder: beside this crate, or below the current folder where the binary was carried elsewhere.
+fn example() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/train-tiny-llama");
+    if built.exists() { built } else { PathBuf::from("examples/train-tiny-llama") }
+}
+
+fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
+    let options = OpenOptions { dtype, max_len: None, with_tokenizer: true };
+    Llama::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The shipped model in 4 bits, in a folder that lives as long as the guard.
+fn quantised() -> (tempfile::TempDir, PathBuf) {
+    let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+    let target = guard.path().join("int4");
+    quantize_folder(&example().join("model"), &target, &SPEC, &QuantizeOptions::default(), |_| {})
+        .unwrap_or_else(|error| panic!("{error}"));
+    (guard, target)
+}
+
+fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f64> {
+    let ids: Vec<i32> = tokens.iter().map(|&id| id as i32).collect();
+    let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, tokens.len()]), &model.device());
+    let data = model.forward_full(tokens).into_data().convert::<f64>();
+    data.try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+fn one_call(device: &Device) {
+    let float = open(&example().join("model"), device, Some(FloatDType::F32));
+    let tokenizer = float.tokenizer().unwrap_or_else(|error| panic!("{error}"));
+    let tokens = tokenizer.encode("pub fn len(&self) -> usize {\n    self.items.len()\n}\n").unwrap_or_else(|error| panic!("{error}"));
+    let expected = logits(&float.model, &tokens);
+
+    let (guard, folder) = quantised();
+    let layers = open(&folder, device, Some(FloatDType::F32));
+    let by_layers = logits(&layers.model, &tokens);
+    assert!(logits(&open(&folder, device, Some(FloatDType::F32)).model, &tokens) == by_layers, "opened again, it gives other bits");
+    drop(guard);
+
+    let (converted, report) = W4A16::new(SPEC).quantize(float.model).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((report.quantized(), report.left()), (35, 1), "{report}");
+    let before = fusion_count();
+    let by_call = logits(&converted, &tokens);
+    let after = fusion_count();
+    if *device != Device::flex() {
+        assert_eq!((after.fused - before.fused, after.dequantized - before.dequantized), (35, 0), "matmuls that read the packed weight");
+    }
+    // Attention and head run in Burn's own f32 matmul, which may be TF32 on CUDA.
+    let same = relative_error(&by_call, &by_layers, &by_layers);
+    assert!(same < 1e-3, "the one call and W4A16Linear differ by {same:e}");
+    let error = relative_error(&by_call, &expected, &expected);
+    assert!(error > 1e-3 && error < 0.3, "against the float model: {error:e}, which is no 4-bit error");
+}
+
+fn int4_perplexity(device: &Device) {
+    let text = std::fs::read_to_string(example().join("heldout.txt")).unwrap_or_else(|error| panic!("{error}"));
+    let (_guard, folder) = quantised();
+    let [float, int4] = [example().join("model"), folder].map(|dir| {
+        let llama = open(&dir, device, None);
+        let mut tokens = llama.tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).unwrap_or_else(|error| panic!("{error}"));
+        tokens.truncate(8 * 512);
+        perplexity(&llama.model, &tokens, 512, |_| {}).unwrap_or_else(|error| panic!("{error}")).perplexity
+    });
+    println!("perplexity: float {float:.4}, int4 g128 {int4:.4}");
+    assert!(float < 6.0, "the shipped model's perplexity is {float:.4}");
+    assert!(int4 > float && int4 < 1.08 * float, "float {float:.4}, int4 {int4:.4}");
+}
