@@ -44,7 +44,7 @@ pub struct Operands {
     pub x: Vec<f32>,
     /// The weight; every nibble, scale and zero point is random.
     pub weight: PlainWeight,
-    /// [N], each value exact in the activations' dtype.
+    /// `[N]`, each value exact in the activations' dtype.
     pub bias: Vec<f32>,
     /// x W + bias, [M, N].
     pub expected: Vec<f64>,

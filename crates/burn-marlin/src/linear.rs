@@ -15,7 +15,7 @@ pub struct W4A16Linear {
 }
 
 impl W4A16Linear {
-    /// A layer of a weight [K, N] and a bias [N].
+    /// A layer of a weight [K, N] and a bias `[N]`.
     ///
     /// # Errors
     /// The bias has another length than the weight has output features.

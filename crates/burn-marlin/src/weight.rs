@@ -18,7 +18,7 @@ use marlin_kernels::{ActivationDtype, Plan, Problem, select};
 /// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word ([`PlainLayout`]) |
 /// | scales | [G, N] in the format's dtype, or f32 where the device lacks it |
 /// | zero points | i32 [G, N/8 up], eight a word along N; absent where symmetric |
-/// | row permutation | i32 [K], act-order; absent where rows are in order |
+/// | row permutation | i32 `[K]`, act-order; absent where rows are in order |
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct QuantizedWeight {
@@ -123,7 +123,7 @@ impl QuantizedWeight {
         self.matmul_bias(x, None)
     }
 
-    /// As [`matmul`](Self::matmul), with a bias [N] in the activations' dtype added before the output is rounded.
+    /// As [`matmul`](Self::matmul), with a bias `[N]` in the activations' dtype added before the output is rounded.
     pub(crate) fn matmul_bias<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let found = x.dims().last().copied().unwrap_or(0);
         assert!(found == self.k, "W4A16: activations have {found} features in their last dimension, the weight has K = {}", self.k);

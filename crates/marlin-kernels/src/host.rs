@@ -24,7 +24,7 @@ pub struct HostWeight<'a> {
     pub scales: &'a [f32],
     /// [G, N/8 up], eight zero points a word along N; absent where symmetric.
     pub zero_points: Option<&'a [u32]>,
-    /// [K]: the natural row of each stored row; absent where rows are in order.
+    /// `[K]`: the natural row of each stored row; absent where rows are in order.
     pub row_permutation: Option<&'a [u32]>,
 }
 
@@ -39,7 +39,7 @@ impl HostWeight<'_> {
     }
 }
 
-/// Multiplies activations [M, K] with a 4-bit weight and adds a bias [N]; returns [M, N].
+/// Multiplies activations [M, K] with a 4-bit weight and adds a bias `[N]`; returns [M, N].
 ///
 /// # Errors
 /// A buffer of the wrong length, or an operand that does not fit the format.

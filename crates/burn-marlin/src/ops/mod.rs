@@ -79,7 +79,7 @@ pub struct W4A16Weight<B: Backend> {
     /// i32 [G, N/8 up]: eight zero points a word along N. Absent where symmetric.
     #[extension_type]
     pub zero_points: OptionalInt<B>,
-    /// i32 [K]: the natural row of each stored row. Absent where rows are in order.
+    /// i32 `[K]`: the natural row of each stored row. Absent where rows are in order.
     #[extension_type]
     pub row_permutation: OptionalInt<B>,
     /// Input features.
@@ -100,7 +100,7 @@ pub struct W4A16Weight<B: Backend> {
     Autodiff: cfg(feature = "autodiff")
 )]
 pub trait W4A16Backend: Backend {
-    /// Activations [.., K] times the weight [K, N], plus a bias [N] in the activations' dtype: [.., N] in that dtype, accumulated in f32.
+    /// Activations [.., K] times the weight [K, N], plus a bias `[N]` in the activations' dtype: [.., N] in that dtype, accumulated in f32.
     #[fusion(meta = linear_spec)]
     fn w4a16_linear(
         x: FloatTensor<Self>,

@@ -15,7 +15,7 @@ pub struct WeightArgs {
     pub scales: BufferArg,
     /// u32 or i32 [G, N/8 up], eight zero points a word along N; absent where symmetric.
     pub zero_points: Option<BufferArg>,
-    /// u32 or i32 [K]: the natural row of each stored row; absent where rows are in order.
+    /// u32 or i32 `[K]`: the natural row of each stored row; absent where rows are in order.
     pub row_permutation: Option<BufferArg>,
 }
 
@@ -25,7 +25,7 @@ pub struct MatmulArgs {
     pub x: BufferArg,
     /// The weight.
     pub weight: WeightArgs,
-    /// [N] in the activations' dtype.
+    /// `[N]` in the activations' dtype.
     pub bias: Option<BufferArg>,
     /// [M, N], contiguous; written whole.
     pub out: BufferArg,
