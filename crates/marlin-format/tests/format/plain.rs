@@ -48,9 +48,9 @@ fn sizes_count_everything() {
     let rng = &mut rng();
     let (k, n) = (1024, 512);
     let mut bits = |spec, act_order| random_weight(rng, k, n, spec, act_order).bits_per_weight();
-    // 4 bits, 16 of scale a group, 8 of zero point a group, 32 a row of permutation.
+    // 4 bits, 16 of scale a group, 4 of zero point a group, 32 a row of permutation.
     assert_eq!(bits(QuantSpec::int4(GroupSize::G128), false), 4.0 + 16.0 / 128.0);
-    assert_eq!(bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false), 4.0 + 24.0 / 32.0);
+    assert_eq!(bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false), 4.0 + 20.0 / 32.0);
     assert_eq!(bits(QuantSpec::int4(GroupSize::Channel), true), 4.0 + 16.0 / k as f64 + 32.0 / n as f64);
 }
 
