@@ -124,7 +124,8 @@ fn every_refusal_names_its_field() {
 
     let mut json = config_json(json!({}));
     json.as_object_mut().unwrap().remove("hidden_size");
-    assert!(parse(&json).expect_err("no hidden_size").to_string().contains("hidden_size"));
+    let missing = parse(&json).expect_err("no hidden_size");
+    assert!(std::error::Error::source(&missing).is_some_and(|cause| cause.to_string().contains("hidden_size")));
     assert!(matches!(refused(json!({ "vocab_size": -1 })), E::Json(_)));
     assert!(matches!(refused(json!({ "eos_token_id": "</s>" })), E::Json(_)));
     assert!(matches!(LlamaConfig::from_json("{"), Err(E::Json(_))));
