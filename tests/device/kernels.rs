@@ -21,15 +21,20 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "kernels::wrong_buffers_are_refused", move |device| refusals(device, seed)));
 }
 
-fn client(device: &Device) -> Client {
+pub fn client(device: &Device) -> Client {
     match device.as_dispatch() {
         DispatchDevice::Cube(device) => device.client(),
         _ => panic!("kernel tests need a CubeCL device"),
     }
 }
 
+/// What a step of a case gives; its error fails the test.
+pub fn must<T>(case: &Case, result: Result<T, impl std::fmt::Display>) -> T {
+    result.unwrap_or_else(|error| panic!("{case}: {error}"))
+}
+
 /// Values in a dtype, as bytes.
-fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
+pub fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
     match dtype {
         ActivationDtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         ActivationDtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
@@ -38,7 +43,7 @@ fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
 }
 
 /// Bytes of a dtype, as values.
-fn values(bytes: &[u8], dtype: ActivationDtype) -> Vec<f64> {
+pub fn values(bytes: &[u8], dtype: ActivationDtype) -> Vec<f64> {
     match dtype {
         ActivationDtype::F32 => bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
         ActivationDtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
@@ -46,12 +51,12 @@ fn values(bytes: &[u8], dtype: ActivationDtype) -> Vec<f64> {
     }
 }
 
-fn buffer(client: &Client, bytes: &[u8], elements: usize) -> BufferArg {
+pub fn buffer(client: &Client, bytes: &[u8], elements: usize) -> BufferArg {
     // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
     unsafe { BufferArg::from_raw_parts(client.create_from_slice(bytes), elements) }
 }
 
-fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
+pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
     buffer(client, &bytes, bytes.len() / 4)
 }

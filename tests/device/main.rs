@@ -7,6 +7,8 @@ mod convert;
 mod kernels;
 mod layer;
 mod llama;
+mod marlin;
+mod repack;
 mod setup;
 
 use libtest_mimic::Arguments;
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
     let mut tests = Vec::new();
     for device in &options.devices {
         kernels::add(&mut tests, device, options.seed);
+        repack::add(&mut tests, device, options.seed);
+        marlin::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
         llama::add(&mut tests, device);

@@ -8,6 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Named {
     pub name: &'static str,
     pub device: Device,
+    /// The run's seed.
+    pub seed: u64,
 }
 
 pub struct Options {
@@ -18,13 +20,13 @@ pub struct Options {
 impl Options {
     /// Takes `--device NAME` and `--seed N` out of the arguments; the rest belongs to the test harness.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<(Self, Vec<String>), String> {
-        let (mut devices, mut rest) = (Vec::new(), Vec::new());
+        let (mut devices, mut rest) = (Vec::<String>::new(), Vec::new());
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut seed = now.as_secs() ^ u64::from(now.subsec_nanos());
         let mut args = args;
         while let Some(arg) = args.next() {
             match arg.as_str() {
-                "--device" => devices.push(named(&args.next().ok_or("--device needs a name")?)?),
+                "--device" => devices.push(args.next().ok_or("--device needs a name")?),
                 "--seed" => {
                     let value = args.next().ok_or("--seed needs a number")?;
                     seed = value.parse().map_err(|_| format!("--seed: `{value}` is no number"))?;
@@ -33,8 +35,9 @@ impl Options {
             }
         }
         if devices.is_empty() {
-            devices = vec![named("flex")?, named("cpu")?];
+            devices = vec!["flex".into(), "cpu".into()];
         }
+        let devices = devices.iter().map(|name| named(name, seed)).collect::<Result<_, _>>()?;
         Ok((Self { devices, seed }, rest))
     }
 
@@ -43,20 +46,22 @@ impl Options {
     }
 }
 
-fn named(name: &str) -> Result<Named, String> {
-    match name {
-        "flex" => Ok(Named { name: "flex", device: Device::flex() }),
-        "cpu" => Ok(Named { name: "cpu", device: Device::cpu() }),
-        "cuda" => Ok(Named { name: "cuda", device: Device::cuda(0) }),
-        "vulkan" => Ok(Named { name: "vulkan", device: Device::vulkan(DeviceKind::DefaultDevice) }),
-        other => Err(format!("--device: `{other}` is none of flex, cpu, cuda, vulkan")),
-    }
+fn named(name: &str, seed: u64) -> Result<Named, String> {
+    let (name, device) = match name {
+        "flex" => ("flex", Device::flex()),
+        "cpu" => ("cpu", Device::cpu()),
+        "cuda" => ("cuda", Device::cuda(0)),
+        "vulkan" => ("vulkan", Device::vulkan(DeviceKind::DefaultDevice)),
+        other => return Err(format!("--device: `{other}` is none of flex, cpu, cuda, vulkan")),
+    };
+    Ok(Named { name, device, seed })
 }
 
-/// A test named after its device; a panic is a failure with its message.
+/// A test named after its device, which draws its own random numbers from the run's seed; a panic is a failure with its message.
 pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'static) -> Trial {
     let named = device.clone();
     Trial::test(format!("{}::{name}", device.name), move || {
+        named.device.seed(named.seed);
         catch_unwind(AssertUnwindSafe(|| body(&named.device))).map_err(|panic| {
             let message = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
             Failed::from(message.unwrap_or_else(|| "panicked".into()))

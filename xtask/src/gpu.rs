@@ -1,21 +1,25 @@
-//! Test binary for a machine with a GPU and no Rust toolchain.
+//! Test and bench binaries for a machine with a GPU and no Rust toolchain.
 
-use crate::llvm;
 use crate::process::{Error, cargo, root, run, show, target};
+use crate::{bench, llvm};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Builds the device tests, strips and packs them with xz into `out`.
+/// Builds the device tests and the benches, strips and packs them with xz into `out`.
 ///
-/// There, from a checkout of this repository: `unxz device.xz && chmod +x device && ./device --device cuda`.
+/// There, from a checkout of this repository: `unxz *.xz && chmod +x device bench`, then `./device --device cuda` and `./bench kernels`.
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
-    let binary = build_tests()?;
     fs::create_dir_all(out).map_err(Error::file(out))?;
-    let stripped = target().join("device");
-    run(Command::new("strip").arg("-o").arg(&stripped).arg(&binary))?;
-    let packed = out.join("device.xz");
+    pack_one(&build_tests()?, "device", out)?;
+    pack_one(&bench::build()?, "bench", out)
+}
+
+fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
+    let stripped = target().join(name);
+    run(Command::new("strip").arg("-o").arg(&stripped).arg(binary))?;
+    let packed = out.join(format!("{name}.xz"));
     let file = fs::File::create(&packed).map_err(Error::file(&packed))?;
     run(Command::new("xz").args(["-T0", "-c"]).arg(&stripped).stdout(file))?;
     fs::remove_file(&stripped).map_err(Error::file(&stripped))?;

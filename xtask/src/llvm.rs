@@ -4,12 +4,12 @@
 //! user's data folder, unless a marker file says that one is there. Where the download fails, Debian's LLVM packages stand in for
 //! it: the marker, and an `llvm-config` that answers with Debian's libraries.
 
-use crate::process::{Error, cargo, root, run};
+use crate::process::{Error, cargo, install_packages, root};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 const BUNDLER: &str = "tracel-llvm-bundler";
 /// The crate that has the bundler as a build dependency.
@@ -33,7 +33,10 @@ pub fn set_up() -> Result<(), Error> {
     };
     println!("xtask: the download failed ({reason}); Debian's LLVM 22 takes its place");
     if !Path::new(LLVM_CONFIG).exists() {
-        install_packages()?;
+        let why = format!(
+            "CubeCL's LLVM cannot be downloaded, and what takes its place, LLVM 22 with static libraries and {LLVM_CONFIG}, is missing"
+        );
+        install_packages(&PACKAGES, &why)?;
     }
     stand_in(&bundle)?;
     println!("xtask: {} now answers with {LLVM_CONFIG}; a plain `cargo build` works from here on", bundle.display());
@@ -85,41 +88,6 @@ fn failed_build() -> Result<Option<String>, Error> {
 fn download_failure(log: &str) -> Option<&str> {
     let (_, bundler) = log.split_once(&format!("failed to run custom build command for `{BUNDLER}"))?;
     bundler.lines().map(str::trim).find(|line| line.contains("on an `Err` value"))
-}
-
-fn install_packages() -> Result<(), Error> {
-    let install = format!("apt-get install --yes --no-install-recommends {}", PACKAGES.join(" "));
-    let by_hand = || {
-        Error::Needs(format!(
-            "CubeCL's build needs LLVM 22 and this user may not install packages. Run\n\n    sudo apt-get update && sudo {install}\n\nthen repeat the command"
-        ))
-    };
-    if !Path::new("/usr/bin/apt-get").exists() {
-        return Err(Error::Needs(format!(
-            "CubeCL's LLVM cannot be downloaded and this is no Debian system: install LLVM 22 with static libraries so that {LLVM_CONFIG} exists"
-        )));
-    }
-    let mut prefix: Vec<&str> = Vec::new();
-    if !is_root() {
-        let sudo = Command::new("sudo").args(["-n", "true"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if !sudo.is_ok_and(|status| status.success()) {
-            return Err(by_hand());
-        }
-        prefix.extend(["sudo", "-n"]);
-    }
-    prefix.extend(["env", "DEBIAN_FRONTEND=noninteractive"]);
-    println!("xtask: {install}");
-    for line in ["apt-get update", install.as_str()] {
-        let mut words = prefix.iter().copied().chain(line.split(' '));
-        let mut command = Command::new(words.next().unwrap_or("env"));
-        run(command.args(words).stdout(Stdio::null())).map_err(|error| Error::Needs(format!("{error}\n{}", by_hand())))?;
-    }
-    Ok(())
-}
-
-fn is_root() -> bool {
-    let id = Command::new("id").arg("-u").output();
-    id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
 /// Writes the marker and the `llvm-config` that the build scripts ask.

@@ -1,9 +1,11 @@
 //! `cargo xtask`: everything this repository does besides being compiled.
 
+mod bench;
 mod book;
 mod demo;
 mod gpu;
 mod llvm;
+mod nvidia;
 mod process;
 mod test;
 
@@ -26,11 +28,19 @@ enum Command {
     Setup,
     /// Run the main job on the shipped model: quantise, compare, generate.
     Demo,
-    /// Run every check: format, clippy, docs, tests, doc tests, book.
+    /// Run every check: format, clippy, docs, tests with the proof, doc tests, book.
     Test,
+    /// Compile every kernel configuration for every card, without a GPU, and check the machine code.
+    Proof,
     /// Build the book into `target/book`.
     Book,
-    /// Build the test binary for a machine without a Rust toolchain and pack it into a folder.
+    /// Time the kernels on this machine's NVIDIA card: `cargo xtask bench kernels --help` lists what can be chosen.
+    Bench {
+        /// Arguments of the bench program.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        args: Vec<String>,
+    },
+    /// Build the test and bench binaries for a machine without a Rust toolchain and pack them into a folder.
     PackGpu {
         /// Folder that receives the packed binaries and what they read.
         out: PathBuf,
@@ -42,6 +52,8 @@ fn main() -> ExitCode {
         Command::Setup => llvm::set_up(),
         Command::Demo => demo::run_all(),
         Command::Test => test::run_all(),
+        Command::Proof => nvidia::prove(),
+        Command::Bench { args } => bench::run_bench(&args),
         Command::Book => book::build(),
         Command::PackGpu { out } => gpu::pack(&out),
     };

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// What can go wrong while a task runs.
@@ -54,12 +54,46 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
 }
 
 /// Runs one named step, printing its name before and its duration after.
-pub fn step(name: &str, body: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+pub fn step<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     println!("=== {name}");
     let start = Instant::now();
-    body()?;
+    let value = body()?;
     println!("=== {name}: ok in {:.1} s", start.elapsed().as_secs_f64());
+    Ok(value)
+}
+
+/// Installs Debian packages, as root or with a `sudo` that asks nothing; `why` is the sentence on what they are for, without its full stop.
+pub fn install_packages(packages: &[&str], why: &str) -> Result<(), Error> {
+    let names = packages.join(" ");
+    if !Path::new("/usr/bin/apt-get").exists() {
+        return Err(Error::Needs(format!("{why}. This is no Debian system: install what Debian has as {names}, then repeat the command")));
+    }
+    let install = format!("apt-get install --yes --no-install-recommends {names}");
+    let by_hand = || {
+        let lines = format!("sudo apt-get update && sudo {install}");
+        Error::Needs(format!("{why}. This user may not install packages. Run\n\n    {lines}\n\nthen repeat the command"))
+    };
+    let mut prefix: Vec<&str> = Vec::new();
+    if !is_root() {
+        let sudo = Command::new("sudo").args(["-n", "true"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !sudo.is_ok_and(|status| status.success()) {
+            return Err(by_hand());
+        }
+        prefix.extend(["sudo", "-n"]);
+    }
+    prefix.extend(["env", "DEBIAN_FRONTEND=noninteractive"]);
+    println!("xtask: {install}");
+    for line in ["apt-get update", install.as_str()] {
+        let mut words = prefix.iter().copied().chain(line.split(' '));
+        let mut command = Command::new(words.next().unwrap_or("env"));
+        run(command.args(words).stdout(Stdio::null())).map_err(|error| Error::Needs(format!("{error}\n{}", by_hand())))?;
+    }
     Ok(())
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
 /// The command line as a user would type it.

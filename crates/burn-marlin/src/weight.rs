@@ -1,5 +1,5 @@
 use crate::device::{scale_dtype, target};
-use crate::ops::{W4A16Backend, W4A16Weight, activation_dtype, problem};
+use crate::ops::{W4A16Backend, W4A16Weight, activation_dtype};
 use crate::{Error, fusion};
 use burn::backend::Dispatch;
 use burn::module::{Content, Module, ModuleDisplay, Param, ParamId, Reparameterization};
@@ -166,7 +166,7 @@ impl QuantizedWeight {
     /// The problem of multiplying `m` rows of activations with this weight.
     pub fn problem(&self, m: usize, activations: ActivationDtype) -> Problem {
         let scales = activation_dtype(self.scales.dtype()).unwrap_or(ActivationDtype::F32);
-        problem(m, self.k, self.n, self.spec, activations, scales, self.is_permuted())
+        Problem { m, n: self.n, k: self.k, spec: self.spec, activations, scales, permuted: self.is_permuted() }
     }
 
     /// The kernel that runs `m` rows of activations on this weight's device, and why.

@@ -1,4 +1,4 @@
-use crate::Runtime;
+use crate::{ActivationDtype, Kernel, Runtime};
 
 /// Why a launch was refused; raised on the host, before anything runs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -37,6 +37,22 @@ pub enum KernelError {
         elements: usize,
         /// The largest count that 32-bit indices reach.
         limit: usize,
+    },
+    /// A plan of another backend came to a CubeCL launch.
+    #[error("the plan `{kernel}` is not launched on {runtime}; take the plan that `select` gives for its target")]
+    NotLaunchable {
+        /// The plan's kernel.
+        kernel: Kernel,
+        /// The runtime asked.
+        runtime: Runtime,
+    },
+    /// The kernel does not take this pair of dtypes.
+    #[error("activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16")]
+    DtypePair {
+        /// Dtype of activations and output.
+        activations: ActivationDtype,
+        /// Dtype of the scales.
+        scales: ActivationDtype,
     },
     /// The device cannot hold the activations' dtype.
     #[error("{runtime} does not support {dtype}; cast the activations to f32")]

@@ -5,12 +5,17 @@
 //! | routine | runs on | for |
 //! |---|---|---|
 //! | [`portable`] | every CubeCL runtime | any M, N, K, group, f32/f16/bf16; no tensor cores |
+//! | [`marlin`] | CUDA from compute capability 8.0 on | f16/bf16 activations, any M, N, K, group |
+//! | [`repack`] | every CubeCL runtime | weights and activations into the order that [`marlin`] reads |
 //! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
 
 mod error;
 pub mod host;
+pub mod marlin;
 pub mod portable;
 mod problem;
+mod ptx;
+pub mod repack;
 mod select;
 
 pub use error::KernelError;

@@ -105,7 +105,15 @@ impl Problem {
         Err(KernelError::BufferLength { operand, problem: self.to_string(), expected, found })
     }
 
-    fn expect_optional(&self, operand: &'static str, expected: Option<usize>, found: Option<usize>) -> Result<(), KernelError> {
+    pub(crate) fn expect_at_least(&self, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {
+        if found >= needed {
+            Ok(())
+        } else {
+            Err(KernelError::BufferLength { operand, problem: self.to_string(), expected: needed, found })
+        }
+    }
+
+    pub(crate) fn expect_optional(&self, operand: &'static str, expected: Option<usize>, found: Option<usize>) -> Result<(), KernelError> {
         match (expected, found) {
             (Some(expected), Some(found)) => self.expect_length(operand, expected, found),
             (None, None) => Ok(()),

@@ -35,8 +35,8 @@ impl fmt::Display for Kernel {
 pub enum Reason {
     /// The runtime has no tensor-core instructions that this crate can emit.
     NoTensorCores(Runtime),
-    /// The card could run a tensor-core kernel, but none is written yet.
-    NoTensorCoreKernel(Runtime),
+    /// The card could run the tensor-core kernel, but layers do not hold weights in its layout yet.
+    PlainLayout(Runtime),
     /// Flex does not run CubeCL kernels, and few rows are bound by reading the weight.
     FlexFewRows(usize),
     /// Flex does not run CubeCL kernels, and many rows are bound by arithmetic.
@@ -49,7 +49,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTensorCores(runtime) => write!(f, "{runtime} takes no inline PTX, which the tensor-core kernels need"),
-            Self::NoTensorCoreKernel(runtime) => write!(f, "there is no tensor-core kernel for {runtime} yet"),
+            Self::PlainLayout(runtime) => {
+                write!(f, "layers hold the plain layout, which the tensor-core kernel for {runtime} does not read")
+            }
             Self::FlexFewRows(m) => write!(f, "Flex runs no CubeCL kernel; up to {HOST_ROWS} rows ({m}) read the packed weight as it is"),
             Self::NoFusion(runtime) => write!(f, "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"),
             Self::FlexManyRows(m) => {
@@ -81,7 +83,7 @@ pub fn select(problem: &Problem, target: &Target) -> Plan {
                 _ => 8,
             };
             let reason = match runtime {
-                Runtime::Cuda => Reason::NoTensorCoreKernel(runtime),
+                Runtime::Cuda => Reason::PlainLayout(runtime),
                 _ => Reason::NoTensorCores(runtime),
             };
             Plan { kernel: Kernel::Portable { rows }, reason }

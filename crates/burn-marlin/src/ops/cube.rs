@@ -1,6 +1,6 @@
 //! The op on every CubeCL runtime.
 
-use super::{OptionalFloat, W4A16Backend, W4A16Weight, activation_dtype, linear_shape, problem};
+use super::{OptionalFloat, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
@@ -52,8 +52,8 @@ pub(crate) fn launch_linear(
             portable::matmul(&client, &problem, rows, args)?;
         }
         // Plans of Flex; `select` gives none of them to a CubeCL runtime.
-        Kernel::Host | Kernel::DequantizeThenMatmul => {
-            return Err(KernelError::Dtype { runtime: Target::of(&client).runtime, dtype: "host" });
+        kernel @ (Kernel::Host | Kernel::DequantizeThenMatmul) => {
+            return Err(KernelError::NotLaunchable { kernel, runtime: Target::of(&client).runtime });
         }
     }
     Ok(out)
@@ -73,8 +73,7 @@ fn weight_problem(weight: &W4A16Weight<CubeBackend>, m: usize, dtype: DType) -> 
         activation_dtype(dtype).ok_or_else(|| KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() })
     };
     let client = &weight.words.client;
-    let permuted = matches!(weight.row_permutation, super::OptionalInt::Present(_));
-    Ok(problem(m, weight.k, weight.n, weight.spec, of(dtype, client)?, of(weight.scales.dtype, client)?, permuted))
+    Ok(weight.problem(m, of(dtype, client)?, of(weight.scales.dtype, client)?))
 }
 
 fn weight_args(weight: W4A16Weight<CubeBackend>) -> WeightArgs {

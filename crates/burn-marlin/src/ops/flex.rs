@@ -1,6 +1,6 @@
 //! The op on Burn's Flex backend: Rust on the CPU.
 
-use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, linear_shape, problem};
+use super::{OptionalFloat, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
@@ -39,43 +39,43 @@ impl W4A16Backend for Flex {
 fn weight_problem(weight: &W4A16Weight<Flex>, m: usize, dtype: DType) -> Problem {
     // Any other dtype is refused before the op; f32 serves it all the same.
     let activations = activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
-    let permuted = matches!(weight.row_permutation, OptionalInt::Present(_));
-    problem(m, weight.k, weight.n, weight.spec, activations, ActivationDtype::F32, permuted)
+    weight.problem(m, activations, ActivationDtype::F32)
 }
 
 /// The tensors of a weight as the host kernels take them.
 struct HostTensors {
-    words: Vec<u32>,
+    words: IntTensor<Flex>,
     scales: Vec<f32>,
-    zero_points: Option<Vec<u32>>,
-    row_permutation: Option<Vec<u32>>,
+    zero_points: Option<IntTensor<Flex>>,
+    row_permutation: Option<IntTensor<Flex>>,
 }
 
 impl HostTensors {
     fn new(weight: W4A16Weight<Flex>) -> Self {
         Self {
-            words: words(weight.words),
+            // Already contiguous, a tensor is taken as it is: nothing is copied but the scales.
+            words: weight.words.to_contiguous(),
             scales: floats(weight.scales),
-            zero_points: weight.zero_points.into_option().map(words),
-            row_permutation: weight.row_permutation.into_option().map(words),
+            zero_points: weight.zero_points.into_option().map(|zeros| zeros.to_contiguous()),
+            row_permutation: weight.row_permutation.into_option().map(|rows| rows.to_contiguous()),
         }
     }
 
     /// Backend operations have no way to return an error; everything a user can cause was checked before the op.
     fn run(&self, kernel: impl FnOnce(HostWeight<'_>) -> Result<Vec<f32>, KernelError>) -> Vec<f32> {
         let weight = HostWeight {
-            words: &self.words,
+            words: words(&self.words),
             scales: &self.scales,
-            zero_points: self.zero_points.as_deref(),
-            row_permutation: self.row_permutation.as_deref(),
+            zero_points: self.zero_points.as_ref().map(words),
+            row_permutation: self.row_permutation.as_ref().map(words),
         };
         kernel(weight).unwrap_or_else(|error| panic!("W4A16 kernel refused: {error}"))
     }
 }
 
-/// The bits of an i32 tensor, contiguous.
-fn words(tensor: IntTensor<Flex>) -> Vec<u32> {
-    tensor.to_contiguous().storage::<i32>().iter().map(|&word| word as u32).collect()
+/// The bits of a contiguous i32 tensor.
+fn words(tensor: &IntTensor<Flex>) -> &[u32] {
+    bytemuck::cast_slice(tensor.storage::<i32>())
 }
 
 /// The values of a float tensor, contiguous, as f32.

@@ -90,6 +90,14 @@ pub struct W4A16Weight<B: Backend> {
     pub spec: QuantSpec,
 }
 
+impl<B: Backend> W4A16Weight<B> {
+    /// The problem of multiplying `m` rows of activations in one dtype with this weight, whose scales are read in another.
+    pub(crate) fn problem(&self, m: usize, activations: ActivationDtype, scales: ActivationDtype) -> Problem {
+        let permuted = matches!(self.row_permutation, OptionalInt::Present(_));
+        Problem { m, n: self.n, k: self.k, spec: self.spec, activations, scales, permuted }
+    }
+}
+
 /// What every backend can do with a 4-bit weight.
 ///
 /// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`W4A16Linear`](crate::W4A16Linear); backends assume them.
@@ -138,17 +146,4 @@ pub(crate) fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
         DType::BF16 => Some(ActivationDtype::BF16),
         _ => None,
     }
-}
-
-/// The problem of multiplying `m` rows in `activations` with a weight whose scales are held in `scales`.
-pub(crate) fn problem(
-    m: usize,
-    k: usize,
-    n: usize,
-    spec: QuantSpec,
-    activations: ActivationDtype,
-    scales: ActivationDtype,
-    permuted: bool,
-) -> Problem {
-    Problem { m, n, k, spec, activations, scales, permuted }
 }

@@ -20,14 +20,15 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "stop_reason": stop_reason(&generation),
         }));
     }
-    let mut result = output::text(&args.prompt);
+    // The prompt is printed with the first new text: by then it is known to be one that the model takes.
+    let (mut before, mut result) = (args.prompt.as_str(), Ok(()));
     let generation = llama.generate(&args.prompt, &options, |text| {
         if result.is_ok() {
-            result = output::text(text);
+            result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
         }
     })?;
     result?;
-    output::line("")?;
+    output::line(before)?;
     // The first new token belongs to the prefill.
     let decoded = generation.tokens.len().saturating_sub(1);
     eprintln!(

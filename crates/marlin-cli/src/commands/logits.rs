@@ -19,5 +19,9 @@ pub fn run(args: &LogitsArgs) -> Result<(), CliError> {
     let logits = llama.model.forward_last(tokens, &mut llama.model.new_cache(1));
     let data = logits.try_into_data().map_err(|error| CliError::Read(format!("{error:?}")))?;
     let logits: Vec<f32> = data.iter::<f32>().collect();
+    // JSON has no NaN.
+    if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
+        return Err(CliError::NotFinite { token, found: logits[token] });
+    }
     output::json(&json!({ "ids": args.ids, "logits": logits }))
 }

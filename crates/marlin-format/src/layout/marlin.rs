@@ -6,6 +6,8 @@ use crate::{FormatError, PlainWeight};
 /// Rows and columns of one tile.
 const TILE_K: usize = 16;
 const TILE_N: usize = 64;
+/// Rows of a chunk: four tiles along K.
+const CHUNK_K: usize = 64;
 /// Words of one tile: 32 lanes, four words each.
 const TILE_WORDS: usize = TILE_K * TILE_N / 8;
 
@@ -69,6 +71,11 @@ impl MarlinLayout {
             }
         }
         Ok(Self { k, n, k_padded: round_up(k, k_multiple), n_padded: round_up(n, n_multiple) })
+    }
+
+    /// The same, padded to whole chunks of 64 x 64: what a warp of the tensor-core kernels reads at a time.
+    pub fn in_chunks(k: usize, n: usize) -> Self {
+        Self { k, n, k_padded: round_up(k, CHUNK_K), n_padded: round_up(n, TILE_N) }
     }
 
     /// K, input features.

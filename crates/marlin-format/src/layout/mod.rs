@@ -8,14 +8,17 @@
 //! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]` | records, checkpoints, portable kernels |
 //! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64 | tensor-core kernels, published Marlin files |
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
+//! | [`ZeroLayout`] | `[G, N/8]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
 mod marlin;
 mod plain;
 mod scales;
+mod zeros;
 
 pub use marlin::MarlinLayout;
 pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
+pub use zeros::ZeroLayout;
 
 /// A packed word whose eight nibbles are 8: the value that stands for 0 in a symmetric weight, and for padding in every weight.
 pub(crate) const PADDING_WORD: u32 = 0x8888_8888;

@@ -1,7 +1,7 @@
 //! The Marlin layouts proved against the PTX ISA alone: what each lane must hold for its `mma.m16n8k16` calls, from the ISA's tables, and
 //! what it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
 
-use marlin_format::layout::{MarlinLayout, ScaleLayout};
+use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype};
 
 use crate::common::{numbered_scales, random_weight, rng};
@@ -102,6 +102,66 @@ fn a_lane_loads_the_scales_of_its_accumulators() {
                 for i in 0..4 {
                     let column = 32 * block + 8 * accumulator + c_column(lane, i);
                     assert_eq!(packed.get(vector + 2 * accumulator + (i & 1)), scales.get(column), "lane {lane}, c{i}, column {column}");
+                }
+            }
+        }
+    }
+}
+
+/// Row and column in the 16 x 16 matrix A of `mma.m16n8k16` of a lane's element `a{i}`, as the PTX ISA states them.
+fn a_element(lane: usize, i: usize) -> (usize, usize) {
+    let (group_id, thread_in_group) = (lane >> 2, lane % 4);
+    let row = if i < 2 || (4..6).contains(&i) { group_id } else { group_id + 8 };
+    let column = thread_in_group * 2 + (i & 1) + if i >= 4 { 8 } else { 0 };
+    (row, column)
+}
+
+/// The word of a sub-tile is also one A fragment of the transposed weight: rows of A are columns of the weight.
+#[test]
+fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
+    let (k, n) = (64, 128);
+    let weight = random_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::Channel), false);
+    let words = MarlinLayout::in_chunks(k, n).pack(&weight).unwrap();
+    // The nibbles of a0..a7: a register's two values are four nibbles apart.
+    let nibbles = [0, 4, 2, 6, 1, 5, 3, 7];
+    for tile in 0..k / 16 * (n / 64) {
+        let (tile_row, tile_column) = (tile / (n / 64), tile % (n / 64));
+        for lane in 0..32 {
+            for sub_tile in 0..4 {
+                let word = words[tile * 128 + 4 * lane + sub_tile];
+                for (i, nibble) in nibbles.into_iter().enumerate() {
+                    let (row, column) = a_element(lane, i);
+                    let expected = weight.q(16 * tile_row + column, 64 * tile_column + 16 * sub_tile + row);
+                    assert_eq!((word >> (4 * nibble) & 15) as u8, expected, "tile {tile}, lane {lane}, word {sub_tile}, a{i}");
+                }
+            }
+        }
+    }
+}
+
+/// Zero points go with A fragments: a lane's eight zero points of a 16 x 64 tile are one word, in the order of its sub-tiles and rows of A.
+#[test]
+fn a_lane_loads_the_zero_points_of_its_a_fragments() {
+    let (k, n, groups) = (96, 192, 3);
+    let weight = random_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::G32).with_zero_points(), false);
+    let zeros = weight.zero_points().unwrap();
+    // K = 96 is padded to 128: a fourth group.
+    let words = ZeroLayout::new(&MarlinLayout::in_chunks(k, n), GroupSize::G32).pack(zeros).unwrap();
+    assert_eq!(words.len(), 4 * n / 8);
+    for group in 0..groups {
+        for tile_column in 0..n / 64 {
+            for lane in 0..32 {
+                let word = words[group * n / 8 + 8 * tile_column + (lane >> 2)];
+                for sub_tile in 0..4 {
+                    for half in 0..2 {
+                        let (row, _) = a_element(lane, 2 * half);
+                        let expected = zeros[group * n + 64 * tile_column + 16 * sub_tile + row];
+                        assert_eq!(
+                            (word >> (4 * (2 * sub_tile + half)) & 15) as u8,
+                            expected,
+                            "lane {lane}, sub-tile {sub_tile}, row {row}"
+                        );
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex};
+use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex, ZeroLayout};
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
 use proptest::prelude::*;
 use rand::SeedableRng;
@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
-        for layout in [MarlinLayout::new(k, n), MarlinLayout::new_padded(k, n, 128, 256).unwrap()] {
+        for layout in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n), MarlinLayout::new_padded(k, n, 128, 256).unwrap()] {
             let words = layout.pack(&weight).unwrap();
             prop_assert_eq!(words.len(), layout.words());
             prop_assert_eq!(layout.unpack(&words).unwrap(), weight.words());
@@ -113,6 +113,22 @@ proptest! {
             prop_assert_eq!(&layout.unpack(&packed).unwrap(), weight.scales());
             let zeros = packed.to_f32().iter().filter(|&&scale| scale == 0.0).count();
             prop_assert_eq!(zeros, layout.len() - weight.scales().len());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+        let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, QuantSpec { zero_points: true, ..spec }, false);
+        let zeros = weight.zero_points().unwrap();
+        for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n)] {
+            let layout = ZeroLayout::new(&marlin, spec.group);
+            let words = layout.pack(zeros).unwrap();
+            prop_assert_eq!(words.len(), layout.words());
+            prop_assert_eq!(layout.unpack(&words).unwrap(), zeros);
         }
     }
 }
@@ -174,6 +190,10 @@ fn wrong_sizes_are_refused() {
     let scales = ScaleLayout::new(&layout, GroupSize::Channel);
     let short = numbered_scales(69, ScaleDtype::BF16);
     assert_eq!(scales.pack(&short).unwrap_err(), FormatError::Length { what: "the scales", k, n, expected: 70, found: 69 });
+    let zeros = ZeroLayout::new(&layout, GroupSize::Channel);
+    assert_eq!(zeros.pack(&[0; 69]).unwrap_err(), FormatError::Length { what: "the zero points", k, n, expected: 70, found: 69 });
+    let what = "the zero points in Marlin layout";
+    assert_eq!(zeros.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 16, found: 3 });
     let what = "the scales in Marlin layout";
     assert_eq!(scales.unpack(&short).unwrap_err(), FormatError::Length { what, k, n, expected: 128, found: 69 });
 }

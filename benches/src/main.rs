@@ -1,0 +1,89 @@
+//! Times the kernels on an NVIDIA card, as the README of this folder says: `cargo xtask bench kernels`.
+//!
+//! One binary, so that it can be carried to a machine without a Rust toolchain.
+
+mod kernels;
+mod operands;
+mod record;
+mod shapes;
+mod timing;
+
+use clap::{Args, Parser, Subcommand};
+use marlin_format::GroupSize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Benches of burn-marlin.
+#[derive(Parser)]
+#[command(name = "burn-marlin-bench")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// W4A16 matmuls of Llama's shapes.
+    Kernels(KernelArgs),
+}
+
+/// What is timed.
+#[derive(Args)]
+struct KernelArgs {
+    /// Names of shapes; all where none is given.
+    #[arg(long, value_delimiter = ',')]
+    shapes: Vec<String>,
+    /// Rows of activations.
+    #[arg(long, value_delimiter = ',', default_values_t = shapes::ROWS)]
+    m: Vec<usize>,
+    /// Group size: 32, 64, 128, or -1 for a whole column.
+    #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
+    group: GroupSize,
+    /// With zero points.
+    #[arg(long)]
+    zero_points: bool,
+    /// Activations and scales in bf16, not f16.
+    #[arg(long)]
+    bf16: bool,
+    /// Time every tile, not only the planned one.
+    #[arg(long)]
+    every_tile: bool,
+    /// Write a record of the run to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
+fn group(text: &str) -> Result<GroupSize, String> {
+    let rows: i64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    GroupSize::try_from(rows).map_err(|error| error.to_string())
+}
+
+/// Why a bench could not be run.
+#[derive(Debug, thiserror::Error)]
+enum BenchError {
+    #[error("the first CUDA device is no NVIDIA card that CubeCL knows")]
+    Card,
+    #[error("--shapes: `{0}` is no shape of this bench; they are {names}", names = shapes::names())]
+    Shape(String),
+    #[error("no tile of the kernel fits this card")]
+    NoTile,
+    #[error(transparent)]
+    Kernel(#[from] marlin_kernels::KernelError),
+    #[error("the device failed: {0}")]
+    Device(String),
+    #[error("cannot write {path}", path = path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("the record is no JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+fn main() -> ExitCode {
+    let Command::Kernels(args) = Cli::parse().command;
+    match kernels::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

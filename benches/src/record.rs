@@ -1,0 +1,53 @@
+//! A run as a file.
+
+use crate::BenchError;
+use serde::Serialize;
+use std::path::Path;
+use std::process::Command;
+use time::OffsetDateTime;
+
+/// One figure.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub kernel: String,
+    pub shape: &'static str,
+    pub k: usize,
+    pub n: usize,
+    pub m: usize,
+    /// Rows of K that share a scale; -1 for all.
+    pub group: i64,
+    pub zero_points: bool,
+    pub dtype: &'static str,
+    /// Microseconds of a call.
+    pub us: f64,
+    /// The least that the card's memory and tensor cores allow, in microseconds.
+    pub floor_us: f64,
+}
+
+/// A run on one card.
+#[derive(Debug, Serialize)]
+struct Record<'a> {
+    card: &'a str,
+    driver: String,
+    date: String,
+    /// Of the kernels that were timed: [`marlin_kernels::marlin::digest`].
+    digest: String,
+    rows: &'a [Row],
+}
+
+/// Writes the rows of a run.
+pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), BenchError> {
+    let digest = marlin_kernels::marlin::digest();
+    let date = OffsetDateTime::now_utc().date().to_string();
+    let record = Record { card, driver: driver(), date, digest, rows };
+    let text = serde_json::to_string_pretty(&record)? + "\n";
+    std::fs::write(path, text).map_err(|source| BenchError::File { path: path.into(), source })
+}
+
+/// The driver's version, as `nvidia-smi` gives it.
+fn driver() -> String {
+    let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
+    let found =
+        output.ok().filter(|output| output.status.success()).map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    found.unwrap_or_else(|| "unknown".into())
+}

@@ -1,0 +1,71 @@
+//! The zero points that go with the Marlin tile layout.
+
+use super::{MarlinLayout, WordIndex};
+use crate::{FormatError, GroupSize};
+
+/// Words `[G, N/8]`, row-major: one word holds the eight zero points that a lane needs for a tile of 64 columns.
+///
+/// A lane dequantises column `groupID = lane / 4` of each of a tile's eight blocks of 8 columns. In every 64 columns:
+///
+/// | word | nibble 0 | 1 | ... | 7 | lanes |
+/// |---|---|---|---|---|---|
+/// | 0 | column 0 | 8  | ... | 56 | 0..4 |
+/// | 1 | column 1 | 9  | ... | 57 | 4..8 |
+/// | 7 | column 7 | 15 | ... | 63 | 28..32 |
+///
+/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; what padding holds counts for nothing, since its scale or
+/// its activations are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ZeroLayout {
+    k: usize,
+    n: usize,
+    groups: usize,
+    groups_padded: usize,
+    n_padded: usize,
+}
+
+impl ZeroLayout {
+    /// The layout of the zero points of a weight in `layout`, in groups of `group`.
+    pub fn new(layout: &MarlinLayout, group: GroupSize) -> Self {
+        let (k, n) = (layout.k(), layout.n());
+        Self { k, n, groups: group.count(k), groups_padded: group.count(layout.k_padded()), n_padded: layout.n_padded() }
+    }
+
+    /// Words in all, with padding.
+    pub fn words(&self) -> usize {
+        self.groups_padded.saturating_mul(self.n_padded / 8)
+    }
+
+    /// Where the zero point of group `g`, column `n` lies, padding included.
+    pub fn index(&self, g: usize, n: usize) -> WordIndex {
+        WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, nibble: n % 64 / 8 }
+    }
+
+    /// Permutes, pads and packs `[G, N]` zero points of 0..=15.
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not G * N of them.
+    pub fn pack(&self, zeros: &[u8]) -> Result<Vec<u32>, FormatError> {
+        let (expected, found) = (self.groups.saturating_mul(self.n), zeros.len());
+        if found != expected {
+            return Err(FormatError::Length { what: "the zero points", k: self.k, n: self.n, expected, found });
+        }
+        let mut words = vec![0; self.words()];
+        for (position, &zero) in zeros.iter().enumerate() {
+            self.index(position / self.n, position % self.n).write(&mut words, zero);
+        }
+        Ok(words)
+    }
+
+    /// Undoes [`pack`](Self::pack).
+    ///
+    /// # Errors
+    /// [`FormatError::Length`] where there are not [`words`](Self::words) of them.
+    pub fn unpack(&self, words: &[u32]) -> Result<Vec<u8>, FormatError> {
+        let (expected, found) = (self.words(), words.len());
+        if found != expected {
+            return Err(FormatError::Length { what: "the zero points in Marlin layout", k: self.k, n: self.n, expected, found });
+        }
+        Ok((0..self.groups * self.n).map(|position| self.index(position / self.n, position % self.n).read(words)).collect())
+    }
+}

@@ -1,0 +1,231 @@
+use marlin_format::GroupSize;
+use std::fmt;
+
+/// Rows of K in a chunk: what one warp reads of the weight in one stage, times 64 columns.
+pub(super) const CHUNK_K: usize = 64;
+/// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+pub(super) const CHUNK_N: usize = 64;
+/// Bytes of the weight in a chunk.
+const CHUNK_BYTES: usize = CHUNK_K * CHUNK_N / 2;
+/// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
+pub(super) const REDUCE_PADDING: usize = 4;
+
+/// How the work of a block is laid out, known when the kernel is compiled.
+///
+/// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` rows of K. Warps
+/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 rows of K `w / warps_n` of each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Eights of rows of activations: 1, or an even number.
+    pub batch_tiles: usize,
+    /// Warps side by side along N.
+    pub warps_n: usize,
+    /// Warps along K, whose sums are added in shared memory.
+    pub warps_k: usize,
+    /// Stages of the copy pipeline.
+    pub stages: usize,
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} x {}, {} stages", self.rows(), self.columns(), self.depth(), self.stages)
+    }
+}
+
+impl Tile {
+    /// Rows of activations in a tile.
+    pub const fn rows(&self) -> usize {
+        8 * self.batch_tiles
+    }
+
+    /// Columns of a tile.
+    pub const fn columns(&self) -> usize {
+        CHUNK_N * self.warps_n
+    }
+
+    /// Rows of K in a step.
+    pub const fn depth(&self) -> usize {
+        CHUNK_K * self.warps_k
+    }
+
+    /// Warps of a block.
+    pub const fn warps(&self) -> usize {
+        self.warps_n * self.warps_k
+    }
+
+    /// Threads of a block.
+    pub const fn threads(&self) -> usize {
+        32 * self.warps()
+    }
+}
+
+/// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
+/// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
+/// card has shared memory for.
+const TILES: [(Tile, u32); 12] = [
+    (tile(1, 1, 8), 78),
+    (tile(1, 1, 16), 75),
+    (tile(1, 3, 4), 71),
+    (tile(2, 1, 8), 92),
+    (tile(2, 2, 6), 89),
+    (tile(2, 4, 3), 89),
+    (tile(4, 1, 8), 138),
+    (tile(4, 2, 4), 127),
+    (tile(4, 4, 2), 126),
+    (tile(8, 1, 8), 219),
+    (tile(8, 2, 4), 193),
+    (tile(8, 4, 2), 181),
+];
+
+/// A tile without its stages.
+const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { batch_tiles, warps_n, warps_k, stages: 0 }
+}
+
+/// Most stages of a tile: more in flight gains nothing on an H200.
+const MAX_STAGES: usize = 8;
+/// Fewest stages that overlap copies with products.
+const MIN_STAGES: usize = 2;
+
+/// Nanoseconds that a chunk of a tile takes, whatever its stages.
+pub(super) fn chunk_nanoseconds(tile: &Tile) -> f64 {
+    let same = |other: &Tile| Tile { stages: tile.stages, ..*other } == *tile;
+    TILES.iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
+}
+
+/// Outputs of the largest tile.
+pub(super) fn largest_tile() -> usize {
+    TILES.iter().map(|(tile, _)| tile.rows() * tile.columns()).max().unwrap_or(0)
+}
+
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
+/// of shared memory.
+pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
+    let formats = GroupSize::ALL.into_iter().flat_map(|group| {
+        [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format { group, zero_points, bf16 })
+    });
+    formats.flat_map(|format| format.configs(capability, shared_limit)).collect()
+}
+
+/// The part of a configuration that a problem fixes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Format {
+    pub group: GroupSize,
+    pub zero_points: bool,
+    pub bf16: bool,
+}
+
+impl Format {
+    /// Every tile that fits, with its stages.
+    pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
+        TILES
+            .into_iter()
+            .filter_map(move |(tile, _)| self.config(tile).with_stages(shared_limit))
+            .filter(move |config| !config.spills(capability))
+    }
+
+    /// The configuration with a tile.
+    pub fn config(self, tile: Tile) -> Config {
+        let Self { group, zero_points, bf16 } = self;
+        Config { tile, group, zero_points, bf16 }
+    }
+}
+
+/// Everything that a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The layout of work.
+    pub tile: Tile,
+    /// Rows of K that share a scale.
+    pub group: GroupSize,
+    /// Zero points, or 8 everywhere.
+    pub zero_points: bool,
+    /// Activations, scales, bias and output in bf16, or in f16.
+    pub bf16: bool,
+}
+
+/// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer.
+impl Config {
+    /// The same with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
+    fn with_stages(self, shared_limit: usize) -> Option<Self> {
+        let room = shared_limit.saturating_sub(self.reduce_floats() * 4);
+        let stages = (room / self.stage_bytes()).min(MAX_STAGES);
+        (stages >= MIN_STAGES).then_some(Self { tile: Tile { stages, ..self.tile }, ..self })
+    }
+
+    /// Whether ptxas (13.5) keeps the kernel at 128 registers, of twice as many that it could have, and spills a few.
+    fn spills(&self, capability: u32) -> bool {
+        let Tile { batch_tiles, warps_n, warps_k, .. } = self.tile;
+        let symmetric = self.grouped() && self.groups_in_chunk() == 1 && !self.zero_points;
+        capability == 80 && (batch_tiles, warps_n, warps_k) == (2, 1, 8) && symmetric
+    }
+
+    /// Groups that a chunk lies in.
+    pub(super) const fn groups_in_chunk(&self) -> usize {
+        match self.group {
+            GroupSize::G32 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Whether scales travel with the weight, or are applied once at the end.
+    pub(super) fn grouped(&self) -> bool {
+        self.group != GroupSize::Channel
+    }
+
+    /// Whether a group's products are summed by themselves and scaled in f32: for few rows of activations that is fewer instructions than
+    /// scaling the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many.
+    pub(super) fn scales_sums(&self) -> bool {
+        self.grouped() && self.tile.batch_tiles <= if self.groups_in_chunk() == 1 { 4 } else { 1 }
+    }
+
+    /// Whether weights are scaled before they are multiplied.
+    pub(super) fn scales_weights(&self) -> bool {
+        self.grouped() && !self.scales_sums()
+    }
+
+    /// Where the scales of a stage start.
+    pub(super) const fn scales_offset(&self) -> usize {
+        self.tile.warps() * CHUNK_BYTES
+    }
+
+    /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
+    pub(super) fn scales_bytes(&self) -> usize {
+        if self.grouped() { self.groups_in_chunk() * CHUNK_N * 2 } else { 0 }
+    }
+
+    /// Where the zero points of a stage start.
+    pub(super) fn zeros_offset(&self) -> usize {
+        self.scales_offset() + self.tile.warps() * self.scales_bytes()
+    }
+
+    /// Bytes of a warp's zero points in a stage: 64 columns in 4 bits for each group.
+    pub(super) fn zeros_bytes(&self) -> usize {
+        if self.zero_points { self.groups_in_chunk() * CHUNK_N / 2 } else { 0 }
+    }
+
+    /// Where the activations of a stage start.
+    pub(super) fn activations_offset(&self) -> usize {
+        self.zeros_offset() + self.tile.warps() * self.zeros_bytes()
+    }
+
+    /// Bytes of a stage.
+    pub(super) fn stage_bytes(&self) -> usize {
+        self.activations_offset() + self.tile.rows() * self.tile.depth() * 2
+    }
+
+    /// Floats between rows of the reduction buffer.
+    pub(super) const fn reduce_stride(&self) -> usize {
+        self.tile.columns() + REDUCE_PADDING
+    }
+
+    /// Floats of the reduction buffer: eight rows for each warp along K.
+    pub(super) const fn reduce_floats(&self) -> usize {
+        self.tile.warps_k * 8 * self.reduce_stride()
+    }
+
+    /// Bytes of shared memory of a block.
+    pub fn shared_bytes(&self) -> usize {
+        self.tile.stages * self.stage_bytes() + self.reduce_floats() * 4
+    }
+}

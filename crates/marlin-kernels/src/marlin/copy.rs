@@ -1,0 +1,147 @@
+//! The copy pipeline: from global memory into the stages.
+
+use super::config::{CHUNK_K, CHUNK_N, Config};
+use super::kernel::Lengths;
+use crate::ptx::{copy_async_4, copy_async_16, copy_async_16_or_zero};
+use cubecl::prelude::*;
+use marlin_format::GroupSize;
+
+/// Global addresses of what is copied.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Source {
+    pub x: u64,
+    pub words: u64,
+    pub scales: u64,
+    pub zeros: u64,
+}
+
+/// What a thread copies next: its part of one step of a tile, and how to get to the next step.
+///
+/// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a step are copied
+/// by all threads together, in runs of eight values (16 bytes).
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Copies {
+    /// The lane's words in the first of the chunk's four tiles.
+    words: u64,
+    /// Bytes from a tile to the one below it.
+    words_row: u64,
+    /// The lane's run of the scales of the chunk's columns, in group 0.
+    scales: u64,
+    /// The lane's word of the zero points of the chunk's columns, in group 0.
+    zeros: u64,
+    /// The warp's chunk along K.
+    chunk: u32,
+    /// Chunks along K; 0 where the warp's columns are past N.
+    chunks: u32,
+    /// The thread's first run of activations.
+    x: u64,
+    /// Bytes between the thread's runs.
+    x_row: u64,
+    /// The row of K where that run starts.
+    k: u32,
+    /// Rows of activations from the thread's first on.
+    rows: u32,
+}
+
+/// Runs of activations in a row of a step.
+const fn runs(config: &Config) -> u32 {
+    (config.tile.depth() / 8) as u32
+}
+
+/// Rows of activations between a thread's runs.
+const fn row_step(config: &Config) -> u32 {
+    config.tile.threads() as u32 / runs(config)
+}
+
+#[cube]
+impl Copies {
+    /// Before the first tile: [`enter`](Self::enter) it.
+    pub fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
+        let row_bytes = u64::cast_from(lengths.k) * 2u64;
+        Copies {
+            words: 0u64.runtime(),
+            words_row: u64::cast_from(lengths.chunks_n) * 512u64,
+            scales: 0u64.runtime(),
+            zeros: 0u64.runtime(),
+            chunk: 0u32.runtime(),
+            chunks: 0u32.runtime(),
+            x: 0u64.runtime(),
+            x_row: row_bytes * comptime!(row_step(&config) as u64),
+            k: 0u32.runtime(),
+            rows: 0u32.runtime(),
+        }
+    }
+
+    /// Goes to step `first` of a tile.
+    pub fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        let lane = UNIT_POS_PLANE;
+        let warp = UNIT_POS_X / 32;
+        let warps_n = comptime!(config.tile.warps_n as u32);
+        let chunk_n = tile / lengths.row_blocks * warps_n + warp % warps_n;
+        self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
+        self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
+        self.words = source.words + u64::cast_from(self.chunk * 4) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+        self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
+        self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * 4);
+
+        let row = tile % lengths.row_blocks * comptime!(config.tile.rows() as u32) + UNIT_POS_X / comptime!(runs(&config));
+        self.k = first * comptime!(config.tile.depth() as u32) + UNIT_POS_X % comptime!(runs(&config)) * 8;
+        self.x = source.x + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64 + u64::cast_from(self.k * 2);
+        self.rows = if row < lengths.m { lengths.m - row } else { 0u32.runtime() };
+    }
+
+    /// Starts the copies of this step into a stage, and goes to the next step.
+    pub fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+        let lane = UNIT_POS_PLANE;
+        let warp = UNIT_POS_X / 32;
+        if self.chunk < self.chunks {
+            let words = stage + warp * 2048 + lane * 16;
+            #[unroll]
+            for i in 0..4u32 {
+                copy_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
+            }
+            // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
+            if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
+                let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
+                if comptime!(config.grouped()) {
+                    let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
+                    copy_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
+                }
+                if comptime!(config.zero_points) {
+                    let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
+                    copy_async_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2));
+                }
+            }
+        }
+        self.chunk += comptime!(config.tile.warps_k as u32);
+        self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
+
+        // Run `c` of row `r` goes to place `c ^ (r % 8)`, so that ldmatrix reads eight rows without conflict. Past K there is nothing to
+        // read, and zeros make the padded rows of the weight count for nothing.
+        let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
+        let row = UNIT_POS_X / comptime!(runs(&config));
+        let run = UNIT_POS_X % comptime!(runs(&config));
+        #[unroll]
+        for i in 0..comptime!((config.tile.rows() as u32).div_ceil(row_step(&config))) {
+            if comptime!(i * row_step(&config)) < self.rows && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
+            {
+                let row = row + comptime!(i * row_step(&config));
+                let offset = comptime!(config.activations_offset() as u32) + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
+                copy_async_16_or_zero(stage + offset, self.x + self.x_row * comptime!(i as u64), bytes);
+            }
+        }
+        self.k += comptime!(config.tile.depth() as u32);
+        self.x += comptime!(2 * config.tile.depth() as u64);
+    }
+}
+
+/// The group of a chunk's part `i`: a chunk has one group or, where groups have 32 rows, two.
+#[cube]
+fn group_of(chunk: u32, i: u32, #[comptime] config: Config) -> u32 {
+    match comptime!(config.group) {
+        GroupSize::Channel => 0u32.runtime(),
+        GroupSize::G32 => chunk * comptime!(CHUNK_K as u32 / 32) + i,
+        GroupSize::G64 => chunk,
+        GroupSize::G128 => chunk / 2,
+    }
+}

@@ -1,0 +1,131 @@
+use super::config::{CHUNK_K, CHUNK_N, largest_tile};
+use super::kernel::{self, HIGH_NIBBLES, LOW_NIBBLES, LengthsLaunch};
+use super::plan::{Card, Launch, Work, format};
+use crate::{ActivationDtype, KernelError, Problem};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
+
+/// Values of a row of activations that are copied at a time.
+const RUN: usize = 8;
+
+/// A weight on a device, in the tile layout.
+pub struct WeightArgs {
+    /// u32 or i32 words of [`layout`].
+    pub words: BufferArg,
+    /// In the activations' dtype, in [`ScaleLayout`].
+    pub scales: BufferArg,
+    /// u32 or i32 words of [`ZeroLayout`]; absent where symmetric.
+    pub zero_points: Option<BufferArg>,
+}
+
+/// Operands of [`matmul`].
+pub struct MatmulArgs {
+    /// [M, K up to a multiple of 8] in the order of the weight's stored rows, zeros past K, contiguous, from an address that is a multiple
+    /// of 16: [`repack::arrange`](crate::repack::arrange) makes it where the activations are otherwise.
+    pub x: BufferArg,
+    /// The weight.
+    pub weight: WeightArgs,
+    /// `[N]` in the activations' dtype.
+    pub bias: Option<BufferArg>,
+    /// [M, N], contiguous; written whole.
+    pub out: BufferArg,
+    /// Where blocks that share a tile meet.
+    pub workspace: Workspace,
+}
+
+/// Where blocks that share an output tile leave their sums: for each block one tile of f32, each with its mark.
+///
+/// Marks are zero between launches: the block that reads one clears it. So a workspace is cleared once, when it is made, and belongs to one
+/// stream: two launches that may run at the same time need one each.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    partials: Handle,
+    words: usize,
+}
+
+impl Workspace {
+    /// A workspace for every launch on `card`.
+    pub fn new(client: &Client, card: &Card) -> Self {
+        let words = card.multiprocessors * largest_tile();
+        Self { partials: client.create_from_slice(&vec![0; words * size_of::<u64>()]), words }
+    }
+}
+
+/// Values in a row of activations of `k` features: rows start at multiples of 16 bytes.
+pub fn row_length(k: usize) -> usize {
+    k.next_multiple_of(RUN)
+}
+
+/// The tile layout of a weight of `k` input and `n` output features as this routine reads it: padded to whole chunks.
+pub fn layout(k: usize, n: usize) -> MarlinLayout {
+    MarlinLayout::in_chunks(k, n)
+}
+
+fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
+    let Problem { m, n, k, .. } = *problem;
+    let layout = layout(k, n);
+    let work = Work::new(problem, &launch.tile);
+    let (each, more) = (work.units() / launch.blocks, work.units() % launch.blocks);
+    let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
+    let k = row_length(k);
+    let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead] =
+        [m, n, k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more, launch.tile.stages - 1].map(|length| length as u32);
+    LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead, LOW_NIBBLES, HIGH_NIBBLES)
+}
+
+/// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
+///
+/// # Errors
+/// A buffer of the wrong length, an operand that does not fit the format, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
+pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
+    let Problem { m, n, k, spec, .. } = *problem;
+    spec.check(k, n)?;
+    let limit = u32::MAX as usize;
+    if problem.largest_operand() > limit {
+        return Err(KernelError::TooLarge { problem: problem.to_string(), elements: problem.largest_operand(), limit });
+    }
+    if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
+        return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
+    }
+    let layout = layout(k, n);
+    let scales = ScaleLayout::new(&layout, spec.group);
+    problem.expect_length("activations", m * row_length(k), args.x.len())?;
+    problem.expect_length("output", m * n, args.out.len())?;
+    problem.expect_length("words", layout.words(), args.weight.words.len())?;
+    problem.expect_length("scales", scales.len(), args.weight.scales.len())?;
+    let zeros = ZeroLayout::new(&layout, spec.group);
+    problem.expect_optional(
+        "zero points",
+        spec.zero_points.then(|| zeros.words()),
+        args.weight.zero_points.as_ref().map(BufferArg::len),
+    )?;
+    if let Some(bias) = &args.bias {
+        problem.expect_length("bias", n, bias.len())?;
+    }
+    let Workspace { partials, words } = args.workspace;
+    problem.expect_at_least("workspace", launch.blocks * launch.tile.rows() * launch.tile.columns(), words)?;
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` tiles.
+    unsafe {
+        kernel::matmul::launch_unchecked(
+            client,
+            CubeCount::new_1d(launch.blocks as u32),
+            CubeDim::new_1d(launch.tile.threads() as u32),
+            args.x,
+            args.weight.words,
+            args.weight.scales,
+            args.weight.zero_points.into(),
+            args.bias.into(),
+            args.out,
+            BufferArg::from_raw_parts(partials, words),
+            lengths(problem, &launch),
+            format(problem).config(launch.tile),
+            problem.activations.elem(),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,211 @@
+//! PTX instructions that CubeCL has no function for, one small wrapper each.
+//!
+//! Every operand goes through [`read`]: inline assembly takes a variable, a copy or another block's output by its stack address otherwise.
+//! Addresses of shared memory are 32-bit, those of global memory 64-bit. Only the NVRTC compiler of the CUDA runtime takes these.
+//!
+//! Source: PTX ISA 8.0, the section that each wrapper names.
+
+use cubecl::prelude::*;
+
+/// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
+pub(crate) type U4 = Vector<u32, Const<4>>;
+/// The accumulator C and D of `mma.m16n8k16` in f32.
+pub(crate) type F4 = Vector<f32, Const<4>>;
+
+/// The value of a variable, in a register.
+#[cube]
+fn read<T: CubePrimitive>(value: T) -> T {
+    intrinsic!(|scope| value.read_value(scope).into())
+}
+
+/// Shared-window address of a slice in shared memory.
+#[cube]
+pub(crate) fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
+    // SAFETY: the pointer is only turned into a number.
+    let pointer = unsafe { slice.as_ptr_unchecked() };
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {a}, t; }}",
+        a = out(_) address, p = in(_) pointer, options(pure, nomem)
+    );
+    read::<u32>(address)
+}
+
+/// Global address of a slice that is read.
+#[cube]
+pub(crate) fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {
+    // SAFETY: the pointer is only turned into a number.
+    let pointer = unsafe { slice.as_ptr_unchecked() };
+    let address: u64;
+    gpu_asm!("cvta.to.global.u64 {a}, {p};", a = out(_) address, p = in(_) pointer, options(pure, nomem));
+    read::<u64>(address)
+}
+
+/// Global address of a slice that is written.
+#[cube]
+pub(crate) fn global_address_mut<T: CubePrimitive>(slice: &mut [T]) -> u64 {
+    // SAFETY: the pointer is only turned into a number.
+    let pointer = unsafe { slice.as_mut_ptr_unchecked() };
+    let address: u64;
+    gpu_asm!("cvta.to.global.u64 {a}, {p};", a = out(_) address, p = in(_) pointer, options(pure, nomem));
+    read::<u64>(address)
+}
+
+/// `cp.async`, 16 bytes past the first-level cache ("Data Movement: cp.async").
+#[cube]
+pub(crate) fn copy_async_16(shared: u32, global: u64) {
+    gpu_asm!("cp.async.cg.shared.global [{s}], [{g}], 16;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
+}
+
+/// `cp.async` of 16 bytes, of which `bytes` (0 or 16) are read and the others are zero.
+#[cube]
+pub(crate) fn copy_async_16_or_zero(shared: u32, global: u64, bytes: u32) {
+    gpu_asm!(
+        "cp.async.cg.shared.global [{s}], [{g}], 16, {b};",
+        s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global), b = in(_) read::<u32>(bytes)
+    );
+}
+
+/// `cp.async` of 4 bytes.
+#[cube]
+pub(crate) fn copy_async_4(shared: u32, global: u64) {
+    gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 4;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
+}
+
+/// `cp.async.commit_group`: closes the group of copies issued since the last one.
+#[cube]
+pub(crate) fn copy_async_commit() {
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// `cp.async.wait_group`: until at most `pending` groups of this thread are under way.
+#[cube]
+pub(crate) fn copy_async_wait(#[comptime] pending: usize) {
+    gpu_asm!("cp.async.wait_group {n};", n = const pending);
+}
+
+/// `ld.shared.v4`: 16 bytes of shared memory.
+#[cube]
+pub(crate) fn load_shared_16(address: u32) -> U4 {
+    let value: U4;
+    gpu_asm!("ld.shared.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
+    read::<U4>(value)
+}
+
+/// `ld.shared`: 4 bytes of shared memory.
+#[cube]
+pub(crate) fn load_shared_4(address: u32) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.shared.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
+    read::<u32>(value)
+}
+
+/// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r` of matrix `i`.
+#[cube]
+pub(crate) fn load_matrix_x4(address: u32) -> U4 {
+    let value: U4;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {v}, [{a}];",
+        v = out(_) value, a = in(_) read::<u32>(address), options(readonly)
+    );
+    read::<U4>(value)
+}
+
+/// `mma.sync.m16n8k16` with f32 accumulators, of f16 or (`bf16`) bf16 fragments.
+#[cube]
+pub(crate) fn mma(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
+    let d: F4;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {d}, {a}, {{{b0}, {b1}}}, {c};",
+        t = const comptime!(if bf16 { "bf16" } else { "f16" }),
+        d = out(_) d, a = in(_) read::<U4>(a), b0 = in(_) read::<u32>(b0), b1 = in(_) read::<u32>(b1), c = in(_) read::<F4>(c),
+        options(pure, nomem)
+    );
+    read::<F4>(d)
+}
+
+/// `a - b` of two pairs of f16.
+#[cube]
+pub(crate) fn sub_f16x2(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("sub.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
+    read::<u32>(d)
+}
+
+/// `a * b` of two pairs of f16.
+#[cube]
+pub(crate) fn mul_f16x2(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("mul.rn.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
+    read::<u32>(d)
+}
+
+/// `a * b + c` of three pairs of f16.
+#[cube]
+pub(crate) fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "fma.rn.f16x2 {d}, {a}, {b}, {c};",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), c = in(_) read::<u32>(c), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `a * b + c` of three pairs of bf16; the one bf16x2 arithmetic that compute capability 8.0 has.
+#[cube]
+pub(crate) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "fma.rn.bf16x2 {d}, {a}, {b}, {c};",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), c = in(_) read::<u32>(c), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
+#[cube]
+pub(crate) fn duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "prmt.b32 {d}, {v}, {v}, {s};",
+        d = out(_) d, v = in(_) read::<u32>(value), s = const comptime!(if upper { "0x3232" } else { "0x1010" }), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// The lower or upper half of a register, f16 or (`bf16`) bf16, as f32.
+#[cube]
+pub(crate) fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16: bool) -> f32 {
+    if comptime!(bf16) {
+        // A bf16 is the upper half of an f32.
+        f32::reinterpret(if comptime!(upper) { value & 0xffff_0000u32 } else { value << 16u32 })
+    } else {
+        let d: f32;
+        gpu_asm!(
+            "{{ .reg .b16 l, h; mov.b32 {{l, h}}, {v}; cvt.f32.f16 {d}, {s}; }}",
+            d = out(_) d, v = in(_) read::<u32>(value), s = const comptime!(if upper { "h" } else { "l" }), options(pure, nomem)
+        );
+        read::<f32>(d)
+    }
+}
+
+/// `ld.relaxed.gpu` of a value and its mark, stored together by [`store_marked`]: other blocks' stores are seen, whole or not at all.
+#[cube]
+pub(crate) fn load_marked(address: u64) -> (f32, u32) {
+    let both: Vector<u32, Const<2>>;
+    gpu_asm!(
+        "{{ .reg .b64 t; ld.relaxed.gpu.global.b64 t, [{a}]; mov.b64 {v}, t; }}",
+        v = out(_) both, a = in(_) read::<u64>(address)
+    );
+    let both = read::<Vector<u32, Const<2>>>(both);
+    (f32::reinterpret(both.extract(0usize)), both.extract(1usize))
+}
+
+/// `st.relaxed.gpu` of a value and its mark in one 64-bit word.
+#[cube]
+pub(crate) fn store_marked(address: u64, value: f32, mark: u32) {
+    gpu_asm!(
+        "{{ .reg .b64 t; mov.b64 t, {{{v}, {m}}}; st.relaxed.gpu.global.b64 [{a}], t; }}",
+        a = in(_) read::<u64>(address), v = in(_) read::<u32>(u32::reinterpret(value)), m = in(_) read::<u32>(mark)
+    );
+}

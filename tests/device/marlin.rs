@@ -1,0 +1,180 @@
+//! The Marlin kernel, launched on raw buffers: every tile, poisoned outputs, every format, every edge.
+
+use crate::kernels::{buffer, bytes, client, must, values, words};
+use crate::setup::{Named, trial};
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use libtest_mimic::Trial;
+use marlin_format::layout::{ScaleLayout, ZeroLayout};
+use marlin_format::{GroupSize, QuantSpec};
+use marlin_kernels::marlin::{self, Card, Launch, MatmulArgs, WeightArgs, Workspace};
+use marlin_kernels::{ActivationDtype, KernelError, repack};
+use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name != "cuda" {
+        return;
+    }
+    tests.push(trial(device, "marlin::every_tile_agrees_with_f64", move |device| every_tile(device, seed)));
+    tests.push(trial(device, "marlin::split_columns_agree_with_f64", move |device| split_columns(device, seed)));
+    tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
+    tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
+    tests.push(trial(device, "marlin::wrong_operands_are_refused", move |device| refusals(device, seed)));
+}
+
+/// A client, its card and a workspace, which every launch of a test shares.
+struct Bench {
+    client: Client,
+    card: Card,
+    workspace: Workspace,
+}
+
+impl Bench {
+    fn new(device: &Device) -> Self {
+        let client = client(device);
+        let card = Card::of(&client).unwrap_or_else(|| panic!("the device is no NVIDIA card"));
+        let workspace = Workspace::new(&client, &card);
+        Self { client, card, workspace }
+    }
+
+    fn args(&self, case: &Case, operands: &Operands, out: BufferArg) -> MatmulArgs {
+        let weight = &operands.weight;
+        let layout = marlin::layout(case.k, case.n);
+        let scales = ScaleLayout::new(&layout, case.spec.group);
+        let zeros = ZeroLayout::new(&layout, case.spec.group);
+        let packed_scales = must(case, scales.pack(weight.scales()));
+        MatmulArgs {
+            x: self.arranged(case, operands),
+            weight: WeightArgs {
+                words: words(&self.client, must(case, layout.pack(weight)).into_iter()),
+                scales: buffer(&self.client, packed_scales.as_bytes(), packed_scales.len()),
+                zero_points: weight.zero_points().map(|values| words(&self.client, must(case, zeros.pack(values)).into_iter())),
+            },
+            bias: Some(buffer(&self.client, &bytes(&operands.bias, case.activations), case.n)),
+            out,
+            workspace: self.workspace.clone(),
+        }
+    }
+
+    /// Activations in the order of the stored rows, padded.
+    fn arranged(&self, case: &Case, operands: &Operands) -> BufferArg {
+        let elements = case.m * marlin::row_length(case.k);
+        let arranged = self.client.create_from_slice(&bytes(&vec![f32::NAN; elements], case.activations));
+        // SAFETY: the buffer was made for these elements.
+        let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
+        let x = buffer(&self.client, &bytes(&operands.x, case.activations), operands.x.len());
+        let rows = operands.weight.row_permutation().map(|rows| words(&self.client, rows.iter().copied()));
+        repack::arrange(&self.client, &case.problem(), x, rows, out()).unwrap_or_else(|error| panic!("{case}: {error}"));
+        out()
+    }
+
+    /// Runs a case on an output full of NaN; the output's bytes.
+    fn run(&self, case: &Case, operands: &Operands, launch: Launch) -> Vec<u8> {
+        let poison = self.client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
+        // SAFETY: the buffer was made for M x N elements.
+        let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) };
+        marlin::matmul(&self.client, &case.problem(), launch, self.args(case, operands, out))
+            .unwrap_or_else(|error| panic!("{case}: {error}"));
+        self.client.read_one(poison).unwrap_or_else(|error| panic!("{case}, {launch:?}: {error}")).to_vec()
+    }
+
+    fn check(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
+        let found = values(&self.run(case, operands, launch), case.activations);
+        let error = relative_error(&found, &operands.expected, &operands.magnitude);
+        assert!(error <= tolerance(case.activations), "{case}, {launch:?}, seed {seed}: relative error {error:e}");
+    }
+}
+
+fn takes(case: &Case) -> bool {
+    case.activations != ActivationDtype::F32
+}
+
+fn every_tile(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let mut ran = 0;
+    for case in cases().iter().filter(|case| takes(case)) {
+        let operands = Operands::random(case, seed);
+        for launch in marlin::launches(&case.problem(), &bench.card) {
+            bench.check(case, &operands, launch, seed);
+            ran += 1;
+        }
+    }
+    println!("{ran} launches");
+    assert!(ran > 1000, "only {ran} launches");
+}
+
+/// Long columns on few and on all multiprocessors, so that a tile has parts of one, two and many blocks, and a block parts of many tiles.
+fn split_columns(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    for (group, zero_points, activations) in [
+        (GroupSize::G128, false, ActivationDtype::F16),
+        (GroupSize::G32, true, ActivationDtype::BF16),
+        (GroupSize::Channel, false, ActivationDtype::BF16),
+    ] {
+        let mut spec = QuantSpec::int4(group);
+        spec.zero_points = zero_points;
+        if activations == ActivationDtype::BF16 {
+            spec = spec.with_scale_dtype(marlin_format::ScaleDtype::BF16);
+        }
+        for m in ROWS.into_iter().filter(|&m| m <= 129) {
+            let case = Case { m, k: 4096, n: 328, spec, activations, permuted: false };
+            let operands = Operands::random(&case, seed);
+            for launch in marlin::launches(&case.problem(), &bench.card) {
+                for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
+                    bench.check(&case, &operands, Launch { blocks: blocks.max(1), ..launch }, seed);
+                }
+            }
+        }
+    }
+}
+
+/// The first half of K sums to far above what f16 holds, the second half takes it away again.
+fn large_sums(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let case = Case { m: 16, k: 16384, n: 64, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+    let mut operands = Operands::random(&case, seed);
+    let half = case.k / 2;
+    for row in operands.x.chunks_mut(case.k) {
+        for k in 0..half {
+            row[half + k] = -1800.0;
+            row[k] = 1800.0;
+        }
+    }
+    operands.recompute(&case);
+    for launch in marlin::launches(&case.problem(), &bench.card) {
+        bench.check(&case, &operands, launch, seed);
+    }
+}
+
+fn repeats(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    for m in [1, 16, 64] {
+        let case = Case { m, k: 8192, n: 832, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+        let operands = Operands::random(&case, seed);
+        let launch = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+        let first = bench.run(&case, &operands, launch);
+        for run in 1..1000 {
+            assert!(bench.run(&case, &operands, launch) == first, "{case}, {launch:?}, seed {seed}: run {run} gives other bits");
+        }
+    }
+}
+
+fn refusals(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let spec = QuantSpec::int4(GroupSize::Channel);
+    let case = Case { m: 3, k: 72, n: 40, spec, activations: ActivationDtype::F16, permuted: false };
+    let operands = Operands::random(&case, seed);
+    let launch = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+    let run = |case: &Case, outputs: usize| {
+        let out = buffer(&bench.client, &vec![0; outputs * 2], outputs);
+        let args = bench.args(&Case { n: 40, activations: ActivationDtype::F16, ..*case }, &operands, out);
+        marlin::matmul(&bench.client, &case.problem(), launch, args)
+    };
+    let short = run(&case, case.m * case.n - 1);
+    assert!(matches!(short, Err(KernelError::BufferLength { operand: "output", .. })), "{short:?}");
+    let wide = run(&Case { n: 128, ..case }, case.m * 128);
+    assert!(matches!(wide, Err(KernelError::BufferLength { operand: "words", .. })), "{wide:?}");
+    let floats = run(&Case { activations: ActivationDtype::F32, ..case }, case.m * case.n);
+    assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
+}

@@ -1,0 +1,111 @@
+//! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
+
+use crate::kernels::{buffer, bytes, client, must, values, words};
+use crate::setup::{Named, trial};
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use cubecl::server::Handle;
+use libtest_mimic::Trial;
+use marlin_format::layout::{ScaleLayout, ZeroLayout};
+use marlin_kernels::{KernelError, marlin, repack};
+use marlin_tests::{Case, Operands, cases};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name == "flex" {
+        return;
+    }
+    tests.push(trial(device, "repack::weights_are_as_the_host_packs_them", move |device| weights(device, seed)));
+    tests.push(trial(device, "repack::activations_follow_the_stored_rows", move |device| activations(device, seed)));
+    tests.push(trial(device, "repack::wrong_lengths_are_refused", refusals));
+}
+
+/// A buffer of `elements` elements that holds `poison` everywhere.
+struct Poisoned {
+    handle: Handle,
+    elements: usize,
+}
+
+impl Poisoned {
+    fn new(client: &Client, elements: usize, bytes_each: usize) -> Self {
+        Self { handle: client.create_from_slice(&vec![0xa5; elements * bytes_each]), elements }
+    }
+
+    fn arg(&self) -> BufferArg {
+        // SAFETY: the buffer was made for these elements.
+        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.elements) }
+    }
+
+    fn read(&self, client: &Client) -> Vec<u8> {
+        client.read_one(self.handle.clone()).unwrap_or_else(|error| panic!("{error}")).to_vec()
+    }
+}
+
+fn little_endian(words: Vec<u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+/// One case of each shape and format is enough: rows of activations do not matter here.
+fn weights(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut ran = 0;
+    for case in cases().iter().filter(|case| client.features().supports_type(case.problem().scales.elem())) {
+        let (problem, operands) = (case.problem(), Operands::random(&Case { m: 1, ..*case }, seed));
+        let weight = &operands.weight;
+
+        let layout = marlin::layout(case.k, case.n);
+        let found = Poisoned::new(&client, layout.words(), 4);
+        must(case, repack::words(&client, &problem, words(&client, weight.words().iter().copied()), found.arg()));
+        assert!(found.read(&client) == little_endian(must(case, layout.pack(weight))), "{case}, seed {seed}: words");
+
+        let layout = ScaleLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
+        let found = Poisoned::new(&client, layout.len(), 2);
+        let plain = buffer(&client, weight.scales().as_bytes(), weight.scales().len());
+        must(case, repack::scales(&client, &problem, plain, found.arg()));
+        let expected = must(case, layout.pack(weight.scales()));
+        assert!(found.read(&client) == expected.as_bytes(), "{case}, seed {seed}: scales");
+
+        if let Some(zeros) = weight.zero_points() {
+            let layout = ZeroLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
+            let found = Poisoned::new(&client, layout.words(), 4);
+            let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero));
+            let plain = words(&client, zeros.chunks(case.n).flat_map(|row| row.chunks(8).map(pack).collect::<Vec<u32>>()));
+            must(case, repack::zero_points(&client, &problem, plain, found.arg()));
+            assert!(found.read(&client) == little_endian(must(case, layout.pack(zeros))), "{case}, seed {seed}: zero points");
+        }
+        ran += 1;
+    }
+    assert!(ran > 0, "no case has scales that this device supports");
+}
+
+fn activations(device: &Device, seed: u64) {
+    let client = client(device);
+    for case in cases().iter().filter(|case| client.features().supports_type(case.activations.elem())).filter(|case| case.m <= 65) {
+        let operands = Operands::random(case, seed);
+        let k_padded = marlin::row_length(case.k);
+        let each = bytes(&[0.0], case.activations).len();
+        let found = Poisoned::new(&client, case.m * k_padded, each);
+        let x = buffer(&client, &bytes(&operands.x, case.activations), operands.x.len());
+        let rows = operands.weight.row_permutation();
+        let device_rows = rows.map(|rows| words(&client, rows.iter().copied()));
+        repack::arrange(&client, &case.problem(), x, device_rows, found.arg()).unwrap_or_else(|error| panic!("{case}: {error}"));
+        let expected: Vec<f64> = operands
+            .x
+            .chunks(case.k)
+            .flat_map(|x| (0..k_padded).map(|i| if i < case.k { f64::from(x[rows.map_or(i, |rows| rows[i] as usize)]) } else { 0.0 }))
+            .collect();
+        assert!(values(&found.read(&client), case.activations) == expected, "{case}, seed {seed}");
+    }
+}
+
+fn refusals(device: &Device) {
+    let client = client(device);
+    let Some(case) = cases().into_iter().find(|case| !case.permuted) else { panic!("the list has no case in order") };
+    let problem = case.problem();
+    let short = Poisoned::new(&client, marlin::layout(case.k, case.n).words() - 1, 4);
+    let plain = || words(&client, std::iter::repeat_n(0, marlin_format::layout::PlainLayout::new(case.k, case.n).words()));
+    let result = repack::words(&client, &problem, plain(), short.arg());
+    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words in tile layout", .. })), "{result:?}");
+    let result = repack::scales(&client, &problem, plain(), short.arg());
+    assert!(matches!(result, Err(KernelError::BufferLength { operand: "scales", .. })), "{result:?}");
+}

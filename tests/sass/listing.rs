@@ -1,0 +1,118 @@
+//! What ptxas and nvdisasm write, read back.
+
+/// Why a text is not what a compiled kernel has.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListingError {
+    /// A line that every kernel has is not there.
+    #[error("the log of ptxas has no line with `{0}`; its wording has changed, or nothing was compiled:\n{1}")]
+    NoLine(&'static str, String),
+    /// A listing without instructions.
+    #[error("the listing of nvdisasm has no instruction; its form has changed, or nothing was compiled")]
+    Empty,
+}
+
+/// What ptxas says of a kernel's resources.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Registers of a thread.
+    pub registers: usize,
+    /// Static shared memory in bytes.
+    pub static_shared: usize,
+    /// Bytes of the stack frame.
+    pub stack: usize,
+    /// Bytes of spill stores and spill loads.
+    pub spills: usize,
+    /// Warnings and remarks on lost performance (C75xx), whole.
+    pub remarks: Vec<String>,
+}
+
+impl Usage {
+    /// Reads what `ptxas -v` said. Where there are several functions, the most registers, and the sum of everything else.
+    pub fn parse(log: &str) -> Result<Self, ListingError> {
+        let missing = |what| ListingError::NoLine(what, log.to_owned());
+        let (mut usage, mut frames) = (Self::default(), 0);
+        for line in log.lines() {
+            if let Some(stack) = before(line, " bytes stack frame") {
+                frames += 1;
+                usage.stack += stack;
+                usage.spills += before(line, " bytes spill stores").ok_or_else(|| missing("bytes spill stores"))?;
+                usage.spills += before(line, " bytes spill loads").ok_or_else(|| missing("bytes spill loads"))?;
+            }
+            usage.registers = usage.registers.max(before(line, " registers").unwrap_or_default());
+            usage.static_shared += before(line, " bytes smem").unwrap_or_default();
+            if line.contains("(C7") || line.contains("warning") {
+                usage.remarks.push(line.to_owned());
+            }
+        }
+        if frames == 0 {
+            return Err(missing("bytes stack frame"));
+        }
+        if usage.registers == 0 { Err(missing("registers")) } else { Ok(usage) }
+    }
+}
+
+/// The number that stands right before `words`.
+fn before(line: &str, words: &str) -> Option<usize> {
+    let (head, _) = line.split_once(words)?;
+    head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The instructions of a kernel, in order.
+#[derive(Debug)]
+pub struct Code {
+    instructions: Vec<Instruction>,
+}
+
+#[derive(Debug)]
+struct Instruction {
+    /// The mnemonic with its modifiers, as in `LDSM.16.M88.4`.
+    opcode: String,
+    operands: String,
+}
+
+impl Code {
+    /// Reads a listing of nvdisasm, whose instructions are `/*offset*/ @predicate OPCODE operands ;`.
+    pub fn parse(listing: &str) -> Result<Self, ListingError> {
+        let instructions: Vec<_> = listing.lines().filter_map(instruction).collect();
+        if instructions.is_empty() { Err(ListingError::Empty) } else { Ok(Self { instructions }) }
+    }
+
+    /// How many instructions there are.
+    pub fn len(&self) -> usize {
+        self.instructions.len()
+    }
+
+    /// Instructions that have this mnemonic and all of these modifiers.
+    pub fn count(&self, mnemonic: &str, modifiers: &[&str]) -> usize {
+        let matches = |opcode: &str| {
+            let mut parts = opcode.split('.');
+            parts.next() == Some(mnemonic) && modifiers.iter().all(|modifier| opcode.split('.').skip(1).any(|part| part == *modifier))
+        };
+        self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
+    }
+
+    /// LOP3s that take `constant` and whose table is a mask and an or in one: `(a & b) | c`, in any order of operands.
+    pub fn count_mask_or(&self, constant: &str) -> usize {
+        let matches = |instruction: &&Instruction| {
+            let mut operands = instruction.operands.split(',').map(str::trim);
+            instruction.opcode == "LOP3.LUT"
+                && operands.any(|operand| operand == constant)
+                && operands.any(|operand| ["0xea", "0xec", "0xf8"].contains(&operand))
+        };
+        self.instructions.iter().filter(matches).count()
+    }
+}
+
+fn instruction(line: &str) -> Option<Instruction> {
+    let (offset, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
+    if offset.is_empty() || !offset.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut rest = rest.trim();
+    if rest.starts_with('@') {
+        rest = rest.split_once(' ')?.1.trim_start();
+    }
+    let rest = rest.split(';').next()?.trim_end();
+    let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
+    (!opcode.is_empty()).then(|| Instruction { opcode: opcode.to_owned(), operands: operands.to_owned() })
+}

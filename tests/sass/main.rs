@@ -1,0 +1,135 @@
+//! Proof without a GPU: every configuration of the Marlin kernel, compiled for every card, and its machine code read.
+//!
+//! CubeCL's CUDA text goes through NVRTC with CubeCL's options, then ptxas, then nvdisasm; `rules.rs` says what must and must not come out.
+//! `cargo xtask proof` sets the compiler up and runs this alone; `cargo xtask test` runs it with everything else. It takes no device.
+
+mod listing;
+mod nvrtc;
+mod records;
+mod report;
+mod rules;
+mod samples;
+mod toolchain;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use marlin_format::GroupSize;
+use marlin_kernels::marlin::{Config, Tile, configs, shared_limit, source};
+use report::{Proof, Report};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+use toolchain::Toolchain;
+
+/// Where `cargo xtask` has put NVIDIA's compiler.
+const FOLDER: &str = "BURN_MARLIN_NVIDIA";
+
+/// A card that the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Card {
+    /// The architecture, as CubeCL names it to NVRTC.
+    arch: &'static str,
+    /// Compute capability, 80 for 8.0.
+    capability: u32,
+}
+
+const CARDS: [Card; 4] = [
+    Card { arch: "sm_80", capability: 80 },
+    Card { arch: "sm_86", capability: 86 },
+    Card { arch: "sm_89", capability: 89 },
+    Card { arch: "sm_90a", capability: 90 },
+];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let toolchain = match std::env::var_os(FOLDER).map(|folder| Toolchain::load(PathBuf::from(folder))).transpose() {
+        Ok(toolchain) => toolchain.map(Arc::new),
+        Err(error) => {
+            eprintln!("error: {FOLDER}: {error}; `cargo xtask proof` sets the compiler up and the variable with it");
+            return ExitCode::FAILURE;
+        }
+    };
+    let report = Arc::new(Report::default());
+    let mut tests = samples::trials();
+    tests.push(records::trial());
+    for card in CARDS {
+        let all = configs(card.capability, shared_limit(card.capability));
+        let mut tiles: Vec<Tile> = Vec::new();
+        for config in &all {
+            if tiles.last() != Some(&config.tile) && !tiles.contains(&config.tile) {
+                tiles.push(config.tile);
+            }
+        }
+        for tile in tiles {
+            let configs = all.iter().filter(|config| config.tile == tile).copied().collect();
+            tests.push(tile_trial(card, tile, configs, toolchain.clone(), report.clone()));
+        }
+        tests.push(Trial::test(format!("{}::every_format_has_a_configuration", card.arch), move || every_format(card, &all)));
+    }
+    let conclusion = libtest_mimic::run(&arguments, tests);
+    report.print(&CARDS);
+    conclusion.exit_code()
+}
+
+/// All configurations of one tile on one card; fails with every rule that any of them breaks.
+fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Arc<Toolchain>>, report: Arc<Report>) -> Trial {
+    let name = format!("{}::{}x{}x{}_stages{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages);
+    Trial::ignorable_test(name, move || {
+        let Some(toolchain) = toolchain else {
+            return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
+        };
+        let mut broken = Vec::new();
+        for config in configs {
+            let name = report::name(card, &config);
+            match prove(card, config, &toolchain) {
+                Ok(proof) => {
+                    broken.extend(proof.broken.iter().map(|rule| format!("{name}: {rule}")));
+                    report.add(proof);
+                }
+                Err(error) => broken.push(format!("{name}: {error}")),
+            }
+        }
+        if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
+    })
+}
+
+/// Texts of a configuration that are tried: CubeCL's is in another order each time, and the compiler's choices follow it now and then.
+const TEXTS: usize = 4;
+
+/// The proof of the first text that breaks no rule, or of the last.
+fn prove(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
+    let mut proof = prove_once(card, config, toolchain)?;
+    for _ in 1..TEXTS {
+        if !proof.broken.is_empty() {
+            proof = prove_once(card, config, toolchain)?;
+        }
+    }
+    Ok(proof)
+}
+
+fn prove_once(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
+    let clock = Instant::now();
+    let source = source(&config, card.capability)?;
+    let text_time = clock.elapsed();
+    let compiled = toolchain.compile(&source.text, card.arch)?;
+    let usage = listing::Usage::parse(&compiled.assembler_log)?;
+    let code = listing::Code::parse(&compiled.listing)?;
+    let broken = rules::broken(card.capability, &config, &source, &usage, &code);
+    Ok(Proof::new(card, config, source.shared_bytes, usage, &code, broken, [text_time, compiled.nvrtc, compiled.ptxas, compiled.nvdisasm]))
+}
+
+/// A card without a configuration for a format would pass everything else in silence.
+fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
+    for group in GroupSize::ALL {
+        for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
+            if !configs.iter().any(|config| config.group == group && config.zero_points == zero_points && config.bf16 == bf16) {
+                let limit = shared_limit(card.capability);
+                return Err(Failed::from(format!(
+                    "no configuration fits {limit} bytes of shared memory with group {group}, zero points {zero_points}, bf16 {bf16}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

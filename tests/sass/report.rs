@@ -1,0 +1,99 @@
+//! What was found, one line a configuration, and the sum of each card.
+
+use crate::Card;
+use crate::listing::{Code, Usage};
+use crate::rules::Counts;
+use marlin_kernels::marlin::{Config, shared_limit};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The steps that take time, in order.
+const STEPS: [&str; 4] = ["CUDA text", "NVRTC", "ptxas", "nvdisasm"];
+
+/// One configuration compiled for one card.
+pub struct Proof {
+    card: Card,
+    config: Config,
+    shared: usize,
+    usage: Usage,
+    counts: Counts,
+    instructions: usize,
+    /// The rules it breaks.
+    pub broken: Vec<String>,
+    times: [Duration; STEPS.len()],
+}
+
+impl Proof {
+    /// Gathers what was read; `times` are those of text, NVRTC, ptxas and nvdisasm.
+    pub fn new(
+        card: Card,
+        config: Config,
+        dynamic_shared: usize,
+        usage: Usage,
+        code: &Code,
+        broken: Vec<String>,
+        times: [Duration; STEPS.len()],
+    ) -> Self {
+        let shared = dynamic_shared + usage.static_shared;
+        Self { card, config, shared, usage, counts: Counts::of(&config, code), instructions: code.len(), broken, times }
+    }
+
+    fn line(&self) -> String {
+        let Counts { copies, matrix_loads, products, logic, mask_or } = self.counts;
+        format!(
+            "{}: {:3} registers, {:6} B shared, {} stages, cp.async {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic} ({mask_or} mask-or), {} instructions{}",
+            name(self.card, &self.config),
+            self.usage.registers,
+            self.shared,
+            self.config.tile.stages,
+            self.instructions,
+            if self.broken.is_empty() { String::new() } else { format!("  REFUSED: {}", self.broken.join("; ")) }
+        )
+    }
+}
+
+/// A configuration in words: card, tile, group, dtype, zero points.
+pub fn name(card: Card, config: &Config) -> String {
+    let tile = config.tile;
+    let size = format!("{}x{}x{}", tile.rows(), tile.columns(), tile.depth());
+    let dtype = if config.bf16 { "bf16" } else { "f16" };
+    let zeros = if config.zero_points { "zeros" } else { "no zeros" };
+    format!("{:6} {size:10} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
+}
+
+/// Everything that was compiled in this run.
+#[derive(Default)]
+pub struct Report(Mutex<Vec<Proof>>);
+
+impl Report {
+    /// Adds one.
+    pub fn add(&self, proof: Proof) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(proof);
+    }
+
+    /// Prints a line for each configuration and one for each card, in the order of `cards`; nothing where nothing was compiled.
+    pub fn print(&self, cards: &[Card]) {
+        let proofs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for &card in cards {
+            proofs.iter().filter(|proof| proof.card == card).for_each(|proof| println!("{}", proof.line()));
+        }
+        for &card in cards {
+            let of_card: Vec<&Proof> = proofs.iter().filter(|proof| proof.card == card).collect();
+            let registers = of_card.iter().map(|proof| proof.usage.registers);
+            let (Some(least), Some(most)) = (registers.clone().min(), registers.max()) else { continue };
+            let shared = of_card.iter().map(|proof| proof.shared).max().unwrap_or_default();
+            let refused = of_card.iter().filter(|proof| !proof.broken.is_empty()).count();
+            println!(
+                "{}: {} configurations compiled, {refused} refused; {least} to {most} registers, at most {shared} of {} B shared",
+                card.arch,
+                of_card.len(),
+                shared_limit(card.capability)
+            );
+        }
+        if !proofs.is_empty() {
+            let sum = |step: usize| proofs.iter().map(|proof| proof.times[step]).sum::<Duration>().as_secs_f64();
+            let times: Vec<_> = STEPS.iter().enumerate().map(|(i, step)| format!("{step} {:.0} s", sum(i))).collect();
+            println!("time over all threads: {}", times.join(", "));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What the machine code of a configuration must and must not have.
+
+use crate::listing::{Code, Usage};
+use marlin_kernels::marlin::{Config, Source, shared_limit};
+
+/// Registers of a multiprocessor, on every card from compute capability 8.0 to 9.0.
+const REGISTERS: usize = 65536;
+/// Most registers of a thread.
+const THREAD_REGISTERS: usize = 255;
+/// Registers are handed out to warps in this many for each thread.
+const REGISTER_STEP: usize = 8;
+
+/// Counts of the instructions that a fast kernel is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// `cp.async` of 16 bytes past the first-level cache.
+    pub copies: usize,
+    /// `ldmatrix.x4`.
+    pub matrix_loads: usize,
+    /// `mma.sync.m16n8k16` in the configuration's dtype, with f32 sums.
+    pub products: usize,
+    /// `lop3`.
+    pub logic: usize,
+    /// Of those, a mask and an or in one: a pair of weights becomes a pair of floats.
+    pub mask_or: usize,
+}
+
+impl Counts {
+    /// Counts them in a kernel of `config`.
+    pub fn of(config: &Config, code: &Code) -> Self {
+        let (products, products_bf16) = (code.count("HMMA", &["16816", "F32"]), code.count("HMMA", &["16816", "F32", "BF16"]));
+        // 1024 in f16 and 128 in bf16, twice: what a nibble is or-ed into.
+        let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
+        Self {
+            copies: code.count("LDGSTS", &["E", "BYPASS", "128"]),
+            matrix_loads: code.count("LDSM", &["16", "M88", "4"]),
+            products: if config.bf16 { products_bf16 } else { products - products_bf16 },
+            logic: code.count("LOP3", &[]),
+            mask_or: code.count_mask_or(magic),
+        }
+    }
+}
+
+/// The rules that a compiled configuration breaks, in words.
+pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, code: &Code) -> Vec<String> {
+    let tile = &config.tile;
+    let mut broken = Vec::new();
+    let mut rule = |holds: bool, message: String| {
+        if !holds {
+            broken.push(message);
+        }
+    };
+
+    let (registers, threads) = (usage.registers, tile.threads());
+    rule(registers <= THREAD_REGISTERS, format!("{registers} registers a thread where at most {THREAD_REGISTERS} exist"));
+    let block = registers.next_multiple_of(REGISTER_STEP) * threads;
+    rule(block <= REGISTERS, format!("{block} registers for {threads} threads where a multiprocessor has {REGISTERS}"));
+    let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(capability));
+    rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
+
+    rule(usage.stack == 0, format!("a stack frame of {} bytes where there must be none ({registers} registers)", usage.stack));
+    rule(usage.spills == 0, format!("spills of {} bytes where there must be none ({registers} registers)", usage.spills));
+    for mnemonic in ["LDL", "STL"] {
+        let count = code.count(mnemonic, &[]);
+        rule(count == 0, format!("{count} {mnemonic} where nothing may touch local memory"));
+    }
+    for remark in &usage.remarks {
+        rule(false, format!("ptxas said: {}", remark.trim()));
+    }
+
+    let counts = Counts::of(config, code);
+    // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of activations.
+    let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
+    // An mma takes 16 columns by 16 rows of K by 8 rows of activations. The loop over steps is not unrolled.
+    let products = columns / 16 * (depth / 16) * (tile.rows() / 8);
+    rule(counts.products == products, format!("{} mma.sync (HMMA.16816.F32) where the tile takes {products}", counts.products));
+    // No other shape or accumulator: an HMMA that is not one of those is work that the tile does not account for.
+    let all = code.count("HMMA", &[]);
+    rule(all == counts.products, format!("{all} HMMA of which only {} are m16n8k16 in the right dtype with f32 sums", counts.products));
+    // An ldmatrix.x4 brings 512 bytes.
+    let loads = tile.rows() * depth * 2 / 512;
+    rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
+    // One instruction for each pair of weights of the lane.
+    let pairs = columns * depth / 32 / 2;
+    rule(counts.mask_or >= pairs, format!("{} lop3 that mask and or where {pairs} pairs of weights take one each", counts.mask_or));
+    // The weight alone, in one step: 16 bytes a lane.
+    let copies = columns * depth / 2 / 512;
+    rule(counts.copies >= copies, format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies));
+    broken
+}

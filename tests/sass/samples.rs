@@ -1,0 +1,178 @@
+//! Texts with a known answer, good and bad: the readers and the rules must see each fault.
+
+use crate::listing::{Code, ListingError, Usage};
+use crate::rules::broken;
+use libtest_mimic::Trial;
+use marlin_kernels::marlin::{Config, Source, Tile, configs, shared_limit};
+
+/// A log of ptxas 13.5 for a kernel without faults.
+const LOG: &str = "ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'matmul_f_f16_44ad3521' for 'sm_86'
+ptxas info    : Function properties for matmul_f_f16_44ad3521
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 77 registers, used 1 barriers, 456 bytes cmem[0]
+ptxas info    : Compile time = 58.014 ms
+";
+
+/// Lines of a listing that nvdisasm 13.5 wrote, and a local load.
+const LISTING: &str = "	.target	sm_80
+//--------------------- .text.matmul_f_f16_b424523b --------------------------
+.text.matmul_f_f16_b424523b:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_286:
+        /*02b0*/              @!P0 EXIT ;
+        /*0b10*/                   LDGSTS.E.BYPASS.128 [R27], [R20.64] ;
+        /*0bd0*/              @!P1 LDGSTS.E.BYPASS.128 [R29+0x4000], [R14.64], !P4 ;
+        /*0c00*/              @!P0 LDGSTS.E [R31+0x4000], [R16.64], !P5 ;
+        /*0c10*/                   LDSM.16.M88.4 R8, [R8] ;
+        /*0c20*/             @!UP0 ULOP3.LUT UR4, UR4, 0x7, URZ, 0xc0, !UPT ;
+        /*0c30*/                   LOP3.LUT R2, R3, 0xf000f, RZ, 0xc0, !PT ;
+        /*0c40*/                   LOP3.LUT R2, R3, 0x64006400, R9, 0xec, !PT ;
+        /*0c50*/                   LOP3.LUT R2, R3, 0x64006400, RZ, 0xfc, !PT ;
+        /*0c60*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0c70*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0c80*/              @!P0 LDL.64 R2, [R1+0x8] ;
+        /*0c90*/                   STL [R1], R2 ;
+";
+
+pub fn trials() -> Vec<Trial> {
+    [
+        ("a_clean_log_is_read", clean_log as fn()),
+        ("a_log_with_faults_is_read", faulty_log),
+        ("a_log_in_other_words_is_refused", foreign_log),
+        ("instructions_are_told_apart", instructions),
+        ("a_listing_without_instructions_is_refused", no_instructions),
+        ("a_sound_kernel_breaks_no_rule", sound_kernel),
+        ("each_fault_breaks_its_rule", faulty_kernels),
+    ]
+    .map(|(name, body)| {
+        Trial::test(format!("samples::{name}"), move || {
+            body();
+            Ok(())
+        })
+    })
+    .into()
+}
+
+fn clean_log() {
+    assert_eq!(Usage::parse(LOG), Ok(Usage { registers: 77, ..Usage::default() }));
+}
+
+fn faulty_log() {
+    let log = LOG
+        .replace(
+            "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+            "40 bytes stack frame, 36 bytes spill stores, 12 bytes spill loads",
+        )
+        .replace("456 bytes cmem", "1024 bytes smem, 456 bytes cmem")
+        + "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n";
+    let usage = Usage::parse(&log).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((usage.registers, usage.static_shared, usage.stack, usage.spills, usage.remarks.len()), (77, 1024, 40, 48, 1));
+}
+
+fn foreign_log() {
+    for (line, missing) in
+        [("bytes stack frame", "bytes stack frame"), ("bytes spill loads", "bytes spill loads"), ("registers", "registers")]
+    {
+        let error = Usage::parse(&LOG.replace(line, "?")).map_or_else(|error| error, |usage| panic!("read {usage:?} without `{line}`"));
+        assert!(matches!(&error, ListingError::NoLine(what, _) if *what == missing), "{error}");
+    }
+}
+
+fn instructions() {
+    let code = code(LISTING);
+    assert_eq!(code.len(), 14);
+    let found = [
+        code.count("LDGSTS", &[]),
+        code.count("LDGSTS", &["BYPASS", "128"]),
+        code.count("LDSM", &["16", "M88", "4"]),
+        code.count("HMMA", &["16816", "F32"]),
+        code.count("HMMA", &["16816", "F32", "BF16"]),
+        code.count("LOP3", &[]),
+        code.count_mask_or("0x64006400"),
+        code.count("LDL", &[]),
+        code.count("STL", &[]),
+        code.count("LDG", &[]),
+    ];
+    assert_eq!(found, [3, 2, 1, 2, 1, 3, 1, 1, 1, 0]);
+}
+
+fn no_instructions() {
+    assert!(matches!(Code::parse(".target sm_80\n        /* nothing */\n"), Err(ListingError::Empty)));
+}
+
+fn code(listing: &str) -> Code {
+    Code::parse(listing).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A configuration for sm_80 in f16, and the listing of a kernel of it that keeps every rule.
+fn sound() -> (Config, String) {
+    let config = configs(80, shared_limit(80)).into_iter().find(|config| !config.bf16);
+    let Some(config) = config else { panic!("no configuration in f16 fits {} bytes", shared_limit(80)) };
+    let (rows, columns, depth) =
+        (config.tile.rows(), config.tile.columns() / config.tile.warps_n, config.tile.depth() / config.tile.warps_k);
+    let counts = [
+        ("LDGSTS.E.BYPASS.128 [R27], [R20.64]", columns * depth / 1024),
+        ("LDSM.16.M88.4 R8, [R8]", rows * depth / 256),
+        ("LOP3.LUT R2, R3, 0x64006400, R9, 0xec, !PT", columns * depth / 64),
+        ("HMMA.16816.F32 R4, R8, R12, R4", rows * columns * depth / 2048),
+    ];
+    let lines = counts.iter().flat_map(|&(text, count)| std::iter::repeat_n(line(text), count));
+    (config, lines.collect())
+}
+
+fn line(instruction: &str) -> String {
+    format!("        /*0000*/                   {instruction} ;\n")
+}
+
+/// The rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes below the limit.
+fn rules(config: &Config, log: &str, listing: &str, spare: usize) -> Vec<String> {
+    let source = Source { entry: String::new(), shared_bytes: shared_limit(80) - spare, text: String::new() };
+    let usage = Usage::parse(log).unwrap_or_else(|error| panic!("{error}"));
+    broken(80, config, &source, &usage, &code(listing))
+}
+
+fn sound_kernel() {
+    let (config, listing) = sound();
+    assert_eq!(rules(&config, LOG, &listing, 0), Vec::<String>::new());
+    let most = LOG.replace("Used 77", "Used 255").replace("456 bytes cmem", "16 bytes smem, 456 bytes cmem");
+    assert_eq!(rules(&config, &most, &listing, 16), Vec::<String>::new());
+}
+
+fn faulty_kernels() {
+    let (config, sound) = sound();
+    for (good, bad, word) in [
+        ("Used 77 registers", "Used 256 registers", "256 registers a thread"),
+        ("0 bytes stack frame", "8 bytes stack frame", "stack frame"),
+        ("0 bytes spill stores", "4 bytes spill stores", "spills"),
+        ("0 bytes spill loads", "4 bytes spill loads", "spills"),
+        ("456 bytes cmem", "16 bytes smem, 456 bytes cmem", "shared memory"),
+        ("0 bytes gmem", "(C7508) Potential Performance Loss", "C7508"),
+    ] {
+        one(rules(&config, &LOG.replace(good, bad), &sound, 0), word);
+    }
+    // 129 registers are handed out as 136, and 512 threads have 128 each.
+    let wide = Config { tile: Tile { warps_k: 16 / config.tile.warps_n, ..config.tile }, ..config };
+    assert_eq!(rules(&wide, &LOG.replace("Used 77", "Used 128"), &sound, 0), Vec::<String>::new());
+    one(rules(&wide, &LOG.replace("Used 77", "Used 129"), &sound, 0), "69632 registers");
+
+    for (more, word) in
+        [("LDL.64 R4, [R1]", "LDL"), ("STL [R1], R4", "STL"), ("HMMA.16816.F32 R4", "mma.sync"), ("HMMA.16816.F16 R4", "HMMA")]
+    {
+        one(rules(&config, LOG, &(sound.clone() + &line(more)), 0), word);
+    }
+    for (good, bad, word) in [
+        ("LDSM.16.M88.4 R8, [R8]", "LDSM.16.M88.2 R8, [R8]", "ldmatrix"),
+        ("LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "cp.async"),
+        ("R3, 0x64006400, R9, 0xec", "R3, 0xf000f, RZ, 0xc0", "lop3"),
+        ("HMMA.16816.F32 ", "FFMA ", "mma.sync"),
+        ("HMMA.16816.F32 R4", "HMMA.16816.F32.BF16 R4", "mma.sync"),
+    ] {
+        let broken = rules(&config, LOG, &sound.replacen(good, bad, 1), 0);
+        assert!(broken.iter().any(|rule| rule.contains(word)), "`{bad}` in place of `{good}` broke only {broken:?}");
+    }
+}
+
+fn one(broken: Vec<String>, word: &str) {
+    assert!(matches!(&broken[..], [only] if only.contains(word)), "one rule on `{word}` was to be broken; broken: {broken:?}");
+}

@@ -1,0 +1,100 @@
+//! NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a virtual environment below the build folder.
+//!
+//! `tests/sass` compiles the kernels with it for every card. No GPU and no driver take part.
+
+use crate::llvm;
+use crate::process::{Error, cargo, install_packages, run, step, target};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The variable that tells `tests/sass` where the compiler is.
+pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
+/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. Pinned, all that they depend on included: another
+/// version gives other registers.
+const WHEELS: [&str; 7] = [
+    "nvidia-cuda-nvrtc==13.5.37",
+    "nvidia-cuda-nvcc==13.5.37",
+    "nvidia-cuda-nvdisasm==13.5.37",
+    "nvidia-cuda-runtime==13.5.37",
+    "nvidia-cuda-crt==13.5.37",
+    "nvidia-cuda-cccl==13.3.5.0.6",
+    "nvidia-nvvm==13.5.37",
+];
+/// The folder of CUDA 13's files among the wheels'.
+const CUDA: &str = "cu13";
+
+/// Compiles every kernel configuration for every card and checks the machine code.
+pub fn prove() -> Result<(), Error> {
+    let compiler = step("set-up", || {
+        llvm::set_up()?;
+        set_up()
+    })?;
+    let folder = compiler.ok_or_else(|| Error::Needs("NVIDIA's compiler is installed on Linux only; run this there".into()))?;
+    step("proof", || run(cargo(["test", "--workspace", "--test", "sass"]).env(VARIABLE, folder)))
+}
+
+/// The folder of the compiler, installed where it is missing; `None` on systems that have no such wheels.
+pub fn set_up() -> Result<Option<PathBuf>, Error> {
+    if !cfg!(target_os = "linux") {
+        return Ok(None);
+    }
+    let environment = target().join("nvidia");
+    // Written last: with it, the installation is whole and of these versions.
+    let stamp = environment.join("installed");
+    let wanted = WHEELS.join("\n");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return compiler(&environment).map(Some);
+    }
+    println!("xtask: installing NVIDIA's compiler into {}, to compile the kernels for every card without a GPU", environment.display());
+    if !has_venv() {
+        install_packages(&["python3-venv"], "NVIDIA's compiler is installed with Python's venv and pip, which are missing here")?;
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+    let mut install = Command::new(environment.join("bin/python"));
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]).args(WHEELS);
+    run(&mut install)?;
+    let folder = compiler(&environment)?;
+    fs::write(&stamp, wanted).map_err(Error::file(&stamp))?;
+    Ok(Some(folder))
+}
+
+/// Whether `python3` makes virtual environments; Debian's has no `ensurepip` without the package `python3-venv`.
+fn has_venv() -> bool {
+    let probe = Command::new("python3").args(["-c", "import ensurepip, venv"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    probe.is_ok_and(|status| status.success())
+}
+
+/// Where the wheels put the compiler: `lib/python3.*/site-packages/nvidia/cu13` of the environment.
+fn compiler(environment: &Path) -> Result<PathBuf, Error> {
+    let lib = environment.join("lib");
+    let entries = fs::read_dir(&lib).map_err(Error::file(&lib))?;
+    let mut folders = entries.filter_map(|entry| entry.ok().map(|entry| entry.path().join("site-packages/nvidia").join(CUDA)));
+    folders.find(|folder| folder.join("bin/ptxas").exists()).ok_or_else(|| {
+        let shown = environment.display();
+        Error::Needs(format!(
+            "the wheels are installed in {shown}, without `nvidia/{CUDA}/bin/ptxas`; remove that folder and repeat the command"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wheel_is_pinned() {
+        assert!(WHEELS.iter().all(|wheel| wheel.split_once("==").is_some_and(|(_, version)| !version.is_empty())));
+    }
+
+    #[test]
+    fn the_compiler_is_found_whatever_the_python() -> Result<(), Error> {
+        let environment = target().join("tmp/nvidia-test");
+        let bin = environment.join("lib/python3.99/site-packages/nvidia").join(CUDA).join("bin");
+        fs::create_dir_all(&bin).map_err(Error::file(&bin))?;
+        assert!(matches!(compiler(&environment), Err(Error::Needs(_))));
+        fs::write(bin.join("ptxas"), "").map_err(Error::file(&bin))?;
+        assert_eq!(compiler(&environment)?, bin.parent().map(Path::to_path_buf).unwrap_or_default());
+        fs::remove_dir_all(&environment).map_err(Error::file(&environment))
+    }
+}
