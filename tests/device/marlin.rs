@@ -175,6 +175,9 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(short, Err(KernelError::BufferLength { operand: "output", .. })), "{short:?}");
     let wide = run(&Case { n: 128, ..case }, case.m * 128);
     assert!(matches!(wide, Err(KernelError::BufferLength { operand: "words", .. })), "{wide:?}");
+    let out = buffer(&bench.client, &vec![0; case.m * case.n * 2], case.m * case.n);
+    let none = marlin::matmul(&bench.client, &case.problem(), Launch { blocks: 0, ..launch }, bench.args(&case, &operands, out));
+    assert!(matches!(none, Err(KernelError::NoBlocks { .. })), "{none:?}");
     let floats = run(&Case { activations: ActivationDtype::F32, ..case }, case.m * case.n);
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
 }

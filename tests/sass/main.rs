@@ -94,21 +94,7 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
     })
 }
 
-/// Texts of a configuration that are tried: CubeCL's is in another order each time, and the compiler's choices follow it now and then.
-const TEXTS: usize = 4;
-
-/// The proof of the first text that breaks no rule, or of the last.
 fn prove(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
-    let mut proof = prove_once(card, config, toolchain)?;
-    for _ in 1..TEXTS {
-        if !proof.broken.is_empty() {
-            proof = prove_once(card, config, toolchain)?;
-        }
-    }
-    Ok(proof)
-}
-
-fn prove_once(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
     let clock = Instant::now();
     let source = source(&config, card.capability)?;
     let text_time = clock.elapsed();

@@ -46,6 +46,12 @@ pub enum KernelError {
         /// The runtime asked.
         runtime: Runtime,
     },
+    /// A launch that nobody would run.
+    #[error("the problem {problem}: a launch of 0 blocks; take the launch that `marlin::plan` gives")]
+    NoBlocks {
+        /// The problem, as words.
+        problem: String,
+    },
     /// The kernel does not take this pair of dtypes.
     #[error("activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16")]
     DtypePair {

@@ -1,6 +1,7 @@
-use super::config::{CHUNK_K, CHUNK_N, largest_tile};
+use super::config::{CHUNK_K, CHUNK_N};
 use super::kernel::{self, HIGH_NIBBLES, LOW_NIBBLES, LengthsLaunch};
 use super::plan::{Card, Launch, Work, format};
+use super::tiles::largest_tile;
 use crate::{ActivationDtype, KernelError, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -78,7 +79,8 @@ fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
 /// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
+/// A buffer of the wrong length, an operand that does not fit the format, a launch without blocks, or dtypes that the kernel does not take:
+/// activations and scales are both f16 or both bf16.
 pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
     spec.check(k, n)?;
@@ -103,6 +105,9 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
     )?;
     if let Some(bias) = &args.bias {
         problem.expect_length("bias", n, bias.len())?;
+    }
+    if launch.blocks == 0 {
+        return Err(KernelError::NoBlocks { problem: problem.to_string() });
     }
     let Workspace { partials, words } = args.workspace;
     problem.expect_at_least("workspace", launch.blocks * launch.tile.rows() * launch.tile.columns(), words)?;

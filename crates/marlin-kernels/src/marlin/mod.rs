@@ -40,11 +40,13 @@ mod plan;
 #[cfg(feature = "cuda")]
 mod source;
 mod stripe;
+mod tiles;
 
-pub use config::{Config, Tile, configs};
+pub use config::{Config, Tile};
 #[cfg(feature = "cuda")]
 pub use digest::digest;
 pub use launch::{MatmulArgs, WeightArgs, Workspace, layout, matmul, row_length};
 pub use plan::{Card, Launch, launches, plan};
 #[cfg(feature = "cuda")]
 pub use source::{Source, shared_limit, source};
+pub use tiles::configs;

@@ -1,7 +1,8 @@
 //! Which tile, on how many blocks: from a model of the time a launch takes.
 
-use super::config::{CHUNK_K, Format, Tile, chunk_nanoseconds};
+use super::config::{CHUNK_K, Tile};
 use super::layout;
+use super::tiles::{Format, chunk_nanoseconds};
 use crate::{ActivationDtype, Problem};
 use cubecl::client::Client;
 use marlin_format::GroupSize;

@@ -1,0 +1,95 @@
+//! The tiles that there are, and the configurations that they make.
+
+use super::config::{Config, Tile};
+use marlin_format::GroupSize;
+
+/// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
+/// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
+/// card has shared memory for.
+const TILES: [(Tile, u32); 12] = [
+    (tile(1, 1, 8), 78),
+    (tile(1, 1, 16), 75),
+    (tile(1, 3, 4), 71),
+    (tile(2, 1, 8), 92),
+    (tile(2, 2, 6), 89),
+    (tile(2, 4, 3), 89),
+    (tile(4, 1, 8), 138),
+    (tile(4, 2, 4), 127),
+    (tile(4, 4, 2), 126),
+    (tile(8, 1, 8), 219),
+    (tile(8, 2, 4), 193),
+    (tile(8, 4, 2), 181),
+];
+
+/// A tile without its stages.
+const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { batch_tiles, warps_n, warps_k, stages: 0 }
+}
+
+/// Most stages of a tile: more in flight gains nothing on an H200.
+const MAX_STAGES: usize = 8;
+/// Fewest stages that overlap copies with products.
+const MIN_STAGES: usize = 2;
+
+/// Nanoseconds that a chunk of a tile takes, whatever its stages.
+pub(super) fn chunk_nanoseconds(tile: &Tile) -> f64 {
+    let same = |other: &Tile| Tile { stages: tile.stages, ..*other } == *tile;
+    TILES.iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
+}
+
+/// Outputs of the largest tile.
+pub(super) fn largest_tile() -> usize {
+    TILES.iter().map(|(tile, _)| tile.rows() * tile.columns()).max().unwrap_or(0)
+}
+
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
+/// of shared memory.
+pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
+    let formats = GroupSize::ALL.into_iter().flat_map(|group| {
+        [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format { group, zero_points, bf16 })
+    });
+    formats.flat_map(|format| format.configs(capability, shared_limit)).collect()
+}
+
+/// The part of a configuration that a problem fixes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Format {
+    pub group: GroupSize,
+    pub zero_points: bool,
+    pub bf16: bool,
+}
+
+impl Format {
+    /// Every tile that fits, with its stages.
+    pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
+        TILES
+            .into_iter()
+            .filter_map(move |(tile, _)| with_stages(self.config(tile), shared_limit))
+            .filter(move |config| !spills(config, capability))
+    }
+
+    /// The configuration with a tile.
+    pub fn config(self, tile: Tile) -> Config {
+        let Self { group, zero_points, bf16 } = self;
+        Config { tile, group, zero_points, bf16 }
+    }
+}
+
+/// A configuration with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
+fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
+    let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
+    let stages = (room / config.stage_bytes()).min(MAX_STAGES);
+    (stages >= MIN_STAGES).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
+}
+
+/// Whether ptxas (13.5) keeps the kernel at 64 or 128 registers, of twice as many that it could have, and spills a few.
+fn spills(config: &Config, capability: u32) -> bool {
+    let Tile { batch_tiles, warps_n, warps_k, .. } = config.tile;
+    let tile = (batch_tiles, warps_n, warps_k);
+    let Config { group, zero_points, bf16, .. } = *config;
+    match capability {
+        80 => tile == (2, 1, 8) && matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
+        90 => tile == (1, 1, 16) && group == GroupSize::Channel && !zero_points && bf16,
+        _ => false,
+    }
+}
