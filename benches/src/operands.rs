@@ -15,24 +15,37 @@ use rand::{RngExt, SeedableRng};
 /// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
+/// One copy of a weight.
+struct Copy {
+    words: Handle,
+    scales: Handle,
+    zero_points: Option<Handle>,
+}
+
 /// As many copies of a weight as the cache cannot hold.
 pub struct Weights {
-    copies: Vec<[Option<Handle>; 3]>,
-    lengths: [usize; 3],
+    copies: Vec<Copy>,
+    words: usize,
+    scales: usize,
+    zero_points: usize,
 }
 
 impl Weights {
     pub fn random(client: &Client, shape: &Shape, spec: QuantSpec, dtype: ActivationDtype) -> Self {
         let layout = marlin::layout(shape.k, shape.n);
-        let lengths = [layout.words(), ScaleLayout::new(&layout, spec.group).len(), ZeroLayout::new(&layout, spec.group).words()];
+        let (words, scales) = (layout.words(), ScaleLayout::new(&layout, spec.group).len());
+        let zero_points = ZeroLayout::new(&layout, spec.group).words();
         let mut rng = SmallRng::seed_from_u64(1);
-        let mut words = |count: usize| (0..count).flat_map(|_| rng.random::<u32>().to_le_bytes()).collect::<Vec<u8>>();
-        let (weight, zeros) = (words(lengths[0]), words(lengths[2]));
-        let scales = bytes(lengths[1], dtype, || rng.random_range(0.002..0.02));
-        let copies = WEIGHT_BYTES.div_ceil(weight.len()).max(1);
-        let upload = |bytes: &[u8]| Some(client.create_from_slice(bytes));
-        let copy = |_| [upload(&weight), upload(&scales), spec.zero_points.then(|| client.create_from_slice(&zeros))];
-        Self { copies: (0..copies).map(copy).collect(), lengths }
+        let mut random = |count: usize| (0..count).flat_map(|_| rng.random::<u32>().to_le_bytes()).collect::<Vec<u8>>();
+        let (word_bytes, zero_bytes) = (random(words), random(zero_points));
+        let scale_bytes = bytes(scales, dtype, || rng.random_range(0.002..0.02));
+        let copy = |_| Copy {
+            words: client.create_from_slice(&word_bytes),
+            scales: client.create_from_slice(&scale_bytes),
+            zero_points: spec.zero_points.then(|| client.create_from_slice(&zero_bytes)),
+        };
+        let copies = WEIGHT_BYTES.div_ceil(word_bytes.len()).max(1);
+        Self { copies: (0..copies).map(copy).collect(), words, scales, zero_points }
     }
 
     /// How many copies there are.
@@ -42,15 +55,13 @@ impl Weights {
 
     /// The weight of a call: copies take turns.
     pub fn of_call(&self, call: usize) -> WeightArgs {
-        let copy = &self.copies[call % self.copies.len()];
-        let part = |i: usize| copy[i].as_ref().map(|handle| buffer(handle, self.lengths[i]));
-        WeightArgs { words: expect(part(0)), scales: expect(part(1)), zero_points: part(2) }
+        let Copy { words, scales, zero_points } = &self.copies[call % self.copies.len()];
+        WeightArgs {
+            words: buffer(words, self.words),
+            scales: buffer(scales, self.scales),
+            zero_points: zero_points.as_ref().map(|zeros| buffer(zeros, self.zero_points)),
+        }
     }
-}
-
-/// Words and scales are in every copy.
-fn expect(part: Option<BufferArg>) -> BufferArg {
-    part.unwrap_or_else(|| unreachable!("a copy of a weight without words or scales"))
 }
 
 /// Activations [M, K] of random values between -1 and 1.

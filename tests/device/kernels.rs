@@ -7,6 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use half::{bf16, f16};
 use libtest_mimic::Trial;
+use marlin_format::PlainWeight;
 use marlin_kernels::portable::{self, DequantizeArgs, MatmulArgs, WeightArgs};
 use marlin_kernels::{ActivationDtype, Kernel, KernelError, Target, select};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
@@ -61,14 +62,18 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
+/// The zero points of a weight in the plain layout: eight a word along N.
+pub fn zero_points(client: &Client, weight: &PlainWeight) -> Option<BufferArg> {
+    let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero));
+    weight.zero_points().map(|zeros| words(client, zeros.chunks(weight.n()).flat_map(|row| row.chunks(8).map(pack))))
+}
+
 fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
     let weight = &operands.weight;
-    let pack =
-        |row: &[u8]| row.chunks(8).map(|zeros| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero))).collect::<Vec<u32>>();
     WeightArgs {
         words: words(client, weight.words().iter().copied()),
         scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
-        zero_points: weight.zero_points().map(|zeros| words(client, zeros.chunks(weight.n()).flat_map(pack))),
+        zero_points: zero_points(client, weight),
         row_permutation: weight.row_permutation().map(|rows| words(client, rows.iter().copied())),
     }
 }

@@ -1,6 +1,6 @@
 //! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
 
-use crate::kernels::{buffer, bytes, client, must, values, words};
+use crate::kernels::{buffer, bytes, client, must, values, words, zero_points};
 use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
@@ -65,11 +65,9 @@ fn weights(device: &Device, seed: u64) {
         let expected = must(case, layout.pack(weight.scales()));
         assert!(found.read(&client) == expected.as_bytes(), "{case}, seed {seed}: scales");
 
-        if let Some(zeros) = weight.zero_points() {
+        if let (Some(zeros), Some(plain)) = (weight.zero_points(), zero_points(&client, weight)) {
             let layout = ZeroLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
             let found = Poisoned::new(&client, layout.words(), 4);
-            let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero));
-            let plain = words(&client, zeros.chunks(case.n).flat_map(|row| row.chunks(8).map(pack).collect::<Vec<u32>>()));
             must(case, repack::zero_points(&client, &problem, plain, found.arg()));
             assert!(found.read(&client) == little_endian(must(case, layout.pack(zeros))), "{case}, seed {seed}: zero points");
         }

@@ -90,9 +90,7 @@ impl Operands {
         let (expected, magnitude) = reference(&x, &weight, &bias, m);
         Self { x, weight, bias, expected, magnitude }
     }
-}
 
-impl Operands {
     /// Computes what comes out again, after a change of `x`.
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);

@@ -72,7 +72,7 @@ pub struct Problem {
 
 impl Problem {
     /// Elements of the largest operand as the kernels index it.
-    pub(crate) fn largest_operand(&self) -> usize {
+    fn largest_operand(&self) -> usize {
         let activations = self.m.saturating_mul(self.k.max(self.n));
         activations.max(self.k.saturating_mul(self.n))
     }
@@ -103,6 +103,12 @@ impl Problem {
             return Ok(());
         }
         Err(KernelError::BufferLength { operand, problem: self.to_string(), expected, found })
+    }
+
+    /// Checks that 32-bit indices reach every operand.
+    pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
+        let (elements, limit) = (self.largest_operand(), u32::MAX as usize);
+        if elements > limit { Err(KernelError::TooLarge { problem: self.to_string(), elements, limit }) } else { Ok(()) }
     }
 
     pub(crate) fn expect_at_least(&self, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {

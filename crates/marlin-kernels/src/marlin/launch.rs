@@ -84,10 +84,7 @@ fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
 pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
     spec.check(k, n)?;
-    let limit = u32::MAX as usize;
-    if problem.largest_operand() > limit {
-        return Err(KernelError::TooLarge { problem: problem.to_string(), elements: problem.largest_operand(), limit });
-    }
+    problem.expect_addressable()?;
     if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
         return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
     }

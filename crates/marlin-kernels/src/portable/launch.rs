@@ -102,10 +102,7 @@ pub fn dequantize(client: &Client, problem: &Problem, args: DequantizeArgs) -> R
 /// Checks everything that both kernels assume of the weight and the device.
 fn check(client: &Client, problem: &Problem, weight: &WeightArgs) -> Result<LengthsLaunch, KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
-    let limit = u32::MAX as usize;
-    if problem.largest_operand() > limit {
-        return Err(KernelError::TooLarge { problem: problem.to_string(), elements: problem.largest_operand(), limit });
-    }
+    problem.expect_addressable()?;
     for dtype in [problem.activations, problem.scales] {
         if !client.features().type_usage(dtype.elem()).contains(TypeUsage::Conversion) {
             return Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() });

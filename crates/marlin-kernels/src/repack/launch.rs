@@ -12,7 +12,7 @@ use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
 pub fn words(client: &Client, problem: &Problem, plain: BufferArg, out: BufferArg) -> Result<(), KernelError> {
     let source = PlainLayout::new(problem.k, problem.n);
     let target = marlin::layout(problem.k, problem.n);
-    addressable(problem)?;
+    problem.expect_addressable()?;
     problem.expect_length("words", source.words(), plain.len())?;
     problem.expect_length("words in tile layout", target.words(), out.len())?;
     let (count, dim) = elementwise(client, target.words());
@@ -27,7 +27,7 @@ pub fn words(client: &Client, problem: &Problem, plain: BufferArg, out: BufferAr
 /// As [`words`].
 pub fn scales(client: &Client, problem: &Problem, plain: BufferArg, out: BufferArg) -> Result<(), KernelError> {
     let target = ScaleLayout::new(&marlin::layout(problem.k, problem.n), problem.spec.group);
-    addressable(problem)?;
+    problem.expect_addressable()?;
     problem.expect_length("scales", problem.spec.group.count(problem.k) * problem.n, plain.len())?;
     problem.expect_length("scales in tile layout", target.len(), out.len())?;
     let (count, dim) = elementwise(client, target.len());
@@ -44,7 +44,7 @@ pub fn zero_points(client: &Client, problem: &Problem, plain: BufferArg, out: Bu
     let layout = marlin::layout(problem.k, problem.n);
     let target = ZeroLayout::new(&layout, problem.spec.group);
     let plain_words = PlainLayout::new(problem.k, problem.n).columns() / 8;
-    addressable(problem)?;
+    problem.expect_addressable()?;
     problem.expect_length("zero points", problem.spec.group.count(problem.k) * plain_words, plain.len())?;
     problem.expect_length("zero points in tile layout", target.words(), out.len())?;
     let (count, dim) = elementwise(client, target.words());
@@ -65,7 +65,7 @@ pub fn arrange(
     out: BufferArg,
 ) -> Result<(), KernelError> {
     let (m, k, k_padded) = (problem.m, problem.k, marlin::row_length(problem.k));
-    addressable(problem)?;
+    problem.expect_addressable()?;
     problem.expect_length("activations", m * k, x.len())?;
     problem.expect_optional("row permutation", problem.permuted.then_some(k), row_permutation.as_ref().map(BufferArg::len))?;
     problem.expect_length("arranged activations", m * k_padded, out.len())?;
@@ -80,9 +80,4 @@ pub fn arrange(
 fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, elements);
     (calculate_cube_count_elemwise(client, elements, dim), dim)
-}
-
-fn addressable(problem: &Problem) -> Result<(), KernelError> {
-    let (elements, limit) = (problem.largest_operand(), u32::MAX as usize);
-    if elements > limit { Err(KernelError::TooLarge { problem: problem.to_string(), elements, limit }) } else { Ok(()) }
 }
