@@ -6,7 +6,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, Relu};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_marlin::{Error, GroupSize, LeftReason, Outcome, QuantSpec, W4A16, W4A16Linear, fusion_count};
+use burn_marlin::{Error, GroupSize, Kernel, LayerReport, LeftReason, Outcome, QuantSpec, ScaleDtype, W4A16, W4A16Linear, fusion_count};
 use libtest_mimic::Trial;
 use marlin_tests::relative_error;
 
@@ -153,17 +153,36 @@ fn half_precision(device: &Device) {
             param.map(|tensor| tensor.cast(dtype))
         }
     }
-    for (dtype, limit) in [(FloatDType::F16, 3e-3), (FloatDType::BF16, 2e-2)] {
+    for (dtype, scales, limit) in [(FloatDType::F16, ScaleDtype::F16, 3e-3), (FloatDType::BF16, ScaleDtype::BF16, 2e-2)] {
         if !device.supports_dtype(dtype) {
             continue;
         }
-        let float = Mlp::new([128, 96, 64], LinearLayout::Row, true, device).map(&mut Cast(dtype));
-        let (model, _) = convert(float, GroupSize::G32);
-        let x = Tensor::<2>::random([5, 128], Distribution::Normal(0.0, 1.0), device).cast(dtype);
-        let y = model.forward(x.clone());
-        assert_eq!(y.dtype(), DType::from(dtype));
-        let reference = model.clone().materialize().map(&mut Cast(FloatDType::F32)).to_device(&Device::flex());
-        close(&values(y), &values(reference.forward(on_flex(&x.cast(FloatDType::F32)))), limit, "half precision");
+        // The second pair of sizes fills no tile, and its K no run of eight values.
+        for (sizes, group) in [([128, 96, 64], GroupSize::G32), ([100, 76, 33], GroupSize::Channel)] {
+            let float = Mlp::new(sizes, LinearLayout::Row, true, device).map(&mut Cast(dtype));
+            let spec = QuantSpec::int4(group).with_scale_dtype(scales);
+            let (model, report) = W4A16::new(spec).quantize(float).unwrap_or_else(|error| panic!("{error}"));
+            let on_tensor_cores = |layer: &LayerReport| match &layer.outcome {
+                Outcome::Quantized { plan, .. } => matches!(plan.kernel, Kernel::Marlin(_)),
+                Outcome::Left(_) => false,
+            };
+            // Ampere and later; there is no other card to test on.
+            assert_eq!(report.layers.iter().all(on_tensor_cores), *device == Device::cuda(0), "{report}");
+            let reference = model.clone().materialize().map(&mut Cast(FloatDType::F32)).to_device(&Device::flex());
+            for rows in [1, 5, 40] {
+                let x = Tensor::<2>::random([rows, sizes[0]], Distribution::Normal(0.0, 1.0), device).cast(dtype);
+                device.sync().unwrap_or_else(|error| panic!("{error:?}"));
+                let before = fusion_count();
+                let y = model.forward(x.clone());
+                assert_eq!(y.dtype(), DType::from(dtype));
+                let y = values(y);
+                let after = fusion_count();
+                if fuses(device) {
+                    assert_eq!((after.fused - before.fused, after.dequantized - before.dequantized), (2, 0), "{rows} rows, {spec}");
+                }
+                close(&y, &values(reference.forward(on_flex(&x.cast(FloatDType::F32)))), limit, "half precision");
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_kernels::portable::{self, DequantizeArgs, MatmulArgs, WeightArgs};
-use marlin_kernels::{ActivationDtype, Kernel, KernelError, Target, select};
+use marlin_kernels::{ActivationDtype, Kernel, KernelError, Target, WeightLayout, select};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -63,9 +63,9 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
 }
 
 /// The zero points of a weight in the plain layout: eight a word along N.
-pub fn zero_points(client: &Client, weight: &PlainWeight) -> Option<BufferArg> {
+pub fn zero_words(weight: &PlainWeight) -> Option<Vec<u32>> {
     let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero));
-    weight.zero_points().map(|zeros| words(client, zeros.chunks(weight.n()).flat_map(|row| row.chunks(8).map(pack))))
+    weight.zero_points().map(|zeros| zeros.chunks(weight.n()).flat_map(|row| row.chunks(8).map(pack)).collect())
 }
 
 fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
@@ -73,7 +73,7 @@ fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
     WeightArgs {
         words: words(client, weight.words().iter().copied()),
         scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
-        zero_points: zero_points(client, weight),
+        zero_points: zero_words(weight).map(|zeros| words(client, zeros.into_iter())),
         row_permutation: weight.row_permutation().map(|rows| words(client, rows.iter().copied())),
     }
 }
@@ -81,7 +81,9 @@ fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
 /// Runs a case on an output full of NaN; the output's bytes.
 fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
     let problem = case.problem();
-    let Kernel::Portable { rows } = select(&problem, &Target::of(client)).kernel else { panic!("{case}: not a portable plan") };
+    let Kernel::Portable { rows } = select(&problem, WeightLayout::Plain, &Target::of(client)).kernel else {
+        panic!("{case}: not a portable plan")
+    };
     let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
     let args = MatmulArgs {
         x: buffer(client, &bytes(&operands.x, case.activations), operands.x.len()),

@@ -1,18 +1,27 @@
 //! The quantised tensor type and the layer, through Burn's tensors.
 
+use crate::kernels::zero_words;
 use crate::setup::{Named, trial};
+use burn::backend::Dispatch;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
-use burn_marlin::{GroupSize, QuantSpec, QuantizedWeight, W4A16Linear};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn_marlin::{GroupSize, Kernel, OptionalFloat, QuantSpec, QuantizedWeight, W4A16Backend, W4A16Linear, W4A16Weight, WeightLayout};
 use libtest_mimic::Trial;
+use marlin_format::PlainWeight;
 use marlin_kernels::ActivationDtype;
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::forward_agrees_with_f64", move |device| forward_agrees(device, seed)));
     tests.push(trial(device, "layer::forward_takes_any_rank", move |device| any_rank(device, seed)));
+    tests.push(trial(device, "layer::activations_may_start_anywhere", move |device| unaligned(device, seed)));
+    tests.push(trial(device, "layer::threads_do_not_disturb_each_other", move |device| threads(device, seed)));
+    tests.push(trial(device, "layer::half_precision_runs_on_tensor_cores_where_there_are", move |device| plans(device, seed)));
+    if device.name != "flex" {
+        tests.push(trial(device, "layer::the_tile_layout_serves_every_dtype", move |device| tile_layout(device, seed)));
+    }
     tests.push(trial(device, "layer::from_linear_keeps_the_bias", from_linear));
     tests.push(trial(device, "layer::weight_survives_device_and_record", move |device| round_trips(device, seed)));
     tests.push(trial(device, "layer::gradient_reaches_the_activations_alone", move |device| gradient(device, seed)));
@@ -78,6 +87,97 @@ fn any_rank(device: &Device, seed: u64) {
     // Activations that are a view: the kernel must not assume that rows follow each other.
     let view = layer.forward(x.reshape([3, 4, 64]).swap_dims(0, 1)).swap_dims(0, 1);
     check(&case, seed, &values(view), &operands);
+}
+
+/// Rows that are a view into a tensor, from an address that is no multiple of 16.
+fn unaligned(device: &Device, seed: u64) {
+    for activations in [ActivationDtype::F32, ActivationDtype::F16].into_iter().filter(|&dtype| device.supports_dtype(float_dtype(dtype))) {
+        let case = Case { m: 3, k: 64, n: 40, spec: QuantSpec::int4(GroupSize::G32), activations, permuted: false };
+        let operands = Operands::random(&case, seed);
+        let layer = layer(&case, &operands, device);
+        for start in [1, 3, 8] {
+            let padded: Vec<f32> = vec![f32::NAN; start].into_iter().chain(operands.x.iter().copied()).collect();
+            let length = padded.len();
+            let x = tensor(&padded, [length], activations, device).slice(start..length).reshape([case.m, case.k]);
+            check(&case, seed, &values(layer.forward(x)), &operands);
+        }
+    }
+}
+
+/// A column split over many blocks, on several threads at a time: the same bits on all.
+fn threads(device: &Device, seed: u64) {
+    let dtype = if device.supports_dtype(FloatDType::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let case = Case { m: 2, k: 2048, n: 72, spec: QuantSpec::int4(GroupSize::G128), activations: dtype, permuted: false };
+    let operands = Operands::random(&case, seed);
+    let layer = layer(&case, &operands, device);
+    let run = |layer: &W4A16Linear| values(layer.forward(tensor(&operands.x, [case.m, case.k], dtype, device)));
+    let first = run(&layer);
+    check(&case, seed, &first, &operands);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let (layer, run, first) = (layer.clone(), &run, &first);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    assert!(run(&layer) == *first, "{case}, seed {seed}: bits differ between threads");
+                }
+            });
+        }
+    });
+}
+
+/// What `plan` says of each dtype, and how the weight lies.
+fn plans(device: &Device, seed: u64) {
+    // Ampere and later; there is no other card to test on.
+    let has_tensor_cores = *device == Device::cuda(0);
+    for case in cases().iter().filter(|case| device.supports_dtype(float_dtype(case.activations))) {
+        let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
+        let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32;
+        let plan = weight.plan(case.m, case.activations);
+        assert_eq!(matches!(plan.kernel, Kernel::Marlin(_)), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
+        assert_eq!(weight.layout() == WeightLayout::Tile, on_tensor_cores, "{case}: laid out {}", weight.layout());
+    }
+}
+
+/// A weight that lies for tensor cores gives the same values to activations that they do not take, and dequantised.
+fn tile_layout(device: &Device, seed: u64) {
+    for case in cases().iter().filter(|case| case.activations == ActivationDtype::F32 && case.m <= 65) {
+        let operands = Operands::random(case, seed);
+        let tile = Dispatch::w4a16_relayout(plain_weight(&operands.weight, device), WeightLayout::Tile);
+        let row_permutation = plain_weight(&operands.weight, device).row_permutation;
+        let tile = W4A16Weight { row_permutation, ..tile };
+        let dense = Tensor::<2>::from_dispatch(Dispatch::w4a16_dequantize(tile.clone(), FloatDType::F32));
+        assert_eq!(dense.dims(), [case.k, case.n], "{case}");
+        let expected: Vec<f64> = operands.weight.dequantize().into_iter().map(f64::from).collect();
+        assert!(values(dense) == expected, "{case}, seed {seed}: dequantised");
+        let x = tensor(&operands.x, [case.m, case.k], case.activations, device).into_dispatch();
+        let bias = tensor(&operands.bias, [case.n], case.activations, device).into_dispatch();
+        let y = Tensor::<2>::from_dispatch(Dispatch::w4a16_linear(x, tile, OptionalFloat::Present(bias)));
+        check(case, seed, &values(y), &operands);
+    }
+}
+
+/// A weight in the plain layout as the op takes it, with scales in f32.
+fn plain_weight(weight: &PlainWeight, device: &Device) -> W4A16Weight<Dispatch> {
+    let (k, n, spec, layout) = (weight.k(), weight.n(), weight.spec(), WeightLayout::Plain);
+    let int = |values: Vec<i32>, shape: [usize; 2]| Tensor::<2, Int>::from_data(TensorData::new(values, shape), (device, DType::I32));
+    let groups = spec.group.count(k);
+    let scales: Vec<f32> = (0..groups * n).map(|i| weight.scales().get(i)).collect();
+    let zeros = zero_words(weight)
+        .map(|zeros| int(zeros.into_iter().map(|word| word as i32).collect(), layout.zero_points(k, n, spec.group)).into_dispatch());
+    let rows = weight.row_permutation().map(|rows| {
+        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        Tensor::<1, Int>::from_data(TensorData::new(rows, [k]), (device, DType::I32)).into_dispatch()
+    });
+    W4A16Weight {
+        words: int(weight.words().iter().map(|&word| word as i32).collect(), layout.words(k, n)).into_dispatch(),
+        scales: tensor(&scales, [groups, n], ActivationDtype::F32, device).into_dispatch(),
+        zero_points: zeros.into(),
+        row_permutation: rows.into(),
+        k,
+        n,
+        spec,
+        layout,
+    }
 }
 
 fn from_linear(device: &Device) {

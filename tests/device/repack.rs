@@ -1,6 +1,6 @@
 //! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
 
-use crate::kernels::{buffer, bytes, client, must, values, words, zero_points};
+use crate::kernels::{buffer, bytes, client, must, values, words, zero_words};
 use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
@@ -8,14 +8,14 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_kernels::{KernelError, marlin, repack};
+use marlin_kernels::{KernelError, WeightLayout, marlin, repack};
 use marlin_tests::{Case, Operands, cases};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
         return;
     }
-    tests.push(trial(device, "repack::weights_are_as_the_host_packs_them", move |device| weights(device, seed)));
+    tests.push(trial(device, "repack::weights_are_as_the_host_packs_them_and_come_back", move |device| weights(device, seed)));
     tests.push(trial(device, "repack::activations_follow_the_stored_rows", move |device| activations(device, seed)));
     tests.push(trial(device, "repack::wrong_lengths_are_refused", refusals));
 }
@@ -52,24 +52,34 @@ fn weights(device: &Device, seed: u64) {
     for case in cases().iter().filter(|case| client.features().supports_type(case.problem().scales.elem())) {
         let (problem, operands) = (case.problem(), Operands::random(&Case { m: 1, ..*case }, seed));
         let weight = &operands.weight;
+        let (tile, plain) = (WeightLayout::Tile, WeightLayout::Plain);
 
         let layout = marlin::layout(case.k, case.n);
         let found = Poisoned::new(&client, layout.words(), 4);
-        must(case, repack::words(&client, &problem, words(&client, weight.words().iter().copied()), found.arg()));
+        must(case, repack::words(&client, &problem, tile, words(&client, weight.words().iter().copied()), found.arg()));
         assert!(found.read(&client) == little_endian(must(case, layout.pack(weight))), "{case}, seed {seed}: words");
+        let back = Poisoned::new(&client, weight.words().len(), 4);
+        must(case, repack::words(&client, &problem, plain, found.arg(), back.arg()));
+        assert!(back.read(&client) == little_endian(weight.words().to_vec()), "{case}, seed {seed}: words and back");
 
         let layout = ScaleLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
         let found = Poisoned::new(&client, layout.len(), 2);
-        let plain = buffer(&client, weight.scales().as_bytes(), weight.scales().len());
-        must(case, repack::scales(&client, &problem, plain, found.arg()));
+        let scales = || buffer(&client, weight.scales().as_bytes(), weight.scales().len());
+        must(case, repack::scales(&client, &problem, tile, scales(), found.arg()));
         let expected = must(case, layout.pack(weight.scales()));
         assert!(found.read(&client) == expected.as_bytes(), "{case}, seed {seed}: scales");
+        let back = Poisoned::new(&client, weight.scales().len(), 2);
+        must(case, repack::scales(&client, &problem, plain, found.arg(), back.arg()));
+        assert!(back.read(&client) == weight.scales().as_bytes(), "{case}, seed {seed}: scales and back");
 
-        if let (Some(zeros), Some(plain)) = (weight.zero_points(), zero_points(&client, weight)) {
+        if let (Some(zeros), Some(plain_words)) = (weight.zero_points(), zero_words(weight)) {
             let layout = ZeroLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
             let found = Poisoned::new(&client, layout.words(), 4);
-            must(case, repack::zero_points(&client, &problem, plain, found.arg()));
+            must(case, repack::zero_points(&client, &problem, tile, words(&client, plain_words.iter().copied()), found.arg()));
             assert!(found.read(&client) == little_endian(must(case, layout.pack(zeros))), "{case}, seed {seed}: zero points");
+            let back = Poisoned::new(&client, plain_words.len(), 4);
+            must(case, repack::zero_points(&client, &problem, plain, found.arg(), back.arg()));
+            assert!(back.read(&client) == little_endian(plain_words), "{case}, seed {seed}: zero points and back");
         }
         ran += 1;
     }
@@ -102,8 +112,10 @@ fn refusals(device: &Device) {
     let problem = case.problem();
     let short = Poisoned::new(&client, marlin::layout(case.k, case.n).words() - 1, 4);
     let plain = || words(&client, std::iter::repeat_n(0, marlin_format::layout::PlainLayout::new(case.k, case.n).words()));
-    let result = repack::words(&client, &problem, plain(), short.arg());
-    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words in tile layout", .. })), "{result:?}");
-    let result = repack::scales(&client, &problem, plain(), short.arg());
+    let result = repack::words(&client, &problem, WeightLayout::Tile, plain(), short.arg());
+    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
+    let result = repack::words(&client, &problem, WeightLayout::Plain, short.arg(), plain());
+    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
+    let result = repack::scales(&client, &problem, WeightLayout::Tile, plain(), short.arg());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "scales", .. })), "{result:?}");
 }

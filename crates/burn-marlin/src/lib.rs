@@ -37,4 +37,4 @@ pub use ops::{OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMeta
 pub use weight::QuantizedWeight;
 
 pub use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
-pub use marlin_kernels::{ActivationDtype, Kernel, Plan, Problem, Reason, Target};
+pub use marlin_kernels::{ActivationDtype, Kernel, Plan, Problem, Reason, Target, WeightLayout};

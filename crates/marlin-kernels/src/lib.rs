@@ -6,11 +6,12 @@
 //! |---|---|---|
 //! | [`portable`] | every CubeCL runtime | any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`marlin`] | CUDA from compute capability 8.0 on | f16/bf16 activations, any M, N, K, group |
-//! | [`repack`] | every CubeCL runtime | weights and activations into the order that [`marlin`] reads |
+//! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
 //! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
 
 mod error;
 pub mod host;
+mod layout;
 pub mod marlin;
 pub mod portable;
 mod problem;
@@ -19,5 +20,6 @@ pub mod repack;
 mod select;
 
 pub use error::KernelError;
+pub use layout::WeightLayout;
 pub use problem::{ActivationDtype, Problem, Runtime, Target};
-pub use select::{Kernel, Plan, Reason, select, select_converted};
+pub use select::{Kernel, Plan, Reason, layout_for, select, select_converted};

@@ -1,4 +1,5 @@
 use crate::KernelError;
+use crate::marlin::Card;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use marlin_format::layout::PlainLayout;
@@ -181,6 +182,8 @@ pub struct Target {
     pub runtime: Runtime,
     /// The device as it names itself.
     pub name: String,
+    /// The NVIDIA card, on CUDA.
+    pub card: Option<Card>,
 }
 
 impl Target {
@@ -196,11 +199,11 @@ impl Target {
             "cpu" => Runtime::Cpu,
             _ => Runtime::Other,
         };
-        Self { runtime, name: properties.identity.name.clone() }
+        Self { runtime, name: properties.identity.name.clone(), card: Card::of(client) }
     }
 
     /// Burn's Flex backend.
     pub fn flex() -> Self {
-        Self { runtime: Runtime::Flex, name: "Flex (CPU)".into() }
+        Self { runtime: Runtime::Flex, name: "Flex (CPU)".into(), card: None }
     }
 }

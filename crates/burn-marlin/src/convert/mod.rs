@@ -76,7 +76,7 @@ impl W4A16 {
                 None => {
                     let weight = candidate.quantize(&self.spec)?;
                     let activations = crate::ops::activation_dtype(candidate.dtype()).unwrap_or(ActivationDtype::F32);
-                    let plan = select_converted(&weight.problem(1, activations), &target(&weight.device()));
+                    let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
                     tracing::debug!(layer = %candidate.path, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
                     let size_bytes = weight.size_bytes();
                     weights.insert(candidate.id, weight);

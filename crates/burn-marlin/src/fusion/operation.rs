@@ -9,6 +9,7 @@ use burn_cubecl::fusion::{CubeFusionHandle, FallbackOperation, FusedOperation};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::stream::Context;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_kernels::WeightLayout;
 use std::sync::atomic::Ordering;
 
 /// A linear layer that was recognised: one launch on the packed weight.
@@ -30,15 +31,17 @@ impl FusedLinear {
         let out_ir = add.as_ref().map_or(&matmul.out, |add| &add.out);
         let out_shape = shape_of(context, out_ir)?;
         let [words, scales, optional @ ..] = dequantize.inputs.as_slice() else { return None };
+        let layout = WeightLayout::of_words(shape_of(context, words)?.try_into().ok()?, k, n)?;
         let groups = *shape_of(context, scales)?.first()?;
-        let spec = spec_of(k, groups, scales.dtype, optional.iter().any(|input| input.shape.rank() == 2))?;
+        let spec = spec_of(layout, k, groups, scales.dtype, optional.iter().any(|input| input.shape.rank() == 2))?;
 
         let words = take(context, words)?;
         let scales = take(context, scales)?;
-        let mut weight = W4A16Weight { words, scales, zero_points: OptionalInt::Absent, row_permutation: OptionalInt::Absent, k, n, spec };
+        let (zero_points, row_permutation) = (OptionalInt::Absent, OptionalInt::Absent);
+        let mut weight = W4A16Weight { words, scales, zero_points, row_permutation, k, n, spec, layout };
         for input in optional {
             let tensor = OptionalInt::Present(take(context, input)?);
-            // Zero points are [G, N/8], the row permutation is [K].
+            // Zero points have two dimensions, the row permutation has one.
             if input.shape.rank() == 2 {
                 weight.zero_points = tensor;
             } else {
@@ -60,8 +63,8 @@ impl FusedLinear {
 }
 
 /// The format, from what a stream still knows of it.
-fn spec_of(k: usize, groups: usize, scales: DType, zero_points: bool) -> Option<QuantSpec> {
-    let group = if groups == 1 { GroupSize::Channel } else { GroupSize::try_from(i64::try_from(k / groups).ok()?).ok()? };
+fn spec_of(layout: WeightLayout, k: usize, groups: usize, scales: DType, zero_points: bool) -> Option<QuantSpec> {
+    let group = GroupSize::ALL.into_iter().find(|&group| layout.scales(k, 1, group)[0] == groups)?;
     // Scales held in f32 come from either dtype; the kernels do not care which.
     let scale_dtype = if scales == DType::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
     Some(QuantSpec { group, zero_points, scale_dtype })

@@ -9,6 +9,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
+use marlin_kernels::WeightLayout;
 
 /// What the backward pass keeps: the packed weight, never a float copy.
 #[derive(Debug)]
@@ -57,6 +58,20 @@ impl<B: Backend + W4A16Backend, C: CheckpointStrategy> W4A16Backend for Autodiff
     fn w4a16_dequantize(weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         <Self as AutodiffBackend>::from_inner(B::w4a16_dequantize(inner::<B, C>(weight), dtype))
     }
+
+    fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {
+        let weight = B::w4a16_relayout(inner::<B, C>(weight), layout);
+        W4A16Weight {
+            words: weight.words,
+            scales: <Self as AutodiffBackend>::from_inner(weight.scales),
+            zero_points: weight.zero_points.into_option().into(),
+            row_permutation: weight.row_permutation.into_option().into(),
+            k: weight.k,
+            n: weight.n,
+            spec: weight.spec,
+            layout: weight.layout,
+        }
+    }
 }
 
 /// The weight without its autodiff context: the scales are constants.
@@ -70,5 +85,6 @@ fn inner<B: Backend, C: CheckpointStrategy>(weight: W4A16Weight<Autodiff<B, C>>)
         k: weight.k,
         n: weight.n,
         spec: weight.spec,
+        layout: weight.layout,
     }
 }

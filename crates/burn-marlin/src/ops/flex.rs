@@ -1,13 +1,13 @@
 //! The op on Burn's Flex backend: Rust on the CPU.
 
-use super::{OptionalFloat, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
+use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use half::{bf16, f16};
 use marlin_kernels::host::{self, HostWeight};
-use marlin_kernels::{ActivationDtype, Kernel, KernelError, Problem, Target, select};
+use marlin_kernels::{ActivationDtype, Kernel, KernelError, Problem, Target, WeightLayout, select};
 
 impl W4A16Backend for Flex {
     fn w4a16_linear(x: FloatTensor<Self>, weight: W4A16Weight<Self>, bias: OptionalFloat<Self>) -> FloatTensor<Self> {
@@ -15,7 +15,7 @@ impl W4A16Backend for Flex {
         let shape = linear_shape(&x.shape(), n);
         let m = x.shape().num_elements() / k;
         let problem = weight_problem(&weight, m, dtype);
-        if select(&problem, &Target::flex()).kernel == Kernel::Host {
+        if select(&problem, WeightLayout::Plain, &Target::flex()).kernel == Kernel::Host {
             let bias = bias.into_option().map(floats);
             let out = HostTensors::new(weight).run(|weight| host::matmul(&problem, &floats(x), weight, bias.as_deref()));
             return tensor(out, shape, dtype);
@@ -33,6 +33,11 @@ impl W4A16Backend for Flex {
         let problem = weight_problem(&weight, 0, dtype.into());
         let values = HostTensors::new(weight).run(|weight| host::dequantize(&problem, weight));
         tensor(values, shape, dtype.into())
+    }
+
+    fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {
+        assert!(layout == weight.layout, "W4A16: Flex holds weights in the plain layout alone, asked for {layout}");
+        W4A16Weight { row_permutation: OptionalInt::Absent, ..weight }
     }
 }
 

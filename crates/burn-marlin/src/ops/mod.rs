@@ -5,6 +5,7 @@ mod autodiff;
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+mod workspace;
 
 pub(crate) use cube::launch_linear;
 
@@ -13,7 +14,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
 use marlin_format::QuantSpec;
-use marlin_kernels::{ActivationDtype, Problem};
+use marlin_kernels::{ActivationDtype, Problem, WeightLayout};
 
 /// Name of the dequantise operation in a fusion stream.
 pub(crate) const DEQUANTIZE: &str = "w4a16_dequantize";
@@ -68,15 +69,15 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
     }
 }
 
-/// A 4-bit weight [K, N] as tensors of one backend, in [`marlin_format::layout::PlainLayout`].
+/// A 4-bit weight [K, N] as tensors of one backend. Shapes are those of its [`WeightLayout`].
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub struct W4A16Weight<B: Backend> {
-    /// i32 [K/8 up, N up to a multiple of 8]: eight rows of K a word.
+    /// i32, eight weights a word.
     pub words: IntTensor<B>,
-    /// [G, N] in f16 or bf16, or in f32 where the device has no type for the format's.
+    /// In f16 or bf16, or in f32 where the device has no type for the format's.
     pub scales: FloatTensor<B>,
-    /// i32 [G, N/8 up]: eight zero points a word along N. Absent where symmetric.
+    /// i32, eight zero points a word. Absent where symmetric.
     #[extension_type]
     pub zero_points: OptionalInt<B>,
     /// i32 `[K]`: the natural row of each stored row. Absent where rows are in order.
@@ -88,6 +89,8 @@ pub struct W4A16Weight<B: Backend> {
     pub n: usize,
     /// How the weight is quantised.
     pub spec: QuantSpec,
+    /// How the tensors lie.
+    pub layout: WeightLayout,
 }
 
 impl<B: Backend> W4A16Weight<B> {
@@ -119,6 +122,13 @@ pub trait W4A16Backend: Backend {
     /// The float weight [K, N] in natural row order.
     #[fusion(meta = dequantize_spec)]
     fn w4a16_dequantize(#[extension_type] weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+
+    /// The weight in a layout. It comes without its row permutation, which is the same in every layout.
+    ///
+    /// # Panics
+    /// Where the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
+    #[fusion(meta = relayout_spec)]
+    fn w4a16_relayout(#[extension_type] weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self>;
 }
 
 fn linear_spec(x: &TensorSpec, weight: &W4A16WeightMetadata, _bias: &OptionalFloatMetadata) -> TensorSpec {
@@ -127,6 +137,24 @@ fn linear_spec(x: &TensorSpec, weight: &W4A16WeightMetadata, _bias: &OptionalFlo
 
 fn dequantize_spec(weight: &W4A16WeightMetadata, dtype: &FloatDType) -> TensorSpec {
     TensorSpec::new(Shape::new([weight.k, weight.n]), (*dtype).into())
+}
+
+fn relayout_spec(weight: &W4A16WeightMetadata, layout: &WeightLayout) -> W4A16WeightMetadata {
+    let W4A16WeightMetadata { words, scales, zero_points, k, n, spec, .. } = weight;
+    let spec_of = |shape, tensor: &TensorSpec| TensorSpec::new(Shape::new(shape), tensor.dtype);
+    W4A16WeightMetadata {
+        words: spec_of(layout.words(*k, *n), words),
+        scales: spec_of(layout.scales(*k, *n, spec.group), scales),
+        zero_points: match zero_points {
+            OptionalIntMetadata::Present(zeros) => OptionalIntMetadata::Present(spec_of(layout.zero_points(*k, *n, spec.group), zeros)),
+            OptionalIntMetadata::Absent => OptionalIntMetadata::Absent,
+        },
+        row_permutation: OptionalIntMetadata::Absent,
+        k: *k,
+        n: *n,
+        spec: *spec,
+        layout: *layout,
+    }
 }
 
 /// [.., K] to [.., N].

@@ -46,7 +46,7 @@ pub use config::{Config, Tile};
 #[cfg(feature = "cuda")]
 pub use digest::digest;
 pub use launch::{MatmulArgs, WeightArgs, Workspace, layout, matmul, row_length};
-pub use plan::{Card, Launch, launches, plan};
+pub use plan::{Card, Launch, MIN_CAPABILITY, launches, plan};
 #[cfg(feature = "cuda")]
 pub use source::{Source, shared_limit, source};
 pub use tiles::configs;

@@ -8,6 +8,9 @@ use cubecl::client::Client;
 use marlin_format::GroupSize;
 use marlin_format::layout::ScaleLayout;
 
+/// The compute capability, 80 for 8.0, that brought `cp.async` and `mma.m16n8k16`.
+pub const MIN_CAPABILITY: u32 = 80;
+
 /// What a plan needs to know of an NVIDIA card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Card {
@@ -50,7 +53,7 @@ pub fn plan(problem: &Problem, card: &Card) -> Option<Launch> {
 
 /// Every launch of a problem on a card: what [`plan`] chooses from.
 pub fn launches(problem: &Problem, card: &Card) -> Vec<Launch> {
-    if card.capability < 80 {
+    if card.capability < MIN_CAPABILITY {
         return Vec::new();
     }
     let blocks = |tile: &Tile| card.multiprocessors.min(Work::new(problem, tile).units()).max(1);

@@ -36,51 +36,74 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
     out[ABSOLUTE_POS] = word;
 }
 
-/// Scales [G, N] to [`ScaleLayout`](marlin_format::layout::ScaleLayout); padding is 0.
+/// Words of the tile layout to words of the plain layout. The eight weights of a word are one column's in half of a tile's rows: two each
+/// of four lanes.
+#[cube(launch)]
+pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let row = ABSOLUTE_POS as u32 / plain_columns;
+    let column = ABSOLUTE_POS as u32 % plain_columns;
+    let tile = row / 2 * tiles_n + column / TILE_N;
+    // Of the tile's words, that of lane `4 (column % 8)` and the column's sub-tile.
+    let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
+    let shift = (column % 16 / 8 * 2 + row % 2) * 4;
+
+    let mut word = 0u32.runtime();
+    #[unroll]
+    for t in 0..4u32 {
+        let four = tiles[(first + comptime!(4 * t)) as usize] >> shift;
+        word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
+    }
+    out[ABSOLUTE_POS] = word;
+}
+
+/// Scales [G, N] from the plain to the tile layout, or back: the order of columns within a block is its own inverse. Padding is 0.
 #[cube(launch)]
 pub(super) fn scales<S: Float>(
-    plain: &[S],
+    source: &[S],
     out: &mut [S],
-    n: u32,
-    n_padded: u32,
+    source_columns: u32,
+    out_columns: u32,
     #[comptime] grouped: bool,
     #[define(S)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
-    let group = ABSOLUTE_POS as u32 / n_padded;
-    let place = ABSOLUTE_POS as u32 % n_padded;
+    let group = ABSOLUTE_POS as u32 / out_columns;
+    let place = ABSOLUTE_POS as u32 % out_columns;
     let column = if comptime!(grouped) {
         place / 64 * 64 + place % 8 * 8 + place % 64 / 8
     } else {
         place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2
     };
-    let source = group * n + column;
+    let index = group * source_columns + column;
     let mut scale = S::cast_from(0.0f32);
-    if column < n && source < plain.len() as u32 {
-        scale = plain[source as usize];
+    if column < source_columns && index < source.len() as u32 {
+        scale = source[index as usize];
     }
     out[ABSOLUTE_POS] = scale;
 }
 
-/// Zero points [G, N/8] to [`ZeroLayout`](marlin_format::layout::ZeroLayout); padding is 0.
+/// Zero points [G, N/8] from the plain to the tile layout, or back: eight words of eight nibbles are transposed. Padding is 0.
 #[cube(launch)]
-pub(super) fn zero_points(plain: &[u32], out: &mut [u32], plain_words: u32, words: u32) {
+pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_words: u32, out_words: u32) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
-    let group = ABSOLUTE_POS as u32 / words;
-    let place = ABSOLUTE_POS as u32 % words;
-    // Columns 64b + 8i + r of nibbles i: nibble r of eight words.
+    let group = ABSOLUTE_POS as u32 / out_words;
+    let place = ABSOLUTE_POS as u32 % out_words;
+    // Nibble `place % 8` of eight words.
     let first = place / 8 * 8;
     let shift = place % 8 * 4;
     let mut word = 0u32.runtime();
     #[unroll]
     for i in 0..8u32 {
-        let source = group * plain_words + first + i;
-        if first + i < plain_words && source < plain.len() as u32 {
-            word |= ((plain[source as usize] >> shift) & 15u32) << comptime!(4 * i);
+        let index = group * source_words + first + i;
+        if first + i < source_words && index < source.len() as u32 {
+            word |= ((source[index as usize] >> shift) & 15u32) << comptime!(4 * i);
         }
     }
     out[ABSOLUTE_POS] = word;

@@ -1,55 +1,75 @@
 use super::kernel;
-use crate::{KernelError, Problem, marlin};
+use crate::{KernelError, Problem, WeightLayout, marlin};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
 
-/// Words of [`PlainLayout`] to words of [`marlin::layout`].
+/// Words of a weight from the other layout to `to`.
 ///
 /// # Errors
 /// A buffer of the wrong length, or a weight past what 32-bit indices reach.
-pub fn words(client: &Client, problem: &Problem, plain: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let source = PlainLayout::new(problem.k, problem.n);
-    let target = marlin::layout(problem.k, problem.n);
-    problem.expect_addressable()?;
-    problem.expect_length("words", source.words(), plain.len())?;
-    problem.expect_length("words in tile layout", target.words(), out.len())?;
-    let (count, dim) = elementwise(client, target.words());
-    let [rows, columns, tiles_n] = [source.rows(), source.columns(), target.n_padded() / 64].map(|length| length as u32);
-    kernel::words::launch(client, count, dim, plain, out, rows, columns, tiles_n);
+pub fn words(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
+    let Problem { k, n, .. } = *problem;
+    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.words(k, n));
+    expect(problem, to, "words", [plain, tile], &source, &out)?;
+    let (count, dim) = elementwise(client, out.len());
+    let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
+    match to {
+        WeightLayout::Tile => kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n),
+        WeightLayout::Plain => kernel::plain_words::launch(client, count, dim, source, out, columns, tiles_n),
+    }
     Ok(())
 }
 
-/// Scales [G, N] in the problem's scale dtype to [`ScaleLayout`].
+/// Scales of a weight, in the problem's scale dtype, from the other layout to `to`.
 ///
 /// # Errors
 /// As [`words`].
-pub fn scales(client: &Client, problem: &Problem, plain: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let target = ScaleLayout::new(&marlin::layout(problem.k, problem.n), problem.spec.group);
-    problem.expect_addressable()?;
-    problem.expect_length("scales", problem.spec.group.count(problem.k) * problem.n, plain.len())?;
-    problem.expect_length("scales in tile layout", target.len(), out.len())?;
-    let (count, dim) = elementwise(client, target.len());
-    let (n, n_padded, grouped) = (problem.n as u32, target.n_padded() as u32, target.groups_padded() > 1);
-    kernel::scales::launch(client, count, dim, plain, out, n, n_padded, grouped, problem.scales.elem());
+pub fn scales(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
+    let Problem { k, n, spec, .. } = *problem;
+    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.scales(k, n, spec.group));
+    expect(problem, to, "scales", [plain, tile], &source, &out)?;
+    let (count, dim) = elementwise(client, out.len());
+    let [from, to] = ends(to, plain, tile).map(|[_, columns]| columns as u32);
+    kernel::scales::launch(client, count, dim, source, out, from, to, tile[0] > 1, problem.scales.elem());
     Ok(())
 }
 
-/// Zero points [G, N/8 up], eight a word along N, to [`ZeroLayout`].
+/// Zero points of a weight, eight a word, from the other layout to `to`.
 ///
 /// # Errors
 /// As [`words`].
-pub fn zero_points(client: &Client, problem: &Problem, plain: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let layout = marlin::layout(problem.k, problem.n);
-    let target = ZeroLayout::new(&layout, problem.spec.group);
-    let plain_words = PlainLayout::new(problem.k, problem.n).columns() / 8;
-    problem.expect_addressable()?;
-    problem.expect_length("zero points", problem.spec.group.count(problem.k) * plain_words, plain.len())?;
-    problem.expect_length("zero points in tile layout", target.words(), out.len())?;
-    let (count, dim) = elementwise(client, target.words());
-    kernel::zero_points::launch(client, count, dim, plain, out, plain_words as u32, (layout.n_padded() / 8) as u32);
+pub fn zero_points(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
+    let Problem { k, n, spec, .. } = *problem;
+    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.zero_points(k, n, spec.group));
+    expect(problem, to, "zero points", [plain, tile], &source, &out)?;
+    let (count, dim) = elementwise(client, out.len());
+    let [from, to] = ends(to, plain, tile).map(|[_, words]| words as u32);
+    kernel::zero_points::launch(client, count, dim, source, out, from, to);
     Ok(())
+}
+
+/// The shapes of source and output on the way to a layout.
+fn ends(to: WeightLayout, plain: [usize; 2], tile: [usize; 2]) -> [[usize; 2]; 2] {
+    match to {
+        WeightLayout::Plain => [tile, plain],
+        WeightLayout::Tile => [plain, tile],
+    }
+}
+
+/// Checks lengths against the shapes in both layouts, and the problem against 32-bit indices.
+fn expect(
+    problem: &Problem,
+    to: WeightLayout,
+    operand: &'static str,
+    [plain, tile]: [[usize; 2]; 2],
+    source: &BufferArg,
+    out: &BufferArg,
+) -> Result<(), KernelError> {
+    problem.expect_addressable()?;
+    let [from, to] = ends(to, plain, tile).map(|[rows, columns]| rows * columns);
+    problem.expect_length(operand, from, source.len())?;
+    problem.expect_length(operand, to, out.len())
 }
 
 /// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows, with zeros past K: what

@@ -1,74 +1,78 @@
+mod module;
+mod tensors;
+
 use crate::device::{scale_dtype, target};
-use crate::ops::{W4A16Backend, W4A16Weight, activation_dtype};
+use crate::ops::{W4A16Backend, activation_dtype};
 use crate::{Error, fusion};
 use burn::backend::Dispatch;
-use burn::module::{Content, Module, ModuleDisplay, Param, ParamId, Reparameterization};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use marlin_format::layout::PlainLayout;
+use burn::module::Reparameterization;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, quantize_rtn};
-use marlin_kernels::{ActivationDtype, Plan, Problem, select};
+use marlin_kernels::{ActivationDtype, Plan, Problem, WeightLayout, layout_for, select};
+use tensors::{WeightTensors, unpack_zero_points};
 
 /// A 4-bit weight [K, N] on a device: the quantised tensor type.
 ///
-/// It is a Burn [`Module`]: its tensors take part in records, devices and `Display`, and none of them ever gets a gradient. A record holds the
-/// plain form, so that it opens on any device.
+/// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and `Display`, and none of them ever gets a gradient.
+///
+/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device of another layout converts it. Records, visitors and
+/// mappers see the plain form, so that a record opens on any device:
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
-/// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word ([`PlainLayout`]) |
+/// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
 /// | scales | [G, N] in the format's dtype, or f32 where the device lacks it |
 /// | zero points | i32 [G, N/8 up], eight a word along N; absent where symmetric |
 /// | row permutation | i32 `[K]`, act-order; absent where rows are in order |
-#[derive(Module, Debug)]
-#[module(custom_display)]
+#[derive(Debug, Clone)]
 pub struct QuantizedWeight {
-    words: Param<Tensor<2, Int>>,
-    scales: Param<Tensor<2>>,
-    zero_points: Option<Param<Tensor<2, Int>>>,
-    row_permutation: Option<Param<Tensor<1, Int>>>,
-    #[module(skip)]
+    tensors: WeightTensors,
     k: usize,
-    #[module(skip)]
     n: usize,
-    #[module(skip)]
     spec: QuantSpec,
+    /// How `tensors` lie.
+    layout: WeightLayout,
+    /// The dtype of activations that it is laid out for.
+    activations: ActivationDtype,
 }
 
 impl QuantizedWeight {
-    /// Puts a weight on a device.
+    /// Puts a weight on a device, laid out for activations in its scales' dtype.
     pub fn from_plain(plain: &PlainWeight, device: &Device) -> Self {
-        let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
-        let layout = PlainLayout::new(k, n);
-        let groups = spec.group.count(k);
-        let int = |values: Vec<i32>, shape: [usize; 2]| {
-            Param::initialized(ParamId::new(), Tensor::from_data(TensorData::new(values, shape), (device, DType::I32)))
-        };
-        let words = int(plain.words().iter().map(|&word| word as i32).collect(), [layout.rows(), layout.columns()]);
-        let scales = match plain.scales() {
-            Scales::F16(values) => TensorData::new(values.clone(), [groups, n]),
-            Scales::BF16(values) => TensorData::new(values.clone(), [groups, n]),
-        };
-        let scales = Tensor::from_data(scales, (device, scale_dtype(spec.scale_dtype, device)));
-        let zero_points = plain.zero_points().map(|values| {
-            let words = values.chunks(n).flat_map(|row| row.chunks(8).map(pack_zero_points)).collect();
-            int(words, [groups, layout.columns() / 8])
-        });
-        let row_permutation = plain.row_permutation().map(|rows| {
-            let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
-            Param::initialized(ParamId::new(), Tensor::from_data(TensorData::new(rows, [k]), (device, DType::I32)))
-        });
-        Self { words, scales: Param::initialized(ParamId::new(), scales), zero_points, row_permutation, k, n, spec }
+        Self::from_plain_for(plain, ActivationDtype::from(plain.spec().scale_dtype), device)
     }
 
-    /// Rounds a float weight [K, N] to the nearest 4-bit values, on the host, and puts it on the weight's device.
+    /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype give the same values, but may be slower.
+    pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
+        let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
+        let tensors = WeightTensors::from_plain(plain, scale_dtype(spec.scale_dtype, device), device);
+        let weight = Self { tensors: tensors.clone(), k, n, spec, layout: WeightLayout::Plain, activations };
+        weight.with_plain_tensors(tensors)
+    }
+
+    /// The same weight of other tensors, which are plain, in the layout that their device's kernel reads.
+    fn with_plain_tensors(self, tensors: WeightTensors) -> Self {
+        let plain = Self { tensors, layout: WeightLayout::Plain, ..self };
+        let layout = plain.layout_on(&plain.device());
+        plain.in_layout(layout)
+    }
+
+    /// The layout in which a device's kernel reads this weight.
+    fn layout_on(&self, device: &Device) -> WeightLayout {
+        layout_for(&self.problem(1, self.activations), &target(device))
+    }
+
+    /// Rounds a float weight [K, N] to the nearest 4-bit values, on the host, and puts it on the weight's device, laid out for activations in
+    /// the weight's dtype.
     ///
     /// # Errors
     /// A group that does not divide K, or values that are not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
         let device = weight.device();
         let [k, n] = weight.dims();
+        let activations = activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32);
         let values = read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())?;
-        Ok(Self::from_plain(&quantize_rtn(&values, k, n, spec)?, &device))
+        Ok(Self::from_plain_for(&quantize_rtn(&values, k, n, spec)?, activations, &device))
     }
 
     /// Reads the weight back to the host.
@@ -76,17 +80,18 @@ impl QuantizedWeight {
     /// # Errors
     /// The device fails, or a record was loaded that does not belong to this weight.
     pub fn to_plain(&self) -> Result<PlainWeight, Error> {
-        let words = self.words.val().try_into_data().map_err(|error| read_error("words", &error))?;
-        let scales = self.scales.val().try_into_data().map_err(|error| read_error("scales", &error))?;
+        let tensors = self.clone().in_layout(WeightLayout::Plain).tensors;
+        let words = tensors.words.val().try_into_data().map_err(|error| read_error("words", &error))?;
+        let scales = tensors.scales.val().try_into_data().map_err(|error| read_error("scales", &error))?;
         let scales = Scales::from_f32(&read::<f32>("scales", scales.convert::<f32>())?, self.spec.scale_dtype);
-        let zero_points = match &self.zero_points {
+        let zero_points = match &tensors.zero_points {
             Some(zeros) => {
                 let words = zeros.val().try_into_data().map_err(|error| read_error("zero points", &error))?;
                 Some(unpack_zero_points(&read::<i32>("zero points", words)?, self.n))
             }
             None => None,
         };
-        let row_permutation = match &self.row_permutation {
+        let row_permutation = match &tensors.row_permutation {
             Some(rows) => {
                 let rows = rows.val().try_into_data().map_err(|error| read_error("row permutation", &error))?;
                 Some(read::<i32>("row permutation", rows)?.into_iter().map(|row| row as u32).collect())
@@ -147,49 +152,37 @@ impl QuantizedWeight {
 
     /// Whether rows are permuted (act-order).
     pub fn is_permuted(&self) -> bool {
-        self.row_permutation.is_some()
+        self.tensors.row_permutation.is_some()
     }
 
     /// The device that holds the weight.
     pub fn device(&self) -> Device {
-        self.words.lazy_device()
+        self.tensors.words.lazy_device()
+    }
+
+    /// How the device holds the weight.
+    pub fn layout(&self) -> WeightLayout {
+        self.layout
     }
 
     /// Bytes on the device, padding included.
     pub fn size_bytes(&self) -> usize {
-        let ints = self.words.shape().num_elements()
-            + self.zero_points.as_ref().map_or(0, |zeros| zeros.shape().num_elements())
-            + self.row_permutation.as_ref().map_or(0, |rows| rows.shape().num_elements());
-        4 * ints + self.scales.shape().num_elements() * self.scales.dtype().size()
+        let WeightTensors { words, scales, zero_points, row_permutation } = &self.tensors;
+        let ints = words.shape().num_elements()
+            + zero_points.as_ref().map_or(0, |zeros| zeros.shape().num_elements())
+            + row_permutation.as_ref().map_or(0, |rows| rows.shape().num_elements());
+        4 * ints + scales.shape().num_elements() * scales.dtype().size()
     }
 
     /// The problem of multiplying `m` rows of activations with this weight.
     pub fn problem(&self, m: usize, activations: ActivationDtype) -> Problem {
-        let scales = activation_dtype(self.scales.dtype()).unwrap_or(ActivationDtype::F32);
+        let scales = activation_dtype(self.tensors.scales.dtype()).unwrap_or(ActivationDtype::F32);
         Problem { m, n: self.n, k: self.k, spec: self.spec, activations, scales, permuted: self.is_permuted() }
     }
 
     /// The kernel that runs `m` rows of activations on this weight's device, and why.
     pub fn plan(&self, m: usize, activations: ActivationDtype) -> Plan {
-        select(&self.problem(m, activations), &target(&self.device()))
-    }
-
-    fn to_op(&self) -> W4A16Weight<Dispatch> {
-        W4A16Weight {
-            words: self.words.val().into_dispatch(),
-            scales: self.scales.val().into_dispatch(),
-            zero_points: self.zero_points.as_ref().map(|zeros| zeros.val().into_dispatch()).into(),
-            row_permutation: self.row_permutation.as_ref().map(|rows| rows.val().into_dispatch()).into(),
-            k: self.k,
-            n: self.n,
-            spec: self.spec,
-        }
-    }
-}
-
-impl ModuleDisplay for QuantizedWeight {
-    fn custom_content(&self, content: Content) -> Option<Content> {
-        content.add("k", &self.k).add("n", &self.n).add("format", &self.spec.to_string()).optional()
+        select(&self.problem(m, activations), self.layout, &target(&self.device()))
     }
 }
 
@@ -200,7 +193,7 @@ impl Reparameterization for QuantizedWeight {
     /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
     /// float weight never exists.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        fusion::start_block(&self.scales.val());
+        fusion::start_block(&self.tensors.scales.val());
         let dtype = if activation_dtype(base.dtype()).is_some() { FloatDType::from(base.dtype()) } else { FloatDType::F32 };
         self.dequantize_as(dtype)
     }
@@ -213,15 +206,4 @@ fn read_error(tensor: &'static str, error: &dyn std::fmt::Debug) -> Error {
 fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Result<Vec<E>, Error> {
     let found = data.dtype();
     data.try_into_vec::<E>().map_err(|_| Error::Dtype { tensor, expected: E::dtype().name(), found })
-}
-
-/// Up to eight zero points to one word, the first in the lowest bits.
-fn pack_zero_points(zeros: &[u8]) -> i32 {
-    zeros.iter().enumerate().fold(0u32, |word, (i, &zero)| word | (u32::from(zero & 15) << (4 * i))) as i32
-}
-
-/// The zero points [G, N] in words [G, N/8 up].
-fn unpack_zero_points(words: &[i32], n: usize) -> Vec<u8> {
-    let row = |words: &[i32]| (0..n).map(|column| (words[column / 8] as u32 >> (4 * (column % 8)) & 15) as u8).collect::<Vec<_>>();
-    words.chunks_exact(n.div_ceil(8)).flat_map(row).collect()
 }

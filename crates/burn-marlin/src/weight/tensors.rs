@@ -1,0 +1,147 @@
+use super::QuantizedWeight;
+use crate::ops::{W4A16Backend, W4A16Weight};
+use burn::backend::Dispatch;
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use marlin_format::layout::PlainLayout;
+use marlin_format::{PlainWeight, Scales};
+use marlin_kernels::WeightLayout;
+use std::sync::{Arc, OnceLock};
+
+/// The tensors of a weight, in one of the [`WeightLayout`]s.
+#[derive(Module, Debug)]
+pub(super) struct WeightTensors {
+    pub words: Param<Tensor<2, Int>>,
+    pub scales: Param<Tensor<2>>,
+    pub zero_points: Option<Param<Tensor<2, Int>>>,
+    pub row_permutation: Option<Param<Tensor<1, Int>>>,
+}
+
+impl WeightTensors {
+    /// A plain weight on a device, its scales in `scale_dtype`.
+    pub fn from_plain(plain: &PlainWeight, scale_dtype: DType, device: &Device) -> Self {
+        let (k, n) = (plain.k(), plain.n());
+        let layout = PlainLayout::new(k, n);
+        let groups = plain.spec().group.count(k);
+        let int = |values: Vec<i32>, shape: [usize; 2]| parameter(Tensor::from_data(TensorData::new(values, shape), (device, DType::I32)));
+        let scales = match plain.scales() {
+            Scales::F16(values) => TensorData::new(values.clone(), [groups, n]),
+            Scales::BF16(values) => TensorData::new(values.clone(), [groups, n]),
+        };
+        let zero_words = |values: &[u8]| -> Vec<i32> { values.chunks(n).flat_map(|row| row.chunks(8).map(pack_zero_points)).collect() };
+        Self {
+            words: int(plain.words().iter().map(|&word| word as i32).collect(), [layout.rows(), layout.columns()]),
+            scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
+            zero_points: plain.zero_points().map(|values| int(zero_words(values), [groups, layout.columns() / 8])),
+            row_permutation: plain.row_permutation().map(|rows| {
+                let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+                parameter(Tensor::from_data(TensorData::new(rows, [k]), (device, DType::I32)))
+            }),
+        }
+    }
+
+    /// Whether a mapper gave or read any tensor that depends on the layout.
+    pub fn is_touched(&self) -> bool {
+        self.words.is_initialized() || self.scales.is_initialized() || self.zero_points.as_ref().is_some_and(Param::is_initialized)
+    }
+}
+
+fn parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
+    Param::initialized(ParamId::new(), tensor)
+}
+
+impl QuantizedWeight {
+    /// The weight as the op takes it.
+    pub(super) fn to_op(&self) -> W4A16Weight<Dispatch> {
+        let tensors = &self.tensors;
+        W4A16Weight {
+            words: tensors.words.val().into_dispatch(),
+            scales: tensors.scales.val().into_dispatch(),
+            zero_points: tensors.zero_points.as_ref().map(|zeros| zeros.val().into_dispatch()).into(),
+            row_permutation: tensors.row_permutation.as_ref().map(|rows| rows.val().into_dispatch()).into(),
+            k: self.k,
+            n: self.n,
+            spec: self.spec,
+            layout: self.layout,
+        }
+    }
+
+    /// The same weight in another layout, on its device. Parameters keep their ids.
+    pub(super) fn in_layout(self, layout: WeightLayout) -> Self {
+        if self.layout == layout {
+            return self;
+        }
+        // The permutation is the same in every layout: the op need not carry it.
+        let op = W4A16Weight { row_permutation: None.into(), ..self.to_op() };
+        let op = Dispatch::w4a16_relayout(op, layout);
+        let Self { tensors, .. } = self;
+        let tensors = WeightTensors {
+            words: Param::initialized(tensors.words.id, Tensor::from_dispatch(op.words)),
+            scales: Param::initialized(tensors.scales.id, Tensor::from_dispatch(op.scales)),
+            zero_points: match (tensors.zero_points, op.zero_points.into_option()) {
+                (Some(zeros), Some(tensor)) => Some(Param::initialized(zeros.id, Tensor::from_dispatch(tensor))),
+                _ => None,
+            },
+            row_permutation: tensors.row_permutation,
+        };
+        Self { tensors, layout, ..self }
+    }
+
+    /// The tensors in the plain layout, made where they are first read: what visitors and mappers see.
+    pub(super) fn plain_tensors(&self) -> WeightTensors {
+        if self.layout == WeightLayout::Plain {
+            return self.tensors.clone();
+        }
+        let plain = Arc::new(Plain { weight: self.clone(), tensors: OnceLock::new() });
+        let (k, n, group) = (self.k, self.n, self.spec.group);
+        let device = self.device();
+        let words = plain.clone();
+        let scales = plain.clone();
+        let layout = WeightLayout::Plain;
+        WeightTensors {
+            words: Param::uninitialized(
+                self.tensors.words.id,
+                move |device, _| words.tensors().words.val().to_device(device),
+                device.clone(),
+                false,
+                Shape::new(layout.words(k, n)),
+            ),
+            scales: Param::uninitialized(
+                self.tensors.scales.id,
+                move |device, _| scales.tensors().scales.val().to_device(device),
+                device.clone(),
+                false,
+                Shape::new(layout.scales(k, n, group)),
+            ),
+            zero_points: self.tensors.zero_points.as_ref().map(|zeros| {
+                let (tile, shape) = (zeros.val(), Shape::new(layout.zero_points(k, n, group)));
+                let zeros_of = move |plain: &Plain| plain.tensors().zero_points.as_ref().map_or(tile, |zeros| zeros.val());
+                Param::uninitialized(zeros.id, move |device, _| zeros_of(&plain).to_device(device), device, false, shape)
+            }),
+            row_permutation: self.tensors.row_permutation.clone(),
+        }
+    }
+}
+
+/// A weight's plain tensors, made once for all of its parameters.
+struct Plain {
+    weight: QuantizedWeight,
+    tensors: OnceLock<WeightTensors>,
+}
+
+impl Plain {
+    fn tensors(&self) -> &WeightTensors {
+        self.tensors.get_or_init(|| self.weight.clone().in_layout(WeightLayout::Plain).tensors)
+    }
+}
+
+/// Up to eight zero points to one word, the first in the lowest bits.
+fn pack_zero_points(zeros: &[u8]) -> i32 {
+    zeros.iter().enumerate().fold(0u32, |word, (i, &zero)| word | (u32::from(zero & 15) << (4 * i))) as i32
+}
+
+/// The zero points [G, N] in words [G, N/8 up].
+pub(super) fn unpack_zero_points(words: &[i32], n: usize) -> Vec<u8> {
+    let row = |words: &[i32]| (0..n).map(|column| (words[column / 8] as u32 >> (4 * (column % 8)) & 15) as u8).collect::<Vec<_>>();
+    words.chunks_exact(n.div_ceil(8)).flat_map(row).collect()
+}
