@@ -5,6 +5,7 @@
 mod kernels;
 mod operands;
 mod record;
+mod repack;
 mod shapes;
 mod timing;
 
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// W4A16 matmuls of Llama's shapes.
     Kernels(KernelArgs),
+    /// The weights of Llama 2 70B from the plain to the tile layout.
+    Repack,
 }
 
 /// What is timed.
@@ -42,6 +45,9 @@ struct KernelArgs {
     /// With zero points.
     #[arg(long)]
     zero_points: bool,
+    /// With rows in another order than activations come in.
+    #[arg(long)]
+    act_order: bool,
     /// Activations and scales in bf16, not f16.
     #[arg(long)]
     bf16: bool,
@@ -78,8 +84,11 @@ enum BenchError {
 }
 
 fn main() -> ExitCode {
-    let Command::Kernels(args) = Cli::parse().command;
-    match kernels::run(&args) {
+    let result = match Cli::parse().command {
+        Command::Kernels(args) => kernels::run(&args),
+        Command::Repack => repack::run(),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -10,13 +10,14 @@ use marlin_format::layout::{ScaleLayout, ZeroLayout};
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::marlin::{self, WeightArgs};
 use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 /// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
 /// One copy of a weight.
-struct Copy {
+struct WeightCopy {
     words: Handle,
     scales: Handle,
     zero_points: Option<Handle>,
@@ -24,7 +25,7 @@ struct Copy {
 
 /// As many copies of a weight as the cache cannot hold.
 pub struct Weights {
-    copies: Vec<Copy>,
+    copies: Vec<WeightCopy>,
     words: usize,
     scales: usize,
     zero_points: usize,
@@ -36,10 +37,9 @@ impl Weights {
         let (words, scales) = (layout.words(), ScaleLayout::new(&layout, spec.group).len());
         let zero_points = ZeroLayout::new(&layout, spec.group).words();
         let mut rng = SmallRng::seed_from_u64(1);
-        let mut random = |count: usize| (0..count).flat_map(|_| rng.random::<u32>().to_le_bytes()).collect::<Vec<u8>>();
-        let (word_bytes, zero_bytes) = (random(words), random(zero_points));
+        let (word_bytes, zero_bytes) = (random_bytes(4 * words), random_bytes(4 * zero_points));
         let scale_bytes = bytes(scales, dtype, || rng.random_range(0.002..0.02));
-        let copy = |_| Copy {
+        let copy = |_| WeightCopy {
             words: client.create_from_slice(&word_bytes),
             scales: client.create_from_slice(&scale_bytes),
             zero_points: spec.zero_points.then(|| client.create_from_slice(&zero_bytes)),
@@ -55,13 +55,20 @@ impl Weights {
 
     /// The weight of a call: copies take turns.
     pub fn of_call(&self, call: usize) -> WeightArgs {
-        let Copy { words, scales, zero_points } = &self.copies[call % self.copies.len()];
+        let WeightCopy { words, scales, zero_points } = &self.copies[call % self.copies.len()];
         WeightArgs {
             words: buffer(words, self.words),
             scales: buffer(scales, self.scales),
             zero_points: zero_points.as_ref().map(|zeros| buffer(zeros, self.zero_points)),
         }
     }
+}
+
+/// A natural row for each stored row [K]: any order.
+pub fn row_permutation(client: &Client, k: usize) -> Handle {
+    let mut rows: Vec<u32> = (0..k as u32).collect();
+    rows.shuffle(&mut SmallRng::seed_from_u64(3));
+    client.create_from_slice(&rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 /// Activations [M, K] of random values between -1 and 1.
@@ -74,6 +81,13 @@ pub fn activations(client: &Client, m: usize, k: usize, dtype: ActivationDtype) 
 pub fn buffer(handle: &Handle, elements: usize) -> BufferArg {
     // SAFETY: every handle of this bench was made for the elements that it is given out with.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
+}
+
+/// Random bits.
+pub fn random_bytes(count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    SmallRng::seed_from_u64(1).fill(&mut bytes[..]);
+    bytes
 }
 
 fn bytes(count: usize, dtype: ActivationDtype, mut value: impl FnMut() -> f32) -> Vec<u8> {

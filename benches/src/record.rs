@@ -17,6 +17,8 @@ pub struct Row {
     /// Rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,
+    /// Rows in another order than activations come in.
+    pub act_order: bool,
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,
