@@ -159,7 +159,8 @@ pub(super) fn matmul<F: Float>(
 fn next_free(stage: u32, stages: u32, #[comptime] config: Config) -> u32 {
     let back = comptime!((config.tile.stages_in_use() * config.stage_bytes()) as u32);
     let ahead = comptime!((config.tile.stages_ahead() * config.stage_bytes()) as u32);
-    if stage < stages + back { stage + ahead } else { stage - back }
+    let wraps = if comptime!(config.tile.stages_in_use() == 1) { stage == stages } else { stage < stages + back };
+    if wraps { stage + ahead } else { stage - back }
 }
 
 /// Starts the copies of one step of a stripe, and goes to the next.
