@@ -74,7 +74,8 @@ fn main() -> ExitCode {
 
 /// All configurations of one tile on one card; fails with every rule that any of them breaks.
 fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Arc<Toolchain>>, report: Arc<Report>) -> Trial {
-    let name = format!("{}::{}x{}x{}_stages{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages);
+    let name = format!("{}::{}x{}x{}_stages{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages)
+        + if tile.is_wgmma() { "_wgmma" } else { "" };
     Trial::ignorable_test(name, move || {
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));

@@ -39,7 +39,7 @@ impl Proof {
     }
 
     fn line(&self) -> String {
-        let Counts { copies, matrix_loads, products, logic, mask_or } = self.counts;
+        let Counts { copies, matrix_loads, products, logic, mask_or, .. } = self.counts;
         format!(
             "{}: {:3} registers, {:6} B shared, {} stages, cp.async {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic} ({mask_or} mask-or), {} instructions{}",
             name(self.card, &self.config),
@@ -55,10 +55,11 @@ impl Proof {
 /// A configuration in words: card, tile, group, dtype, zero points.
 pub fn name(card: Card, config: &Config) -> String {
     let tile = config.tile;
-    let size = format!("{}x{}x{}", tile.rows(), tile.columns(), tile.depth());
+    let product = if tile.is_wgmma() { " wgmma" } else { "" };
+    let size = format!("{}x{}x{}{product}", tile.rows(), tile.columns(), tile.depth());
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { "zeros" } else { "no zeros" };
-    format!("{:6} {size:10} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
+    format!("{:6} {size:16} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
 }
 
 /// Everything that was compiled in this run.

@@ -17,8 +17,10 @@ pub struct Counts {
     pub copies: usize,
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
-    /// `mma.sync.m16n8k16` in the configuration's dtype, with f32 sums.
+    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype, with f32 sums.
     pub products: usize,
+    /// Waits for `wgmma`.
+    pub waits: usize,
     /// `lop3`.
     pub logic: usize,
     /// Of those, a mask and an or in one: a pair of weights becomes a pair of floats.
@@ -28,13 +30,16 @@ pub struct Counts {
 impl Counts {
     /// Counts them in a kernel of `config`.
     pub fn of(config: &Config, code: &Code) -> Self {
-        let (products, products_bf16) = (code.count("HMMA", &["16816", "F32"]), code.count("HMMA", &["16816", "F32", "BF16"]));
+        let warpgroup = format!("64x{}x16", config.tile.rows());
+        let (mnemonic, shape) = if config.tile.is_wgmma() { ("HGMMA", &warpgroup[..]) } else { ("HMMA", "16816") };
+        let (products, products_bf16) = (code.count(mnemonic, &[shape, "F32"]), code.count(mnemonic, &[shape, "F32", "BF16"]));
         // 1024 in f16 and 128 in bf16, twice: what a nibble is or-ed into.
         let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
         Self {
             copies: code.count("LDGSTS", &["E", "BYPASS", "128"]),
             matrix_loads: code.count("LDSM", &["16", "M88", "4"]),
             products: if config.bf16 { products_bf16 } else { products - products_bf16 },
+            waits: code.count("WARPGROUP", &["DEPBAR"]),
             logic: code.count("LOP3", &[]),
             mask_or: code.count_mask_or(magic),
         }
@@ -71,14 +76,19 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     let counts = Counts::of(config, code);
     // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // An mma takes 16 columns by 16 rows of K by 8 rows of activations. The loop over steps is not unrolled.
-    let products = columns / 16 * (depth / 16) * (tile.rows() / 8);
-    rule(counts.products == products, format!("{} mma.sync (HMMA.16816.F32) where the tile takes {products}", counts.products));
-    // No other shape or accumulator: an HMMA that is not one of those is work that the tile does not account for.
-    let all = code.count("HMMA", &[]);
-    rule(all == counts.products, format!("{all} HMMA of which only {} are m16n8k16 in the right dtype with f32 sums", counts.products));
-    // An ldmatrix.x4 brings 512 bytes.
-    let loads = tile.rows() * depth * 2 / 512;
+    // A product takes 16 of a warp's columns by 16 rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
+    // is not unrolled.
+    let (instruction, rows) = if tile.is_wgmma() { ("wgmma (HGMMA)", tile.rows()) } else { ("mma.sync (HMMA.16816.F32)", 8) };
+    let products = columns / 16 * (depth / 16) * (tile.rows() / rows);
+    rule(counts.products == products, format!("{} {instruction} where the tile takes {products}", counts.products));
+    // No other instruction, shape or accumulator: one that is not among those is work that the tile does not account for.
+    let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
+    rule(all == counts.products, format!("{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype", counts.products));
+    // One wait for each 16 rows of K and one at the end: more of them are waits that ptxas has put between products.
+    let waits = if tile.is_wgmma() { depth / 16 + 1 } else { 0 };
+    rule(counts.waits == waits, format!("{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}", counts.waits));
+    // An ldmatrix.x4 brings 512 bytes; wgmma reads shared memory itself.
+    let loads = if tile.is_wgmma() { 0 } else { tile.rows() * depth * 2 / 512 };
     rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
     // One instruction for each pair of weights of the lane.
     let pairs = columns * depth / 32 / 2;

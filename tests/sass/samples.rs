@@ -44,6 +44,7 @@ pub fn trials() -> Vec<Trial> {
         ("a_listing_without_instructions_is_refused", no_instructions),
         ("a_sound_kernel_breaks_no_rule", sound_kernel),
         ("each_fault_breaks_its_rule", faulty_kernels),
+        ("each_fault_of_warpgroups_breaks_its_rule", faulty_warpgroups),
     ]
     .map(|(name, body)| {
         Trial::test(format!("samples::{name}"), move || {
@@ -117,8 +118,27 @@ fn sound() -> (Config, String) {
         ("LOP3.LUT R2, R3, 0x64006400, R9, 0xec, !PT", columns * depth / 64),
         ("HMMA.16816.F32 R4, R8, R12, R4", rows * columns * depth / 2048),
     ];
-    let lines = counts.iter().flat_map(|&(text, count)| std::iter::repeat_n(line(text), count));
-    (config, lines.collect())
+    (config, lines(&counts))
+}
+
+/// A configuration of 16 rows for warpgroups in bf16, and the listing of a kernel of it that keeps every rule.
+fn sound_warpgroup() -> (Config, String) {
+    let config = configs(90, shared_limit(90)).into_iter().find(|config| config.bf16 && config.tile.is_wgmma() && config.tile.rows() == 16);
+    let Some(config) = config else { panic!("no configuration of warpgroups in bf16 fits {} bytes", shared_limit(90)) };
+    let counts = [
+        ("LDGSTS.E.BYPASS.128 [R73], desc[UR12][R4.64], !P1", 4),
+        ("LOP3.LUT R2, R3, 0x43004300, R9, 0xec, !PT", 64),
+        ("HGMMA.64x16x16.F32.BF16 R48, R88, gdesc[UR8], R48", 15),
+        ("HGMMA.64x16x16.F32.BF16 R24, R100, gdesc[UR28], R24, gsb0", 1),
+        ("WARPGROUP.DEPBAR.LE gsb0, 0x1", 4),
+        ("WARPGROUP.DEPBAR.LE gsb0, 0x0", 1),
+    ];
+    (config, lines(&counts))
+}
+
+/// A listing with each instruction as many times as said.
+fn lines(counts: &[(&str, usize)]) -> String {
+    counts.iter().flat_map(|&(text, count)| std::iter::repeat_n(line(text), count)).collect()
 }
 
 fn line(instruction: &str) -> String {
@@ -137,6 +157,8 @@ fn sound_kernel() {
     assert_eq!(rules(&config, LOG, &listing, 0), Vec::<String>::new());
     let most = LOG.replace("Used 77", "Used 255").replace("456 bytes cmem", "16 bytes smem, 456 bytes cmem");
     assert_eq!(rules(&config, &most, &listing, 16), Vec::<String>::new());
+    let (config, listing) = sound_warpgroup();
+    assert_eq!(rules(&config, LOG, &listing, 0), Vec::<String>::new());
 }
 
 fn faulty_kernels() {
@@ -167,6 +189,20 @@ fn faulty_kernels() {
         ("R3, 0x64006400, R9, 0xec", "R3, 0xf000f, RZ, 0xc0", "lop3"),
         ("HMMA.16816.F32 ", "FFMA ", "mma.sync"),
         ("HMMA.16816.F32 R4", "HMMA.16816.F32.BF16 R4", "mma.sync"),
+    ] {
+        let broken = rules(&config, LOG, &sound.replacen(good, bad, 1), 0);
+        assert!(broken.iter().any(|rule| rule.contains(word)), "`{bad}` in place of `{good}` broke only {broken:?}");
+    }
+}
+
+fn faulty_warpgroups() {
+    let (config, sound) = sound_warpgroup();
+    one(rules(&config, LOG, &(sound.clone() + &line("HMMA.16816.F32.BF16 R4")), 0), "HMMA and HGMMA");
+    one(rules(&config, LOG, &(sound.clone() + &line("WARPGROUP.DEPBAR.LE gsb0, 0x0")), 0), "6 waits");
+    for (good, bad, word) in [
+        ("HGMMA.64x16x16.F32.BF16", "HGMMA.64x16x16.F32", "wgmma"),
+        ("HGMMA.64x16x16.F32.BF16", "HGMMA.64x8x16.F32.BF16", "wgmma"),
+        ("HGMMA.64x16x16.F32.BF16", "FFMA", "wgmma"),
     ] {
         let broken = rules(&config, LOG, &sound.replacen(good, bad, 1), 0);
         assert!(broken.iter().any(|rule| rule.contains(word)), "`{bad}` in place of `{good}` broke only {broken:?}");

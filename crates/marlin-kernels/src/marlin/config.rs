@@ -7,6 +7,8 @@ pub(super) const CHUNK_K: usize = 64;
 pub(super) const CHUNK_N: usize = 64;
 /// Bytes of the weight in a chunk.
 const CHUNK_BYTES: usize = CHUNK_K * CHUNK_N / 2;
+/// Bytes of a row of activations in a chunk.
+pub(super) const ACTIVATION_ROW_BYTES: usize = CHUNK_K * 2;
 /// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
 pub(super) const REDUCE_PADDING: usize = 4;
 
@@ -24,11 +26,23 @@ pub struct Tile {
     pub warps_k: usize,
     /// Stages of the copy pipeline.
     pub stages: usize,
+    /// The instruction that multiplies.
+    pub product: Product,
+}
+
+/// The instruction that multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// `mma.sync`: each warp by itself. Every card has it.
+    MmaSync,
+    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Compute capability 9.0 alone has it.
+    Wgmma,
 }
 
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {} x {}, {} stages", self.rows(), self.columns(), self.depth(), self.stages)
+        let product = if self.is_wgmma() { ", wgmma" } else { "" };
+        write!(f, "{} x {} x {}, {} stages{product}", self.rows(), self.columns(), self.depth(), self.stages)
     }
 }
 
@@ -51,6 +65,21 @@ impl Tile {
     /// Warps of a block.
     pub const fn warps(&self) -> usize {
         self.warps_n * self.warps_k
+    }
+
+    /// Whether warpgroups multiply.
+    pub fn is_wgmma(&self) -> bool {
+        self.product == Product::Wgmma
+    }
+
+    /// Stages that are not filled again yet: the one that is multiplied, and with products under way the one before it.
+    pub(super) fn stages_in_use(&self) -> usize {
+        if self.is_wgmma() { 2 } else { 1 }
+    }
+
+    /// Steps that copies run ahead of products.
+    pub(super) fn stages_ahead(&self) -> usize {
+        self.stages - self.stages_in_use()
     }
 
     /// Threads of a block.
@@ -88,9 +117,10 @@ impl Config {
     }
 
     /// Whether a group's products are summed by themselves and scaled in f32: for few rows of activations that is fewer instructions than
-    /// scaling the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many.
+    /// scaling the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many. Sums of
+    /// `wgmma` are out of reach while products are under way.
     pub(super) fn scales_sums(&self) -> bool {
-        self.grouped() && self.tile.batch_tiles <= if self.groups_in_chunk() == 1 { 4 } else { 1 }
+        !self.tile.is_wgmma() && self.grouped() && self.tile.batch_tiles <= if self.groups_in_chunk() == 1 { 4 } else { 1 }
     }
 
     /// Whether weights are scaled before they are multiplied.
@@ -120,7 +150,13 @@ impl Config {
 
     /// Where the activations of a stage start.
     pub(super) fn activations_offset(&self) -> usize {
-        self.zeros_offset() + self.tile.warps() * self.zeros_bytes()
+        (self.zeros_offset() + self.tile.warps() * self.zeros_bytes()).next_multiple_of(self.alignment())
+    }
+
+    /// What the addresses of activations are a multiple of, and those of stages with them: a run of eight values for `ldmatrix`, eight rows of
+    /// a chunk for the swizzle of `wgmma`.
+    pub(super) fn alignment(&self) -> usize {
+        if self.tile.is_wgmma() { ACTIVATION_ROW_BYTES * 8 } else { 16 }
     }
 
     /// Bytes of a stage.

@@ -1,8 +1,8 @@
 //! The copy pipeline: from global memory into the stages.
 
-use super::config::{CHUNK_K, CHUNK_N, Config};
+use super::config::{ACTIVATION_ROW_BYTES, CHUNK_K, CHUNK_N, Config};
 use super::kernel::Lengths;
-use crate::ptx::{copy_async_4, copy_async_16, copy_async_16_or_zero};
+use crate::ptx::{copy_async_4, copy_async_4_or_zero, copy_async_16, copy_async_16_or_zero};
 use cubecl::prelude::*;
 use marlin_format::GroupSize;
 
@@ -92,32 +92,17 @@ impl Copies {
 
     /// Starts the copies of this step into a stage, and goes to the next step.
     pub fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
-        let lane = UNIT_POS_PLANE;
-        let warp = UNIT_POS_X / 32;
-        if self.chunk < self.chunks {
-            let words = stage + warp * 2048 + lane * 16;
-            #[unroll]
-            for i in 0..4u32 {
-                copy_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
-            }
-            // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
-            if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
-                let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
-                if comptime!(config.grouped()) {
-                    let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
-                    copy_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
-                }
-                if comptime!(config.zero_points) {
-                    let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
-                    copy_async_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2));
-                }
-            }
+        let inside = self.chunk < self.chunks;
+        if comptime!(config.tile.is_wgmma()) {
+            // The four warps of a warpgroup multiply together, so where one has no chunk it multiplies zeros.
+            self.start_chunk(inside, lengths, stage, config);
+        } else if inside {
+            self.start_chunk(inside, lengths, stage, config);
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
         self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
 
-        // Run `c` of row `r` goes to place `c ^ (r % 8)`, so that ldmatrix reads eight rows without conflict. Past K there is nothing to
-        // read, and zeros make the padded rows of the weight count for nothing.
+        // Past K there is nothing to read, and zeros make the padded rows of the weight count for nothing.
         let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
         let row = UNIT_POS_X / comptime!(runs(&config));
         let run = UNIT_POS_X % comptime!(runs(&config));
@@ -126,12 +111,70 @@ impl Copies {
             if comptime!(i * row_step(&config)) < self.rows && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
             {
                 let row = row + comptime!(i * row_step(&config));
-                let offset = comptime!(config.activations_offset() as u32) + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
+                let offset = comptime!(config.activations_offset() as u32) + activation_place(row, run, config);
                 copy_async_16_or_zero(stage + offset, self.x + self.x_row * comptime!(i as u64), bytes);
             }
         }
         self.k += comptime!(config.tile.depth() as u32);
         self.x += comptime!(2 * config.tile.depth() as u64);
+    }
+
+    /// Starts the copies of the warp's chunk; zeros where it is not `inside` the weight.
+    fn start_chunk(&self, inside: bool, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+        let lane = UNIT_POS_PLANE;
+        let warp = UNIT_POS_X / 32;
+        let words = stage + warp * 2048 + lane * 16;
+        #[unroll]
+        for i in 0..4u32 {
+            copy_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64), inside, config);
+        }
+        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
+        if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
+            let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
+            if comptime!(config.grouped()) {
+                let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
+                copy_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64), inside, config);
+            }
+            if comptime!(config.zero_points) {
+                let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
+                copy_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2), inside, config);
+            }
+        }
+    }
+}
+
+/// Copies 16 bytes that are `inside` the weight. Only `wgmma` asks for others, which are zeros.
+#[cube]
+fn copy_16(shared: u32, global: u64, inside: bool, #[comptime] config: Config) {
+    if comptime!(config.tile.is_wgmma()) {
+        copy_async_16_or_zero(shared, global, if inside { 16u32.runtime() } else { 0u32.runtime() });
+    } else {
+        copy_async_16(shared, global);
+    }
+}
+
+/// As [`copy_16`], 4 bytes.
+#[cube]
+fn copy_4(shared: u32, global: u64, inside: bool, #[comptime] config: Config) {
+    if comptime!(config.tile.is_wgmma()) {
+        copy_async_4_or_zero(shared, global, if inside { 4u32.runtime() } else { 0u32.runtime() });
+    } else {
+        copy_async_4(shared, global);
+    }
+}
+
+/// Where run `run` of row `row` of a step's activations lies, in bytes from their start.
+///
+/// Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that eight rows are read without conflict. For `ldmatrix` a row
+/// is the step's; for `wgmma` it is a chunk's, 128 bytes, and the rows of a chunk follow each other: its 128-byte swizzle of K-major values
+/// (PTX ISA, "Strides" of `wgmma`).
+#[cube]
+fn activation_place(row: u32, run: u32, #[comptime] config: Config) -> u32 {
+    if comptime!(config.tile.is_wgmma()) {
+        let chunk = run / 8 * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+        chunk + row * comptime!(ACTIVATION_ROW_BYTES as u32) + ((run % 8) ^ (row % 8)) * 16
+    } else {
+        (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16
     }
 }
 

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 /// The kernel. The choice among its tiles is left out: a record names the tile of each row.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("../ptx.rs"),
     include_str!("config.rs"),
     include_str!("copy.rs"),
@@ -11,6 +11,7 @@ const SOURCES: [&str; 7] = [
     include_str!("fragment.rs"),
     include_str!("kernel.rs"),
     include_str!("stripe.rs"),
+    include_str!("warpgroup.rs"),
 ];
 
 /// A digest of the kernels' sources without their comments. It changes where the code does, so that a record can be told from a stale one.

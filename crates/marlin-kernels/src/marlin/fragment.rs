@@ -111,7 +111,7 @@ fn load_activations(address: u32, swizzle: u32, b: &mut Array<u32>, #[comptime] 
 
 /// What turns the words of 64 columns into weights, for one group: a lane's eight columns are `groupID + 8i`.
 #[derive(CubeType, Clone, Copy)]
-struct Group {
+pub(super) struct Group {
     /// Eight scales, column `groupID + 8i` in half `i % 2` of register `i / 2`. Not read where scales are applied at the end.
     scales: U4,
     /// Eight zero points, column `groupID + 8i` in nibble `i`.
@@ -120,7 +120,7 @@ struct Group {
 
 /// Reads a lane's scales and zero points of a group from the stage.
 #[cube]
-fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
+pub(super) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
     let group_id = UNIT_POS_PLANE / 4;
     let scales = if comptime!(config.grouped()) { load_shared_16(scales + group_id * 16) } else { U4::new(0u32) };
     let zeros = if comptime!(config.zero_points) { load_shared_4(zeros + group_id * 4) } else { 0x8888_8888u32.runtime() };
@@ -140,7 +140,7 @@ fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
 /// | 2 | `groupID`     | `2t + 8`, `2t + 9` | 1, 5 |
 /// | 3 | `groupID + 8` | `2t + 8`, `2t + 9` | 3, 7 |
 #[cube]
-fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
+pub(super) fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
     let mut fragment = U4::new(0u32);
     #[unroll]
     for half in 0..2usize {

@@ -3,7 +3,8 @@ use super::copy::{Copies, Source};
 use super::epilogue::finish;
 use super::fragment::multiply;
 use super::stripe::{Place, stripe_start};
-use crate::ptx::{F4, copy_async_commit, copy_async_wait, global_address, global_address_mut, shared_address};
+use super::warpgroup;
+use crate::ptx::{F4, copy_async_commit, copy_async_wait, fence_proxy_async, global_address, global_address_mut, shared_address};
 use cubecl::prelude::*;
 
 /// Lengths of a problem as the kernel sees them. What follows from the others is computed on the host: a division takes the device longer
@@ -28,7 +29,7 @@ pub(super) struct Lengths {
     pub units_each: u32,
     /// Blocks that have one more.
     pub blocks_with_one_more: u32,
-    /// Stages that are filled before the first product: the tile's, less one.
+    /// Stages that are filled before the first product.
     pub ahead: u32,
     /// [`LOW_NIBBLES`].
     pub low_nibbles: u32,
@@ -58,7 +59,10 @@ pub(super) fn matmul<F: Float>(
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
 ) {
-    let shared = Shared::<[u32]>::new_aligned_slice(comptime!(config.tile.stages * config.stage_bytes() / 4), 128usize);
+    let shared = Shared::<[u32]>::new_aligned_slice(
+        comptime!(config.tile.stages * config.stage_bytes() / 4),
+        comptime!(config.alignment().max(128)),
+    );
     let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
     let stages = shared_address::<u32>(&shared);
     let stage_bytes = comptime!(config.stage_bytes() as u32);
@@ -80,7 +84,13 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
-    // Copies run `stages - 1` steps ahead of products.
+    let activations = if comptime!(config.tile.is_wgmma()) {
+        warpgroup::declare(config);
+        warpgroup::activations(config)
+    } else {
+        0u32.runtime()
+    };
+    // Copies run `stages_ahead` steps ahead of products.
     let mut here = Place::last(&lengths, start, end);
     let mut ahead = Place::last(&lengths, start, end);
     let mut copies = Copies::new(&lengths, config);
@@ -101,9 +111,13 @@ pub(super) fn matmul<F: Float>(
     let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
     let mut stage = stages;
     while to_multiply > 0 {
-        #[unroll]
-        for i in 0..comptime!(4 * config.tile.batch_tiles) {
-            sums[i] = F4::new(0.0);
+        if comptime!(config.tile.is_wgmma()) {
+            warpgroup::clear(config);
+        } else {
+            #[unroll]
+            for i in 0..comptime!(4 * config.tile.batch_tiles) {
+                sums[i] = F4::new(0.0);
+            }
         }
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
@@ -112,24 +126,41 @@ pub(super) fn matmul<F: Float>(
         let mut chunk = here.first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         for _ in here.first..here.end {
             // This step has arrived, and every warp is done with the stage that is filled next.
-            copy_async_wait(comptime!(config.tile.stages - 2));
+            copy_async_wait(comptime!(config.tile.stages_ahead() - 1));
+            if comptime!(config.tile.is_wgmma()) {
+                fence_proxy_async();
+            }
             sync_cube();
             if to_copy > 0 {
-                let free_stage = if stage == stages { last_stage } else { stage - stage_bytes };
+                let free_stage = next_free(stage, stages, config);
                 copy_step(&mut copies, &mut ahead, &mut to_copy, start, &source, &lengths, free_stage, config);
             }
             copy_async_commit();
-            // Past N or K there is nothing to multiply.
-            if chunk < chunks {
+            if comptime!(config.tile.is_wgmma()) {
+                warpgroup::multiply(stage, activations, &lengths, config);
+            } else if chunk < chunks {
+                // Past N or K there is nothing to multiply.
                 multiply(stage, &mut sums, &lengths, config);
             }
             chunk += comptime!(config.tile.warps_k as u32);
             stage = if stage == last_stage { stages } else { stage + stage_bytes };
         }
+        if comptime!(config.tile.is_wgmma()) {
+            warpgroup::end(&mut sums, config);
+        }
         finish::<F>(&sums, &mut reduce, scales, &bias, out, partials, &here, &lengths, config);
         to_multiply -= here.end - here.first;
         here.step_back(&lengths, start);
     }
+}
+
+/// The stage that no warp uses any more, and that is filled next.
+#[cube]
+fn next_free(stage: u32, stages: u32, #[comptime] config: Config) -> u32 {
+    let back = comptime!((config.tile.stages_in_use() * config.stage_bytes()) as u32);
+    let ahead = comptime!((config.tile.stages_ahead() * config.stage_bytes()) as u32);
+    let wraps = if comptime!(config.tile.stages_in_use() == 1) { stage == stages } else { stage < stages + back };
+    if wraps { stage + ahead } else { stage - back }
 }
 
 /// Starts the copies of one step of a stripe, and goes to the next.

@@ -49,7 +49,7 @@ pub struct Workspace {
 impl Workspace {
     /// A workspace for every launch on `card`.
     pub fn new(client: &Client, card: &Card) -> Self {
-        let words = card.multiprocessors * largest_tile();
+        let words = card.multiprocessors * largest_tile(card.capability);
         Self { partials: client.create_from_slice(&vec![0; words * size_of::<u64>()]), words }
     }
 }
@@ -72,7 +72,7 @@ fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
     let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
     let k = row_length(k);
     let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead] =
-        [m, n, k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more, launch.tile.stages - 1].map(|length| length as u32);
+        [m, n, k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more, launch.tile.stages_ahead()].map(|length| length as u32);
     LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead, LOW_NIBBLES, HIGH_NIBBLES)
 }
 

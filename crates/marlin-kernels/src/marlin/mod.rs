@@ -23,8 +23,11 @@
 //! activations, so that one row wastes seven rows of a tensor core and not fifteen. A word of the tile layout is an A fragment: `lop3` puts
 //! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off (`fragment.rs`).
 //!
+//! **Warpgroups.** On compute capability 9.0, `wgmma` takes a word of each of four warps and reads the activations from shared memory itself
+//! (`warpgroup.rs`). It runs while the next words are made fragments, and across steps, so the stages of the last two are in use.
+//!
 //! **Scales.** For up to 32 rows, a group's products are summed apart and scaled once in f32; for more, the weights are scaled in half2. With
-//! one group, sums are scaled when they are written.
+//! one group, sums are scaled when they are written. `wgmma` takes scaled weights: its sums are out of reach until it is done.
 //!
 //! **Which tile.** `plan.rs` estimates the time of each from bytes, instructions and parts, and takes the fastest: no trial at run time.
 
@@ -41,8 +44,9 @@ mod plan;
 mod source;
 mod stripe;
 mod tiles;
+mod warpgroup;
 
-pub use config::{Config, Tile};
+pub use config::{Config, Product, Tile};
 #[cfg(feature = "cuda")]
 pub use digest::digest;
 pub use launch::{MatmulArgs, WeightArgs, Workspace, layout, matmul, row_length};

@@ -1,12 +1,12 @@
 //! The tiles that there are, and the configurations that they make.
 
-use super::config::{Config, Tile};
+use super::config::{Config, Product, Tile};
 use marlin_format::GroupSize;
 
 /// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
 /// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
 /// card has shared memory for.
-const TILES: [(Tile, u32); 12] = [
+const TILES: [(Tile, u32); 20] = [
     (tile(1, 1, 8), 78),
     (tile(1, 1, 16), 75),
     (tile(1, 3, 4), 71),
@@ -19,17 +19,30 @@ const TILES: [(Tile, u32); 12] = [
     (tile(8, 1, 8), 219),
     (tile(8, 2, 4), 193),
     (tile(8, 4, 2), 181),
+    (wgmma(1, 4, 3), 72),
+    (wgmma(2, 4, 2), 72),
+    (wgmma(2, 4, 3), 70),
+    (wgmma(4, 4, 2), 82),
+    (wgmma(4, 4, 3), 80),
+    (wgmma(8, 4, 1), 120),
+    (wgmma(8, 4, 2), 85),
+    (wgmma(8, 8, 1), 85),
 ];
 
 /// A tile without its stages.
 const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { batch_tiles, warps_n, warps_k, stages: 0 }
+    Tile { batch_tiles, warps_n, warps_k, stages: 0, product: Product::MmaSync }
+}
+
+/// A tile of warpgroups without its stages.
+const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { product: Product::Wgmma, ..tile(batch_tiles, warps_n, warps_k) }
 }
 
 /// Most stages of a tile: more in flight gains nothing on an H200.
 const MAX_STAGES: usize = 8;
-/// Fewest stages that overlap copies with products.
-const MIN_STAGES: usize = 2;
+/// Fewest steps that copies run ahead of products.
+const MIN_AHEAD: usize = 1;
 
 /// Nanoseconds that a chunk of a tile takes, whatever its stages.
 pub(super) fn chunk_nanoseconds(tile: &Tile) -> f64 {
@@ -37,9 +50,14 @@ pub(super) fn chunk_nanoseconds(tile: &Tile) -> f64 {
     TILES.iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
 }
 
+/// The tiles that a card of compute capability `capability` can run.
+fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
+    TILES.into_iter().map(|(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
+}
+
 /// Outputs of the largest tile.
-pub(super) fn largest_tile() -> usize {
-    TILES.iter().map(|(tile, _)| tile.rows() * tile.columns()).max().unwrap_or(0)
+pub(super) fn largest_tile(capability: u32) -> usize {
+    tiles(capability).map(|tile| tile.rows() * tile.columns()).max().unwrap_or(0)
 }
 
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
@@ -62,9 +80,8 @@ pub(super) struct Format {
 impl Format {
     /// Every tile that fits, with its stages.
     pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
-        TILES
-            .into_iter()
-            .filter_map(move |(tile, _)| with_stages(self.config(tile), shared_limit))
+        tiles(capability)
+            .filter_map(move |tile| with_stages(self.config(tile), shared_limit))
             .filter(move |config| !spills(config, capability))
     }
 
@@ -79,14 +96,19 @@ impl Format {
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
     let stages = (room / config.stage_bytes()).min(MAX_STAGES);
-    (stages >= MIN_STAGES).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
+    (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 
-/// Whether ptxas (13.5) keeps the kernel at 64 or 128 registers, of twice as many that it could have, and spills a few.
+/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or at 168 that 12 warps
+/// can have.
 fn spills(config: &Config, capability: u32) -> bool {
-    let Tile { batch_tiles, warps_n, warps_k, .. } = config.tile;
+    let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
+    if product == Product::Wgmma {
+        let few = if group == GroupSize::Channel { !bf16 } else { bf16 && group != GroupSize::G32 };
+        return tile == (4, 4, 3) && zero_points && few;
+    }
     match capability {
         80 => tile == (2, 1, 8) && matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
         90 => tile == (1, 1, 16) && group == GroupSize::Channel && !zero_points && bf16,
