@@ -18,6 +18,22 @@ fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())
 }
 
+/// `%laneid`: the number of a thread in its warp. CubeCL's own divides by a warp size that it asks the device for.
+#[cube]
+pub(crate) fn lane() -> u32 {
+    let lane: u32;
+    gpu_asm!("mov.u32 {l}, %laneid;", l = out(_) lane, options(pure, nomem));
+    read::<u32>(lane)
+}
+
+/// The same value, of which the compiler knows nothing: a loop that ends on it is not unrolled.
+#[cube]
+pub(crate) fn opaque(value: u32) -> u32 {
+    let same: u32;
+    gpu_asm!("mov.u32 {s}, {v};", s = out(_) same, v = in(_) read::<u32>(value));
+    read::<u32>(same)
+}
+
 /// Shared-window address of a slice in shared memory.
 #[cube]
 pub(crate) fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {

@@ -2,7 +2,7 @@
 
 use super::config::{ACTIVATION_ROW_BYTES, CHUNK_K, CHUNK_N, Config};
 use super::kernel::Lengths;
-use crate::ptx::{copy_async_4, copy_async_4_or_zero, copy_async_16, copy_async_16_or_zero};
+use crate::ptx::{copy_async_4, copy_async_4_or_zero, copy_async_16, copy_async_16_or_zero, lane};
 use cubecl::prelude::*;
 use marlin_format::GroupSize;
 
@@ -74,17 +74,18 @@ impl Copies {
 
     /// Goes to step `first` of a tile.
     pub fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
-        let lane = UNIT_POS_PLANE;
+        let lane = lane();
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
-        let chunk_n = tile / lengths.row_blocks * warps_n + warp % warps_n;
+        let (column, row_block) = lengths.by_row_blocks.div_mod(tile);
+        let chunk_n = column * warps_n + warp % warps_n;
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
         self.words = source.words + u64::cast_from(self.chunk * 4) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
         self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
         self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * 4);
 
-        let row = tile % lengths.row_blocks * comptime!(config.tile.rows() as u32) + UNIT_POS_X / comptime!(runs(&config));
+        let row = row_block * comptime!(config.tile.rows() as u32) + UNIT_POS_X / comptime!(runs(&config));
         self.k = first * comptime!(config.tile.depth() as u32) + UNIT_POS_X % comptime!(runs(&config)) * 8;
         self.x = source.x + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64 + u64::cast_from(self.k * 2);
         self.rows = if row < lengths.m { lengths.m - row } else { 0u32.runtime() };
@@ -121,7 +122,7 @@ impl Copies {
 
     /// Starts the copies of the warp's chunk; zeros where it is not `inside` the weight.
     fn start_chunk(&self, inside: bool, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
-        let lane = UNIT_POS_PLANE;
+        let lane = lane();
         let warp = UNIT_POS_X / 32;
         let words = stage + warp * 2048 + lane * 16;
         #[unroll]

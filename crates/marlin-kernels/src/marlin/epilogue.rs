@@ -3,7 +3,7 @@
 use super::config::{CHUNK_N, Config};
 use super::kernel::Lengths;
 use super::stripe::{Place, stripe_start};
-use crate::ptx::{F4, load_marked, store_marked};
+use crate::ptx::{F4, lane, load_marked, store_marked};
 use cubecl::prelude::*;
 
 /// Sums of another block that a thread waits for at a time.
@@ -40,8 +40,9 @@ pub(super) fn finish<F: Float>(
     let block = CUBE_POS_X;
     let tile_start = place.tile * lengths.depth;
     let tile_bytes = comptime!((8 * config.tile.rows() * config.tile.columns()) as u32);
-    let first_column = place.tile / lengths.row_blocks * columns;
-    let first_row = place.tile % lengths.row_blocks * comptime!(config.tile.rows() as u32);
+    let (column, row_block) = lengths.by_row_blocks.div_mod(place.tile);
+    let first_column = column * columns;
+    let first_row = row_block * comptime!(config.tile.rows() as u32);
     let rows = lengths.m - first_row;
     if place.end == lengths.depth {
         let mut other = block;
@@ -87,7 +88,7 @@ fn add_along_k(
     #[comptime] count: usize,
     #[comptime] config: Config,
 ) {
-    let lane = UNIT_POS_PLANE;
+    let lane = lane();
     let warp = UNIT_POS_X / 32;
     let warp_n = warp % comptime!(config.tile.warps_n as u32);
     let warp_k = warp / comptime!(config.tile.warps_n as u32);

@@ -3,7 +3,8 @@
 use super::config::{CHUNK_N, Config};
 use super::kernel::Lengths;
 use crate::ptx::{
-    F4, U4, duplicate_half, fma_bf16x2, fma_f16x2, half_to_f32, load_matrix_x4, load_shared_4, load_shared_16, mma, mul_f16x2, sub_f16x2,
+    F4, U4, duplicate_half, fma_bf16x2, fma_f16x2, half_to_f32, lane, load_matrix_x4, load_shared_4, load_shared_16, mma, mul_f16x2,
+    sub_f16x2,
 };
 use cubecl::prelude::*;
 
@@ -16,7 +17,7 @@ use cubecl::prelude::*;
 /// | 2, 3 | `lane / 4 + 8` | `2 (lane % 4)`, `2 (lane % 4) + 1` |
 #[cube]
 pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, lengths: &Lengths, #[comptime] config: Config) {
-    let lane = UNIT_POS_PLANE;
+    let lane = lane();
     let warp = UNIT_POS_X / 32;
     let words = stage + warp * 2048 + lane * 16;
     let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
@@ -121,7 +122,7 @@ pub(super) struct Group {
 /// Reads a lane's scales and zero points of a group from the stage.
 #[cube]
 pub(super) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
-    let group_id = UNIT_POS_PLANE / 4;
+    let group_id = lane() / 4;
     let scales = if comptime!(config.grouped()) { load_shared_16(scales + group_id * 16) } else { U4::new(0u32) };
     let zeros = if comptime!(config.zero_points) { load_shared_4(zeros + group_id * 4) } else { 0x8888_8888u32.runtime() };
     Group { scales, zeros }

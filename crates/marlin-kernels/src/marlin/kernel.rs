@@ -4,11 +4,12 @@ use super::epilogue::finish;
 use super::fragment::multiply;
 use super::stripe::{Place, stripe_start};
 use super::warpgroup;
-use crate::ptx::{F4, copy_async_commit, copy_async_wait, fence_proxy_async, global_address, global_address_mut, shared_address};
+use crate::ptx::{F4, copy_async_commit, copy_async_wait, fence_proxy_async, global_address, global_address_mut, opaque, shared_address};
 use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
 
-/// Lengths of a problem as the kernel sees them. What follows from the others is computed on the host: a division takes the device longer
-/// than its first bytes need to arrive.
+/// Lengths of a problem as the kernel sees them. What follows from the others is computed on the host, divisors as what to multiply with: the
+/// first bytes are asked for that much sooner.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
     /// Rows of activations.
@@ -21,16 +22,16 @@ pub(super) struct Lengths {
     pub chunks_n: u32,
     /// Rows of chunks of the weight: K / 64, rounded up.
     pub chunks_k: u32,
-    /// Blocks of rows of activations.
-    pub row_blocks: u32,
+    /// Divides by the blocks of rows of activations.
+    pub by_row_blocks: FastDivmod<u32>,
     /// Steps of K in a tile.
     pub depth: u32,
+    /// Divides by the steps of K in a tile.
+    pub by_depth: FastDivmod<u32>,
     /// Units of work that every block has.
     pub units_each: u32,
     /// Blocks that have one more.
     pub blocks_with_one_more: u32,
-    /// Stages that are filled before the first product.
-    pub ahead: u32,
     /// [`LOW_NIBBLES`].
     pub low_nibbles: u32,
     /// [`HIGH_NIBBLES`].
@@ -99,11 +100,11 @@ pub(super) fn matmul<F: Float>(
     let mut to_multiply = end - start;
     let mut free_stage = stages;
     // A loop that the compiler cannot unroll: less code to fetch before the first copy.
-    for _ in 0..lengths.ahead {
+    while free_stage != stages + comptime!((config.tile.stages_ahead() * config.stage_bytes()) as u32) {
         if to_copy > 0 {
             copy_step(&mut copies, &mut ahead, &mut to_copy, start, &source, &lengths, free_stage, config);
         }
-        free_stage += stage_bytes;
+        free_stage = opaque(free_stage + stage_bytes);
         copy_async_commit();
     }
 
@@ -121,8 +122,9 @@ pub(super) fn matmul<F: Float>(
         }
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
-        let chunks =
-            if here.tile / lengths.row_blocks * warps_n + warp % warps_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
+        let column = lengths.by_row_blocks.div(here.tile) * warps_n + warp % warps_n;
+        // Opaque, or the compiler computes it anew for every step.
+        let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
         let mut chunk = here.first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         for _ in here.first..here.end {
             // This step has arrived, and every warp is done with the stage that is filled next.

@@ -71,9 +71,9 @@ fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
     let (each, more) = (work.units() / launch.blocks, work.units() % launch.blocks);
     let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
     let k = row_length(k);
-    let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead] =
-        [m, n, k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more, launch.tile.stages_ahead()].map(|length| length as u32);
-    LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more, ahead, LOW_NIBBLES, HIGH_NIBBLES)
+    let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more] =
+        [m, n, k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more].map(|length| length as u32);
+    LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, depth, each, more, LOW_NIBBLES, HIGH_NIBBLES)
 }
 
 /// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.

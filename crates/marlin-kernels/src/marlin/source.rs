@@ -10,6 +10,7 @@ use cubecl::ir::{
 };
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
+use cubecl::std::FastDivmod;
 use cubecl_cpp::cuda::arch::CudaArchitecture;
 use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
 use cubecl_cpp::cuda::supported_mma_combinations;
@@ -30,6 +31,9 @@ pub struct Source {
     /// The text.
     pub text: String,
 }
+
+/// How CubeCL divides by a number that the host knows.
+type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
 /// What CubeCL compiles for `config` on a card of compute capability `capability` (80 for 8.0).
 pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
@@ -52,11 +56,11 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
             k: (),
             chunks_n: (),
             chunks_k: (),
-            row_blocks: (),
+            by_row_blocks: Divmod::Fast,
             depth: (),
+            by_depth: Divmod::Fast,
             units_each: (),
             blocks_with_one_more: (),
-            ahead: (),
             low_nibbles: (),
             high_nibbles: (),
         },

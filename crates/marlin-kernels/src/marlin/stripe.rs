@@ -36,7 +36,7 @@ pub(super) struct Place {
 impl Place {
     /// The last part of a stripe of at least one unit, which is visited first.
     pub fn last(lengths: &Lengths, start: u32, end: u32) -> Place {
-        let tile = (end - 1) / lengths.depth;
+        let tile = lengths.by_depth.div(end - 1);
         let origin = tile * lengths.depth;
         Place { tile, first: max(start, origin) - origin, end: end - origin }
     }

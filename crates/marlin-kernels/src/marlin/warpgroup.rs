@@ -8,7 +8,8 @@ use super::config::{ACTIVATION_ROW_BYTES, CHUNK_N, Config};
 use super::fragment::{dequantize, load_group};
 use super::kernel::Lengths;
 use crate::ptx::{
-    F4, U4, load_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_sum, wgmma_wait,
+    F4, U4, lane, load_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_sum,
+    wgmma_wait,
 };
 use cubecl::prelude::*;
 
@@ -59,7 +60,7 @@ pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
 /// are done, so two sets take turns.
 #[cube]
 pub(super) fn multiply(stage: u32, activations: u32, lengths: &Lengths, #[comptime] config: Config) {
-    let lane = UNIT_POS_PLANE;
+    let lane = lane();
     let warp = UNIT_POS_X / 32;
     let words = stage + warp * 2048 + lane * 16;
     let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
