@@ -28,6 +28,14 @@ pub enum KernelError {
         /// "present" or "missing".
         found: &'static str,
     },
+    /// A buffer is wanted for itself.
+    #[error("{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own")]
+    Alias {
+        /// The operand: activations.
+        operand: &'static str,
+        /// The problem, as words.
+        problem: String,
+    },
     /// A matrix has more elements than the kernels can address.
     #[error("the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}")]
     TooLarge {

@@ -6,6 +6,8 @@
 //! Source: PTX ISA 8.0, the section that each wrapper names.
 
 use cubecl::prelude::*;
+#[cfg(feature = "cuda")]
+use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 /// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
 pub(crate) type U4 = Vector<u32, Const<4>>;
@@ -82,15 +84,6 @@ pub(crate) fn copy_async_16_or_zero(shared: u32, global: u64, bytes: u32) {
     );
 }
 
-/// `cp.async` of 4 bytes, of which `bytes` (0 or 4) are read and the others are zero.
-#[cube]
-pub(crate) fn copy_async_4_or_zero(shared: u32, global: u64, bytes: u32) {
-    gpu_asm!(
-        "cp.async.ca.shared.global [{s}], [{g}], 4, {b};",
-        s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global), b = in(_) read::<u32>(bytes)
-    );
-}
-
 /// `cp.async` of 4 bytes.
 #[cube]
 pub(crate) fn copy_async_4(shared: u32, global: u64) {
@@ -107,6 +100,115 @@ pub(crate) fn copy_async_commit() {
 #[cube]
 pub(crate) fn copy_async_wait(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending);
+}
+
+/// Address of a tensor map among the kernel's parameters.
+#[cfg(feature = "cuda")]
+#[cube]
+pub(crate) fn map_address<T: CubePrimitive>(map: &TensorMap<T, Tiled>) -> u64 {
+    tensor_map_address::<T, Tiled>(map)
+}
+
+/// No other runtime compiles what takes it.
+#[cfg(not(feature = "cuda"))]
+#[cube]
+pub(crate) fn map_address<T: CubePrimitive>(_map: &TensorMap<T, Tiled>) -> u64 {
+    0u64.runtime()
+}
+
+/// `prefetch.tensormap`: a tensor map is about to be used.
+#[cube]
+pub(crate) fn prefetch_map(map: u64) {
+    gpu_asm!("prefetch.tensormap [{m}];", m = in(_) read::<u64>(map));
+}
+
+/// `cp.async.bulk`: the copy engine copies `bytes`, and counts them on `barrier`. Addresses and `bytes` are multiples of 16 ("Data Movement:
+/// cp.async.bulk").
+#[cube]
+pub(crate) fn copy_bulk(shared: u32, global: u64, bytes: u32, barrier: u32) {
+    gpu_asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{s}], [{g}], {n}, [{b}];",
+        s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global), n = in(_) read::<u32>(bytes), b = in(_) read::<u32>(barrier)
+    );
+}
+
+/// `cp.async.bulk.tensor.2d`: the copy engine copies the box of a tensor map at `column` of `row`, zeros where that is past the tensor, and
+/// counts its bytes, those zeros too, on `barrier`.
+#[cube]
+pub(crate) fn copy_tensor(shared: u32, map: u64, column: u32, row: u32, barrier: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{s}], [{m}, {{{c}, {r}}}], [{b}];",
+        s = in(_) read::<u32>(shared), m = in(_) read::<u64>(map), c = in(_) read::<u32>(column), r = in(_) read::<u32>(row),
+        b = in(_) read::<u32>(barrier)
+    );
+}
+
+/// `mbarrier.init`: a phase of the barrier completes with `count` arrivals and all bytes that are expected ("mbarrier").
+#[cube]
+pub(crate) fn barrier_init(barrier: u32, #[comptime] count: usize) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) read::<u32>(barrier), n = const count);
+}
+
+/// `mbarrier.arrive`: one arrival. What this thread has read and written is done.
+#[cube]
+pub(crate) fn barrier_arrive(barrier: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) read::<u32>(barrier));
+}
+
+/// `mbarrier.arrive.expect_tx`: one arrival, and `bytes` more to be copied in this phase.
+#[cube]
+pub(crate) fn barrier_arrive_expect(barrier: u32, bytes: u32) {
+    gpu_asm!(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};",
+        b = in(_) read::<u32>(barrier), n = in(_) read::<u32>(bytes)
+    );
+}
+
+/// `mbarrier.try_wait.parity` until it says that the phase of that parity is complete: what was copied in it is there, for [`wgmma`] too.
+#[cube]
+pub(crate) fn barrier_wait(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred done; WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{b}], {p}; @!done bra WAIT; }}",
+        b = in(_) read::<u32>(barrier), p = in(_) read::<u32>(parity)
+    );
+}
+
+/// As [`barrier_wait`], by a whole warp, which the compiler knows to stay together.
+#[cube]
+pub(crate) fn barrier_wait_warp(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred done; WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{b}], {p}; vote.sync.all.pred done, done, 0xffffffff; @!done bra.uni WAIT; }}",
+        b = in(_) read::<u32>(barrier), p = in(_) read::<u32>(parity)
+    );
+}
+
+/// `elect.sync`: true in one lane of a whole warp.
+#[cube]
+pub(crate) fn elect() -> bool {
+    let elected: u32;
+    gpu_asm!(
+        "{{ .reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 {e}, 1, 0, one; }}",
+        e = out(_) elected
+    );
+    read::<u32>(elected) != 0
+}
+
+/// `bar.warp.sync`: all lanes of a warp meet.
+#[cube]
+pub(crate) fn sync_warp() {
+    gpu_asm!("bar.warp.sync 0xffffffff;");
+}
+
+/// `bar.sync`: waits until `threads` have come to barrier `id`, this one among them.
+#[cube]
+pub(crate) fn sync_some(#[comptime] id: usize, #[comptime] threads: usize) {
+    gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
+}
+
+/// `bar.arrive`: comes to barrier `id` of `threads`, and waits for nobody.
+#[cube]
+pub(crate) fn sync_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
+    gpu_asm!("bar.arrive {i}, {n};", i = const id, n = const threads);
 }
 
 /// `ld.shared.v4`: 16 bytes of shared memory.
@@ -149,7 +251,7 @@ pub(crate) fn mma(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 
     read::<F4>(d)
 }
 
-/// `fence.proxy.async`: this thread's writes to shared memory, by `cp.async` too, are there for [`wgmma`] ("Async proxy").
+/// `fence.proxy.async`: this thread's writes to shared memory are there for the copy engine ("Async proxy").
 #[cube]
 pub(crate) fn fence_proxy_async() {
     gpu_asm!("fence.proxy.async.shared::cta;");

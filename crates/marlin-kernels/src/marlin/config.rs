@@ -5,8 +5,12 @@ use std::fmt;
 pub(super) const CHUNK_K: usize = 64;
 /// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const CHUNK_N: usize = 64;
-/// Bytes of the weight in a chunk.
-const CHUNK_BYTES: usize = CHUNK_K * CHUNK_N / 2;
+/// Rows of tiles in a chunk: of [`MarlinLayout`](marlin_format::layout::MarlinLayout), 16 rows of K each.
+pub(super) const TILE_ROWS: usize = CHUNK_K / 16;
+/// Bytes of a chunk in one of them, which follow each other in memory.
+pub(super) const TILE_ROW_BYTES: usize = 16 * CHUNK_N / 2;
+/// Bytes of a stage's two barriers, `full` and `empty`.
+pub(super) const BARRIER_BYTES: usize = 16;
 /// Bytes of a row of activations in a chunk.
 pub(super) const ACTIVATION_ROW_BYTES: usize = CHUNK_K * 2;
 /// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
@@ -62,7 +66,7 @@ impl Tile {
         CHUNK_K * self.warps_k
     }
 
-    /// Warps of a block.
+    /// Warps of a block that multiply.
     pub const fn warps(&self) -> usize {
         self.warps_n * self.warps_k
     }
@@ -72,17 +76,12 @@ impl Tile {
         self.product == Product::Wgmma
     }
 
-    /// Stages that are not filled again yet: the one that is multiplied, and with products under way the one before it.
+    /// Stages that hold no copies under way: the one that is multiplied, and with products under way the one before it.
     pub(super) fn stages_in_use(&self) -> usize {
         if self.is_wgmma() { 2 } else { 1 }
     }
 
-    /// Steps that copies run ahead of products.
-    pub(super) fn stages_ahead(&self) -> usize {
-        self.stages - self.stages_in_use()
-    }
-
-    /// Threads of a block.
+    /// Threads of a block that multiply.
     pub const fn threads(&self) -> usize {
         32 * self.warps()
     }
@@ -101,8 +100,19 @@ pub struct Config {
     pub bf16: bool,
 }
 
-/// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer.
+/// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer and the
+/// barriers of the stages.
 impl Config {
+    /// Whether a warp of its own copies, and all others multiply.
+    pub fn has_producer(&self) -> bool {
+        self.tile.is_wgmma()
+    }
+
+    /// Threads of a block.
+    pub fn block_threads(&self) -> usize {
+        self.tile.threads() + if self.has_producer() { 32 } else { 0 }
+    }
+
     /// Groups that a chunk lies in.
     pub(super) const fn groups_in_chunk(&self) -> usize {
         match self.group {
@@ -130,7 +140,7 @@ impl Config {
 
     /// Where the scales of a stage start.
     pub(super) const fn scales_offset(&self) -> usize {
-        self.tile.warps() * CHUNK_BYTES
+        self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
     }
 
     /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
@@ -146,6 +156,11 @@ impl Config {
     /// Bytes of a warp's zero points in a stage: 64 columns in 4 bits for each group.
     pub(super) fn zeros_bytes(&self) -> usize {
         if self.zero_points { self.groups_in_chunk() * CHUNK_N / 2 } else { 0 }
+    }
+
+    /// Bytes of a chunk with its scales and zero points.
+    pub(super) fn chunk_bytes(&self) -> usize {
+        TILE_ROWS * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
     }
 
     /// Where the activations of a stage start.
@@ -164,6 +179,11 @@ impl Config {
         self.activations_offset() + self.tile.rows() * self.tile.depth() * 2
     }
 
+    /// Bytes of the barriers of a stage.
+    pub(super) fn barrier_bytes(&self) -> usize {
+        if self.has_producer() { BARRIER_BYTES } else { 0 }
+    }
+
     /// Floats between rows of the reduction buffer.
     pub(super) const fn reduce_stride(&self) -> usize {
         self.tile.columns() + REDUCE_PADDING
@@ -176,6 +196,6 @@ impl Config {
 
     /// Bytes of shared memory of a block.
     pub fn shared_bytes(&self) -> usize {
-        self.tile.stages * self.stage_bytes() + self.reduce_floats() * 4
+        self.tile.stages * (self.stage_bytes() + self.barrier_bytes()) + self.reduce_floats() * 4
     }
 }

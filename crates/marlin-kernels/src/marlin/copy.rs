@@ -1,26 +1,86 @@
-//! The copy pipeline: from global memory into the stages.
+//! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
 
-use super::config::{ACTIVATION_ROW_BYTES, CHUNK_K, CHUNK_N, Config};
+use super::config::{CHUNK_K, CHUNK_N, Config};
 use super::kernel::Lengths;
-use crate::ptx::{copy_async_4, copy_async_4_or_zero, copy_async_16, copy_async_16_or_zero, lane};
+use super::stripe::Place;
+use crate::ptx::{copy_async_4, copy_async_16, copy_async_16_or_zero, copy_async_commit, copy_async_wait, lane, opaque};
 use cubecl::prelude::*;
 use marlin_format::GroupSize;
 
-/// Global addresses of what is copied.
+/// Addresses of what is copied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Source {
+    /// Activations, where all warps copy.
     pub x: u64,
+    /// The tensor map of activations, where a producer copies.
+    pub x_map: u64,
     pub words: u64,
     pub scales: u64,
     pub zeros: u64,
 }
 
+/// The copies of a stripe, which run ahead of its products by all stages but the one that is multiplied.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Ahead {
+    /// What is copied next.
+    copies: Copies,
+    /// The part of a tile that it is of.
+    place: Place,
+    /// The first unit of the stripe.
+    start: u32,
+    /// Units that are not copied yet.
+    to_copy: u32,
+}
+
+#[cube]
+impl Ahead {
+    /// At the start of a stripe of at least one unit.
+    pub fn new(start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> Ahead {
+        Ahead { copies: Copies::new(lengths, config), place: Place::last(lengths, start, end), start, to_copy: end - start }
+    }
+
+    /// Starts the copies of the first steps, into all stages but the last.
+    pub fn fill(&mut self, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        self.copies.enter(self.place.tile, self.place.first, source, lengths, config);
+        let mut stage = stages;
+        // A loop that the compiler cannot unroll: less code to fetch before the first copy.
+        while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+            self.copy(stage, source, lengths, config);
+            stage = opaque(stage + comptime!(config.stage_bytes() as u32));
+        }
+    }
+
+    /// Waits until the step of a stage has arrived and every warp is done with the stage before, and fills that one.
+    pub fn step(&mut self, stage: u32, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        copy_async_wait(comptime!(config.tile.stages - 2));
+        sync_cube();
+        let stage_bytes = comptime!(config.stage_bytes() as u32);
+        let before = if stage == stages { stage + comptime!((config.tile.stages as u32 - 1) * stage_bytes) } else { stage - stage_bytes };
+        self.copy(before, source, lengths, config);
+    }
+
+    /// Starts the copies of one step, and goes to the next.
+    fn copy(&mut self, stage: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        if self.to_copy > 0 {
+            self.copies.start(lengths, stage, config);
+            self.to_copy -= 1;
+            self.place.first += 1;
+            if self.place.first == self.place.end {
+                self.place.step_back(lengths, self.start);
+                self.copies.enter(self.place.tile, self.place.first, source, lengths, config);
+            }
+        }
+        copy_async_commit();
+    }
+}
+
 /// What a thread copies next: its part of one step of a tile, and how to get to the next step.
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a step are copied
-/// by all threads together, in runs of eight values (16 bytes).
+/// by all threads together, in runs of eight values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that
+/// `ldmatrix` reads eight rows without conflict.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Copies {
+struct Copies {
     /// The lane's words in the first of the chunk's four tiles.
     words: u64,
     /// Bytes from a tile to the one below it.
@@ -56,7 +116,7 @@ const fn row_step(config: &Config) -> u32 {
 #[cube]
 impl Copies {
     /// Before the first tile: [`enter`](Self::enter) it.
-    pub fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
+    fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
         let row_bytes = u64::cast_from(lengths.k) * 2u64;
         Copies {
             words: 0u64.runtime(),
@@ -73,7 +133,7 @@ impl Copies {
     }
 
     /// Goes to step `first` of a tile.
-    pub fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
@@ -92,13 +152,9 @@ impl Copies {
     }
 
     /// Starts the copies of this step into a stage, and goes to the next step.
-    pub fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
-        let inside = self.chunk < self.chunks;
-        if comptime!(config.tile.is_wgmma()) {
-            // The four warps of a warpgroup multiply together, so where one has no chunk it multiplies zeros.
-            self.start_chunk(inside, lengths, stage, config);
-        } else if inside {
-            self.start_chunk(inside, lengths, stage, config);
+    fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+        if self.chunk < self.chunks {
+            self.start_chunk(lengths, stage, config);
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
         self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
@@ -112,7 +168,7 @@ impl Copies {
             if comptime!(i * row_step(&config)) < self.rows && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
             {
                 let row = row + comptime!(i * row_step(&config));
-                let offset = comptime!(config.activations_offset() as u32) + activation_place(row, run, config);
+                let offset = comptime!(config.activations_offset() as u32) + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
                 copy_async_16_or_zero(stage + offset, self.x + self.x_row * comptime!(i as u64), bytes);
             }
         }
@@ -120,68 +176,33 @@ impl Copies {
         self.x += comptime!(2 * config.tile.depth() as u64);
     }
 
-    /// Starts the copies of the warp's chunk; zeros where it is not `inside` the weight.
-    fn start_chunk(&self, inside: bool, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+    /// Starts the copies of the warp's chunk.
+    fn start_chunk(&self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let words = stage + warp * 2048 + lane * 16;
         #[unroll]
         for i in 0..4u32 {
-            copy_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64), inside, config);
+            copy_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
         }
         // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
         if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
             let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
             if comptime!(config.grouped()) {
                 let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
-                copy_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64), inside, config);
+                copy_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
             }
             if comptime!(config.zero_points) {
                 let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
-                copy_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2), inside, config);
+                copy_async_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2));
             }
         }
     }
 }
 
-/// Copies 16 bytes that are `inside` the weight. Only `wgmma` asks for others, which are zeros.
-#[cube]
-fn copy_16(shared: u32, global: u64, inside: bool, #[comptime] config: Config) {
-    if comptime!(config.tile.is_wgmma()) {
-        copy_async_16_or_zero(shared, global, if inside { 16u32.runtime() } else { 0u32.runtime() });
-    } else {
-        copy_async_16(shared, global);
-    }
-}
-
-/// As [`copy_16`], 4 bytes.
-#[cube]
-fn copy_4(shared: u32, global: u64, inside: bool, #[comptime] config: Config) {
-    if comptime!(config.tile.is_wgmma()) {
-        copy_async_4_or_zero(shared, global, if inside { 4u32.runtime() } else { 0u32.runtime() });
-    } else {
-        copy_async_4(shared, global);
-    }
-}
-
-/// Where run `run` of row `row` of a step's activations lies, in bytes from their start.
-///
-/// Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that eight rows are read without conflict. For `ldmatrix` a row
-/// is the step's; for `wgmma` it is a chunk's, 128 bytes, and the rows of a chunk follow each other: its 128-byte swizzle of K-major values
-/// (PTX ISA, "Strides" of `wgmma`).
-#[cube]
-fn activation_place(row: u32, run: u32, #[comptime] config: Config) -> u32 {
-    if comptime!(config.tile.is_wgmma()) {
-        let chunk = run / 8 * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
-        chunk + row * comptime!(ACTIVATION_ROW_BYTES as u32) + ((run % 8) ^ (row % 8)) * 16
-    } else {
-        (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16
-    }
-}
-
 /// The group of a chunk's part `i`: a chunk has one group or, where groups have 32 rows, two.
 #[cube]
-fn group_of(chunk: u32, i: u32, #[comptime] config: Config) -> u32 {
+pub(super) fn group_of(chunk: u32, i: u32, #[comptime] config: Config) -> u32 {
     match comptime!(config.group) {
         GroupSize::Channel => 0u32.runtime(),
         GroupSize::G32 => chunk * comptime!(CHUNK_K as u32 / 32) + i,

@@ -2,6 +2,7 @@
 
 use super::config::{CHUNK_N, Config};
 use super::kernel::Lengths;
+use super::pipeline::sync_consumers;
 use super::stripe::{Place, stripe_start};
 use crate::ptx::{F4, lane, load_marked, store_marked};
 use cubecl::prelude::*;
@@ -96,7 +97,7 @@ fn add_along_k(
     let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(CHUNK_N as u32) + lane / 4;
     #[unroll]
     for batch_tile in 0..comptime!(config.tile.batch_tiles) {
-        sync_cube();
+        sync_consumers(config);
         #[unroll]
         for j in 0..4usize {
             let sum = sums[comptime!(j * config.tile.batch_tiles + batch_tile)];
@@ -106,7 +107,7 @@ fn add_along_k(
             reduce[(at + 8) as usize] = sum.extract(2usize);
             reduce[(at + stride + 8) as usize] = sum.extract(3usize);
         }
-        sync_cube();
+        sync_consumers(config);
         #[unroll]
         for i in 0..count {
             let index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);

@@ -1,10 +1,11 @@
 use super::config::Config;
-use super::copy::{Copies, Source};
+use super::copy::{Ahead, Source};
 use super::epilogue::finish;
 use super::fragment::multiply;
+use super::pipeline::{Turn, meet_producer, produce};
 use super::stripe::{Place, stripe_start};
 use super::warpgroup;
-use crate::ptx::{F4, copy_async_commit, copy_async_wait, fence_proxy_async, global_address, global_address_mut, opaque, shared_address};
+use crate::ptx::{F4, global_address, global_address_mut, map_address, opaque, shared_address};
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
@@ -47,9 +48,12 @@ pub(super) const HIGH_NIBBLES: u32 = 0x00f0_00f0;
 ///
 /// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
 /// rows wastes no more than it must.
+///
+/// The activations come as `x` where all warps copy, and as `x_map` where a producer does.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
-    x: &[F],
+    x: ComptimeOption<&[F]>,
+    x_map: ComptimeOption<TensorMap<F, Tiled>>,
     words: &[u32],
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
@@ -66,11 +70,20 @@ pub(super) fn matmul<F: Float>(
     );
     let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
     let stages = shared_address::<u32>(&shared);
-    let stage_bytes = comptime!(config.stage_bytes() as u32);
-    let last_stage = stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(config.tile.stages * config.barrier_bytes() / 8), 8usize);
+    let barriers = shared_address::<u64>(&barriers);
 
     let source = Source {
-        x: global_address::<F>(x),
+        x: #[comptime]
+        match x {
+            ComptimeOption::Some(x) => global_address::<F>(x),
+            ComptimeOption::None => 0u64.runtime(),
+        },
+        x_map: #[comptime]
+        match x_map {
+            ComptimeOption::Some(map) => map_address::<F>(&map),
+            ComptimeOption::None => 0u64.runtime(),
+        },
         words: global_address::<u32>(words),
         scales: global_address::<F>(scales),
         zeros: #[comptime]
@@ -85,103 +98,57 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
-    let activations = if comptime!(config.tile.is_wgmma()) {
-        warpgroup::declare(config);
-        warpgroup::activations(config)
-    } else {
-        0u32.runtime()
-    };
-    // Copies run `stages_ahead` steps ahead of products.
     let mut here = Place::last(&lengths, start, end);
-    let mut ahead = Place::last(&lengths, start, end);
-    let mut copies = Copies::new(&lengths, config);
-    copies.enter(ahead.tile, ahead.first, &source, &lengths, config);
-    let mut to_copy = end - start;
-    let mut to_multiply = end - start;
-    let mut free_stage = stages;
-    // A loop that the compiler cannot unroll: less code to fetch before the first copy.
-    while free_stage != stages + comptime!((config.tile.stages_ahead() * config.stage_bytes()) as u32) {
-        if to_copy > 0 {
-            copy_step(&mut copies, &mut ahead, &mut to_copy, start, &source, &lengths, free_stage, config);
+    let mut ahead = Ahead::new(start, end, &lengths, config);
+    let mut turn = Turn::first(stages, barriers, 0u32.runtime());
+    let mut activations = 0u32.runtime();
+    if comptime!(config.has_producer()) {
+        // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
+        if plane_broadcast(UNIT_POS_X / 32, 0u32) == comptime!(config.tile.warps() as u32) {
+            produce(&source, stages, barriers, start, end, &lengths, config);
+            terminate!();
         }
-        free_stage = opaque(free_stage + stage_bytes);
-        copy_async_commit();
+        meet_producer(config);
+        warpgroup::declare(config);
+        activations = warpgroup::activations(config);
+    } else {
+        ahead.fill(stages, &source, &lengths, config);
     }
 
     let partials = global_address_mut::<u64>(partials);
     let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
-    let mut stage = stages;
+    let mut to_multiply = end - start;
     while to_multiply > 0 {
         if comptime!(config.tile.is_wgmma()) {
             warpgroup::clear(config);
+            for _ in here.first..here.end {
+                warpgroup::multiply(&turn, activations, &lengths, config);
+                turn.next(stages, barriers, config);
+            }
+            warpgroup::end(&mut sums, config);
         } else {
             #[unroll]
             for i in 0..comptime!(4 * config.tile.batch_tiles) {
                 sums[i] = F4::new(0.0);
             }
-        }
-        let warp = UNIT_POS_X / 32;
-        let warps_n = comptime!(config.tile.warps_n as u32);
-        let column = lengths.by_row_blocks.div(here.tile) * warps_n + warp % warps_n;
-        // Opaque, or the compiler computes it anew for every step.
-        let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
-        let mut chunk = here.first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
-        for _ in here.first..here.end {
-            // This step has arrived, and every warp is done with the stage that is filled next.
-            copy_async_wait(comptime!(config.tile.stages_ahead() - 1));
-            if comptime!(config.tile.is_wgmma()) {
-                fence_proxy_async();
-            }
-            sync_cube();
-            if to_copy > 0 {
-                let free_stage = next_free(stage, stages, config);
-                copy_step(&mut copies, &mut ahead, &mut to_copy, start, &source, &lengths, free_stage, config);
-            }
-            copy_async_commit();
-            if comptime!(config.tile.is_wgmma()) {
-                warpgroup::multiply(stage, activations, &lengths, config);
-            } else if chunk < chunks {
+            let warp = UNIT_POS_X / 32;
+            let warps_n = comptime!(config.tile.warps_n as u32);
+            let column = lengths.by_row_blocks.div(here.tile) * warps_n + warp % warps_n;
+            // Opaque, or the compiler computes it anew for every step.
+            let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
+            let mut chunk = here.first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
+            for _ in here.first..here.end {
+                ahead.step(turn.stage, stages, &source, &lengths, config);
                 // Past N or K there is nothing to multiply.
-                multiply(stage, &mut sums, &lengths, config);
+                if chunk < chunks {
+                    multiply(turn.stage, &mut sums, &lengths, config);
+                }
+                chunk += comptime!(config.tile.warps_k as u32);
+                turn.next(stages, barriers, config);
             }
-            chunk += comptime!(config.tile.warps_k as u32);
-            stage = if stage == last_stage { stages } else { stage + stage_bytes };
-        }
-        if comptime!(config.tile.is_wgmma()) {
-            warpgroup::end(&mut sums, config);
         }
         finish::<F>(&sums, &mut reduce, scales, &bias, out, partials, &here, &lengths, config);
         to_multiply -= here.end - here.first;
         here.step_back(&lengths, start);
-    }
-}
-
-/// The stage that no warp uses any more, and that is filled next.
-#[cube]
-fn next_free(stage: u32, stages: u32, #[comptime] config: Config) -> u32 {
-    let back = comptime!((config.tile.stages_in_use() * config.stage_bytes()) as u32);
-    let ahead = comptime!((config.tile.stages_ahead() * config.stage_bytes()) as u32);
-    let wraps = if comptime!(config.tile.stages_in_use() == 1) { stage == stages } else { stage < stages + back };
-    if wraps { stage + ahead } else { stage - back }
-}
-
-/// Starts the copies of one step of a stripe, and goes to the next.
-#[cube]
-fn copy_step(
-    copies: &mut Copies,
-    ahead: &mut Place,
-    to_copy: &mut u32,
-    start: u32,
-    source: &Source,
-    lengths: &Lengths,
-    stage: u32,
-    #[comptime] config: Config,
-) {
-    copies.start(lengths, stage, config);
-    *to_copy -= 1;
-    ahead.first += 1;
-    if ahead.first == ahead.end {
-        ahead.step_back(lengths, start);
-        copies.enter(ahead.tile, ahead.first, source, lengths, config);
     }
 }

@@ -17,7 +17,7 @@ pub struct WeightArgs {
     pub words: BufferArg,
     /// In the activations' dtype, in [`ScaleLayout`].
     pub scales: BufferArg,
-    /// u32 or i32 words of [`ZeroLayout`]; absent where symmetric.
+    /// u32 or i32 words of [`ZeroLayout`], from an address that is a multiple of 16 as those of words and scales; absent where symmetric.
     pub zero_points: Option<BufferArg>,
 }
 
@@ -76,10 +76,19 @@ fn lengths(problem: &Problem, launch: &Launch) -> LengthsLaunch {
     LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, depth, each, more, LOW_NIBBLES, HIGH_NIBBLES)
 }
 
+/// The activations as the copy engine reads them: a box is a tile's rows of a chunk, which lie in shared memory as `wgmma` reads them.
+fn activation_map(problem: &Problem, launch: &Launch, x: BufferArg) -> Result<TensorMapArg<Tiled>, KernelError> {
+    let BufferArg::Handle { handle } = x else { return Err(KernelError::Alias { operand: "activations", problem: problem.to_string() }) };
+    let (rows, columns) = (problem.m, row_length(problem.k));
+    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
+    let boxes = TiledArgs { tile_size: [launch.tile.rows(), CHUNK_K].into() };
+    Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), problem.activations.elem()).with_swizzle(TensorMapSwizzle::B128))
+}
+
 /// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, a launch without blocks, or dtypes that the kernel does not take:
+/// A buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a launch without blocks, or dtypes that the kernel does not take:
 /// activations and scales are both f16 or both bf16.
 pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
@@ -111,13 +120,16 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
     if m == 0 || n == 0 {
         return Ok(());
     }
+    let config = format(problem).config(launch.tile);
+    let (x, x_map) = if config.has_producer() { (None, Some(activation_map(problem, &launch, args.x)?)) } else { (Some(args.x), None) };
     // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
             client,
             CubeCount::new_1d(launch.blocks as u32),
-            CubeDim::new_1d(launch.tile.threads() as u32),
-            args.x,
+            CubeDim::new_1d(config.block_threads() as u32),
+            x.into(),
+            x_map.into(),
             args.weight.words,
             args.weight.scales,
             args.weight.zero_points.into(),
@@ -125,7 +137,7 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
             args.out,
             BufferArg::from_raw_parts(partials, words),
             lengths(problem, &launch),
-            format(problem).config(launch.tile),
+            config,
             problem.activations.elem(),
         );
     }

@@ -39,6 +39,7 @@ mod epilogue;
 mod fragment;
 mod kernel;
 mod launch;
+mod pipeline;
 mod plan;
 #[cfg(feature = "cuda")]
 mod source;

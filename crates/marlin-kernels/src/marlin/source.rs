@@ -4,7 +4,7 @@ use super::config::Config;
 use super::kernel::{LengthsCompilationArg, matmul::Matmul};
 use crate::ActivationDtype;
 use cubecl::define_kernel;
-use cubecl::ir::features::{Plane, TypeUsage};
+use cubecl::ir::features::{Plane, Tma, TypeUsage};
 use cubecl::ir::{
     AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties, OpaqueType, VectorSize,
 };
@@ -40,10 +40,11 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
     let buffer = || BufferCompilationArg { inplace: None };
     let dtype = if config.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
     let kernel = Matmul::new(
-        KernelSettings::new(*CubeDim::new_1d(config.tile.threads() as u32), ExecutionMode::Unchecked, AddressType::U32),
+        KernelSettings::new(*CubeDim::new_1d(config.block_threads() as u32), ExecutionMode::Unchecked, AddressType::U32),
         properties(capability),
         Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
-        buffer(),
+        if config.has_producer() { ComptimeOptionCompilationArg::None } else { ComptimeOptionCompilationArg::Some(buffer()) },
+        if config.has_producer() { ComptimeOptionCompilationArg::Some(()) } else { ComptimeOptionCompilationArg::None },
         buffer(),
         buffer(),
         if config.zero_points { ComptimeOptionCompilationArg::Some(buffer()) } else { ComptimeOptionCompilationArg::None },
@@ -109,6 +110,10 @@ fn properties(capability: u32) -> Arc<DeviceProperties> {
     let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::Device, identity);
     register_supported_types(&mut properties);
     properties.register_opaque_type(OpaqueType::Barrier);
+    if capability >= 90 {
+        properties.features.tma.insert(Tma::Base);
+        properties.register_opaque_type(OpaqueType::TensorMap);
+    }
     properties.features.plane.insert(Plane::Sync);
     properties.features.plane.insert(Plane::Ops);
     properties.features.plane.insert(Plane::NonUniformControlFlow);

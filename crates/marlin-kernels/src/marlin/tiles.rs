@@ -95,7 +95,7 @@ impl Format {
 /// A configuration with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
-    let stages = (room / config.stage_bytes()).min(MAX_STAGES);
+    let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
     (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 

@@ -4,9 +4,10 @@
 //! warp puts in the fragment that it would give to `mma.sync`: 16 columns of its own chunk. One instruction then stands for those of all eights
 //! of rows of activations in four warps, and no warp loads activations into registers.
 
-use super::config::{ACTIVATION_ROW_BYTES, CHUNK_N, Config};
+use super::config::{ACTIVATION_ROW_BYTES, CHUNK_N, Config, TILE_ROW_BYTES, TILE_ROWS};
 use super::fragment::{dequantize, load_group};
 use super::kernel::Lengths;
+use super::pipeline::Turn;
 use crate::ptx::{
     F4, U4, lane, load_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_sum,
     wgmma_wait,
@@ -54,29 +55,37 @@ pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
     }
 }
 
-/// Adds the products of a warp's chunk to its sums, those of its last 16 rows of K only by the next call.
+/// Waits for a stage, adds the products of a warp's chunk to its sums, those of its last 16 rows of K only by the next call, and releases the
+/// stage before.
 ///
 /// The fragments of 16 rows of K are made while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
 /// are done, so two sets take turns.
 #[cube]
-pub(super) fn multiply(stage: u32, activations: u32, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn multiply(turn: &Turn, activations: u32, lengths: &Lengths, #[comptime] config: Config) {
     let lane = lane();
-    let warp = UNIT_POS_X / 32;
-    let words = stage + warp * 2048 + lane * 16;
-    let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
-    let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
-    let descriptor = wgmma_descriptor(stage + activations);
+    let warps_n = comptime!(config.tile.warps_n as u32);
+    let (warp_n, warp_k) = (UNIT_POS_X / 32 % warps_n, UNIT_POS_X / 32 / warps_n);
+    // Chunks that are side by side along N lie row by row.
+    let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
+    let words = turn.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
+    let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
+    let scales = turn.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
+    let zeros = turn.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+    let descriptor = wgmma_descriptor(turn.stage + activations);
 
+    turn.wait();
     let mut a_words = Array::<U4>::new(2usize);
     a_words[0] = load_shared_16(words);
     #[unroll]
     for part in 0..comptime!(config.groups_in_chunk()) {
-        let group = load_group(scales + comptime!((part * CHUNK_N * 2) as u32), zeros + comptime!((part * CHUNK_N / 2) as u32), config);
+        let scales = scales + comptime!(part as u32 * warps_n * CHUNK_N as u32 * 2);
+        let zeros = zeros + comptime!(part as u32 * warps_n * CHUNK_N as u32 / 2);
+        let group = load_group(scales, zeros, config);
         #[unroll]
         for in_part in 0..comptime!(4 / config.groups_in_chunk()) {
             let step = comptime!(part * 4 / config.groups_in_chunk() + in_part);
             if comptime!(step < 3) {
-                a_words[comptime!((step + 1) % 2)] = load_shared_16(words + comptime!(512 * (step + 1) as u32));
+                a_words[comptime!((step + 1) % 2)] = load_shared_16(words + comptime!((step + 1) as u32 * words_row));
             }
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
@@ -92,6 +101,9 @@ pub(super) fn multiply(stage: u32, activations: u32, lengths: &Lengths, #[compti
             }
             wgmma_commit();
             wgmma_wait(1usize);
+            if comptime!(step == 0) {
+                turn.release_last();
+            }
         }
     }
 }
