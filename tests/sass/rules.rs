@@ -1,10 +1,11 @@
 //! What the machine code of a configuration must and must not have.
 
 use crate::listing::{Code, Usage};
+use marlin_format::GroupSize;
 use marlin_kernels::marlin::{Config, Source, shared_limit};
 
-/// Registers of a multiprocessor, on every card from compute capability 8.0 to 9.0.
-const REGISTERS: usize = 65536;
+/// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
+const REGISTERS: usize = 16384;
 /// Most registers of a thread.
 const THREAD_REGISTERS: usize = 255;
 /// Registers are handed out to warps in this many for each thread.
@@ -13,7 +14,7 @@ const REGISTER_STEP: usize = 8;
 /// Counts of the instructions that a fast kernel is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// `cp.async` of 16 bytes past the first-level cache.
+    /// `cp.async` of 16 bytes past the first-level cache; for warpgroups `cp.async.bulk`.
     pub copies: usize,
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
@@ -36,7 +37,7 @@ impl Counts {
         // 1024 in f16 and 128 in bf16, twice: what a nibble is or-ed into.
         let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
         Self {
-            copies: code.count("LDGSTS", &["E", "BYPASS", "128"]),
+            copies: if config.tile.is_wgmma() { code.count("UBLKCP", &[]) } else { code.count("LDGSTS", &["E", "BYPASS", "128"]) },
             matrix_loads: code.count("LDSM", &["16", "M88", "4"]),
             products: if config.bf16 { products_bf16 } else { products - products_bf16 },
             waits: code.count("WARPGROUP", &["DEPBAR"]),
@@ -56,10 +57,13 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         }
     };
 
-    let (registers, threads) = (usage.registers, tile.threads());
+    let (registers, warps) = (usage.registers, config.block_threads() / 32);
     rule(registers <= THREAD_REGISTERS, format!("{registers} registers a thread where at most {THREAD_REGISTERS} exist"));
-    let block = registers.next_multiple_of(REGISTER_STEP) * threads;
-    rule(block <= REGISTERS, format!("{block} registers for {threads} threads where a multiprocessor has {REGISTERS}"));
+    let quarter = registers.next_multiple_of(REGISTER_STEP) * 32 * warps.div_ceil(4);
+    rule(
+        quarter <= REGISTERS,
+        format!("{quarter} registers for a quarter of {warps} warps where a quarter of a multiprocessor has {REGISTERS}"),
+    );
     let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(capability));
     rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
 
@@ -93,8 +97,26 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     // One instruction for each pair of weights of the lane.
     let pairs = columns * depth / 32 / 2;
     rule(counts.mask_or >= pairs, format!("{} lop3 that mask and or where {pairs} pairs of weights take one each", counts.mask_or));
-    // The weight alone, in one step: 16 bytes a lane.
-    let copies = columns * depth / 2 / 512;
-    rule(counts.copies >= copies, format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies));
+    if tile.is_wgmma() {
+        // For each row of chunks four rows of tiles, scales and zero points of each group, and a box of activations. A producer starts those of
+        // a step; warps without one start a row of tiles and one of the others each. The compiler may have unrolled the loop around them.
+        let groups = match config.group {
+            GroupSize::Channel => 0,
+            GroupSize::G32 => 2,
+            _ => 1,
+        };
+        let zeros = if config.zero_points { groups.max(1) } else { 0 };
+        let (boxes, bulk) = if config.has_producer() { (tile.warps_k, tile.warps_k * (4 + groups + zeros)) } else { (1, 1 + groups + zeros) };
+        let found = code.count("UTMALDG", &["2D"]);
+        rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
+        let bulk = bulk * (found / boxes).max(1);
+        rule(counts.copies == bulk, format!("{} bulk copies (UBLKCP) where {found} of a box come with {bulk}", counts.copies));
+        let others = code.count("LDGSTS", &[]);
+        rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));
+    } else {
+        // The weight alone, in one step: 16 bytes a lane.
+        let copies = columns * depth / 2 / 512;
+        rule(counts.copies >= copies, format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies));
+    }
     broken
 }

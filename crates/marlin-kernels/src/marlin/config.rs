@@ -104,8 +104,11 @@ pub struct Config {
 /// barriers of the stages.
 impl Config {
     /// Whether a warp of its own copies, and all others multiply.
+    ///
+    /// Each quarter of a multiprocessor has its own registers: with one warp more it has three for 168 registers a thread, or four for 128.
+    /// Where the sums would not fit, the warps that multiply share the copies.
     pub fn has_producer(&self) -> bool {
-        self.tile.is_wgmma()
+        self.tile.is_wgmma() && self.tile.batch_tiles * self.tile.warps() <= 32
     }
 
     /// Threads of a block.
@@ -181,7 +184,7 @@ impl Config {
 
     /// Bytes of the barriers of a stage.
     pub(super) fn barrier_bytes(&self) -> usize {
-        if self.has_producer() { BARRIER_BYTES } else { 0 }
+        if self.tile.is_wgmma() { BARRIER_BYTES } else { 0 }
     }
 
     /// Floats between rows of the reduction buffer.

@@ -2,7 +2,7 @@ use super::config::Config;
 use super::copy::{Ahead, Source};
 use super::epilogue::finish;
 use super::fragment::multiply;
-use super::pipeline::{Turn, meet_producer, produce};
+use super::pipeline::{Filler, Turn, fill_ahead, meet_producer, produce};
 use super::stripe::{Place, stripe_start};
 use super::warpgroup;
 use crate::ptx::{F4, global_address, global_address_mut, map_address, opaque, shared_address};
@@ -98,32 +98,39 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
+    let mut turn = Turn::first(stages, barriers, 0u32.runtime());
     let mut here = Place::last(&lengths, start, end);
     let mut ahead = Ahead::new(start, end, &lengths, config);
-    let mut turn = Turn::first(stages, barriers, 0u32.runtime());
-    let mut activations = 0u32.runtime();
+    let mut filler = Filler::new(Turn::first(stages, barriers, 1u32.runtime()), start, end, &lengths, config);
+    // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
+    let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if comptime!(config.has_producer()) {
-        // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
-        if plane_broadcast(UNIT_POS_X / 32, 0u32) == comptime!(config.tile.warps() as u32) {
-            produce(&source, stages, barriers, start, end, &lengths, config);
+        if warp == comptime!(config.tile.warps() as u32) {
+            produce(&mut filler, &source, &lengths, config);
             terminate!();
         }
         meet_producer(config);
-        warpgroup::declare(config);
-        activations = warpgroup::activations(config);
+    } else if comptime!(config.tile.is_wgmma()) {
+        fill_ahead(&mut filler, warp, &source, &lengths, config);
     } else {
         ahead.fill(stages, &source, &lengths, config);
     }
 
     let partials = global_address_mut::<u64>(partials);
+    if comptime!(config.tile.is_wgmma()) {
+        warpgroup::declare(config);
+    }
     let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
     let mut to_multiply = end - start;
     while to_multiply > 0 {
         if comptime!(config.tile.is_wgmma()) {
             warpgroup::clear(config);
             for _ in here.first..here.end {
-                warpgroup::multiply(&turn, activations, &lengths, config);
-                turn.next(stages, barriers, config);
+                if comptime!(!config.has_producer()) {
+                    filler.share(warp, &source, &lengths, config);
+                }
+                warpgroup::multiply(&turn, warp, &lengths, config);
+                turn.next(config);
             }
             warpgroup::end(&mut sums, config);
         } else {
@@ -131,7 +138,6 @@ pub(super) fn matmul<F: Float>(
             for i in 0..comptime!(4 * config.tile.batch_tiles) {
                 sums[i] = F4::new(0.0);
             }
-            let warp = UNIT_POS_X / 32;
             let warps_n = comptime!(config.tile.warps_n as u32);
             let column = lengths.by_row_blocks.div(here.tile) * warps_n + warp % warps_n;
             // Opaque, or the compiler computes it anew for every step.
@@ -144,7 +150,7 @@ pub(super) fn matmul<F: Float>(
                     multiply(turn.stage, &mut sums, &lengths, config);
                 }
                 chunk += comptime!(config.tile.warps_k as u32);
-                turn.next(stages, barriers, config);
+                turn.next(config);
             }
         }
         finish::<F>(&sums, &mut reduce, scales, &bias, out, partials, &here, &lengths, config);

@@ -22,7 +22,7 @@ use super::copy::{Source, group_of};
 use super::kernel::Lengths;
 use super::stripe::Place;
 use crate::ptx::{
-    barrier_arrive, barrier_arrive_expect, barrier_init, barrier_wait, barrier_wait_warp, copy_bulk, copy_tensor, elect, fence_proxy_async, lane, prefetch_map,
+    barrier_arrive, barrier_arrive_expect, barrier_init, barrier_wait, barrier_wait_warp, copy_bulk, copy_tensor, elect, fence_proxy_async, lane, opaque, prefetch_map,
     sync_arrive, sync_some, sync_warp,
 };
 use cubecl::prelude::*;
@@ -33,6 +33,10 @@ const CONSUMERS: usize = 1;
 /// Whose turn it is: a stage, its barriers, and the parity of the phase that is waited for.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Turn {
+    /// The first stage.
+    stages: u32,
+    /// Its barriers.
+    barriers: u32,
     /// The stage.
     pub stage: u32,
     /// Its barrier `full`, which `empty` follows.
@@ -47,15 +51,15 @@ pub(super) struct Turn {
 impl Turn {
     /// The first stage of the first pass.
     pub fn first(stages: u32, barriers: u32, parity: u32) -> Turn {
-        Turn { stage: stages, full: barriers, parity, held: 0u32.runtime() }
+        Turn { stages, barriers, stage: stages, full: barriers, parity, held: 0u32.runtime() }
     }
 
     /// To the next stage, of the next pass after the last.
-    pub fn next(&mut self, stages: u32, barriers: u32, #[comptime] config: Config) {
+    pub fn next(&mut self, #[comptime] config: Config) {
         self.held = self.full;
-        if self.stage == stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
-            self.stage = stages;
-            self.full = barriers;
+        if self.stage == self.stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+            self.stage = self.stages;
+            self.full = self.barriers;
             self.parity ^= 1;
         } else {
             self.stage += comptime!(config.stage_bytes() as u32);
@@ -63,7 +67,7 @@ impl Turn {
         }
     }
 
-    /// A consumer waits for the stage's copies.
+    /// A consumer waits for the stage's filler.
     pub fn wait(&self) {
         barrier_wait_warp(self.full, self.parity);
     }
@@ -76,12 +80,6 @@ impl Turn {
     }
 }
 
-/// A consumer waits until the producer has set up the barriers.
-#[cube]
-pub(super) fn meet_producer(#[comptime] config: Config) {
-    sync_some(CONSUMERS, comptime!(config.block_threads()));
-}
-
 /// All warps that multiply meet.
 #[cube]
 pub(super) fn sync_consumers(#[comptime] config: Config) {
@@ -92,109 +90,184 @@ pub(super) fn sync_consumers(#[comptime] config: Config) {
     }
 }
 
-/// What the producer's warp does: sets up the barriers, then copies the block's stripe, of at least one step.
+/// One thread sets up the barriers.
 #[cube]
-pub(super) fn produce(
-    source: &Source,
-    stages: u32,
-    barriers: u32,
-    start: u32,
-    end: u32,
-    lengths: &Lengths,
-    #[comptime] config: Config,
-) {
+fn set_up(barriers: u32, #[comptime] config: Config) {
+    #[unroll]
+    for stage in 0..comptime!(config.tile.stages as u32) {
+        let full = barriers + comptime!(stage * BARRIER_BYTES as u32);
+        barrier_init(full, 1usize);
+        barrier_init(full + 8, comptime!(config.tile.warps()));
+    }
+    // For the copy engine, which is to find them set up too.
+    fence_proxy_async();
+}
+
+/// What the producer's warp does: sets up the barriers, then copies the block's stripe.
+#[cube]
+pub(super) fn produce(filler: &mut Filler, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
     let elected = elect();
     if elected {
         prefetch_map(source.x_map);
-        #[unroll]
-        for stage in 0..comptime!(config.tile.stages as u32) {
-            let full = barriers + comptime!(stage * BARRIER_BYTES as u32);
-            barrier_init(full, 1usize);
-            barrier_init(full + 8, comptime!(config.tile.warps()));
-        }
-        // For the copy engine, which is to find them set up too.
-        fence_proxy_async();
+        set_up(filler.turn.barriers, config);
     }
     sync_warp();
     sync_arrive(CONSUMERS, comptime!(config.block_threads()));
     if elected {
-        let mut turn = Turn::first(stages, barriers, 1u32.runtime());
-        let mut place = Place::last(lengths, start, end);
-        let mut to_copy = end - start;
-        while to_copy > 0 {
-            let (column, row_block) = lengths.by_row_blocks.div_mod(place.tile);
-            let copied = Copied::new(column, row_block, lengths, config);
-            for step in place.first..place.end {
-                barrier_wait(turn.full + 8, turn.parity);
-                copied.start(step, &turn, source, lengths, config);
-                turn.next(stages, barriers, config);
+        while filler.left > 0 {
+            filler.wait();
+            filler.announce(config);
+            #[unroll]
+            for warp_k in 0..comptime!(config.tile.warps_k as u32) {
+                #[unroll]
+                for part in 0..comptime!(TILE_ROWS as u32) {
+                    filler.start(warp_k, part, source, lengths, config);
+                }
             }
-            to_copy -= place.end - place.first;
-            place.step_back(lengths, start);
+            filler.next(lengths, config);
         }
     }
 }
 
-/// What is copied in each step of a tile.
+/// A consumer waits until the producer has set up the barriers.
+#[cube]
+pub(super) fn meet_producer(#[comptime] config: Config) {
+    sync_some(CONSUMERS, comptime!(config.block_threads()));
+}
+
+/// What warps do that have no producer: one sets up the barriers, then all fill all stages but two.
+#[cube]
+pub(super) fn fill_ahead(filler: &mut Filler, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    if warp == 0 && elect() {
+        prefetch_map(source.x_map);
+        set_up(filler.turn.barriers, config);
+    }
+    sync_cube();
+    let mut filled = 0u32.runtime();
+    // A loop that the compiler cannot unroll: less code to fetch before the first copy.
+    while filled != comptime!(config.tile.stages as u32 - 2) {
+        filler.share(warp, source, lengths, config);
+        filled = opaque(filled + 1);
+    }
+}
+
+/// Fills stage after stage with the steps of a stripe.
 #[derive(CubeType, Clone, Copy)]
-struct Copied {
-    /// The first chunk along N.
+pub(super) struct Filler {
+    /// The first unit of the stripe.
+    start: u32,
+    /// The stage that is filled next.
+    turn: Turn,
+    /// The part of a tile that it is of, from the next step on.
+    place: Place,
+    /// Steps that are not copied yet.
+    left: u32,
+    /// The tile's first chunk along N.
     chunk_n: u32,
-    /// Chunks along N: fewer than the tile has where it reaches past N.
+    /// Its chunks along N: fewer than others have where it reaches past N.
     chunks: u32,
-    /// The first row of activations.
+    /// Its first row of activations.
     row: u32,
-    /// Bytes of a step.
-    bytes: u32,
 }
 
 #[cube]
-impl Copied {
-    fn new(column: u32, row_block: u32, lengths: &Lengths, #[comptime] config: Config) -> Copied {
-        let chunk_n = column * comptime!(config.tile.warps_n as u32);
-        let chunks = min(lengths.chunks_n - chunk_n, comptime!(config.tile.warps_n as u32));
-        let row = row_block * comptime!(config.tile.rows() as u32);
-        let bytes = chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
-            + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
-        Copied { chunk_n, chunks, row, bytes }
+impl Filler {
+    /// At the start of a stripe of at least one unit.
+    pub fn new(first: Turn, start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> Filler {
+        let mut filler = Filler {
+            start,
+            turn: first,
+            place: Place::last(lengths, start, end),
+            left: end - start,
+            chunk_n: 0u32.runtime(),
+            chunks: 0u32.runtime(),
+            row: 0u32.runtime(),
+        };
+        filler.enter(lengths, config);
+        filler
     }
 
-    /// Starts the copies of a step: of the weight row by row, since chunks that are side by side follow each other in memory.
+    /// Goes to the tile of its place.
+    fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        let (column, row_block) = lengths.by_row_blocks.div_mod(self.place.tile);
+        self.chunk_n = column * comptime!(config.tile.warps_n as u32);
+        self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.warps_n as u32));
+        self.row = row_block * comptime!(config.tile.rows() as u32);
+    }
+
+    /// To the next step.
+    fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        self.turn.next(config);
+        self.left -= 1;
+        self.place.first += 1;
+        if self.place.first == self.place.end {
+            self.place.step_back(lengths, self.start);
+            self.enter(lengths, config);
+        }
+    }
+
+    /// One of all warps starts its share of the copies of the next step. The stage is the one before the stage before that which it multiplies:
+    /// it rarely waits for others.
+    pub fn share(&mut self, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        if self.left > 0 {
+            let warps_n = comptime!(config.tile.warps_n as u32);
+            if elect() {
+                self.wait();
+                if warp == 0 {
+                    self.announce(config);
+                }
+                if comptime!(config.tile.warps_n == TILE_ROWS) || warp % warps_n < comptime!(TILE_ROWS as u32) {
+                    self.start(warp / warps_n, warp % warps_n, source, lengths, config);
+                }
+            }
+            self.next(lengths, config);
+        }
+    }
+
+    /// Waits until the stage is empty.
+    fn wait(&self) {
+        barrier_wait(self.turn.full + 8, self.turn.parity);
+    }
+
+    /// Announces the bytes of a step: once for each, whoever starts its copies.
+    fn announce(&self, #[comptime] config: Config) {
+        let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
+            + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+        barrier_arrive_expect(self.turn.full, bytes);
+    }
+
+    /// Starts one of four parts of the copies of a row of chunks, each a row of tiles and what goes with the chunks: chunks that are side by
+    /// side follow each other in memory.
     ///
     /// Past N nothing is copied: what a stage has there becomes outputs that nobody writes. Past K the last chunk is copied again, since what
     /// a stage has there may be no numbers; the activations are zeros there, and past M.
-    fn start(&self, step: u32, turn: &Turn, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         let warps_n = comptime!(config.tile.warps_n as u32);
-        let (stage, full) = (turn.stage, turn.full);
-        barrier_arrive_expect(full, self.bytes);
+        let (stage, full) = (self.turn.stage, self.turn.full);
+        let chunk_k = self.place.first * comptime!(config.tile.warps_k as u32) + warp_k;
+        let chunk = min(chunk_k, lengths.chunks_k - 1);
+        let to = stage + (warp_k * comptime!(TILE_ROWS as u32) + part) * comptime!(warps_n * TILE_ROW_BYTES as u32);
+        let from = u64::cast_from((chunk * comptime!(TILE_ROWS as u32) + part) * lengths.chunks_n + self.chunk_n);
+        let bytes = self.chunks * comptime!(TILE_ROW_BYTES as u32);
+        copy_bulk(to, source.words + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
+        if part == 0 {
+            let to = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+            copy_tensor(stage + to, source.x_map, chunk_k * comptime!(CHUNK_K as u32), self.row, full);
+        }
         #[unroll]
-        for warp_k in 0..comptime!(config.tile.warps_k as u32) {
-            let chunk_k = step * comptime!(config.tile.warps_k as u32) + warp_k;
-            let chunk = min(chunk_k, lengths.chunks_k - 1);
-            #[unroll]
-            for i in 0..comptime!(TILE_ROWS as u32) {
-                let to = stage + comptime!((warp_k * TILE_ROWS as u32 + i) * warps_n * TILE_ROW_BYTES as u32);
-                let from = (chunk * comptime!(TILE_ROWS as u32) + i) * lengths.chunks_n + self.chunk_n;
-                let bytes = self.chunks * comptime!(TILE_ROW_BYTES as u32);
-                copy_bulk(to, source.words + u64::cast_from(from) * comptime!(TILE_ROW_BYTES as u64), bytes, full);
+        for i in 0..comptime!(config.groups_in_chunk() as u32) {
+            let at = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + comptime!(i * warps_n);
+            let from = u64::cast_from(group_of(chunk, i, config) * lengths.chunks_n + self.chunk_n);
+            if comptime!(config.grouped()) && part == 1 {
+                let bytes = comptime!(CHUNK_N as u32 * 2);
+                let to = comptime!(config.scales_offset() as u32) + at * bytes;
+                copy_bulk(stage + to, source.scales + from * comptime!(bytes as u64), self.chunks * bytes, full);
             }
-            #[unroll]
-            for part in 0..comptime!(config.groups_in_chunk() as u32) {
-                let from = u64::cast_from(group_of(chunk, part, config) * lengths.chunks_n + self.chunk_n);
-                let at = comptime!((warp_k * config.groups_in_chunk() as u32 + part) * warps_n);
-                if comptime!(config.grouped()) {
-                    let bytes = comptime!(CHUNK_N as u32 * 2);
-                    let to = stage + comptime!(config.scales_offset() as u32 + at * bytes);
-                    copy_bulk(to, source.scales + from * comptime!(bytes as u64), self.chunks * bytes, full);
-                }
-                if comptime!(config.zero_points) {
-                    let bytes = comptime!(CHUNK_N as u32 / 2);
-                    let to = stage + comptime!(config.zeros_offset() as u32 + at * bytes);
-                    copy_bulk(to, source.zeros + from * comptime!(bytes as u64), self.chunks * bytes, full);
-                }
+            if comptime!(config.zero_points) && part == 2 {
+                let bytes = comptime!(CHUNK_N as u32 / 2);
+                let to = comptime!(config.zeros_offset() as u32) + at * bytes;
+                copy_bulk(stage + to, source.zeros + from * comptime!(bytes as u64), self.chunks * bytes, full);
             }
-            let to = stage + comptime!(config.activations_offset() as u32 + warp_k * (config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
-            copy_tensor(to, source.x_map, chunk_k * comptime!(CHUNK_K as u32), self.row, full);
         }
     }
 }

@@ -20,17 +20,6 @@ pub(super) fn declare(#[comptime] config: Config) {
     wgmma_declare(comptime!(16 * config.tile.batch_tiles));
 }
 
-/// Where a stage has the activations that the warp multiplies.
-///
-/// Lane 0 says it for all, which tells ptxas that it is the same in all: a descriptor is in uniform registers, and made of any other value it
-/// would be brought there for each instruction.
-#[cube]
-pub(super) fn activations(#[comptime] config: Config) -> u32 {
-    let chunk_bytes = comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
-    let chunk = plane_broadcast(UNIT_POS_X / 32 / comptime!(config.tile.warps_n as u32), 0u32);
-    comptime!(config.activations_offset() as u32) + chunk * chunk_bytes
-}
-
 /// Sets the sums to 0.
 #[cube]
 pub(super) fn clear(#[comptime] config: Config) {
@@ -61,16 +50,17 @@ pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
 /// The fragments of 16 rows of K are made while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
 /// are done, so two sets take turns.
 #[cube]
-pub(super) fn multiply(turn: &Turn, activations: u32, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn multiply(turn: &Turn, warp: u32, lengths: &Lengths, #[comptime] config: Config) {
     let lane = lane();
     let warps_n = comptime!(config.tile.warps_n as u32);
-    let (warp_n, warp_k) = (UNIT_POS_X / 32 % warps_n, UNIT_POS_X / 32 / warps_n);
+    let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
     // Chunks that are side by side along N lie row by row.
     let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
     let words = turn.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
     let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
     let scales = turn.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
     let zeros = turn.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+    let activations = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
     let descriptor = wgmma_descriptor(turn.stage + activations);
 
     turn.wait();
