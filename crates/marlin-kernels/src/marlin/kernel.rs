@@ -55,7 +55,7 @@ pub(super) fn matmul<F: Float>(
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
-    partials: &mut [u64],
+    workspace: &mut [u64],
     lengths: Lengths,
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
@@ -108,7 +108,7 @@ pub(super) fn matmul<F: Float>(
         copy_async_commit();
     }
 
-    let partials = global_address_mut::<u64>(partials);
+    let workspace = global_address_mut::<u64>(workspace);
     let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
     let mut stage = stages;
     while to_multiply > 0 {
@@ -150,7 +150,7 @@ pub(super) fn matmul<F: Float>(
         if comptime!(config.tile.is_wgmma()) {
             warpgroup::end(&mut sums, config);
         }
-        finish::<F>(&sums, &mut reduce, scales, &bias, out, partials, &here, &lengths, config);
+        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &here, &lengths, config);
         to_multiply -= here.end - here.first;
         here.step_back(&lengths, start);
     }

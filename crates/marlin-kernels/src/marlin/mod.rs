@@ -13,7 +13,7 @@
 //!
 //! **Work.** The output is cut into tiles, a tile into steps along K; every block gets an equal run of steps, a *stripe*, across tiles
 //! (`stripe.rs`). Where a tile has parts of several blocks, all but the last leave their sums in a workspace and the last adds them
-//! (`epilogue.rs`). Each sum travels with its mark in one 64-bit word: no fence, no flag and no second round trip.
+//! (`epilogue.rs`). Few sums travel each with a mark, many under a flag (`exchange.rs`).
 //!
 //! **A step.** Each warp owns one chunk of the weight, 64 rows of K by 64 columns: it copies it with `cp.async` past the first-level cache and
 //! multiplies it, and since a lane copies the very words it multiplies, only the activations need the block's barrier. They lie in shared
@@ -36,6 +36,7 @@ mod copy;
 #[cfg(feature = "cuda")]
 mod digest;
 mod epilogue;
+mod exchange;
 mod fragment;
 mod kernel;
 mod launch;

@@ -55,9 +55,10 @@ fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
     TILES.into_iter().map(|(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
 }
 
-/// Outputs of the largest tile.
-pub(super) fn largest_tile(capability: u32) -> usize {
-    tiles(capability).map(|tile| tile.rows() * tile.columns()).max().unwrap_or(0)
+/// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
+pub(super) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
+    let format = Format { group: GroupSize::Channel, zero_points: false, bf16: false };
+    tiles(capability).map(move |tile| format.config(tile))
 }
 
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
