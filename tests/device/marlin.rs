@@ -29,6 +29,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
     tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
     tests.push(trial(device, "marlin::wrong_operands_are_refused", move |device| refusals(device, seed)));
+    // Nothing runs on the device afterwards: `--ignored` runs it, in a process of its own.
+    tests.push(trial(device, "marlin::a_fault_is_an_error_at_the_next_sync", fault).with_ignored_flag(true));
 }
 
 /// A client, its card and a workspace, which every launch of a test shares.
@@ -184,4 +186,30 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(none, Err(KernelError::NoBlocks { .. })), "{none:?}");
     let floats = run(&Case { activations: ActivationDtype::F32, ..case }, case.m * case.n);
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
+}
+
+/// A weight that says it is 2 GiB long and is not.
+fn fault(device: &Device) {
+    let bench = Bench::new(device);
+    let (k, n) = (65536, 65536);
+    let case = Case { m: 1, k, n, spec: QuantSpec::int4(GroupSize::Channel), activations: ActivationDtype::F16, permuted: false };
+    let layout = marlin::layout(k, n);
+    let launch = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+    let args = MatmulArgs {
+        x: buffer(&bench.client, &vec![0; k * 2], k),
+        weight: WeightArgs {
+            // SAFETY: none. The kernel reads past the buffer, which is what this test is about.
+            words: unsafe { BufferArg::from_raw_parts(bench.client.empty(16), layout.words()) },
+            scales: buffer(&bench.client, &vec![0; n * 2], n),
+            zero_points: None,
+        },
+        bias: None,
+        out: buffer(&bench.client, &vec![0; n * 2], n),
+        workspace: bench.workspace.clone(),
+    };
+    must(&case, marlin::matmul(&bench.client, &case.problem(), launch, args));
+    match cubecl::future::block_on(bench.client.sync()) {
+        Ok(()) => panic!("{case}: a read of 2 GiB past a buffer of 16 bytes was no fault"),
+        Err(error) => println!("{error}"),
+    }
 }

@@ -131,6 +131,8 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
     if m == 0 || n == 0 {
         return Ok(());
     }
+    // A fault of the device comes up at a later sync and names no kernel: this is what says which was the last.
+    tracing::trace!(%problem, tile = %launch.tile, blocks = launch.blocks, "marlin");
     // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
