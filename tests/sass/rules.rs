@@ -106,7 +106,8 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
             _ => 1,
         };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
-        let (boxes, bulk) = if config.has_producer() { (tile.warps_k, tile.warps_k * (4 + groups + zeros)) } else { (1, 1 + groups + zeros) };
+        let (boxes, bulk) =
+            if config.has_producer() { (tile.warps_k, tile.warps_k * (4 + groups + zeros)) } else { (1, 1 + groups + zeros) };
         let found = code.count("UTMALDG", &["2D"]);
         rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
         let bulk = bulk * (found / boxes).max(1);
@@ -116,7 +117,10 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     } else {
         // The weight alone, in one step: 16 bytes a lane.
         let copies = columns * depth / 2 / 512;
-        rule(counts.copies >= copies, format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies));
+        rule(
+            counts.copies >= copies,
+            format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies),
+        );
     }
     broken
 }

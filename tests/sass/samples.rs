@@ -123,7 +123,9 @@ fn sound() -> (Config, String) {
 
 /// A configuration of 16 rows for warpgroups in bf16, and the listing of a kernel of it that keeps every rule.
 fn sound_warpgroup() -> (Config, String) {
-    let config = configs(90, shared_limit(90)).into_iter().find(|config| config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16);
+    let config = configs(90, shared_limit(90))
+        .into_iter()
+        .find(|config| config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16);
     let Some(config) = config else { panic!("no configuration of warpgroups in bf16 fits {} bytes", shared_limit(90)) };
     let counts = [
         ("UBLKCP.S.G [UR42], [UR46], UR60", 4 * config.tile.warps_k),

@@ -398,6 +398,34 @@ pub(crate) fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16:
     }
 }
 
+/// `ld.global.v4`: 16 bytes of global memory.
+#[cube]
+pub(crate) fn load_global_16(address: u64) -> F4 {
+    let value: F4;
+    gpu_asm!("ld.global.v4.f32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<F4>(value)
+}
+
+/// `st.global.v4`: 16 bytes to global memory.
+#[cube]
+pub(crate) fn store_global_16(address: u64, value: F4) {
+    gpu_asm!("st.global.v4.f32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<F4>(value));
+}
+
+/// `ld.acquire.gpu`: what was written before the value was released is seen.
+#[cube]
+pub(crate) fn load_acquire(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.acquire.gpu.global.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<u32>(value)
+}
+
+/// `st.release.gpu`: what this thread, and those that it met at a barrier, wrote before is seen by whoever acquires the value.
+#[cube]
+pub(crate) fn store_release(address: u64, value: u32) {
+    gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
+}
+
 /// `ld.relaxed.gpu` of a value and its mark, stored together by [`store_marked`]: other blocks' stores are seen, whole or not at all.
 #[cube]
 pub(crate) fn load_marked(address: u64) -> (f32, u32) {

@@ -10,9 +10,9 @@ use marlin_format::GroupSize;
 /// Addresses of what is copied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Source {
-    /// Activations, where all warps copy.
+    /// Activations, for `mma.sync`.
     pub x: u64,
-    /// The tensor map of activations, where a producer copies.
+    /// The tensor map of activations, for `wgmma`.
     pub x_map: u64,
     pub words: u64,
     pub scales: u64,

@@ -3,11 +3,12 @@
 use sha2::{Digest, Sha256};
 
 /// The kernel. The choice among its tiles is left out: a record names the tile of each row.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     include_str!("../ptx.rs"),
     include_str!("config.rs"),
     include_str!("copy.rs"),
     include_str!("epilogue.rs"),
+    include_str!("exchange.rs"),
     include_str!("fragment.rs"),
     include_str!("kernel.rs"),
     include_str!("pipeline.rs"),

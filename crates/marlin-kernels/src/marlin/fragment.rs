@@ -145,12 +145,12 @@ pub(super) fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime
     let mut fragment = U4::new(0u32);
     #[unroll]
     for half in 0..2usize {
-        let zero = zero_pair(group, comptime!(2 * j + half), config);
+        let (low_zero, high_zero) = zero_pairs(group, lengths, comptime!(2 * j + half), config);
+        let word = word >> comptime!(8 * half as u32);
         let (low, high) = if comptime!(config.bf16) {
-            let word = word >> comptime!(8 * half as u32);
-            (bf16_pair(word, zero, lengths), bf16_pair(word >> 4u32, zero, lengths))
+            (bf16_pair(word, low_zero, lengths), bf16_pair(word >> 4u32, low_zero, lengths))
         } else {
-            f16_pairs(word >> comptime!(8 * half as u32), zero, lengths)
+            f16_pairs(word, low_zero, high_zero, lengths)
         };
         let (low, high) = if comptime!(config.scales_weights()) {
             let scale = duplicate_half(group.scales.extract(j), comptime!(half == 1));
@@ -164,13 +164,17 @@ pub(super) fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime
     fragment
 }
 
-/// The zero point of the lane's column `i`, twice, in the low bits of each half.
+/// The zero point of the lane's column `i`, twice, in bits 0 to 3 of each half and in bits 4 to 7: where the weights' nibbles are.
 #[cube]
-fn zero_pair(group: &Group, #[comptime] i: usize, #[comptime] config: Config) -> u32 {
+fn zero_pairs(group: &Group, lengths: &Lengths, #[comptime] i: usize, #[comptime] config: Config) -> (u32, u32) {
     if comptime!(config.zero_points) {
-        ((group.zeros >> comptime!(4 * i as u32)) & 15u32) * 0x0001_0001u32
+        // Four columns' zero points in both halves: one mask takes a column's from both.
+        let four = duplicate_half(group.zeros, comptime!(i >= 4));
+        let nibble = comptime!(i as u32 % 4);
+        let raised = if comptime!(nibble == 0) { four << 4u32 } else { four >> comptime!(4 * (nibble.max(1) - 1)) };
+        ((four >> comptime!(4 * nibble)) & lengths.low_nibbles, raised & lengths.high_nibbles)
     } else {
-        0x0008_0008u32.runtime()
+        (0x0008_0008u32.runtime(), 0x0080_0080u32.runtime())
     }
 }
 
@@ -179,17 +183,17 @@ fn zero_pair(group: &Group, #[comptime] i: usize, #[comptime] config: Config) ->
 /// 0x6400 is 1024 in f16, whose last bit is 1: or-ing a nibble into bits 0 to 3 gives 1024 + q, into bits 4 to 7 gives 1024 + 16q. Both come
 /// down in one instruction: (1024 + q) - (1024 + z), and (1024 + 16q) / 16 - (64 + z).
 #[cube]
-fn f16_pairs(word: u32, zero: u32, lengths: &Lengths) -> (u32, u32) {
+fn f16_pairs(word: u32, low_zero: u32, high_zero: u32, lengths: &Lengths) -> (u32, u32) {
     let low = (word & lengths.low_nibbles) | 0x6400_6400u32;
     let high = (word & lengths.high_nibbles) | 0x6400_6400u32;
-    // 64 is 0x5400 in f16 and its last bit is 1/16; 0xd400 is -64. 0x2c00 is 1/16.
-    (sub_f16x2(low, zero | 0x6400_6400u32), fma_f16x2(high, 0x2c00_2c00u32.runtime(), (zero << 4u32) | 0xd400_d400u32))
+    // 64 is 0x5400 in f16 and its last bit is 1/16, so z in bits 4 to 7 makes it 64 + z; 0xd400 is -64. 0x2c00 is 1/16.
+    (sub_f16x2(low, low_zero | 0x6400_6400u32), fma_f16x2(high, 0x2c00_2c00u32.runtime(), high_zero | 0xd400_d400u32))
 }
 
 /// q - z of the nibbles 0 and 4: exact. 0x4300 is 128 in bf16, whose last bit is 1; 0xc300 is -128 and 0x3f80 is 1.
 #[cube]
-fn bf16_pair(word: u32, zero: u32, lengths: &Lengths) -> u32 {
-    fma_bf16x2((word & lengths.low_nibbles) | 0x4300_4300u32, 0x3f80_3f80u32.runtime(), zero | 0xc300_c300u32)
+fn bf16_pair(word: u32, low_zero: u32, lengths: &Lengths) -> u32 {
+    fma_bf16x2((word & lengths.low_nibbles) | 0x4300_4300u32, 0x3f80_3f80u32.runtime(), low_zero | 0xc300_c300u32)
 }
 
 /// A pair of weights times a pair of scales.

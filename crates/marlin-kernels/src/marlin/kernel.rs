@@ -49,7 +49,7 @@ pub(super) const HIGH_NIBBLES: u32 = 0x00f0_00f0;
 /// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
 /// rows wastes no more than it must.
 ///
-/// The activations come as `x` where all warps copy, and as `x_map` where a producer does.
+/// The activations come as `x` for `mma.sync`, and as `x_map` for `wgmma`.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
     x: ComptimeOption<&[F]>,
@@ -59,7 +59,7 @@ pub(super) fn matmul<F: Float>(
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
-    partials: &mut [u64],
+    workspace: &mut [u64],
     lengths: Lengths,
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
@@ -102,8 +102,11 @@ pub(super) fn matmul<F: Float>(
     let mut here = Place::last(&lengths, start, end);
     let mut ahead = Ahead::new(start, end, &lengths, config);
     let mut filler = Filler::new(Turn::first(stages, barriers, 1u32.runtime()), start, end, &lengths, config);
-    // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
-    let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
+    let mut warp = UNIT_POS_X / 32;
+    if comptime!(config.tile.is_wgmma()) {
+        // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
+        warp = plane_broadcast(warp, 0u32);
+    }
     if comptime!(config.has_producer()) {
         if warp == comptime!(config.tile.warps() as u32) {
             produce(&mut filler, &source, &lengths, config);
@@ -116,7 +119,7 @@ pub(super) fn matmul<F: Float>(
         ahead.fill(stages, &source, &lengths, config);
     }
 
-    let partials = global_address_mut::<u64>(partials);
+    let workspace = global_address_mut::<u64>(workspace);
     if comptime!(config.tile.is_wgmma()) {
         warpgroup::declare(config);
     }
@@ -153,7 +156,7 @@ pub(super) fn matmul<F: Float>(
                 turn.next(config);
             }
         }
-        finish::<F>(&sums, &mut reduce, scales, &bias, out, partials, &here, &lengths, config);
+        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &here, &lengths, config);
         to_multiply -= here.end - here.first;
         here.step_back(&lengths, start);
     }

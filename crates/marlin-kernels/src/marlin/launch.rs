@@ -1,7 +1,8 @@
-use super::config::{CHUNK_K, CHUNK_N};
+use super::config::{CHUNK_K, CHUNK_N, Config};
+use super::exchange::{FLAGS_BYTES, MAX_BLOCKS};
 use super::kernel::{self, HIGH_NIBBLES, LOW_NIBBLES, LengthsLaunch};
 use super::plan::{Card, Launch, Work, format};
-use super::tiles::largest_tile;
+use super::tiles::any_format;
 use crate::{ActivationDtype, KernelError, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -36,22 +37,39 @@ pub struct MatmulArgs {
     pub workspace: Workspace,
 }
 
-/// Where blocks that share an output tile leave their sums: for each block one tile of f32, each with its mark.
+/// Where blocks that share an output tile leave their sums, as `exchange.rs` says: one area for sums with marks, one for sums under flags.
 ///
-/// Marks are zero between launches: the block that reads one clears it. So a workspace is cleared once, when it is made, and belongs to one
-/// stream: two launches that may run at the same time need one each.
+/// Marks and flags are zero between launches: the block that reads one clears it. So a workspace is cleared once, when it is made, and belongs
+/// to one stream: two launches that may run at the same time need one each.
 #[derive(Debug, Clone)]
 pub struct Workspace {
-    partials: Handle,
+    marked: Area,
+    flagged: Area,
+}
+
+#[derive(Debug, Clone)]
+struct Area {
+    handle: Handle,
     words: usize,
 }
 
 impl Workspace {
     /// A workspace for every launch on `card`.
     pub fn new(client: &Client, card: &Card) -> Self {
-        let words = card.multiprocessors * largest_tile(card.capability);
-        Self { partials: client.create_from_slice(&vec![0; words * size_of::<u64>()]), words }
+        let blocks = card.multiprocessors.min(MAX_BLOCKS);
+        let area = |flagged| {
+            let configs = any_format(card.capability).filter(|config| config.is_flagged() == flagged);
+            let words = configs.map(|config| workspace_words(&config, blocks)).max().unwrap_or(0);
+            Area { handle: client.create_from_slice(&vec![0; words * size_of::<u64>()]), words }
+        };
+        Self { marked: area(false), flagged: area(true) }
     }
+}
+
+/// Words of 64 bits that `blocks` blocks exchange their sums in.
+fn workspace_words(config: &Config, blocks: usize) -> usize {
+    let flags = if config.is_flagged() { FLAGS_BYTES } else { 0 };
+    (flags + blocks * config.partial_bytes()).div_ceil(size_of::<u64>())
 }
 
 /// Values in a row of activations of `k` features: rows start at multiples of 16 bytes.
@@ -115,14 +133,18 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
     if launch.blocks == 0 {
         return Err(KernelError::NoBlocks { problem: problem.to_string() });
     }
-    let Workspace { partials, words } = args.workspace;
-    problem.expect_at_least("workspace", launch.blocks * launch.tile.rows() * launch.tile.columns(), words)?;
+    let config = format(problem).config(launch.tile);
+    let Workspace { marked, flagged } = args.workspace;
+    let Area { handle, words } = if config.is_flagged() { flagged } else { marked };
+    problem.expect_at_least("workspace", workspace_words(&config, launch.blocks), words)?;
     if m == 0 || n == 0 {
         return Ok(());
     }
     let config = format(problem).config(launch.tile);
-    let (x, x_map) = if config.has_producer() { (None, Some(activation_map(problem, &launch, args.x)?)) } else { (Some(args.x), None) };
-    // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` tiles.
+    let (x, x_map) = if config.tile.is_wgmma() { (None, Some(activation_map(problem, &launch, args.x)?)) } else { (Some(args.x), None) };
+    // A fault of the device comes up at a later sync and names no kernel: this is what says which was the last.
+    tracing::trace!(%problem, tile = %launch.tile, blocks = launch.blocks, "marlin");
+    // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
             client,
@@ -135,7 +157,7 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
             args.weight.zero_points.into(),
             args.bias.into(),
             args.out,
-            BufferArg::from_raw_parts(partials, words),
+            BufferArg::from_raw_parts(handle, words),
             lengths(problem, &launch),
             config,
             problem.activations.elem(),

@@ -13,7 +13,7 @@
 //!
 //! **Work.** The output is cut into tiles, a tile into steps along K; every block gets an equal run of steps, a *stripe*, across tiles
 //! (`stripe.rs`). Where a tile has parts of several blocks, all but the last leave their sums in a workspace and the last adds them
-//! (`epilogue.rs`). Each sum travels with its mark in one 64-bit word: no fence, no flag and no second round trip.
+//! (`epilogue.rs`). Few sums travel each with a mark, many under a flag (`exchange.rs`).
 //!
 //! **A step.** Each warp owns one chunk of the weight, 64 rows of K by 64 columns: it copies it with `cp.async` past the first-level cache and
 //! multiplies it, and since a lane copies the very words it multiplies, only the activations need the block's barrier. They lie in shared
@@ -24,7 +24,8 @@
 //! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off (`fragment.rs`).
 //!
 //! **Warpgroups.** On compute capability 9.0, `wgmma` takes a word of each of four warps and reads the activations from shared memory itself
-//! (`warpgroup.rs`). It runs while the next words are made fragments, and across steps, so the stages of the last two are in use.
+//! (`warpgroup.rs`). It runs while the next words are made fragments, and across steps, so the stages of the last two are in use. The copy
+//! engine fills the stages, for one producer warp where there are registers for it, and nobody waits for a whole block (`pipeline.rs`).
 //!
 //! **Scales.** For up to 32 rows, a group's products are summed apart and scaled once in f32; for more, the weights are scaled in half2. With
 //! one group, sums are scaled when they are written. `wgmma` takes scaled weights: its sums are out of reach until it is done.
@@ -36,6 +37,7 @@ mod copy;
 #[cfg(feature = "cuda")]
 mod digest;
 mod epilogue;
+mod exchange;
 mod fragment;
 mod kernel;
 mod launch;

@@ -1,4 +1,4 @@
-//! The copy pipeline of warpgroups: one warp copies, all others multiply.
+//! The copy pipeline of warpgroups: the copy engine fills stages, warps multiply them.
 //!
 //! ```text
 //! producer    wait empty[s] -> expect bytes, start copies            -> s + 1, ...
@@ -11,6 +11,9 @@
 //! stage's barrier `full`; it waits for nothing but a stage to be `empty`, and runs on across tiles while the consumers write theirs.
 //! Consumers copy nothing, compute no address of global memory, and meet each other only where a tile ends.
 //!
+//! A warp more would take registers from all others (`Config::has_producer`). Tiles whose sums need those have no producer: before a step each
+//! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others.
+//!
 //! `wgmma` reads a stage's activations after it was issued, so a warp releases a stage once the first products of the next are issued and all
 //! before them are done.
 //!
@@ -22,8 +25,8 @@ use super::copy::{Source, group_of};
 use super::kernel::Lengths;
 use super::stripe::Place;
 use crate::ptx::{
-    barrier_arrive, barrier_arrive_expect, barrier_init, barrier_wait, barrier_wait_warp, copy_bulk, copy_tensor, elect, fence_proxy_async, lane, opaque, prefetch_map,
-    sync_arrive, sync_some, sync_warp,
+    barrier_arrive, barrier_arrive_expect, barrier_init, barrier_wait, barrier_wait_warp, copy_bulk, copy_tensor, elect, fence_proxy_async,
+    lane, opaque, prefetch_map, sync_arrive, sync_some, sync_warp,
 };
 use cubecl::prelude::*;
 
@@ -67,7 +70,7 @@ impl Turn {
         }
     }
 
-    /// A consumer waits for the stage's filler.
+    /// A consumer waits for the stage's copies.
     pub fn wait(&self) {
         barrier_wait_warp(self.full, self.parity);
     }

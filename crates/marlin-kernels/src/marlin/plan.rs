@@ -1,6 +1,7 @@
 //! Which tile, on how many blocks: from a model of the time a launch takes.
 
 use super::config::{CHUNK_K, Tile};
+use super::exchange::MAX_BLOCKS;
 use super::layout;
 use super::tiles::{Format, chunk_nanoseconds};
 use crate::{ActivationDtype, Problem};
@@ -56,7 +57,7 @@ pub fn launches(problem: &Problem, card: &Card) -> Vec<Launch> {
     if card.capability < MIN_CAPABILITY {
         return Vec::new();
     }
-    let blocks = |tile: &Tile| card.multiprocessors.min(Work::new(problem, tile).units()).max(1);
+    let blocks = |tile: &Tile| card.multiprocessors.min(MAX_BLOCKS).min(Work::new(problem, tile).units()).max(1);
     let tiles = format(problem).configs(card.capability, card.shared_limit).map(|config| config.tile);
     tiles.map(|tile| Launch { tile, blocks: blocks(&tile) }).collect()
 }

@@ -55,9 +55,10 @@ fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
     TILES.into_iter().map(|(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
 }
 
-/// Outputs of the largest tile.
-pub(super) fn largest_tile(capability: u32) -> usize {
-    tiles(capability).map(|tile| tile.rows() * tile.columns()).max().unwrap_or(0)
+/// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
+pub(super) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
+    let format = Format { group: GroupSize::Channel, zero_points: false, bf16: false };
+    tiles(capability).map(move |tile| format.config(tile))
 }
 
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
@@ -99,15 +100,15 @@ fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 
-/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or at 168 that 12 warps
-/// can have.
+/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
+/// the 128 or 168 that they can have with and without a producer.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
     if product == Product::Wgmma {
-        let few = if group == GroupSize::Channel { !bf16 } else { bf16 && group != GroupSize::G32 };
-        return tile == (4, 4, 3) && zero_points && few;
+        let deep = tile == (2, 4, 3) || tile == (4, 4, 3);
+        return deep && zero_points && !bf16 && matches!(group, GroupSize::G64 | GroupSize::G128);
     }
     match capability {
         80 => tile == (2, 1, 8) && matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,

@@ -60,7 +60,8 @@ pub(super) fn multiply(turn: &Turn, warp: u32, lengths: &Lengths, #[comptime] co
     let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
     let scales = turn.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
     let zeros = turn.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
-    let activations = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+    let activations =
+        comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
     let descriptor = wgmma_descriptor(turn.stage + activations);
 
     turn.wait();

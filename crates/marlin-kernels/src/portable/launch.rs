@@ -53,6 +53,7 @@ pub fn matmul(client: &Client, problem: &Problem, rows: usize, args: MatmulArgs)
     if problem.m == 0 {
         return Ok(());
     }
+    tracing::trace!(%problem, rows, "portable");
     let units = problem.m.div_ceil(rows) * problem.n;
     let dim = CubeDim::new(client, units);
     kernel::matmul::launch(
