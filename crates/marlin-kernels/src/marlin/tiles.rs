@@ -111,7 +111,11 @@ fn spills(config: &Config, capability: u32) -> bool {
         return deep && zero_points && !bf16 && matches!(group, GroupSize::G64 | GroupSize::G128);
     }
     match capability {
-        80 => tile == (2, 1, 8) && matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
+        80 => match tile {
+            (1, 3, 4) => group == GroupSize::Channel && zero_points && bf16,
+            (2, 1, 8) => matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
+            _ => false,
+        },
         90 => tile == (1, 1, 16) && group == GroupSize::Channel && !zero_points && bf16,
         _ => false,
     }
