@@ -70,11 +70,11 @@ pub(super) fn matmul<F: Float>(
     );
     let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
     let stages = shared_address::<u32>(&shared);
-    let barriers = if comptime!(config.barrier_bytes() > 0) {
-        shared_address::<u64>(&Shared::<[u64]>::new_aligned_slice(comptime!(config.tile.stages * config.barrier_bytes() / 8), 8usize))
-    } else {
-        0u32.runtime()
-    };
+    let mut barriers = 0u32.runtime();
+    if comptime!(config.tile.is_wgmma()) {
+        let shared = Shared::<[u64]>::new_aligned_slice(comptime!(config.tile.stages * config.barrier_bytes() / 8), 8usize);
+        barriers = shared_address::<u64>(&shared);
+    }
 
     let source = Source {
         x: #[comptime]

@@ -6,27 +6,26 @@ use marlin_format::GroupSize;
 /// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
 /// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
 /// card has shared memory for.
-const TILES: [(Tile, u32); 20] = [
-    (tile(1, 1, 8), 78),
-    (tile(1, 1, 16), 75),
+const TILES: [(Tile, u32); 19] = [
+    (tile(1, 1, 8), 82),
+    (tile(1, 1, 16), 77),
     (tile(1, 3, 4), 71),
-    (tile(2, 1, 8), 92),
-    (tile(2, 2, 6), 89),
-    (tile(2, 4, 3), 89),
-    (tile(4, 1, 8), 138),
+    (tile(2, 1, 8), 104),
+    (tile(2, 2, 6), 88),
+    (tile(2, 4, 3), 85),
+    (tile(4, 1, 8), 141),
     (tile(4, 2, 4), 127),
     (tile(4, 4, 2), 126),
-    (tile(8, 1, 8), 219),
-    (tile(8, 2, 4), 193),
-    (tile(8, 4, 2), 181),
+    (tile(8, 1, 8), 217),
+    (tile(8, 2, 4), 201),
+    (tile(8, 4, 2), 193),
     (wgmma(1, 4, 3), 72),
-    (wgmma(2, 4, 2), 72),
-    (wgmma(2, 4, 3), 70),
-    (wgmma(4, 4, 2), 82),
-    (wgmma(4, 4, 3), 80),
-    (wgmma(8, 4, 1), 120),
-    (wgmma(8, 4, 2), 85),
-    (wgmma(8, 8, 1), 85),
+    (wgmma(2, 4, 2), 85),
+    (wgmma(2, 4, 3), 81),
+    (wgmma(4, 4, 2), 92),
+    (wgmma(8, 4, 1), 134),
+    (wgmma(8, 4, 2), 138),
+    (wgmma(8, 8, 1), 130),
 ];
 
 /// A tile without its stages.
@@ -101,18 +100,21 @@ fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
 }
 
 /// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
-/// the 128 or 168 that they can have with and without a producer.
+/// the 128 that they can have with a producer.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
     if product == Product::Wgmma {
-        let deep = tile == (2, 4, 3) || tile == (4, 4, 3);
-        return deep && zero_points && !bf16 && matches!(group, GroupSize::G64 | GroupSize::G128);
+        return tile == (2, 4, 3) && zero_points && !bf16 && matches!(group, GroupSize::G64 | GroupSize::G128);
     }
     match capability {
-        80 => tile == (2, 1, 8) && matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
-        90 => tile == (1, 1, 16) && group == GroupSize::Channel && !zero_points && bf16,
+        80 => match tile {
+            (1, 3, 4) => group == GroupSize::Channel && zero_points && bf16,
+            (2, 1, 8) => matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
+            _ => false,
+        },
+        90 => (tile == (1, 1, 16) || tile == (1, 1, 8) && bf16) && group == GroupSize::Channel && !zero_points,
         _ => false,
     }
 }
