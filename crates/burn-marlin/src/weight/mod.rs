@@ -46,15 +46,13 @@ impl QuantizedWeight {
     pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
         let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
         let tensors = WeightTensors::from_plain(plain, scale_dtype(spec.scale_dtype, device), device);
-        let weight = Self { tensors: tensors.clone(), k, n, spec, layout: WeightLayout::Plain, activations };
-        weight.with_plain_tensors(tensors)
+        Self { tensors, k, n, spec, layout: WeightLayout::Plain, activations }.laid_out()
     }
 
-    /// The same weight of other tensors, which are plain, in the layout that their device's kernel reads.
-    fn with_plain_tensors(self, tensors: WeightTensors) -> Self {
-        let plain = Self { tensors, layout: WeightLayout::Plain, ..self };
-        let layout = plain.layout_on(&plain.device());
-        plain.in_layout(layout)
+    /// The same weight in the layout that its device's kernel reads.
+    fn laid_out(self) -> Self {
+        let layout = self.layout_on(&self.device());
+        self.in_layout(layout)
     }
 
     /// The layout in which a device's kernel reads this weight.

@@ -39,7 +39,7 @@ impl Module for QuantizedWeight {
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let mapped = self.plain_tensors().map(mapper);
         if self.layout == WeightLayout::Plain || mapped.is_touched() {
-            return self.with_plain_tensors(mapped);
+            return Self { tensors: mapped, layout: WeightLayout::Plain, ..self }.laid_out();
         }
         let tensors = WeightTensors { row_permutation: mapped.row_permutation, ..self.tensors };
         Self { tensors, ..self }
@@ -53,8 +53,7 @@ impl QuantizedWeight {
             return Self { tensors: to_device(self.tensors), ..self };
         }
         let plain = self.in_layout(WeightLayout::Plain);
-        let tensors = to_device(plain.tensors.clone());
-        plain.with_plain_tensors(tensors)
+        Self { tensors: to_device(plain.tensors), ..plain }.laid_out()
     }
 }
 

@@ -3,7 +3,6 @@ use crate::ops::{W4A16Backend, W4A16Weight};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use marlin_format::layout::PlainLayout;
 use marlin_format::{PlainWeight, Scales};
 use marlin_kernels::WeightLayout;
 use std::sync::{Arc, OnceLock};
@@ -20,19 +19,18 @@ pub(super) struct WeightTensors {
 impl WeightTensors {
     /// A plain weight on a device, its scales in `scale_dtype`.
     pub fn from_plain(plain: &PlainWeight, scale_dtype: DType, device: &Device) -> Self {
-        let (k, n) = (plain.k(), plain.n());
-        let layout = PlainLayout::new(k, n);
-        let groups = plain.spec().group.count(k);
+        let (k, n, group, layout) = (plain.k(), plain.n(), plain.spec().group, WeightLayout::Plain);
+        let scale_shape = layout.scales(k, n, group);
         let int = |values: Vec<i32>, shape: [usize; 2]| parameter(Tensor::from_data(TensorData::new(values, shape), (device, DType::I32)));
         let scales = match plain.scales() {
-            Scales::F16(values) => TensorData::new(values.clone(), [groups, n]),
-            Scales::BF16(values) => TensorData::new(values.clone(), [groups, n]),
+            Scales::F16(values) => TensorData::new(values.clone(), scale_shape),
+            Scales::BF16(values) => TensorData::new(values.clone(), scale_shape),
         };
         let zero_words = |values: &[u8]| -> Vec<i32> { values.chunks(n).flat_map(|row| row.chunks(8).map(pack_zero_points)).collect() };
         Self {
-            words: int(plain.words().iter().map(|&word| word as i32).collect(), [layout.rows(), layout.columns()]),
+            words: int(plain.words().iter().map(|&word| word as i32).collect(), layout.words(k, n)),
             scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
-            zero_points: plain.zero_points().map(|values| int(zero_words(values), [groups, layout.columns() / 8])),
+            zero_points: plain.zero_points().map(|values| int(zero_words(values), layout.zero_points(k, n, group))),
             row_permutation: plain.row_permutation().map(|rows| {
                 let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
                 parameter(Tensor::from_data(TensorData::new(rows, [k]), (device, DType::I32)))

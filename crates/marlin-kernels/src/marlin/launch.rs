@@ -106,8 +106,8 @@ fn activation_map(problem: &Problem, launch: &Launch, x: BufferArg) -> Result<Te
 /// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
 ///
 /// # Errors
-/// A buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a launch without blocks, or dtypes that the kernel does not take:
-/// activations and scales are both f16 or both bf16.
+/// A buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a launch without
+/// blocks, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
 pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
     spec.check(k, n)?;
@@ -140,11 +140,11 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
     if m == 0 || n == 0 {
         return Ok(());
     }
-    let config = format(problem).config(launch.tile);
     let (x, x_map) = if config.tile.is_wgmma() { (None, Some(activation_map(problem, &launch, args.x)?)) } else { (Some(args.x), None) };
     // A fault of the device comes up at a later sync and names no kernel: this is what says which was the last.
     tracing::trace!(%problem, tile = %launch.tile, blocks = launch.blocks, "marlin");
-    // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
+    // SAFETY: lengths were checked above against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of
+    // tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
             client,
