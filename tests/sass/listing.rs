@@ -91,6 +91,15 @@ impl Code {
         self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
     }
 
+    /// LOP3s whose table is a mask: `a & b`, in any order of operands.
+    pub fn count_mask(&self) -> usize {
+        let matches = |instruction: &&Instruction| {
+            let mut operands = instruction.operands.split(',').map(str::trim);
+            instruction.opcode == "LOP3.LUT" && operands.any(|operand| ["0xc0", "0xa0", "0x88"].contains(&operand))
+        };
+        self.instructions.iter().filter(matches).count()
+    }
+
     /// LOP3s that take `constant` and whose table is a mask and an or in one: `(a & b) | c`, in any order of operands.
     pub fn count_mask_or(&self, constant: &str) -> usize {
         let matches = |instruction: &&Instruction| {

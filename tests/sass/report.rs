@@ -39,9 +39,9 @@ impl Proof {
     }
 
     fn line(&self) -> String {
-        let Counts { copies, matrix_loads, products, logic, mask_or, .. } = self.counts;
+        let Counts { copies, matrix_loads, products, logic, masks, .. } = self.counts;
         format!(
-            "{}: {:3} registers, {:6} B shared, {} stages, copies {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic} ({mask_or} mask-or), {} instructions{}",
+            "{}: {:3} registers, {:6} B shared, {} stages, copies {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic} ({masks} masks), {} instructions{}",
             name(self.card, &self.config),
             self.usage.registers,
             self.shared,

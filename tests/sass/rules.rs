@@ -24,8 +24,9 @@ pub struct Counts {
     pub waits: usize,
     /// `lop3`.
     pub logic: usize,
-    /// Of those, a mask and an or in one: a pair of weights becomes a pair of floats.
-    pub mask_or: usize,
+    /// Of those, what makes a pair of floats of a pair of weights: a mask and an or in one, or where weights are multiplied as f16 the way they
+    /// are stored a mask.
+    pub masks: usize,
 }
 
 impl Counts {
@@ -42,7 +43,7 @@ impl Counts {
             products: if config.bf16 { products_bf16 } else { products - products_bf16 },
             waits: code.count("WARPGROUP", &["DEPBAR"]),
             logic: code.count("LOP3", &[]),
-            mask_or: code.count_mask_or(magic),
+            masks: if config.multiplies_stored() && !config.bf16 { code.count_mask() } else { code.count_mask_or(magic) },
         }
     }
 }
@@ -83,20 +84,23 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     // A product takes 16 of a warp's columns by 16 rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
     // is not unrolled.
     let (instruction, rows) = if tile.is_wgmma() { ("wgmma (HGMMA)", tile.rows()) } else { ("mma.sync (HMMA.16816.F32)", 8) };
-    let products = columns / 16 * (depth / 16) * (tile.rows() / rows);
+    // One more for all 64 columns where the activations themselves are summed.
+    let products = (columns / 16 + usize::from(config.multiplies_stored())) * (depth / 16) * (tile.rows() / rows);
     rule(counts.products == products, format!("{} {instruction} where the tile takes {products}", counts.products));
     // No other instruction, shape or accumulator: one that is not among those is work that the tile does not account for.
     let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
     rule(all == counts.products, format!("{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype", counts.products));
-    // One wait for each 16 rows of K and one at the end: more of them are waits that ptxas has put between products.
-    let waits = if tile.is_wgmma() { depth / 16 + 1 } else { 0 };
+    // One wait for each 16 rows of K, one for each group that is summed by itself and one at the end: more of them are waits that ptxas has put
+    // between products.
+    let groups = if config.multiplies_stored() { config.groups_in_chunk() } else { 0 };
+    let waits = if tile.is_wgmma() { depth / 16 + groups + 1 } else { 0 };
     rule(counts.waits == waits, format!("{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}", counts.waits));
     // An ldmatrix.x4 brings 512 bytes; wgmma reads shared memory itself.
     let loads = if tile.is_wgmma() { 0 } else { tile.rows() * depth * 2 / 512 };
     rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
     // One instruction for each pair of weights of the lane.
     let pairs = columns * depth / 32 / 2;
-    rule(counts.mask_or >= pairs, format!("{} lop3 that mask and or where {pairs} pairs of weights take one each", counts.mask_or));
+    rule(counts.masks >= pairs, format!("{} lop3 that mask weights where {pairs} pairs take one each", counts.masks));
     if tile.is_wgmma() {
         // For each row of chunks four rows of tiles, scales and zero points of each group, and a box of activations. A producer starts those of
         // a step; warps without one start a row of tiles and one of the others each. The compiler may have unrolled the loop around them.

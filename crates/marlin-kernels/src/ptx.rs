@@ -9,6 +9,8 @@ use cubecl::prelude::*;
 #[cfg(feature = "cuda")]
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
+pub(crate) mod wgmma;
+
 /// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
 pub(crate) type U4 = Vector<u32, Const<4>>;
 /// The accumulator C and D of `mma.m16n8k16` in f32.
@@ -164,7 +166,7 @@ pub(crate) fn barrier_arrive_expect(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until it says that the phase of that parity is complete: what was copied in it is there, for [`wgmma`] too.
+/// `mbarrier.try_wait.parity` until it says that the phase of that parity is complete: what was copied in it is there, for [`wgmma`](wgmma::wgmma) too.
 #[cube]
 pub(crate) fn barrier_wait(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -257,80 +259,12 @@ pub(crate) fn fence_proxy_async() {
     gpu_asm!("fence.proxy.async.shared::cta;");
 }
 
-/// Declares `registers` accumulators for [`wgmma`], and what else it names: once, at a kernel's top, outside loops.
-///
-/// They are PTX registers that inline assembly alone names. Where they are values of CubeCL's, each instruction copies them, and ptxas makes it
-/// wait for the one before.
+/// `and`, where it is written: the compiler moves its own past the [`wgmma_fence`](wgmma::wgmma_fence) that its result must come before.
 #[cube]
-pub(crate) fn wgmma_declare(#[comptime] registers: usize) {
-    gpu_asm!(".reg .pred wgmma_add; setp.eq.u32 wgmma_add, 1, 1; .reg .b64 wgmma_b; .reg .f32 wgmma_sum<{n}>;", n = const registers);
-}
-
-/// An accumulator of [`wgmma`] becomes 0. None may be under way.
-#[cube]
-pub(crate) fn wgmma_clear(#[comptime] register: usize) {
-    gpu_asm!("mov.f32 wgmma_sum{i}, 0f00000000;", i = const register);
-}
-
-/// An accumulator of [`wgmma`]. None may be under way.
-#[cube]
-pub(crate) fn wgmma_sum(#[comptime] register: usize) -> f32 {
-    let sum: f32;
-    gpu_asm!("mov.f32 {s}, wgmma_sum{i};", s = out(_) sum, i = const register);
-    read::<f32>(sum)
-}
-
-/// The upper half of [`wgmma`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
-/// swizzled within 128 (1 in bits 62 and 63).
-const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
-
-/// The lower half of [`wgmma`]'s descriptor of B, from its address in shared memory, of less than 2^18: the address in units of 16, and 1 for
-/// the offset that a swizzled matrix does not use. 16 values along K are 2 units.
-#[cube]
-pub(crate) fn wgmma_descriptor(address: u32) -> u32 {
-    (address / 16) | 0x1_0000u32
-}
-
-/// The descriptor of B for every [`wgmma`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
-#[cube]
-pub(crate) fn wgmma_b(descriptor: u32) {
-    gpu_asm!("mov.b64 wgmma_b, {{{d}, {u}}};", d = in(_) read::<u32>(descriptor), u = const DESCRIPTOR_SWIZZLE_128);
-}
-
-/// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of A, of f16 or (`bf16`) bf16 and in registers, and
-/// [B](wgmma_b), `n` rows of K-major values in shared memory ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operation").
-///
-/// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of the sums in that of `n / 8` accumulators of
-/// `mma.m16n8k16` side by side.
-#[cube]
-pub(crate) fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
-    gpu_asm!(
-        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, wgmma_add, 1, 1, 0;",
-        n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
-        a = in(_) read::<U4>(a)
-    );
-}
-
-fn sum_names(first: usize, count: usize) -> String {
-    (first..first + count).map(|i| format!("wgmma_sum{i}")).collect::<Vec<_>>().join(", ")
-}
-
-/// `wgmma.fence`: what was written to registers is there for the next [`wgmma`].
-#[cube]
-pub(crate) fn wgmma_fence() {
-    gpu_asm!("wgmma.fence.sync.aligned;");
-}
-
-/// `wgmma.commit_group`: closes the group of products issued since the last one.
-#[cube]
-pub(crate) fn wgmma_commit() {
-    gpu_asm!("wgmma.commit_group.sync.aligned;");
-}
-
-/// `wgmma.wait_group`: until at most `pending` groups are under way.
-#[cube]
-pub(crate) fn wgmma_wait(#[comptime] pending: usize) {
-    gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);
+pub(crate) fn and_here(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("and.b32 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b));
+    read::<u32>(d)
 }
 
 /// `a - b` of two pairs of f16.

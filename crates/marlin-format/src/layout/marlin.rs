@@ -35,6 +35,10 @@ const TILE_WORDS: usize = TILE_K * TILE_N / 8;
 /// bits apart: `w & 0x000f000f` has `b0` in its lower and `b1` in its upper half, `w & 0x00f000f0` has `b2` and `b3`, and the same of
 /// `w >> 8` the second fragment. So a pair becomes halves without moving either value.
 ///
+/// [`in_chunks`](Self::in_chunks), which no file has, exchanges the pairs in nibbles 1, 5 and 2, 6. Then `w` and `w >> 8` have the rows
+/// `2t, 2t + 1` and `2t + 8, 2t + 9`, and the mask says which column: `groupID` under `0x000f000f`, `8 + groupID` under `0x00f000f0`. Kernels
+/// that multiply the masked nibbles as the numbers they are in f16, the second 16 times the first, so have one unit for each column.
+///
 /// Lanes of the sub-tile's first eight columns, by row and column (the second eight are alike):
 ///
 /// | k \ n    | 0 | 1 | 2 | ... | 7 |
@@ -52,12 +56,14 @@ pub struct MarlinLayout {
     n: usize,
     k_padded: usize,
     n_padded: usize,
+    /// Whether the pairs of a word go by rows of a column first, as published, or by columns of a row.
+    rows_first: bool,
 }
 
 impl MarlinLayout {
     /// The layout of a weight of `k` input and `n` output features, padded to whole tiles of 16 x 64.
     pub fn new(k: usize, n: usize) -> Self {
-        Self { k, n, k_padded: round_up(k, TILE_K), n_padded: round_up(n, TILE_N) }
+        Self { k, n, k_padded: round_up(k, TILE_K), n_padded: round_up(n, TILE_N), rows_first: true }
     }
 
     /// The same, padded to multiples of `k_multiple` and `n_multiple`: the published Marlin format asks for 128 and 256.
@@ -70,12 +76,13 @@ impl MarlinLayout {
                 return Err(FormatError::PadMultiple { axis, multiple, tile });
             }
         }
-        Ok(Self { k, n, k_padded: round_up(k, k_multiple), n_padded: round_up(n, n_multiple) })
+        Ok(Self { k, n, k_padded: round_up(k, k_multiple), n_padded: round_up(n, n_multiple), rows_first: true })
     }
 
-    /// The same, padded to whole chunks of 64 x 64: what a warp of the tensor-core kernels reads at a time.
+    /// The layout of the tensor-core kernels: pairs of nibbles in their own order (see above), padded to whole chunks of 64 x 64, which a warp
+    /// reads at a time.
     pub fn in_chunks(k: usize, n: usize) -> Self {
-        Self { k, n, k_padded: round_up(k, CHUNK_K), n_padded: round_up(n, TILE_N) }
+        Self { k, n, k_padded: round_up(k, CHUNK_K), n_padded: round_up(n, TILE_N), rows_first: false }
     }
 
     /// K, input features.
@@ -111,7 +118,7 @@ impl MarlinLayout {
         let (group_id, thread_in_group) = (column % 8, row % 8 / 2);
         let lane = 4 * group_id + thread_in_group;
         // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies four nibbles up.
-        let pair = 2 * (column / 8) + row / 8;
+        let pair = if self.rows_first { 2 * (column / 8) + row / 8 } else { 2 * (row / 8) + column / 8 };
         WordIndex { word: tile * TILE_WORDS + 4 * lane + sub_tile, nibble: pair + 4 * (row % 2) }
     }
 

@@ -123,7 +123,7 @@ fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     let weight = random_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::Channel), false);
     let words = MarlinLayout::in_chunks(k, n).pack(&weight).unwrap();
     // The nibbles of a0..a7: a register's two values are four nibbles apart.
-    let nibbles = [0, 4, 2, 6, 1, 5, 3, 7];
+    let nibbles = [0, 4, 1, 5, 2, 6, 3, 7];
     for tile in 0..k / 16 * (n / 64) {
         let (tile_row, tile_column) = (tile / (n / 64), tile % (n / 64));
         for lane in 0..32 {

@@ -3,8 +3,9 @@
 use sha2::{Digest, Sha256};
 
 /// The kernel. The choice among its tiles is left out: a record names the tile of each row.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     include_str!("../ptx.rs"),
+    include_str!("../ptx/wgmma.rs"),
     include_str!("config.rs"),
     include_str!("copy.rs"),
     include_str!("epilogue.rs"),

@@ -2,6 +2,7 @@
 
 use super::config::{CHUNK_N, Config};
 use super::exchange;
+use super::fragment::stored_units;
 use super::kernel::Lengths;
 use super::pipeline::sync_consumers;
 use super::stripe::{Place, stripe_start};
@@ -74,6 +75,7 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     let warp_n = warp % comptime!(config.tile.warps_n as u32);
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
     let stride = comptime!(config.reduce_stride() as u32);
+    let (first_unit, second_unit) = comptime!(stored_units(&config));
     let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(CHUNK_N as u32) + lane / 4;
     #[unroll]
     for batch_tile in 0..comptime!(config.tile.batch_tiles) {
@@ -82,26 +84,26 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
         for j in 0..4usize {
             let sum = sums[comptime!(j * config.tile.batch_tiles + batch_tile)];
             let at = own + comptime!(16 * j as u32);
-            reduce[at as usize] = sum.extract(0usize);
-            reduce[(at + stride) as usize] = sum.extract(1usize);
-            reduce[(at + 8) as usize] = sum.extract(2usize);
-            reduce[(at + stride + 8) as usize] = sum.extract(3usize);
+            reduce[at as usize] = sum.extract(0usize) * first_unit;
+            reduce[(at + stride) as usize] = sum.extract(1usize) * first_unit;
+            reduce[(at + 8) as usize] = sum.extract(2usize) * second_unit;
+            reduce[(at + stride + 8) as usize] = sum.extract(3usize) * second_unit;
         }
         sync_consumers(config);
         #[unroll]
         for i in 0..count {
-            let index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);
-            let place = index / comptime!(config.tile.columns() as u32) * stride + index % comptime!(config.tile.columns() as u32);
-            if comptime!(i + 1 < count || count * config.tile.threads() == 8 * config.tile.columns())
-                || index < comptime!(8 * config.tile.columns() as u32)
-            {
-                let mut total = reduce[place as usize];
-                #[unroll]
-                for k in 1..comptime!(config.tile.warps_k) {
-                    total += reduce[(place + comptime!(8 * k as u32) * stride) as usize];
-                }
-                totals[comptime!(batch_tile * count + i)] = total;
+            let mut index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);
+            if comptime!((i + 1) * config.tile.threads() > 8 * config.tile.columns()) {
+                // A thread that has no output here adds another's: no branch.
+                index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
             }
+            let place = index / comptime!(config.tile.columns() as u32) * stride + index % comptime!(config.tile.columns() as u32);
+            let mut total = reduce[place as usize];
+            #[unroll]
+            for k in 1..comptime!(config.tile.warps_k) {
+                total += reduce[(place + comptime!(8 * k as u32) * stride) as usize];
+            }
+            totals[comptime!(batch_tile * count + i)] = total;
         }
     }
 }

@@ -54,14 +54,12 @@ pub(super) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
         let own = flagged_sums(workspace, CUBE_POS_X, config);
         #[unroll]
         for four in 0..comptime!(config.outputs() / 4) {
-            if has_four(four, rows, config) {
-                let mut values = Vector::<f32, Const<4>>::new(0.0);
-                #[unroll]
-                for i in 0..4usize {
-                    values.insert(i, totals[comptime!(4 * four + i)]);
-                }
-                store_global_16(own + comptime!((16 * four * config.tile.threads()) as u64), values);
+            let mut values = Vector::<f32, Const<4>>::new(0.0);
+            #[unroll]
+            for i in 0..4usize {
+                values.insert(i, totals[comptime!(4 * four + i)]);
             }
+            store_global_16(own + comptime!((16 * four * config.tile.threads()) as u64), values);
         }
         sync_consumers(config);
         if UNIT_POS_X == 0 {
@@ -82,14 +80,14 @@ pub(super) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
 #[cube]
 pub(super) fn add(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[comptime] config: Config) {
     if comptime!(config.is_flagged()) {
-        add_flagged(totals, other, workspace, rows, config);
+        add_flagged(totals, other, workspace, config);
     } else {
         add_marked(totals, other, workspace, rows, config);
     }
 }
 
 #[cube]
-fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[comptime] config: Config) {
+fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] config: Config) {
     if UNIT_POS_X == 0 {
         let flag = flag(workspace, other);
         while load_acquire(flag) == 0 {}
@@ -101,17 +99,13 @@ fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #
     let mut values = Array::<Vector<f32, Const<4>>>::new(fours);
     #[unroll]
     for four in 0..fours {
-        if has_four(four, rows, config) {
-            values[four] = load_global_16(sums + comptime!((16 * four * config.tile.threads()) as u64));
-        }
+        values[four] = load_global_16(sums + comptime!((16 * four * config.tile.threads()) as u64));
     }
     #[unroll]
     for four in 0..fours {
-        if has_four(four, rows, config) {
-            #[unroll]
-            for i in 0..4usize {
-                totals[comptime!(4 * four + i)] += values[four].extract(i);
-            }
+        #[unroll]
+        for i in 0..4usize {
+            totals[comptime!(4 * four + i)] += values[four].extract(i);
         }
     }
 }
@@ -146,12 +140,6 @@ fn add_marked(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[
             }
         }
     }
-}
-
-/// Whether a thread has any of its totals `4 * four` to `4 * four + 3`: rows grow with them.
-#[cube]
-fn has_four(#[comptime] four: usize, rows: u32, #[comptime] config: Config) -> bool {
-    output(comptime!(4 * four), config) < rows * comptime!(config.tile.columns() as u32)
 }
 
 /// A block's flag.

@@ -3,8 +3,8 @@
 use super::config::{CHUNK_N, Config};
 use super::kernel::Lengths;
 use crate::ptx::{
-    F4, U4, duplicate_half, fma_bf16x2, fma_f16x2, half_to_f32, lane, load_matrix_x4, load_shared_4, load_shared_16, mma, mul_f16x2,
-    sub_f16x2,
+    F4, U4, and_here, duplicate_half, fma_bf16x2, fma_f16x2, half_to_f32, lane, load_matrix_x4, load_shared_4, load_shared_16, mma,
+    mul_f16x2, opaque, sub_f16x2,
 };
 use cubecl::prelude::*;
 
@@ -16,7 +16,7 @@ use cubecl::prelude::*;
 /// | 0, 1 | `lane / 4`     | `2 (lane % 4)`, `2 (lane % 4) + 1` |
 /// | 2, 3 | `lane / 4 + 8` | `2 (lane % 4)`, `2 (lane % 4) + 1` |
 #[cube]
-pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, lengths: &Lengths, #[comptime] config: Config) {
     let lane = lane();
     let warp = UNIT_POS_X / 32;
     let words = stage + warp * 2048 + lane * 16;
@@ -36,6 +36,8 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, lengths: &Lengths, #[co
     let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 { 8 } else { 4 * batch_tiles }));
     let mut a_words = Array::<U4>::new(2usize);
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
+    // Sums of the activations themselves.
+    let mut x_sums = Array::<F4>::new(batch_tiles);
     a_words[0] = load_shared_16(words);
     load_activations(stage + activations, swizzle, &mut b, 0usize, config);
     #[unroll]
@@ -44,38 +46,51 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, lengths: &Lengths, #[co
         #[unroll]
         for in_part in 0..comptime!(4 / config.groups_in_chunk()) {
             let step = comptime!(part * 4 / config.groups_in_chunk() + in_part);
+            let is_first = comptime!(in_part == 0);
             if comptime!(step < 3) {
                 a_words[comptime!((step + 1) % 2)] = load_shared_16(words + comptime!(512 * (step + 1) as u32));
                 load_activations(stage + activations, swizzle, &mut b, comptime!(step + 1), config);
             }
             #[unroll]
             for j in 0..4usize {
-                let a = dequantize(a_words[comptime!(step % 2)].extract(j), &group, lengths, j, config);
+                let word = a_words[comptime!(step % 2)].extract(j);
+                let a = if comptime!(config.multiplies_stored()) {
+                    stored(word, lengths, config)
+                } else {
+                    dequantize(word, &group, lengths, j, config)
+                };
                 #[unroll]
                 for tile in 0..batch_tiles {
                     let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
                     let i = comptime!(j * batch_tiles + tile);
                     if comptime!(config.scales_sums()) {
-                        let before = if comptime!(in_part == 0) { F4::new(0.0) } else { group_sums[i] };
+                        let before = if is_first { F4::new(0.0) } else { group_sums[i] };
                         group_sums[i] = mma(a, b[first], b[comptime!(first + 1)], before, config.bf16);
                     } else {
                         sums[i] = mma(a, b[first], b[comptime!(first + 1)], sums[i], config.bf16);
                     }
                 }
             }
+            if comptime!(config.multiplies_stored()) {
+                #[unroll]
+                for tile in 0..batch_tiles {
+                    let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
+                    let before = if is_first { F4::new(0.0) } else { x_sums[tile] };
+                    x_sums[tile] = mma(ones, b[first], b[comptime!(first + 1)], before, config.bf16);
+                }
+            }
         }
         if comptime!(config.scales_sums()) {
             #[unroll]
             for j in 0..4usize {
-                let pair = group.scales.extract(j);
-                let (first, second) = (half_to_f32(pair, false, config.bf16), half_to_f32(pair, true, config.bf16));
-                let mut scale = F4::new(first);
-                scale.insert(2usize, second);
-                scale.insert(3usize, second);
+                let scale = column_scales(&group, j, config);
+                let zero = column_zeros(&group, j, config);
                 #[unroll]
                 for tile in 0..batch_tiles {
                     let i = comptime!(j * batch_tiles + tile);
-                    sums[i] = fma(group_sums[i], scale, sums[i]);
+                    let products =
+                        if comptime!(config.multiplies_stored()) { fma(x_sums[tile], zero, group_sums[i]) } else { group_sums[i] };
+                    sums[i] = fma(products, scale, sums[i]);
                 }
             }
         }
@@ -114,9 +129,9 @@ fn load_activations(address: u32, swizzle: u32, b: &mut Array<u32>, #[comptime] 
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Group {
     /// Eight scales, column `groupID + 8i` in half `i % 2` of register `i / 2`. Not read where scales are applied at the end.
-    scales: U4,
+    pub scales: U4,
     /// Eight zero points, column `groupID + 8i` in nibble `i`.
-    zeros: u32,
+    pub zeros: u32,
 }
 
 /// Reads a lane's scales and zero points of a group from the stage.
@@ -129,52 +144,121 @@ pub(super) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) ->
 }
 
 /// The fragment A of `mma.m16n8k16`, 16 columns of the weight by 16 rows of K, from one word of
-/// [`MarlinLayout`](marlin_format::layout::MarlinLayout): the weights q - z of sub-tile `j`, times their scales
-/// where those are not for the sums.
+/// [`MarlinLayout`](marlin_format::layout::MarlinLayout): the values as they are stored, in other units for the two halves of the columns.
 ///
 /// With `groupID = lane / 4` and `t = lane % 4`, register by register (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
 ///
-/// | register | row of A: column of the weight | column of A: row of K | nibbles |
-/// |---|---|---|---|
-/// | 0 | `groupID`     | `2t`, `2t + 1` | 0, 4 |
-/// | 1 | `groupID + 8` | `2t`, `2t + 1` | 2, 6 |
-/// | 2 | `groupID`     | `2t + 8`, `2t + 9` | 1, 5 |
-/// | 3 | `groupID + 8` | `2t + 8`, `2t + 9` | 3, 7 |
+/// | register | row of A: column of the weight | column of A: row of K | nibbles | f16 holds | bf16 holds |
+/// |---|---|---|---|---|---|
+/// | 0 | `groupID`     | `2t`, `2t + 1`     | 0, 4 | q / 2^24 | 128 + q |
+/// | 1 | `groupID + 8` | `2t`, `2t + 1`     | 1, 5 | q / 2^20 | 128 + q |
+/// | 2 | `groupID`     | `2t + 8`, `2t + 9` | 2, 6 | q / 2^24 | 128 + q |
+/// | 3 | `groupID + 8` | `2t + 8`, `2t + 9` | 3, 7 | q / 2^20 | 128 + q |
+///
+/// A nibble in the lowest bits of an f16 is a subnormal number, which tensor cores multiply like any other: one `and` makes a pair of weights.
+/// bf16 has too few bits and too small subnormals for that: there a nibble is the end of 128 + q. [`stored_ones`] is 1 in the same units,
+/// [`column_zeros`] what takes the zero points out of a group's sums.
 #[cube]
-pub(super) fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
+pub(super) fn stored(word: u32, lengths: &Lengths, #[comptime] config: Config) -> U4 {
     let mut fragment = U4::new(0u32);
     #[unroll]
     for half in 0..2usize {
-        let (low_zero, high_zero) = zero_pairs(group, lengths, comptime!(2 * j + half), config);
         let word = word >> comptime!(8 * half as u32);
-        let (low, high) = if comptime!(config.bf16) {
-            (bf16_pair(word, low_zero, lengths), bf16_pair(word >> 4u32, low_zero, lengths))
+        if comptime!(config.bf16) {
+            fragment.insert(comptime!(2 * half), (word & lengths.low_nibbles) | 0x4300_4300u32);
+            fragment.insert(comptime!(2 * half + 1), ((word >> 4u32) & lengths.low_nibbles) | 0x4300_4300u32);
         } else {
-            f16_pairs(word, low_zero, high_zero, lengths)
-        };
-        let (low, high) = if comptime!(config.scales_weights()) {
-            let scale = duplicate_half(group.scales.extract(j), comptime!(half == 1));
-            (scaled(low, scale, config), scaled(high, scale, config))
-        } else {
-            (low, high)
-        };
-        fragment.insert(half, low);
-        fragment.insert(comptime!(half + 2), high);
+            fragment.insert(comptime!(2 * half), and_here(word, lengths.low_nibbles));
+            fragment.insert(comptime!(2 * half + 1), and_here(word, lengths.high_nibbles));
+        }
     }
     fragment
 }
 
-/// The zero point of the lane's column `i`, twice, in bits 0 to 3 of each half and in bits 4 to 7: where the weights' nibbles are.
+/// The fragment A of ones, in the units of [`stored`]: its products are the sums of the activations.
 #[cube]
-fn zero_pairs(group: &Group, lengths: &Lengths, #[comptime] i: usize, #[comptime] config: Config) -> (u32, u32) {
+pub(super) fn stored_ones(#[comptime] config: Config) -> U4 {
+    let (low, high) = comptime!(if config.bf16 { (0x3f80_3f80u32, 0x3f80_3f80u32) } else { (0x0001_0001, 0x0010_0010) });
+    let mut ones = U4::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        // Opaque, or the compiler makes them anew wherever they are multiplied.
+        ones.insert(i, opaque(comptime!(if i % 2 == 0 { low } else { high }).runtime()));
+    }
+    ones
+}
+
+/// What sums in the units of [`stored`] are multiplied with at the end: for columns of `groupID`, and of `groupID + 8`.
+pub(super) fn stored_units(config: &Config) -> (f32, f32) {
+    if config.multiplies_stored() && !config.bf16 { (16_777_216.0, 1_048_576.0) } else { (1.0, 1.0) }
+}
+
+/// The scales of an accumulator's four elements.
+#[cube]
+pub(super) fn column_scales(group: &Group, #[comptime] j: usize, #[comptime] config: Config) -> F4 {
+    let pair = group.scales.extract(j);
+    let (first, second) = (half_to_f32(pair, false, config.bf16), half_to_f32(pair, true, config.bf16));
+    let mut scale = F4::new(first);
+    scale.insert(2usize, second);
+    scale.insert(3usize, second);
+    scale
+}
+
+/// What an accumulator of [`stored`] weights takes of the activations' sums: the negative zero points of its four elements.
+#[cube]
+pub(super) fn column_zeros(group: &Group, #[comptime] j: usize, #[comptime] config: Config) -> F4 {
+    if comptime!(config.zero_points) {
+        // 0x4b000000 is 2^23, whose last bit is 1.
+        let offset = comptime!(if config.bf16 { 8_388_608.0f32 - 128.0 } else { 8_388_608.0 });
+        let low = offset - f32::reinterpret(((group.zeros >> comptime!(8 * j as u32)) & 15u32) | 0x4b00_0000u32);
+        let high = offset - f32::reinterpret(((group.zeros >> comptime!(8 * j as u32 + 4)) & 15u32) | 0x4b00_0000u32);
+        let mut zero = F4::new(low);
+        zero.insert(2usize, high);
+        zero.insert(3usize, high);
+        zero
+    } else {
+        F4::new(comptime!(if config.bf16 { -136.0f32 } else { -8.0 }))
+    }
+}
+
+/// The fragment A of `mma.m16n8k16` from the word of sub-tile `j`, in the ownership of [`stored`]: the weights q - z, times their scales
+/// where sums are not scaled instead.
+#[cube]
+pub(super) fn dequantize(word: u32, group: &Group, lengths: &Lengths, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
+    let mut fragment = U4::new(0u32);
+    let (low_zero, high_zero) = zero_pairs(group, lengths, j, config);
+    #[unroll]
+    for half in 0..2usize {
+        let word = word >> comptime!(8 * half as u32);
+        let (low, high) = if comptime!(config.bf16) {
+            (bf16_pair(word, low_zero, lengths), bf16_pair(word >> 4u32, high_zero, lengths))
+        } else {
+            f16_pairs(word, low_zero, high_zero, lengths)
+        };
+        let (low, high) = if comptime!(config.grouped() && !config.scales_sums()) {
+            let pair = group.scales.extract(j);
+            (scaled(low, duplicate_half(pair, false), config), scaled(high, duplicate_half(pair, true), config))
+        } else {
+            (low, high)
+        };
+        fragment.insert(comptime!(2 * half), low);
+        fragment.insert(comptime!(2 * half + 1), high);
+    }
+    fragment
+}
+
+/// The zero points of the lane's columns `groupID` and `groupID + 8` of sub-tile `j`, each twice: the first in bits 0 to 3 of each half, the
+/// second in bits 4 to 7 for f16, where the weights' nibbles are, and in bits 0 to 3 for bf16.
+#[cube]
+fn zero_pairs(group: &Group, lengths: &Lengths, #[comptime] j: usize, #[comptime] config: Config) -> (u32, u32) {
     if comptime!(config.zero_points) {
         // Four columns' zero points in both halves: one mask takes a column's from both.
-        let four = duplicate_half(group.zeros, comptime!(i >= 4));
-        let nibble = comptime!(i as u32 % 4);
-        let raised = if comptime!(nibble == 0) { four << 4u32 } else { four >> comptime!(4 * (nibble.max(1) - 1)) };
-        ((four >> comptime!(4 * nibble)) & lengths.low_nibbles, raised & lengths.high_nibbles)
+        let four = duplicate_half(group.zeros, comptime!(j >= 2));
+        let two = if comptime!(j % 2 == 0) { four } else { four >> 8u32 };
+        let high = if comptime!(config.bf16) { (two >> 4u32) & lengths.low_nibbles } else { two & lengths.high_nibbles };
+        (two & lengths.low_nibbles, high)
     } else {
-        (0x0008_0008u32.runtime(), 0x0080_0080u32.runtime())
+        (0x0008_0008u32.runtime(), comptime!(if config.bf16 { 0x0008_0008u32 } else { 0x0080_0080 }).runtime())
     }
 }
 

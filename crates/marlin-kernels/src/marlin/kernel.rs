@@ -1,7 +1,7 @@
 use super::config::Config;
 use super::copy::{Ahead, Source};
 use super::epilogue::finish;
-use super::fragment::multiply;
+use super::fragment::{multiply, stored_ones};
 use super::pipeline::{Filler, Turn, fill_ahead, meet_producer, produce};
 use super::stripe::{Place, stripe_start};
 use super::warpgroup;
@@ -127,23 +127,27 @@ pub(super) fn matmul<F: Float>(
         warpgroup::declare(config);
     }
     let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
+    let ones = stored_ones(config);
     let mut to_multiply = end - start;
     while to_multiply > 0 {
+        #[unroll]
+        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+            sums[i] = F4::new(0.0);
+        }
         if comptime!(config.tile.is_wgmma()) {
-            warpgroup::clear(config);
-            for _ in here.first..here.end {
+            if comptime!(!config.multiplies_stored()) {
+                warpgroup::clear(config);
+            }
+            turn.agree();
+            for step in here.first..here.end {
                 if comptime!(!config.has_producer()) {
                     filler.share(warp, &source, &lengths, config);
                 }
-                warpgroup::multiply(&turn, warp, &lengths, config);
+                warpgroup::multiply(&turn, warp, step, &here, ones, &mut sums, &lengths, config);
                 turn.next(config);
             }
             warpgroup::end(&mut sums, config);
         } else {
-            #[unroll]
-            for i in 0..comptime!(4 * config.tile.batch_tiles) {
-                sums[i] = F4::new(0.0);
-            }
             let warps_n = comptime!(config.tile.warps_n as u32);
             let column = lengths.by_row_blocks.div(here.tile) * warps_n + warp % warps_n;
             // Opaque, or the compiler computes it anew for every step.
@@ -153,7 +157,7 @@ pub(super) fn matmul<F: Float>(
                 ahead.step(turn.stage, stages, &source, &lengths, config);
                 // Past N or K there is nothing to multiply.
                 if chunk < chunks {
-                    multiply(turn.stage, &mut sums, &lengths, config);
+                    multiply(turn.stage, &mut sums, ones, &lengths, config);
                 }
                 chunk += comptime!(config.tile.warps_k as u32);
                 turn.next(config);

@@ -21,14 +21,17 @@
 //!
 //! **A product.** The transpose is computed, W^T X^T: fragment A of `mma.m16n8k16` is 16 columns of the weight, fragment B eight rows of
 //! activations, so that one row wastes seven rows of a tensor core and not fifteen. A word of the tile layout is an A fragment: `lop3` puts
-//! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off (`fragment.rs`).
+//! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off. With up to 16 rows and more than one group even
+//! that is too much: there the masked nibbles are multiplied as the small numbers that they are in f16, and one product more, with ones in
+//! place of weights, sums the activations, times which a group's zero points leave its sums in f32 (`fragment.rs`).
 //!
 //! **Warpgroups.** On compute capability 9.0, `wgmma` takes a word of each of four warps and reads the activations from shared memory itself
 //! (`warpgroup.rs`). It runs while the next words are made fragments, and across steps, so the stages of the last two are in use. The copy
 //! engine fills the stages, for one producer warp where there are registers for it, and nobody waits for a whole block (`pipeline.rs`).
 //!
-//! **Scales.** For up to 32 rows, a group's products are summed apart and scaled once in f32; for more, the weights are scaled in half2. With
-//! one group, sums are scaled when they are written. `wgmma` takes scaled weights: its sums are out of reach until it is done.
+//! **Scales.** For up to 32 rows, by `wgmma` up to 16, a group's products are summed apart and scaled once in f32; for more, the weights are
+//! scaled in half2. With one group, sums are scaled when they are written. `wgmma`'s sums are out of reach until it is done, so with groups of
+//! 128 a warp takes a group's two chunks one after the other.
 //!
 //! **Which tile.** `plan.rs` estimates the time of each from bytes, instructions and parts, and takes the fastest: no trial at run time.
 

@@ -70,6 +70,15 @@ impl Turn {
         }
     }
 
+    /// Lane 0 says it for all of a warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
+    pub fn agree(&mut self) {
+        sync_warp();
+        self.stage = plane_broadcast(self.stage, 0u32);
+        self.full = plane_broadcast(self.full, 0u32);
+        self.parity = plane_broadcast(self.parity, 0u32);
+        self.held = plane_broadcast(self.held, 0u32);
+    }
+
     /// A consumer waits for the stage's copies.
     pub fn wait(&self) {
         barrier_wait_warp(self.full, self.parity);
@@ -247,7 +256,12 @@ impl Filler {
     fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         let warps_n = comptime!(config.tile.warps_n as u32);
         let (stage, full) = (self.turn.stage, self.turn.full);
-        let chunk_k = self.place.first * comptime!(config.tile.warps_k as u32) + warp_k;
+        let step = self.place.first;
+        let chunk_k = if comptime!(config.pairs_steps()) {
+            step / 2 * comptime!(2 * config.tile.warps_k as u32) + 2 * warp_k + step % 2
+        } else {
+            step * comptime!(config.tile.warps_k as u32) + warp_k
+        };
         let chunk = min(chunk_k, lengths.chunks_k - 1);
         let to = stage + (warp_k * comptime!(TILE_ROWS as u32) + part) * comptime!(warps_n * TILE_ROW_BYTES as u32);
         let from = u64::cast_from((chunk * comptime!(TILE_ROWS as u32) + part) * lengths.chunks_n + self.chunk_n);

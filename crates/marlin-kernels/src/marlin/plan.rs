@@ -86,7 +86,7 @@ impl Work {
         Self {
             columns: layout.n_padded().div_ceil(tile.columns()),
             row_blocks: problem.m.div_ceil(tile.rows()),
-            depth: (layout.k_padded() / CHUNK_K).div_ceil(tile.warps_k),
+            depth: format(problem).config(*tile).steps(layout.k_padded() / CHUNK_K),
         }
     }
 
@@ -98,8 +98,8 @@ impl Work {
 
 /// Estimated time in microseconds: of the steps, of adding what is split and writing what is whole, and of starting.
 ///
-/// The constants, and [`chunk_nanoseconds`], are a fit to 1020 launches on an H200 (12 shapes, M = 1 to 1024, groups of 128, f16): the mean
-/// error is 6 %, and the tile that they choose is on average 0.8 %, at most 13 %, slower than the best. Other cards have other constants,
+/// The constants, and [`chunk_nanoseconds`], are a fit to launches of every tile on an H200 (12 shapes, M = 1 to 256, groups of 128, f16): the
+/// mean error is 6 %, and the tile that they choose is on average 0.4 %, at most 7 %, slower than the best. Other cards have other constants,
 /// which move the estimates of all tiles together.
 fn estimate(problem: &Problem, tile: &Tile, card: &Card) -> f64 {
     let work = Work::new(problem, tile);
@@ -169,7 +169,7 @@ mod tests {
     fn narrow_weights_take_deep_tiles_and_wide_weights_wide_ones() {
         let columns = |k, n| plan(&problem(1, k, n, GroupSize::G128), &H200).map(|launch| launch.tile.columns());
         assert_eq!(columns(4096, 4096), Some(64));
-        assert_eq!(columns(8192, 57344), Some(192));
+        assert_eq!(columns(8192, 57344), Some(256));
     }
 
     #[test]

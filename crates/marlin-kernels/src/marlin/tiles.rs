@@ -6,26 +6,25 @@ use marlin_format::GroupSize;
 /// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
 /// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
 /// card has shared memory for.
-const TILES: [(Tile, u32); 19] = [
-    (tile(1, 1, 8), 82),
-    (tile(1, 1, 16), 77),
-    (tile(1, 3, 4), 71),
-    (tile(2, 1, 8), 104),
-    (tile(2, 2, 6), 88),
-    (tile(2, 4, 3), 85),
+const TILES: [(Tile, u32); 18] = [
+    (tile(1, 1, 8), 77),
+    (tile(1, 1, 16), 70),
+    (tile(1, 3, 4), 70),
+    (tile(2, 1, 8), 92),
+    (tile(2, 2, 6), 87),
+    (tile(2, 4, 3), 94),
     (tile(4, 1, 8), 141),
     (tile(4, 2, 4), 127),
     (tile(4, 4, 2), 126),
-    (tile(8, 1, 8), 217),
-    (tile(8, 2, 4), 201),
-    (tile(8, 4, 2), 193),
-    (wgmma(1, 4, 3), 72),
-    (wgmma(2, 4, 2), 85),
-    (wgmma(2, 4, 3), 81),
+    (tile(8, 1, 8), 208),
+    (tile(8, 2, 4), 194),
+    (tile(8, 4, 2), 190),
+    (wgmma(1, 4, 3), 70),
+    (wgmma(2, 4, 2), 69),
+    (wgmma(2, 4, 3), 69),
     (wgmma(4, 4, 2), 92),
-    (wgmma(8, 4, 1), 134),
-    (wgmma(8, 4, 2), 138),
-    (wgmma(8, 8, 1), 130),
+    (wgmma(8, 4, 1), 120),
+    (wgmma(8, 4, 2), 144),
 ];
 
 /// A tile without its stages.
@@ -106,7 +105,11 @@ fn spills(config: &Config, capability: u32) -> bool {
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
     if product == Product::Wgmma {
-        return tile == (2, 4, 3) && zero_points && !bf16 && matches!(group, GroupSize::G64 | GroupSize::G128);
+        return match tile {
+            (2, 4, 3) => zero_points && matches!(group, GroupSize::G64 | GroupSize::G128),
+            (8, 4, 1) => group == GroupSize::Channel,
+            _ => false,
+        };
     }
     match capability {
         80 => match tile {

@@ -23,9 +23,9 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
     let mut word = 0u32.runtime();
     #[unroll]
     for pair in 0..4u32 {
-        // Pairs 0 and 1 are rows 0 to 7 and 8 to 15 of the first column, pairs 2 and 3 of the second.
-        let row = row + comptime!(pair % 2);
-        let column = column + comptime!(pair / 2 * 8);
+        // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3 rows 8 to 15.
+        let row = row + comptime!(pair / 2);
+        let column = column + comptime!(pair % 2 * 8);
         // Past the plain layout's own padding every value is 8.
         let mut two = 0x88u32.runtime();
         if row < plain_rows && column < plain_columns {
@@ -48,7 +48,7 @@ pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, ti
     let tile = row / 2 * tiles_n + column / TILE_N;
     // Of the tile's words, that of lane `4 (column % 8)` and the column's sub-tile.
     let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
-    let shift = (column % 16 / 8 * 2 + row % 2) * 4;
+    let shift = (row % 2 * 2 + column % 16 / 8) * 4;
 
     let mut word = 0u32.runtime();
     #[unroll]
