@@ -8,5 +8,6 @@ mod config;
 mod fragments;
 mod layouts;
 mod plain;
+mod plain_join;
 mod quantize;
 mod spec;
