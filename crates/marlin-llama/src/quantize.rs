@@ -1,4 +1,4 @@
-//! A float folder to a folder with 4-bit projections.
+//! A float folder to a folder with 4-bit or 8-bit projections.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub struct QuantizeProgress<'a> {
 /// What a quantisation did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeReport {
-    /// The layers that are in 4 bits now, as they come in the source.
+    /// The layers that are quantised now, as they come in the source.
     pub quantized: Vec<QuantizedLayer>,
     /// Projections that were excluded.
     pub excluded: Vec<String>,
@@ -75,7 +75,7 @@ enum Plan<'a> {
     Quantize { layer: &'a str, view: TensorView<'a>, k: usize, n: usize },
 }
 
-/// Rounds the projections of a float Hugging Face folder to the nearest 4-bit values, into a new folder in compressed-tensors' pack-quantized
+/// Rounds the projections of a float Hugging Face folder to the nearest values of the spec's bits, into a new folder in compressed-tensors' pack-quantized
 /// form.
 ///
 /// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.

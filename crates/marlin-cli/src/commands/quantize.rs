@@ -7,7 +7,7 @@ use serde_json::json;
 use std::time::Instant;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
-    let mut spec = QuantSpec::int4(args.group);
+    let mut spec = QuantSpec { bits: args.bits, ..QuantSpec::int4(args.group) };
     if args.zero_points {
         spec = spec.with_zero_points();
     }
