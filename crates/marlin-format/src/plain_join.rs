@@ -64,8 +64,9 @@ impl PlainWeight {
         spec.check(k, n)?;
 
         let groups = spec.group.count(k);
-        let mut words = PlainLayout::new(k, n).padding();
-        for (row, line) in words.chunks_exact_mut(PlainLayout::new(k, n).columns()).enumerate() {
+        let layout = PlainLayout::new(k, n, spec.bits);
+        let mut words = layout.padding();
+        for (row, line) in words.chunks_exact_mut(layout.columns()).enumerate() {
             let mut start = 0;
             for part in parts {
                 let columns = part.layout().columns();
