@@ -58,7 +58,7 @@ def codes(n, k, bits, group, *, name, symmetric=True, lowest_zero=0, order=None,
 class Tiny:
     """A Llama of one layer, its sizes, and its weights in f32 as far as nothing else is said of them."""
 
-    def __init__(self, hidden=64, intermediate=64, heads=2, kv_heads=1, head_dim=32, vocab=32, **more):
+    def __init__(self, hidden=32, intermediate=64, heads=1, kv_heads=1, head_dim=32, vocab=32, **more):
         self.config = LlamaConfig(
             vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=1, num_attention_heads=heads,
             num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
