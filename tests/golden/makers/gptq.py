@@ -11,7 +11,7 @@ from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from makers.model import Tiny, codes, float_tensor, write
-from makers.packages import module, unpacked
+from makers.packages import bare, unpacked
 
 PACKER = f"GPTQModel {__version__}"
 LINEARS_OF = {"q": "attn_in", "k": "attn_in", "v": "attn_in", "o": "attn_out", "gate": "mlp_in", "up": "mlp_in", "down": "mlp_out", "lm_head": "out"}
@@ -45,7 +45,7 @@ def pack(values, config: QuantizeConfig, bias=None):
     linear.weight.data = values.weight()
     if bias is not None:
         linear.bias.data = bias.float()
-    packer.pack_block(linear, values.scales.float(), values.zeros, values.g_idx)
+    packer.pack_original(linear, values.scales.float(), values.zeros, values.g_idx)
     packer.qzero_format(format=2)
     packer.post_init()
     weight = packer.dequantize_weight().T.contiguous()
@@ -119,11 +119,13 @@ def with_biases():
 def auto_gptq(name, bits, group, *, symmetric, marlin_flag):
     """As AutoGPTQ wrote it: the config in `quantize_config.json` only, without `checkpoint_format`. Its layer has no function that
     dequantises: what it makes of the unit matrix is the weight, each sum having one term that is not 0."""
-    folder = unpacked("auto-gptq", "0.7.1") / "auto_gptq" / "nn_modules" / "qlinear"
+    folder = unpacked("auto-gptq", "0.7.1") / "auto_gptq"
+    for package in ["", ".nn_modules", ".nn_modules.qlinear"]:
+        bare(f"auto_gptq{package}", folder / package.replace(".", "/").lstrip("/"))
     # Its kernels need a card; the packing and the slow path need none of them.
-    sys.modules.setdefault("autogptq_cuda_64", types.ModuleType("autogptq_cuda_64"))
-    sys.modules.setdefault("autogptq_cuda_256", types.ModuleType("autogptq_cuda_256"))
-    quant_linear = module(folder / "qlinear_cuda_old.py").QuantLinear
+    sys.modules["autogptq_cuda_64"] = sys.modules["autogptq_cuda_256"] = types.ModuleType("kernels")
+    from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear
+
     model = Tiny()
     tensors = {key: value.half() for key, value in model.float_tensors().items()}
     weights, formats = {}, {}
@@ -131,7 +133,7 @@ def auto_gptq(name, bits, group, *, symmetric, marlin_flag):
         values = codes(n, k, bits, group, name=layer, symmetric=symmetric, lowest_zero=1)
         linear = torch.nn.Linear(k, n, bias=False)
         linear.weight.data = values.weight()
-        packer = quant_linear(bits, group, k, n, False)
+        packer = QuantLinear(bits, group, k, n, False)
         packer.pack(linear, values.scales.float(), values.zeros.clone(), None)
         packer.scales = packer.scales.half()
         packed = packer.state_dict()
