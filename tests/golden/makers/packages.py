@@ -23,7 +23,7 @@ def unpacked(package: str, version: str) -> Path:
         [archive] = archives.iterdir()
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as files:
-                files.extractall(folder)
+                files.extractall(folder, [name for name in files.namelist() if name.endswith((".py", ".jinja", "METADATA"))])
         else:
             with tarfile.open(archive) as files:
                 files.extractall(folder, filter="data")
