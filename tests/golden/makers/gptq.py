@@ -116,9 +116,9 @@ def with_biases():
           quantize_config=fields, model_class=Qwen2ForCausalLM, reference=reference)
 
 
-def auto_gptq(name, bits, group, *, symmetric, marlin_flag):
-    """As AutoGPTQ wrote it: the config in `quantize_config.json` only, without `checkpoint_format`. Its layer has no function that
-    dequantises: what it makes of the unit matrix is the weight, each sum having one term that is not 0."""
+def auto_gptq(name, bits, group, *, symmetric, old):
+    """By AutoGPTQ. Its `old` versions wrote the config to `quantize_config.json` only; no version wrote `checkpoint_format`. Its layer has no
+    function that dequantises: what it makes of the unit matrix is the weight, each sum having one term that is not 0."""
     folder = unpacked("auto-gptq", "0.7.1") / "auto_gptq"
     for package in ["", ".nn_modules", ".nn_modules.qlinear"]:
         bare(f"auto_gptq{package}", folder / package.replace(".", "/").lstrip("/"))
@@ -142,14 +142,14 @@ def auto_gptq(name, bits, group, *, symmetric, marlin_flag):
         del tensors[f"{layer}.weight"]
         tensors |= {f"{layer}.{key}": value for key, value in packed.items()}
         formats[layer] = f"gptq v1 int{bits} {'channel' if group == -1 else f'g{group}'}{'' if symmetric else ' zero-points'}"
-    # `BaseQuantizeConfig.to_dict` of the same package.
+    # The fields of `BaseQuantizeConfig.to_dict`, whose module no longer imports: the rest of it asks for an old transformers.
     fields = {"bits": bits, "group_size": group, "damp_percent": 0.01, "desc_act": False, "static_groups": False, "sym": symmetric,
-              "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model", "quant_method": "gptq"}
-    if marlin_flag:
-        fields["is_marlin_format"] = False
+              "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model"}
+    if not old:
+        fields |= {"is_marlin_format": False, "quant_method": "gptq"}
     model.config.dtype = torch.float16
     write(name, model.config, tensors, packer="auto-gptq 0.7.1", weights=weights, formats=formats, dequantized_in="float16",
-          quantize_config=fields)
+          quantization=None if old else fields, quantize_config=fields)
 
 
 def main():
@@ -186,8 +186,8 @@ def main():
     checkpoint("gptq-v1-modules-in-block", Tiny(), config, only=[part for block in blocks for part in block],
                edit=lambda fields: fields.update(modules_in_block_to_quantize=blocks))
     with_biases()
-    auto_gptq("gptq-auto-gptq-int4-g32-asym", 4, 32, symmetric=False, marlin_flag=False)
-    auto_gptq("gptq-auto-gptq-int8-g32-sym", 8, 32, symmetric=True, marlin_flag=True)
+    auto_gptq("gptq-auto-gptq-int4-g32-asym", 4, 32, symmetric=False, old=True)
+    auto_gptq("gptq-auto-gptq-int8-g32-sym", 8, 32, symmetric=True, old=False)
 
 
 if __name__ == "__main__":
