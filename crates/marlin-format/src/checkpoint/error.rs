@@ -142,6 +142,14 @@ pub enum CheckpointError {
         /// The tensor of zero points.
         tensor: String,
     },
+    /// A config of a quantised checkpoint that is not read.
+    #[error("the quantisation that {} says", path.display())]
+    Config {
+        /// The config.
+        path: PathBuf,
+        /// Why.
+        source: ConfigError,
+    },
     /// A target folder with something in it.
     #[error("{} exists and is not empty; name a new folder, or empty this one first", dir.display())]
     TargetNotEmpty {
@@ -292,6 +300,9 @@ pub enum HeaderError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// A config that is not JSON.
+    #[error("the config is not valid JSON")]
+    Json(#[from] serde_json::Error),
     /// A field that is needed and absent.
     #[error("the quantization config has no `{field}`; expected {expected}")]
     Missing {
@@ -301,7 +312,7 @@ pub enum ConfigError {
         expected: &'static str,
     },
     /// A field with a value that is not supported.
-    #[error("the quantization config's `{field}` is {found}; this version reads {expected}")]
+    #[error("the quantization config's `{field}` is {found}; this version reads {expected}: use a checkpoint quantised so, or a float one")]
     Unsupported {
         /// The field, with the path to it.
         field: String,
@@ -309,6 +320,26 @@ pub enum ConfigError {
         expected: &'static str,
         /// What it holds, as JSON.
         found: String,
+    },
+    /// A regular expression that cannot be used.
+    #[error("the quantization config's `{field}` has `{pattern}`, which is not a regular expression this version can use; correct it")]
+    Regex {
+        /// The field, with the path to it.
+        field: String,
+        /// The expression.
+        pattern: String,
+        /// Why.
+        source: Box<fancy_regex::Error>,
+    },
+    /// A regular expression that takes too many steps to match.
+    #[error("the quantization config's pattern `{pattern}` could not be matched with the layer `{layer}`; write it in a simpler way")]
+    Match {
+        /// The expression.
+        pattern: String,
+        /// The layer.
+        layer: String,
+        /// Why.
+        source: Box<fancy_regex::Error>,
     },
     /// A group size that is not supported.
     #[error("the quantization config's `{field}`")]

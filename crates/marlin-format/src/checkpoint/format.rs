@@ -97,8 +97,8 @@ impl fmt::Display for LayerFormat {
             Self::Marlin24(_, Marlin24Names::Gptq) => "gptq marlin_24",
         };
         let mut text = name.to_string();
-        if let Some(QuantSpec { group, zero_points, .. }) = self.spec() {
-            text += &format!(" int4 {group}{}", if zero_points { " zero-points" } else { "" });
+        if let Some(QuantSpec { bits, group, zero_points, .. }) = self.spec() {
+            text += &format!(" {bits} {group}{}", if zero_points { " zero-points" } else { "" });
         }
         if self.act_order() {
             text += " act-order";

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
-//! | how a layer's tensors hold its weight | [`LayerFormat`] |
+//! | what a folder's configs say of every layer | [`Quantization`], [`LayerFormat`] |
 //! | 4-bit weights of compressed-tensors, pack-quantized | [`compressed_tensors`] |
 //!
 //! Files come from anywhere: everything a file says is checked against the file before it is used, and the error names the file.
@@ -14,12 +14,14 @@ pub mod compressed_tensors;
 mod error;
 mod format;
 mod header;
+mod quantization;
 mod reader;
 mod tensor;
 mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
+pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub use tensor::{TensorData, TensorSpec, TensorView};
