@@ -8,5 +8,6 @@ mod config;
 mod fragments;
 mod layouts;
 mod plain;
+mod quantization;
 mod quantize;
 mod spec;

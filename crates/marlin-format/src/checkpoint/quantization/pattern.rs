@@ -1,8 +1,11 @@
 //! Regular expressions of configs. They are Python's, and some look around, which the crate `regex` does not.
 
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 
 use crate::checkpoint::ConfigError;
+
+/// Bytes of a compiled expression: names are short, and so are the patterns that files have for them.
+const SIZE_LIMIT: usize = 1 << 20;
 
 /// Whether an entry that may be a name is a pattern: it has characters that no name has.
 pub(super) fn is_pattern(entry: &str) -> bool {
@@ -39,5 +42,9 @@ impl Pattern {
 }
 
 fn compile(field: String, pattern: &str) -> Result<Regex, ConfigError> {
-    Regex::new(pattern).map_err(|source| ConfigError::Regex { field, pattern: pattern.into(), source: Box::new(source) })
+    RegexBuilder::new(pattern).delegate_size_limit(SIZE_LIMIT).build().map_err(|source| ConfigError::Regex {
+        field,
+        pattern: pattern.into(),
+        source: Box::new(source),
+    })
 }
