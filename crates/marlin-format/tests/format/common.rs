@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::rngs::{StdRng, SysRng};
 use rand::seq::SliceRandom;
@@ -23,9 +23,11 @@ pub fn cases(cases: u32) -> ProptestConfig {
 
 /// Every way to quantise.
 pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
-    GroupSize::ALL.into_iter().flat_map(|group| {
-        [false, true].into_iter().flat_map(move |zero_points| {
-            [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { group, zero_points, scale_dtype })
+    Bits::ALL.into_iter().flat_map(|bits| {
+        GroupSize::ALL.into_iter().flat_map(move |group| {
+            [false, true].into_iter().flat_map(move |zero_points| {
+                [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { bits, group, zero_points, scale_dtype })
+            })
         })
     })
 }
@@ -39,8 +41,14 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     (1..300usize, 1..300usize, any_spec()).prop_map(|(k, n, spec)| (k.next_multiple_of(spec.group.rows(k)), n, spec))
 }
 
+/// The same of 4 bits, for what holds no others.
+pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
+    any_problem().prop_map(|(k, n, spec)| (k, n, QuantSpec { bits: Bits::Four, ..spec }))
+}
+
 pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainParts {
-    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=15)).collect();
+    let max = spec.bits.max();
+    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
     let groups = spec.group.count(k) * n;
     let scales: Vec<f32> = (0..groups).map(|_| rng.random_range(0.001..0.1)).collect();
     let mut permutation: Vec<u32> = (0..k as u32).collect();
@@ -49,9 +57,9 @@ pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_o
         k,
         n,
         spec,
-        words: PlainLayout::new(k, n).pack_with(|row, column| q[row * n + column]),
+        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]),
         scales: Scales::from_f32(&scales, spec.scale_dtype),
-        zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=15)).collect()),
+        zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=max)).collect()),
         row_permutation: act_order.then_some(permutation),
     }
 }

@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
-use crate::common::{any_problem, cases, message, random_weight, rng};
+use crate::common::{any_int4_problem, cases, message, random_weight, rng};
 
 const LAYER: &str = "model.layers.0.mlp.up_proj";
 
@@ -33,7 +33,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn weights_come_back((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
+    fn weights_come_back((k, n, spec) in any_int4_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
         let tensors = tensors_of(LAYER, &weight);
         let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
@@ -55,7 +55,7 @@ proptest! {
 
     /// Every value where the format's description says, read from the bytes without this crate.
     #[test]
-    fn tensors_hold_what_the_format_says((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
+    fn tensors_hold_what_the_format_says((k, n, spec) in any_int4_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
         let dequantized = weight.dequantize();
         let tensors = tensors_of(LAYER, &weight);

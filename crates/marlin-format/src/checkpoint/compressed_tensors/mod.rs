@@ -22,7 +22,7 @@ use safetensors::Dtype;
 
 use super::{Checkpoint, CheckpointError, TensorData, TensorSpec, TensorView};
 use crate::layout::PlainLayout;
-use crate::{PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use crate::{Bits, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 
 const PACKED: &str = "weight_packed";
 const SCALE: &str = "weight_scale";
@@ -145,7 +145,7 @@ fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
 
 /// Words `[N, ceil(K/8)]` to [`PlainLayout`], with the rows in the order of the permutation.
 fn unpack_words(packed: &[u32], k: usize, n: usize, permutation: Option<&[u32]>) -> Vec<u32> {
-    let layout = PlainLayout::new(k, n);
+    let layout = PlainLayout::new(k, n, Bits::Four);
     let (rows, columns) = (layout.rows(), layout.columns());
     if let Some(permutation) = permutation {
         return layout.pack_with(|stored, column| {
