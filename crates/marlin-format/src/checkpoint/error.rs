@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use safetensors::Dtype;
 
-use crate::FormatError;
+use crate::{FormatError, QuantSpec};
 
 /// A checkpoint that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ pub enum CheckpointError {
         source: HeaderError,
     },
     /// A tensor that is not in the checkpoint.
-    #[error("{} has no tensor `{tensor}`", dir.display())]
+    #[error("{} has no tensor `{tensor}`; is the download complete, and is its config the checkpoint's own?", dir.display())]
     MissingTensor {
         /// The folder.
         dir: PathBuf,
@@ -129,16 +129,24 @@ pub enum CheckpointError {
         problem: String,
     },
     /// A quantised weight that does not hold together.
-    #[error("the quantised weight `{layer}`")]
+    #[error("the quantised weight `{layer}` in {}", path.display())]
     Weight {
         /// The layer, the prefix of its tensors' names.
         layer: String,
+        /// The file that holds its values.
+        path: PathBuf,
         /// Why.
         source: FormatError,
     },
     /// Zero points, and the config says symmetric.
-    #[error("`{tensor}` is in the checkpoint, but its config says that weights are symmetric; the two must agree")]
+    #[error(
+        "`{tensor}` is in {}, but the config says that weights are symmetric; if they are not, say so in the config \
+         (`zero_point` true, `symmetric` false), or remove the tensor",
+        path.display()
+    )]
     UnexpectedZeroPoints {
+        /// The file.
+        path: PathBuf,
         /// The tensor of zero points.
         tensor: String,
     },
@@ -149,6 +157,38 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Why.
         source: ConfigError,
+    },
+    /// No zero points, and the config says that there are.
+    #[error(
+        "{} has no tensor `{tensor}`, but the config says that weights have zero points; if they are symmetric, say so in the config \
+         (`zero_point` false, `symmetric` true), or else download the checkpoint again",
+        dir.display()
+    )]
+    MissingZeroPoints {
+        /// The folder.
+        dir: PathBuf,
+        /// The tensor of zero points.
+        tensor: String,
+    },
+    /// A layer that its config describes as its format cannot be.
+    #[error(
+        "the config says that `{layer}` is {found} in {format}, but {format} holds {expected} weights; is it the checkpoint's own config?"
+    )]
+    Spec {
+        /// The layer.
+        layer: String,
+        /// The format.
+        format: &'static str,
+        /// What the format holds.
+        expected: &'static str,
+        /// What the config says.
+        found: QuantSpec,
+    },
+    /// A layer without a quantised weight, read as one.
+    #[error("the weight of `{layer}` is not quantised; read its tensor `{layer}.weight`")]
+    NotQuantized {
+        /// The layer.
+        layer: String,
     },
     /// A target folder with something in it.
     #[error("{} exists and is not empty; name a new folder, or empty this one first", dir.display())]

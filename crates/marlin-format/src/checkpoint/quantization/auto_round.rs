@@ -3,7 +3,7 @@
 //! | field | means |
 //! |---|---|
 //! | `bits`, `group_size`, `sym` | as GPTQ's; `sym` where absent: true |
-//! | `packing_format` | `auto_round:auto_gptq` (where absent): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ |
+//! | `packing_format` | `auto_round:auto_gptq` (where absent): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
 //! | `extra_config` | overrides by layer or pattern; 16 bits and more are not quantised. A layer's own entry counts before patterns |
 //! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; what lies elsewhere is not quantised |
 //!
@@ -74,7 +74,10 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     let version = match fields.text("packing_format")? {
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,
-        Some("auto_round:auto_awq" | "auto_round:awq") => return spec::check_awq(fields, &["bits"], spec).map(|()| LayerFormat::Awq(spec)),
+        Some("auto_round:auto_awq" | "auto_round:awq") => {
+            // Its packer writes zero points where weights are symmetric, too.
+            return spec::check_awq(fields, &["bits"], spec).map(|()| LayerFormat::Awq(spec.with_zero_points()));
+        }
         Some(found) => return Err(fields.unsupported("packing_format", PACKINGS, &found.into())),
     };
     Ok(LayerFormat::Gptq(GptqFormat { spec, version, act_order: false }))

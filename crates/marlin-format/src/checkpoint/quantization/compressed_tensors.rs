@@ -84,7 +84,7 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     match format {
         "pack-quantized" => Ok(LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order })),
         "marlin-24" => {
-            spec::check_marlin(&weights, ["num_bits", "group_size", "symmetric", "actorder"], spec, act_order)?;
+            spec::check_marlin(&weights, ["num_bits", "group_size", "symmetric", "actorder"], spec, act_order, false)?;
             Ok(LayerFormat::Marlin24(spec, Marlin24Names::CompressedTensors))
         }
         found => Err(fields.unsupported("format", FORMATS, &found.into())),

@@ -2,7 +2,7 @@
 //!
 //! | field | of | means |
 //! |---|---|---|
-//! | `bits`, `w_bit` | both | 4; for `gptq` and `gptq_v2` also 8 |
+//! | `bits`, `w_bit` | both | 4 or 8; 4 for AWQ and Marlin |
 //! | `group_size`, `q_group_size` | both | -1, 32, 64 or 128 |
 //! | `sym`, `desc_act` | GPTQ | symmetric (where absent: true), activation-ordered (where absent: false) |
 //! | `checkpoint_format`, or else `format` | GPTQ | `gptq` (where absent), `gptq_v2`, `marlin` (also as `is_marlin_format`), `marlin_24` |
@@ -74,12 +74,12 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     // Of the oldest Marlin checkpoints, some say the group size only.
     let bits = if old_marlin && fields.get("bits").is_none() { Bits::Four } else { spec::bits(fields, &["bits"])? };
     let spec = spec::spec(bits, group, symmetric);
-    let marlin = || spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order);
+    let marlin = |dense| spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order, dense);
     match format.as_str() {
         "gptq" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V1, act_order })),
         "gptq_v2" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order })),
-        "marlin" => marlin().map(|()| LayerFormat::Marlin(spec)),
-        "marlin_24" => marlin().map(|()| LayerFormat::Marlin24(spec, Marlin24Names::Gptq)),
+        "marlin" => marlin(true).map(|()| LayerFormat::Marlin(spec)),
+        "marlin_24" => marlin(false).map(|()| LayerFormat::Marlin24(spec, Marlin24Names::Gptq)),
         _ => Err(fields.unsupported(name, FORMATS, &Json::String(format))),
     }
 }

@@ -36,14 +36,21 @@ pub(super) fn check_awq(fields: &Fields<'_>, names: &[&'static str], spec: Quant
     if spec.bits == Bits::Four { Ok(()) } else { Err(fields.unsupported(name, EXPECTED, found)) }
 }
 
-/// Refuses what no Marlin format holds: they have 4 bits, are symmetric, and have groups of 128 rows or one over all of K.
+/// Refuses what the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
+/// 4 bits.
 ///
 /// `names` are those of the bits, the group size, the symmetry and the activation order.
-pub(super) fn check_marlin(fields: &Fields<'_>, names: [&'static str; 4], spec: QuantSpec, act_order: bool) -> Result<(), ConfigError> {
+pub(super) fn check_marlin(
+    fields: &Fields<'_>,
+    names: [&'static str; 4],
+    spec: QuantSpec,
+    act_order: bool,
+    dense: bool,
+) -> Result<(), ConfigError> {
     // Where there is one group, the order of rows says nothing.
     let ordered = act_order && spec.group != GroupSize::Channel;
     let checks = [
-        (spec.bits == Bits::Four, "4 for Marlin formats"),
+        (spec.bits == Bits::Four || !dense, "4 for Marlin"),
         (matches!(spec.group, GroupSize::Channel | GroupSize::G128), "one group a channel or 128 for Marlin formats"),
         (!spec.zero_points, "true for Marlin formats"),
         (!ordered, "rows in their natural order for Marlin formats"),

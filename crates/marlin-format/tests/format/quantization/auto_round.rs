@@ -23,7 +23,7 @@ fn the_packing_says_the_format() {
         (json!({ "packing_format": "auto_round:gptqmodel", "sym": false }), "gptq v2 int4 g128 zero-points"),
         (json!({ "packing_format": "auto_round", "sym": false }), "gptq v2 int4 g128 zero-points"),
         (json!({ "packing_format": "auto_round:auto_awq", "sym": false }), "awq int4 g128 zero-points"),
-        (json!({ "packing_format": "auto_round:auto_awq" }), "awq int4 g128"),
+        (json!({ "packing_format": "auto_round:auto_awq" }), "awq int4 g128 zero-points"),
         (json!({ "bits": 8, "group_size": -1, "sym": null }), "gptq v1 int8 channel"),
         (json!({ "act_bits": null, "data_type": null, "quant_method": "intel/auto-round" }), INT4),
     ];

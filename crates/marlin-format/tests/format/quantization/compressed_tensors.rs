@@ -102,6 +102,12 @@ fn fields_say_the_format() {
         sparse.layer("layers.0.up_proj").unwrap(),
         LayerFormat::Marlin24(QuantSpec::int4(GroupSize::G128), Marlin24Names::CompressedTensors)
     );
+    let sparse = changed_at(
+        &published(),
+        "/config_groups/group_0",
+        json!({ "targets": ["Linear"], "weights": weights(8, Value::Null), "format": "marlin-24" }),
+    );
+    expect_layers(&read(&sparse), &[("layers.0.up_proj", "marlin-24 int8 channel")]);
     // Older files do not name the method, and are `frozen`.
     assert_eq!(read(&changed(&published(), json!({ "quant_method": null, "quantization_status": "frozen" }))).to_string(), INT4);
     assert_eq!(
@@ -189,7 +195,6 @@ fn what_is_not_read_is_refused_by_name() {
         let (pointer, found) = (format!("/config_groups/group_0/weights/{field}"), value.to_string());
         expect_unsupported(&changed_at(&sparse, &pointer, value), &pointer[1..].replace('/', "."), &found, expected);
     };
-    refused("num_bits", json!(8), "4 for Marlin formats");
     refused("symmetric", json!(false), "true for Marlin formats");
     refused("actorder", json!("group"), "rows in their natural order for Marlin formats");
     refused("group_size", json!(32), "one group a channel or 128 for Marlin formats");

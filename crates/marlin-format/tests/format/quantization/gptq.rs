@@ -69,6 +69,7 @@ fn fields_say_the_format() {
         // Of one group, the order of rows says nothing.
         (json!({ "checkpoint_format": "marlin", "group_size": -1 }), "marlin int4 channel"),
         (json!({ "checkpoint_format": "marlin_24", "desc_act": false }), "gptq marlin_24 int4 g128"),
+        (json!({ "checkpoint_format": "marlin_24", "bits": 8, "desc_act": false }), "gptq marlin_24 int8 g128"),
     ];
     for (fields, expected) in cases {
         let quantization = read(&changed(&auto_gptq(), fields.clone()));
@@ -177,7 +178,7 @@ fn what_is_not_read_is_refused_by_name() {
     let marlin = changed(&auto_gptq(), json!({ "checkpoint_format": "marlin", "desc_act": false }));
     let refused =
         |fields: Value, field: &str, found: &str, expected: &str| expect_unsupported(&changed(&marlin, fields), field, found, expected);
-    refused(json!({ "bits": 8 }), "bits", "8", "4 for Marlin formats");
+    refused(json!({ "bits": 8 }), "bits", "8", "4 for Marlin");
     refused(json!({ "group_size": 64 }), "group_size", "64", "one group a channel or 128 for Marlin formats");
     refused(json!({ "sym": false }), "sym", "false", "true for Marlin formats");
     refused(json!({ "desc_act": true }), "desc_act", "true", "rows in their natural order for Marlin formats");
