@@ -111,7 +111,7 @@ fn refusals(device: &Device) {
     let Some(case) = cases().into_iter().find(|case| !case.permuted) else { panic!("the list has no case in order") };
     let problem = case.problem();
     let short = Poisoned::new(&client, marlin::layout(case.k, case.n).words() - 1, 4);
-    let plain = || words(&client, std::iter::repeat_n(0, marlin_format::layout::PlainLayout::new(case.k, case.n).words()));
+    let plain = || words(&client, std::iter::repeat_n(0, marlin_format::layout::PlainLayout::new(case.k, case.n, case.spec.bits).words()));
     let result = repack::words(&client, &problem, WeightLayout::Tile, plain(), short.arg());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
     let result = repack::words(&client, &problem, WeightLayout::Plain, short.arg(), plain());

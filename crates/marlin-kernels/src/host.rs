@@ -145,7 +145,7 @@ fn unpack(
 ) {
     let n = problem.n;
     let width = STRIP.min(n - first);
-    let columns = PlainLayout::new(problem.k, n).columns();
+    let columns = PlainLayout::new(problem.k, n, problem.spec.bits).columns();
     let scales = &weight.scales[group * n + first..][..width];
     let mut zeros = [8.0f32; STRIP];
     if let Some(words) = weight.zero_points {

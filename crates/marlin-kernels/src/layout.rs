@@ -1,6 +1,6 @@
 use crate::marlin;
-use marlin_format::GroupSize;
 use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
+use marlin_format::{Bits, GroupSize};
 use std::fmt;
 
 /// The order in which a device holds a weight [K, N]: what its kernel reads.
@@ -25,7 +25,7 @@ impl WeightLayout {
     pub fn words(self, k: usize, n: usize) -> [usize; 2] {
         match self {
             Self::Plain => {
-                let layout = PlainLayout::new(k, n);
+                let layout = PlainLayout::new(k, n, Bits::Four);
                 [layout.rows(), layout.columns()]
             }
             Self::Tile => {

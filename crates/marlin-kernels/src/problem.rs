@@ -91,7 +91,7 @@ impl Problem {
     /// Checks the format against the shape, and a weight's buffers against both.
     pub(crate) fn expect_weight(&self, found: WeightLengths) -> Result<(), KernelError> {
         self.spec.check(self.k, self.n)?;
-        let layout = PlainLayout::new(self.k, self.n);
+        let layout = PlainLayout::new(self.k, self.n, self.spec.bits);
         let groups = self.spec.group.count(self.k);
         self.expect_length("words", layout.words(), found.words)?;
         self.expect_length("scales", groups * self.n, found.scales)?;

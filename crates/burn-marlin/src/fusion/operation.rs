@@ -8,7 +8,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::fusion::{CubeFusionHandle, FallbackOperation, FusedOperation};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::stream::Context;
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
 use marlin_kernels::WeightLayout;
 use std::sync::atomic::Ordering;
 
@@ -67,7 +67,7 @@ fn spec_of(layout: WeightLayout, k: usize, groups: usize, scales: DType, zero_po
     let group = GroupSize::ALL.into_iter().find(|&group| layout.scales(k, 1, group)[0] == groups)?;
     // Scales held in f32 come from either dtype; the kernels do not care which.
     let scale_dtype = if scales == DType::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
-    Some(QuantSpec { group, zero_points, scale_dtype })
+    Some(QuantSpec { bits: Bits::Four, group, zero_points, scale_dtype })
 }
 
 fn shape_of(context: &Context<CubeFusionHandle>, tensor: &TensorIr) -> Option<Vec<usize>> {

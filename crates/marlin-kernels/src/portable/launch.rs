@@ -116,6 +116,6 @@ fn check(client: &Client, problem: &Problem, weight: &WeightArgs) -> Result<Leng
         row_permutation: weight.row_permutation.as_ref().map(BufferArg::len),
     };
     problem.expect_weight(found)?;
-    let columns = PlainLayout::new(k, n).columns();
+    let columns = PlainLayout::new(k, n, spec.bits).columns();
     Ok(LengthsLaunch::new(m, n, k, columns, spec.group.rows(k)))
 }
