@@ -54,7 +54,7 @@ def marlin_24(name, bits, group, n, k):
     assert scales.dtype == reference.dtype == torch.float16
     fields = gptq_json(bits, group, checkpoint_format="marlin_24")
     write_layers(name, sized(n, k), {f"{LAYER}.B_24": packed, f"{LAYER}.B_meta": meta, f"{LAYER}.s": scales}, packer=f"vllm {VLLM}",
-                 weights={LAYER: reference.T.contiguous()}, formats={LAYER: f"marlin_24 int{bits} {'channel' if group == -1 else f'g{group}'}"},
+                 weights={LAYER: reference.T.contiguous()}, formats={LAYER: f"gptq marlin_24 int{bits} {'channel' if group == -1 else f'g{group}'}"},
                  dequantized_in="float16", quantization=fields, quantize_config=fields)
 
 
