@@ -164,6 +164,16 @@ pub enum FormatError {
         /// The tile's extent along that axis.
         tile: usize,
     },
+    /// K or N of a layout that does not pad.
+    #[error("{axis} = {extent} is not a multiple of the tile's {tile}; the published 2:4 formats have whole tiles only")]
+    TileDoesNotDivide {
+        /// `K` or `N`.
+        axis: &'static str,
+        /// K or N.
+        extent: usize,
+        /// The tile's extent along that axis.
+        tile: usize,
+    },
     /// A weight packed with a layout that is for another width.
     #[error("the Marlin tile layout holds {expected}, but the weight is {found}")]
     LayoutBits {

@@ -8,7 +8,7 @@ from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralF
 from makers.model import float_tensor, write
 
 PACKER = f"transformers {transformers.__version__}"
-SIZES = dict(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+SIZES = dict(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 LONGROPE = {
     "rope_type": "longrope", "short_factor": [1.0 + 0.05 * i for i in range(4)], "long_factor": [1.0 + 0.5 * i for i in range(4)],

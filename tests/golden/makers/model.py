@@ -58,7 +58,7 @@ def codes(n, k, bits, group, *, name, symmetric=True, lowest_zero=0, order=None,
 class Tiny:
     """A Llama of one layer, its sizes, and its weights in f32 as far as nothing else is said of them."""
 
-    def __init__(self, hidden=64, intermediate=64, heads=2, kv_heads=1, head_dim=32, vocab=32, **more):
+    def __init__(self, hidden=32, intermediate=64, heads=1, kv_heads=1, head_dim=32, vocab=32, **more):
         self.config = LlamaConfig(
             vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=1, num_attention_heads=heads,
             num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
@@ -109,16 +109,27 @@ def write(name, config, tensors, *, packer, weights=None, formats=None, dequanti
     `tensors`: what the file holds. `weights`: by layer, the packer's own dequantisation `[N, K]` in the dtype it computes in.
     `reference`: the float tensors of the reference model, where they are not `tensors` with `weights` in place of packed ones.
     """
-    weights = weights or {}
-    folder = OUT / name
-    folder.mkdir(exist_ok=True)
-    dense = {f"{layer}.weight": weight.float() for layer, weight in weights.items()}
     if reference is None:
         with torch.device("meta"):
             wanted = set(model_class(config).state_dict())
-        reference = {key: value for key, value in tensors.items() if key in wanted} | dense
+        reference = {key: value for key, value in tensors.items() if key in wanted}
+        reference |= {f"{layer}.weight": weight.float() for layer, weight in (weights or {}).items()}
     ids, logits = logits_of(model_class, config, reference)
+    write_folder(name, config, tensors, {"input_ids": ids, "logits": logits}, packer=packer, weights=weights or {}, formats=formats or {},
+                 dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, shards=shards,
+                 model_class=model_class, config_edit=config_edit, note=note)
 
+
+def write_layers(name, config, tensors, *, note="the quantised layers alone, without the rest of a model", **options):
+    """As [`write`], for a checkpoint that holds some layers only: there are no logits."""
+    write_folder(name, config, tensors, {}, model_class=LlamaForCausalLM, note=note, **options)
+
+
+def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequantized_in, model_class, quantization=None, quantize_config=None,
+                 shards=1, config_edit=None, note=None):
+    """The files of a checkpoint, and what is expected of it: `weights` and, of the `whole` model, token ids and logits."""
+    folder = OUT / name
+    folder.mkdir(exist_ok=True)
     fields = json.loads(config.to_json_string(use_diff=True))
     fields["architectures"] = [model_class.__name__]
     if quantization is not None:
@@ -128,27 +139,31 @@ def write(name, config, tensors, *, packer, weights=None, formats=None, dequanti
     write_json(folder / "config.json", fields)
     if quantize_config is not None:
         write_json(folder / "quantize_config.json", quantize_config)
-
-    tensors = {key: value.contiguous() for key, value in sorted(tensors.items())}
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        names = list(tensors)
-        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": {}}
-        for shard in range(shards):
-            file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-            part = names[shard * len(names) // shards:(shard + 1) * len(names) // shards]
-            save_file({key: tensors[key] for key in part}, folder / file, metadata={"format": "pt"})
-            index["weight_map"] |= {key: file for key in part}
-        write_json(folder / "model.safetensors.index.json", index)
+    write_tensors(folder, {key: value.contiguous() for key, value in sorted(tensors.items())}, shards)
 
     expected = {f"{layer}.weight": weight.contiguous() for layer, weight in weights.items()}
-    save_file(expected | {"input_ids": ids, "logits": logits}, folder / EXPECTED)
+    save_file(expected | whole, folder / EXPECTED)
     dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights.values()}
     assert dtypes <= {dequantized_in}, (name, dtypes)
-    entry = {"name": name, "packer": packer, "architecture": model_class.__name__, "layers": formats or {}, "dequantized_in": dequantized_in}
+    entry = {"name": name, "packer": packer, "architecture": model_class.__name__, "layers": formats, "dequantized_in": dequantized_in,
+             "logits": bool(whole)}
     record(entry | ({"note": note} if note else {}) | {"expected": f"{name}/{EXPECTED}"})
     print(f"{name}: {sum(f.stat().st_size for f in folder.iterdir()) / 1000:.1f} kB")
+
+
+def write_tensors(folder, tensors, shards):
+    """One file, or several with their index."""
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": {}}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = names[shard * len(names) // shards:(shard + 1) * len(names) // shards]
+        save_file({key: tensors[key] for key in part}, folder / file, metadata={"format": "pt"})
+        index["weight_map"] |= {key: file for key in part}
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def record(entry):

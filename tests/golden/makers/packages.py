@@ -1,6 +1,5 @@
 """Packages that are not installed but taken apart: old ones that exclude what is installed, and ones of which one file counts."""
 
-import importlib.util
 import subprocess
 import sys
 import tarfile
@@ -24,7 +23,7 @@ def unpacked(package: str, version: str) -> Path:
         [archive] = archives.iterdir()
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as files:
-                files.extractall(folder)
+                files.extractall(folder, [name for name in files.namelist() if name.endswith((".py", ".jinja", "METADATA"))])
         else:
             with tarfile.open(archive) as files:
                 files.extractall(folder, filter="data")
@@ -35,13 +34,9 @@ def unpacked(package: str, version: str) -> Path:
     return folder
 
 
-def module(path: Path, stubs: dict | None = None) -> types.ModuleType:
-    """One file as a module, without the package around it. `stubs`: what it imports from that package, by module name."""
-    for name, contents in (stubs or {}).items():
-        stub = types.ModuleType(name)
-        stub.__dict__.update(contents)
-        sys.modules[name] = stub
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+def bare(name: str, folder: Path):
+    """Makes `name` a package whose modules are the files of `folder`, without running its `__init__.py`: that would import kernels, or what
+    newer versions of other packages no longer have. What is imported below it is the package's own code."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules[name] = package

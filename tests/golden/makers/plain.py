@@ -9,7 +9,7 @@ PACKER = f"transformers {transformers.__version__}"
 
 
 def main():
-    small = dict(hidden=32, intermediate=32, head_dim=16)
+    small = dict(hidden=32, intermediate=32, heads=2, head_dim=16)
     model = Tiny(**small)
     tensors = model.float_tensors()
     for dtype, name, shards in [

@@ -1,11 +1,9 @@
 //! The tile layout of the Marlin kernels.
 
+use super::tile::{TILE_K, TILE_N};
 use super::{PlainLayout, WordIndex};
 use crate::{Bits, FormatError, PlainWeight};
 
-/// Rows and columns of one tile.
-const TILE_K: usize = 16;
-const TILE_N: usize = 64;
 /// Rows of a chunk: four tiles along K.
 const CHUNK_K: usize = 64;
 /// Words of one tile: 32 lanes, four words each.

@@ -7,18 +7,24 @@
 //! |---|---|---|
 //! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]`; of 8 bits `[ceil(K/4), ...]` | records, checkpoints, portable kernels |
 //! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64; 4 bits only | tensor-core kernels, published Marlin files |
+//! | [`Marlin24Layout`] | `[K/32, 2N]`, tiles of 32 x 64; of 8 bits `[K/32, 4N]` | published 2:4 sparse files |
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
 //! | [`ZeroLayout`] | `[G, N/8]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
 mod marlin;
+mod marlin24;
 mod plain;
 mod scales;
+mod tile;
 mod zeros;
 
 pub use marlin::MarlinLayout;
+pub use marlin24::Marlin24Layout;
 pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
 pub use zeros::ZeroLayout;
+
+pub(crate) use tile::{TileTable, load_tile};
 
 use crate::Bits;
 

@@ -64,11 +64,14 @@ impl PlainLayout {
         let columns = self.columns();
         // Values past K are the upper ones of the last row of words.
         let per_word = self.bits.per_word();
-        let rows_in_last = self.k - per_word * self.rows().saturating_sub(1);
+        let last_row = self.rows().saturating_sub(1);
+        let rows_in_last = self.k - per_word * last_row;
         let past_k = if rows_in_last >= per_word { 0 } else { u32::MAX << (self.bits.count() * rows_in_last) };
         for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {
-            let past_k = if row + 1 == self.rows() { past_k } else { 0 };
-            for (column, &word) in line.iter().enumerate() {
+            let past_k = if row == last_row { past_k } else { 0 };
+            // Most rows hold padding past N only.
+            let first = if past_k == 0 { self.n } else { 0 };
+            for (column, &word) in line.iter().enumerate().skip(first) {
                 let padding = if column < self.n { past_k } else { u32::MAX };
                 if (word ^ self.bits.padding_word()) & padding != 0 {
                     return Some(row * columns + column);

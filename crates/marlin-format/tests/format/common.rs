@@ -1,12 +1,64 @@
 //! Random weights and folders.
 
 use half::{bf16, f16};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorData, TensorSpec};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::rngs::{StdRng, SysRng};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng, TryRng};
+use tempfile::TempDir;
+
+/// The layer that tests write and read.
+pub const LAYER: &str = "model.layers.0.mlp.up_proj";
+
+/// A folder with these tensors. It lasts as long as the first of the two.
+pub fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    let mut writer = CheckpointWriter::create(&dir).unwrap();
+    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).unwrap();
+    tensors.iter().for_each(|tensor| writer.write_tensor(&tensor.spec.name, &tensor.bytes).unwrap());
+    writer.finish().unwrap();
+    (parent, Checkpoint::open(dir).unwrap())
+}
+
+/// A tensor of [`LAYER`].
+pub fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> TensorData {
+    TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes: bytes.to_vec() }
+}
+
+pub fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Values packed into words along the last axis of rows of `columns`, the first lowest; padding is 0.
+pub fn packed(values: &[u8], columns: usize, bits: Bits) -> Vec<u32> {
+    let word = |values: &[u8]| values.iter().enumerate().fold(0, |word, (i, &q)| word | u32::from(q) << (bits.count() * i));
+    values.chunks(columns).flat_map(|row| row.chunks(bits.per_word()).map(word)).collect()
+}
+
+/// The values of a weight with its rows in their natural order, `[K, N]`.
+pub fn natural_values(weight: &PlainWeight) -> Vec<u8> {
+    let (k, n) = (weight.k(), weight.n());
+    let mut values = vec![0; k * n];
+    for stored in 0..k {
+        let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+        (0..n).for_each(|column| values[natural * n + column] = weight.q(stored, column));
+    }
+    values
+}
+
+/// The group of each natural row.
+pub fn natural_groups(weight: &PlainWeight) -> Vec<i32> {
+    let mut groups = vec![0; weight.k()];
+    for stored in 0..weight.k() {
+        let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+        groups[natural] = (stored / weight.spec().group.rows(weight.k())) as i32;
+    }
+    groups
+}
 
 /// Fresh random numbers; a failing test shows the seed, and `MARLIN_TEST_SEED` repeats it.
 pub fn rng() -> StdRng {
