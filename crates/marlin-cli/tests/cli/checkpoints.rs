@@ -160,7 +160,8 @@ fn eight_bits_are_written_and_run() {
         assert_eq!(config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"], 8);
         let kernels = succeed_json(&args!["kernels", &target, "--device", "flex", "--rows", "1", "--json"]);
         let packed = kernels.as_array().unwrap().iter().filter(|row| row["kernel"] != "Burn's matmul").count();
-        assert_eq!(packed, 14, "{kernels}");
+        // Four matmuls a layer.
+        assert_eq!(packed, 8, "{kernels}");
 
         let ids = "1,2,3";
         let logits = |dir: &std::path::Path| -> Vec<f64> {
