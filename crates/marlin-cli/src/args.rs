@@ -24,7 +24,7 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
-    /// Talk to a model, a line at a time.
+    /// Talk to a model, a line at a time, in the turns of its chat template.
     Chat(ChatArgs),
     /// How well a model predicts a text.
     Perplexity(PerplexityArgs),
@@ -141,6 +141,9 @@ pub struct GenerateArgs {
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// What the model is told before the conversation.
+    #[arg(long)]
+    pub system: Option<String>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

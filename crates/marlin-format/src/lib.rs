@@ -25,10 +25,12 @@ pub mod layout;
 
 mod error;
 mod plain;
+mod plain_join;
 mod quantize;
 mod spec;
 
 pub use error::FormatError;
 pub use plain::{PlainParts, PlainWeight, Scales};
+pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;
 pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};

@@ -54,8 +54,8 @@ fn truncated_weights_are_refused_with_both_sizes() {
 #[test]
 fn another_architecture_is_refused_with_both_names() {
     let folder = Folder::tiny();
-    folder.edit_config(|config| config["architectures"] = json!(["Qwen2ForCausalLM"]));
-    let words = ["config.json", "Qwen2ForCausalLM", "LlamaForCausalLM"];
+    folder.edit_config(|config| config["architectures"] = json!(["Gemma2ForCausalLM"]));
+    let words = ["config.json", "Gemma2ForCausalLM", "LlamaForCausalLM"];
     for args in commands(&folder.source) {
         refuse(&args, &words);
     }

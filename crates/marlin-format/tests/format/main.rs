@@ -12,6 +12,7 @@ mod layouts;
 mod marlin24;
 mod marlin_files;
 mod plain;
+mod plain_join;
 mod quantization;
 mod quantize;
 mod spec;

@@ -118,8 +118,15 @@ fn excluded_layers_stay_float() {
     assert_eq!(report.quantized.len(), 11);
     let model = open(&target).model;
     let dense = |projection: &Projection| matches!(projection, Projection::Dense(_));
-    assert!(dense(&model.layers[0].self_attn.q_proj) && dense(&model.layers[1].mlp.down_proj));
-    assert!(!dense(&model.layers[1].self_attn.q_proj) && !dense(&model.layers[0].mlp.up_proj));
+    // A float q beside 4-bit k and v stays apart from them.
+    let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else { panic!("three projections") };
+    assert!(dense(q) && !dense(k) && !dense(v) && dense(&model.layers[1].mlp.down_proj));
+    assert!(model.layers[1].self_attn.qkv_proj.joined().is_some_and(|joined| !dense(joined)));
+    assert!(model.layers[0].mlp.gate_up_proj.joined().is_some_and(|joined| !dense(joined)));
+    let names: Vec<String> = model.projections().map(|(name, _)| name).take(6).collect();
+    let attention = ["q_proj", "k_proj", "v_proj", "o_proj"].map(|name| format!("model.layers.0.self_attn.{name}"));
+    assert_eq!(names[..4], attention);
+    assert_eq!(names[4..], ["model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj"]);
 }
 
 /// Both forms hold the same values, and say of every layer what it is.
