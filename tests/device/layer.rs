@@ -26,6 +26,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
     tests.push(trial(device, "layer::from_linear_keeps_the_bias", from_linear));
     tests.push(trial(device, "layer::weight_survives_device_and_record", move |device| round_trips(device, seed)));
+    tests.push(trial(device, "layer::a_record_of_another_width_is_refused", move |device| other_width(device, seed)));
     tests.push(trial(device, "layer::gradient_reaches_the_activations_alone", move |device| gradient(device, seed)));
     tests.push(trial(device, "layer::display_shows_true_sizes", display));
     tests.push(trial(device, "layer::no_float_copy_is_held", held_bytes));
@@ -221,6 +222,21 @@ fn round_trips(device: &Device, seed: u64) {
             operands.weight,
             "{case} reloaded on another device"
         );
+    }
+}
+
+fn other_width(device: &Device, seed: u64) {
+    let widths = [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)];
+    let weights = widths.map(|spec| {
+        let case = Case { m: 1, k: 64, n: 24, spec, activations: ActivationDtype::F32, permuted: false };
+        QuantizedWeight::from_plain(&Operands::random(&case, seed).weight, device)
+    });
+    for (from, to) in [(&weights[0], &weights[1]), (&weights[1], &weights[0])] {
+        let bytes = from.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
+        let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"));
+        let loaded = to.clone().try_load_record(record);
+        let (from, to) = (from.spec(), to.spec());
+        assert!(loaded.is_err(), "a record of {from} was loaded as {to}");
     }
 }
 

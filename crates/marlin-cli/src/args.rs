@@ -20,7 +20,7 @@ pub struct Cli {
 pub enum Command {
     /// What a checkpoint holds: every tensor, its size, its bits per weight.
     Inspect(InspectArgs),
-    /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors pack-quantized).
+    /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
@@ -66,6 +66,15 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub enum FormatName {
+    /// compressed-tensors, pack-quantized.
+    #[default]
+    CompressedTensors,
+    /// GPTQ, version 2.
+    Gptq,
+}
+
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
     /// Hugging Face folder with float weights.
@@ -81,6 +90,9 @@ pub struct QuantizeArgs {
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
+    /// Form of the files: what llm-compressor writes, or GPTQModel.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: FormatName,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,

@@ -50,7 +50,8 @@ def checkpoint(name, packing, group, *, symmetric, format, extra=None, **sizes):
         packed, weights[layer] = pack(values, packing, symmetric)
         del tensors[f"{layer}.weight"]
         tensors |= {f"{layer}.{key}": value for key, value in packed.items()}
-        formats[layer] = f"{format} int{bits} {'channel' if rows == -1 else f'g{rows}'}{'' if symmetric else ' zero-points'}"
+        zero_points = not symmetric or format == "awq"  # AWQ files hold zero points even where each is 8
+        formats[layer] = f"{format} int{bits} {'channel' if rows == -1 else f'g{rows}'}{' zero-points' if zero_points else ''}"
     # The fields of `save_quantized_as_autoround`.
     fields = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": group, "sym": symmetric, "data_type": "int",
               "autoround_version": __version__, "block_name_to_quantize": "model.layers"}
@@ -68,7 +69,6 @@ def main():
     checkpoint("auto-round-gptq-asym", "auto_round:auto_gptq", 32, symmetric=False, format="gptq v1")
     checkpoint("auto-round-gptqmodel-asym", "auto_round:gptqmodel", 32, symmetric=False, format="gptq v2")
     checkpoint("auto-round-awq-asym", "auto_round:auto_awq", 32, symmetric=False, format="awq")
-    # AWQ files hold zero points even where each is 8.
     checkpoint("auto-round-awq-sym", "auto_round:auto_awq", 32, symmetric=True, format="awq")
 
 

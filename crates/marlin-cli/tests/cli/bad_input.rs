@@ -243,6 +243,7 @@ fn arguments_that_do_not_parse_are_usage_errors() {
     for args in [
         args!["quantize", shipped(), "out", "--group", "g48"],
         args!["quantize", shipped(), "out", "--bits", "3"],
+        args!["quantize", shipped(), "out", "--format", "awq"],
         args!["logits", shipped(), "--ids", "1,two"],
         args!["kernels", shipped(), "--device", "tpu"],
         args!["generate", shipped()],

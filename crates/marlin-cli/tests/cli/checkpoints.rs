@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, args, command, heldout, read_json, shipped, succeed, succeed_json};
+use crate::support::{Folder, args, command, heldout, read_json, read_safetensors, shipped, succeed, succeed_json};
 
 /// Weights of the tiny model: those of the projections, and the others.
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
@@ -175,6 +175,20 @@ fn eight_bits_are_written_and_run() {
         println!("int8, zero points {zero_points}: relative error of the logits {error:.4}");
         assert!(error > 0.0 && error < 0.03, "{error}");
     }
+}
+
+#[test]
+fn gptq_files_are_written() {
+    let folder = Folder::tiny();
+    let exclude = "model.layers.0.mlp.down_proj";
+    let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--format", "gptq", "--exclude", exclude, "--json"]);
+    assert_eq!((&report["format"], report["quantized"].as_array().unwrap().len()), (&json!("int4 g128 f16"), 13));
+    let quantization = &read_json(&folder.target.join("config.json"))["quantization_config"];
+    assert_eq!([&quantization["quant_method"], &quantization["checkpoint_format"]], ["gptq", "gptq_v2"]);
+    assert_eq!([&quantization["bits"], &quantization["group_size"]], [4, 128]);
+    let (header, _) = read_safetensors(&folder.target.join("model.safetensors"));
+    assert_eq!(header["model.layers.1.mlp.down_proj.qweight"]["shape"], json!([512 / 8, 256]));
+    assert_eq!(header[format!("{exclude}.weight")]["dtype"], "F16");
 }
 
 #[test]
