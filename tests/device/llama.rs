@@ -59,12 +59,13 @@ fn one_call(device: &Device) {
     drop(guard);
 
     let (converted, report) = W4A16::new(SPEC).quantize(float.model).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((report.quantized(), report.left()), (35, 1), "{report}");
+    // Four matmuls a layer: q, k, v are one, and gate, up.
+    assert_eq!((report.quantized(), report.left()), (20, 1), "{report}");
     let before = fusion_count();
     let by_call = logits(&converted, &tokens);
     let after = fusion_count();
     if *device != Device::flex() {
-        assert_eq!((after.fused - before.fused, after.dequantized - before.dequantized), (35, 0), "matmuls that read the packed weight");
+        assert_eq!((after.fused - before.fused, after.dequantized - before.dequantized), (20, 0), "matmuls that read the packed weight");
     }
     // Attention and head run in Burn's own f32 matmul, which may be TF32 on CUDA.
     let same = relative_error(&by_call, &by_layers, &by_layers);

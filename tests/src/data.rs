@@ -42,7 +42,7 @@ impl fmt::Display for Case {
 pub struct Operands {
     /// [M, K], each value exact in the activations' dtype.
     pub x: Vec<f32>,
-    /// The weight; every nibble, scale and zero point is random.
+    /// The weight; every value, scale and zero point is random.
     pub weight: PlainWeight,
     /// `[N]`, each value exact in the activations' dtype.
     pub bias: Vec<f32>,
@@ -63,18 +63,11 @@ impl Operands {
             ActivationDtype::BF16 => bf16::from_f32(value).to_f32(),
         };
         let groups = spec.group.count(k);
-        let layout = PlainLayout::new(k, n);
-        // Padding is 8; everything else is drawn.
-        let mut words = vec![0x8888_8888u32; layout.words()];
-        for row in 0..k {
-            for column in 0..n {
-                let index = layout.index(row, column);
-                let q: u32 = rng.random_range(0..16);
-                words[index.word] = words[index.word] & !(15 << (4 * index.nibble)) | q << (4 * index.nibble);
-            }
-        }
+        let max = spec.bits.max();
+        let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
+        let words = PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]);
         let scales: Vec<f32> = (0..groups * n).map(|_| rng.random_range(0.002..0.02)).collect();
-        let zero_points = spec.zero_points.then(|| (0..groups * n).map(|_| rng.random_range(0..16)).collect());
+        let zero_points = spec.zero_points.then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
         let row_permutation = permuted.then(|| {
             let mut rows: Vec<u32> = (0..k as u32).collect();
             for i in (1..k).rev() {
@@ -106,7 +99,7 @@ fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f6
         let natural = weight.row_permutation().map_or(stored, |rows| rows[stored] as usize);
         for column in 0..n {
             let group = (stored / rows) * n + column;
-            let zero = weight.zero_points().map_or(8, |zeros| zeros[group]);
+            let zero = weight.zero_points().map_or(weight.spec().bits.midpoint(), |zeros| zeros[group]);
             let q = f64::from(weight.q(stored, column)) - f64::from(zero);
             dense[natural * n + column] = q * f64::from(weight.scales().get(group));
         }

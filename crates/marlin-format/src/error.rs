@@ -1,6 +1,6 @@
 //! What can be wrong with a weight, before any file is involved.
 
-use crate::{GroupSize, ScaleDtype};
+use crate::{Bits, GroupSize, ScaleDtype};
 
 /// A weight, a spec or a layout that does not hold together.
 ///
@@ -8,6 +8,12 @@ use crate::{GroupSize, ScaleDtype};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
+    /// A width of quantised values that no kernel here supports.
+    #[error("weights of {found} bits are not supported; use 4 or 8")]
+    Bits {
+        /// The number found.
+        found: i64,
+    },
     /// A group size that no kernel here supports.
     #[error("group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128")]
     GroupSize {
@@ -86,8 +92,8 @@ pub enum FormatError {
     /// The spec is symmetric, and there are zero points.
     #[error("the spec is symmetric, but zero points are given; drop them or use a spec with zero points")]
     UnexpectedZeroPoints,
-    /// A zero point outside 0..=15.
-    #[error("the zero point of group {group}, column {column} is {found}; it must be in 0..=15")]
+    /// A zero point that the weight's bits do not hold.
+    #[error("the zero point of group {group}, column {column} is {found}; it must be in 0..={max}")]
     ZeroPoint {
         /// Group along K.
         group: usize,
@@ -95,6 +101,8 @@ pub enum FormatError {
         column: usize,
         /// The zero point found.
         found: u8,
+        /// The largest value of the weight's bits.
+        max: u8,
     },
     /// A row permutation that names a row outside the weight.
     #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
@@ -114,13 +122,15 @@ pub enum FormatError {
         /// The row named there.
         row: u32,
     },
-    /// Padding nibbles of the packed words that are not 8.
-    #[error("word {word} is {found:#010x}: the nibbles past K or N must be 8")]
+    /// Padding of the packed words that is not the midpoint.
+    #[error("word {word} is {found:#010x}: its values past K or N must be {}, as in {:#010x}", .bits.midpoint(), .bits.padding_word())]
     Padding {
         /// Index of the word.
         word: usize,
         /// The word found.
         found: u32,
+        /// Width of the values.
+        bits: Bits,
     },
     /// A weight to quantise that is infinite or not a number.
     #[error("the weight at row {row}, column {column} is {value}; only finite weights can be quantised")]
@@ -153,6 +163,24 @@ pub enum FormatError {
         multiple: usize,
         /// The tile's extent along that axis.
         tile: usize,
+    },
+    /// K or N of a layout that does not pad.
+    #[error("{axis} = {extent} is not a multiple of the tile's {tile}; the published 2:4 formats have whole tiles only")]
+    TileDoesNotDivide {
+        /// `K` or `N`.
+        axis: &'static str,
+        /// K or N.
+        extent: usize,
+        /// The tile's extent along that axis.
+        tile: usize,
+    },
+    /// A weight packed with a layout that is for another width.
+    #[error("the Marlin tile layout holds {expected}, but the weight is {found}")]
+    LayoutBits {
+        /// Width of the layout's values.
+        expected: Bits,
+        /// Width of the weight's values.
+        found: Bits,
     },
     /// A weight packed with the layout of another shape.
     #[error("the layout is for K = {k}, N = {n}, but the weight has K = {found_k}, N = {found_n}")]

@@ -1,4 +1,4 @@
-//! 4-bit weight formats on the host: groups, packing, the Marlin tile layout, quantisation and checkpoints. No Burn, no GPU.
+//! 4-bit and 8-bit weight formats on the host: groups, packing, the Marlin tile layout, quantisation and checkpoints. No Burn, no GPU.
 //!
 //! Everything goes through one form, [`PlainWeight`]: files are read into it ([`checkpoint`]), f32 weights are quantised into it
 //! ([`quantize_rtn`]), and device layouts are packed from it ([`layout`]).
@@ -25,10 +25,12 @@ pub mod layout;
 
 mod error;
 mod plain;
+mod plain_join;
 mod quantize;
 mod spec;
 
 pub use error::FormatError;
 pub use plain::{PlainParts, PlainWeight, Scales};
+pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;
-pub use spec::{GroupSize, QuantSpec, ScaleDtype};
+pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};

@@ -83,19 +83,20 @@ pub struct PlainParts {
     pub n: usize,
     /// How it is quantised.
     pub spec: QuantSpec,
-    /// The 4-bit values in [`PlainLayout`], padding nibbles 8.
+    /// The values in [`PlainLayout`], padding the midpoint of the spec's bits.
     pub words: Vec<u32>,
     /// `[G, N]`, row-major.
     pub scales: Scales,
-    /// `[G, N]`, row-major, 0..=15; present exactly where the spec says zero points.
+    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly where the spec says zero points.
     pub zero_points: Option<Vec<u8>>,
     /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
     pub row_permutation: Option<Vec<u32>>,
 }
 
-/// A 4-bit weight `[K, N]`, checked.
+/// A 4-bit or 8-bit weight `[K, N]`, checked.
 ///
-/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 and `z` the zero point of the group, 8 where the spec is symmetric.
+/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point of the group, the
+/// [midpoint](crate::Bits::midpoint) 8 or 128 where the spec is symmetric.
 ///
 /// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i` belongs to group `i / rows(K)` and is natural
 /// input row `row_permutation[i]`. A product gathers the activations in the same order: `x'[i] = x[row_permutation[i]]`.
@@ -105,15 +106,15 @@ pub struct PlainWeight {
 }
 
 impl PlainWeight {
-    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points in 0..=15 exactly where the spec says them,
-    /// padding, and that the row permutation names every row once.
+    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that the spec's bits hold exactly where the
+    /// spec says them, padding, and that the row permutation names every row once.
     ///
     /// # Errors
     /// A [`FormatError`] that says what does not hold, and where.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
         spec.check(k, n)?;
-        let layout = PlainLayout::new(k, n);
+        let layout = PlainLayout::new(k, n, spec.bits);
         let per_group = spec.group.count(k) * n;
         let length = |what, expected, found| match found == expected {
             true => Ok(()),
@@ -122,7 +123,7 @@ impl PlainWeight {
 
         length("the packed weight", layout.words(), words.len())?;
         if let Some(word) = layout.bad_padding(words) {
-            return Err(FormatError::Padding { word, found: words[word] });
+            return Err(FormatError::Padding { word, found: words[word], bits: spec.bits });
         }
 
         if scales.dtype() != spec.scale_dtype {
@@ -142,8 +143,9 @@ impl PlainWeight {
             (Some(_), false) => return Err(FormatError::UnexpectedZeroPoints),
             (Some(zero_points), true) => {
                 length("the zero points", per_group, zero_points.len())?;
-                if let Some(index) = zero_points.iter().position(|&zero_point| zero_point > 15) {
-                    return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index] });
+                let max = spec.bits.max();
+                if let Some(index) = zero_points.iter().position(|&zero_point| zero_point > max) {
+                    return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index], max });
                 }
             }
         }
@@ -185,7 +187,7 @@ impl PlainWeight {
         &self.parts.scales
     }
 
-    /// The zero points, `[G, N]` row-major, each 0..=15; `None` where the spec is symmetric.
+    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` where the spec is symmetric.
     pub fn zero_points(&self) -> Option<&[u8]> {
         self.parts.zero_points.as_deref()
     }
@@ -197,10 +199,10 @@ impl PlainWeight {
 
     /// Where each value lies in [`words`](Self::words).
     pub fn layout(&self) -> PlainLayout {
-        PlainLayout::new(self.parts.k, self.parts.n)
+        PlainLayout::new(self.parts.k, self.parts.n, self.parts.spec.bits)
     }
 
-    /// The quantised value at a stored row and a column, 0..=15.
+    /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
     ///
     /// # Panics
     /// Where `stored_row` or `column` lies outside the padded weight.
@@ -210,11 +212,12 @@ impl PlainWeight {
 
     /// The weight in f32, `[K, N]` row-major, rows in their natural order.
     pub fn dequantize(&self) -> Vec<f32> {
-        let PlainParts { k, n, ref words, .. } = self.parts;
-        let group_rows = self.parts.spec.group.rows(k);
-        let columns = self.layout().columns();
+        let PlainParts { k, n, spec, ref words, .. } = self.parts;
+        let group_rows = spec.group.rows(k);
+        let layout = self.layout();
+        let max = u32::from(spec.bits.max());
         let scales = self.parts.scales.to_f32();
-        let mut zero_points = vec![8.0f32; n];
+        let mut zero_points = vec![f32::from(spec.bits.midpoint()); n];
         let mut weight = vec![0.0f32; k * n];
         for stored in 0..k {
             let group = stored / group_rows * n;
@@ -225,10 +228,11 @@ impl PlainWeight {
             }
             let natural = self.parts.row_permutation.as_ref().map_or(stored, |permutation| permutation[stored] as usize);
             let row = &mut weight[natural * n..][..n];
-            let packed = &words[stored / 8 * columns..][..n];
-            let shift = 4 * (stored % 8);
+            let start = layout.index(stored, 0);
+            let packed = &words[start.word..][..n];
+            let shift = start.shift();
             for (((value, word), scale), zero_point) in row.iter_mut().zip(packed).zip(&scales[group..]).zip(&zero_points) {
-                *value = scale * (((word >> shift) & 0xf) as f32 - zero_point);
+                *value = scale * (((word >> shift) & max) as f32 - zero_point);
             }
         }
         weight
@@ -243,10 +247,11 @@ impl PlainWeight {
             + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
     }
 
-    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes 4 bits, here a byte.
+    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes the spec's bits, here a byte.
     pub fn bits_per_weight(&self) -> f64 {
         let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
-        (8.0 * self.size_bytes() as f64 - 4.0 * zero_points as f64) / (self.parts.k as f64 * self.parts.n as f64)
+        let saved = (8 - self.parts.spec.bits.count()) * zero_points;
+        (8.0 * self.size_bytes() as f64 - saved as f64) / (self.parts.k as f64 * self.parts.n as f64)
     }
 }
 

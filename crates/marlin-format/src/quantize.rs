@@ -5,11 +5,14 @@ use half::{bf16, f16};
 use crate::layout::PlainLayout;
 use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 
-/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of its group's sixteen levels, ties to even.
+/// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of its group's levels, sixteen or 256,
+/// ties to even.
 ///
-/// * Symmetric: `scale = max|w| / 7.5`, `q = clamp(round(w / scale) + 8, 0, 15)`.
-/// * With zero points: `scale = (max - min) / 15` over a range that includes 0, `z = clamp(round(-min / scale), 0, 15)`,
-///   `q = clamp(round(w / scale) + z, 0, 15)`.
+/// With `top` the largest value, 15 or 255, and `mid` the midpoint, 8 or 128:
+///
+/// * Symmetric: `scale = max|w| / (top / 2)`, `q = clamp(round(w / scale) + mid, 0, top)`.
+/// * With zero points: `scale = (max - min) / top` over a range that includes 0, `z = clamp(round(-min / scale), 0, top)`,
+///   `q = clamp(round(w / scale) + z, 0, top)`.
 ///
 /// The scale is rounded to the spec's dtype first, so that values are rounded to the levels that will be read back. It is never below that
 /// dtype's smallest positive number: a group of zeros is stored exactly, and no scale divides by 0.
@@ -22,7 +25,8 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
     if weight.len() != k * n {
         return Err(FormatError::Length { what: "the weight", k, n, expected: k * n, found: weight.len() });
     }
-    let layout = PlainLayout::new(k, n);
+    let layout = PlainLayout::new(k, n, spec.bits);
+    let (top, midpoint) = (f32::from(spec.bits.max()), spec.bits.midpoint());
     let group_rows = spec.group.rows(k);
     let mut words = layout.padding();
     let mut scales = Vec::with_capacity(spec.group.count(k) * n);
@@ -36,15 +40,15 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
         for (column, (&low, &high)) in low.iter().zip(&high).enumerate() {
             let exact = if spec.zero_points {
                 // In f64: the range of finite f32 values can be infinite in f32.
-                ((f64::from(high) - f64::from(low)) / 15.0) as f32
+                ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32
             } else {
-                high.max(-low) / 7.5
+                high.max(-low) / (top / 2.0)
             };
             let scale = round_scale(exact, spec.scale_dtype);
             if scale.is_infinite() {
                 return Err(FormatError::ScaleOverflow { row: first_row, column, value: exact, dtype: spec.scale_dtype });
             }
-            let zero_point = if spec.zero_points { (-low / scale).round_ties_even().clamp(0.0, 15.0) } else { 8.0 };
+            let zero_point = if spec.zero_points { (-low / scale).round_ties_even().clamp(0.0, top) } else { f32::from(midpoint) };
             if spec.zero_points {
                 zero_points.push(zero_point as u8);
             }
@@ -57,9 +61,9 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
             let start = layout.index(row_in_weight, 0);
             let packed = &mut words[start.word..][..n];
             for (((word, value), scale), offset) in packed.iter_mut().zip(row).zip(&group_scales).zip(&offsets) {
-                let q = ((value / scale).round_ties_even() + offset).clamp(0.0, 15.0) as u32;
-                // The nibble is still the padding's 8, which this replaces by q.
-                *word ^= (q ^ 8) << (4 * start.nibble);
+                let q = ((value / scale).round_ties_even() + offset).clamp(0.0, top) as u32;
+                // The slot still holds the padding's midpoint, which this replaces by q.
+                *word ^= (q ^ u32::from(midpoint)) << start.shift();
             }
         }
         scales.extend(group_scales);

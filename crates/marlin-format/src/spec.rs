@@ -7,6 +7,80 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
+/// Width of a weight's integers.
+///
+/// In JSON it is the number that checkpoints' configs hold: 4 or 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub enum Bits {
+    /// 4 bits: 0..=15.
+    Four,
+    /// 8 bits: 0..=255.
+    Eight,
+}
+
+impl Bits {
+    /// Both widths, the narrow one first.
+    pub const ALL: [Bits; 2] = [Self::Four, Self::Eight];
+
+    /// Bits of one value.
+    pub const fn count(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    /// Values in a 32-bit word.
+    pub const fn per_word(self) -> usize {
+        32 / self.count()
+    }
+
+    /// The largest value: 15 or 255.
+    pub const fn max(self) -> u8 {
+        match self {
+            Self::Four => 15,
+            Self::Eight => 255,
+        }
+    }
+
+    /// The zero point of a symmetric weight, and what padding holds: 8 or 128.
+    pub const fn midpoint(self) -> u8 {
+        self.max() / 2 + 1
+    }
+
+    /// A packed word whose every value is the [`midpoint`](Self::midpoint).
+    pub const fn padding_word(self) -> u32 {
+        match self {
+            Self::Four => 0x8888_8888,
+            Self::Eight => 0x8080_8080,
+        }
+    }
+}
+
+impl TryFrom<i64> for Bits {
+    type Error = FormatError;
+
+    fn try_from(found: i64) -> Result<Self, FormatError> {
+        Self::ALL.into_iter().find(|&bits| i64::from(bits) == found).ok_or(FormatError::Bits { found })
+    }
+}
+
+impl From<Bits> for i64 {
+    fn from(bits: Bits) -> i64 {
+        bits.count() as i64
+    }
+}
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Four => "int4",
+            Self::Eight => "int8",
+        })
+    }
+}
+
 /// How many rows of K (input features) share one scale in each column (output feature).
 ///
 /// In JSON it is the number that checkpoints' configs hold: -1, 32, 64 or 128.
@@ -112,23 +186,27 @@ impl fmt::Display for ScaleDtype {
     }
 }
 
-/// How a 4-bit weight is quantised.
+/// How a weight is quantised.
 ///
-/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15; `z` is the zero point of the group, or 8 where the spec is symmetric.
+/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits); `z` is the zero point of the group, or 8
+/// or 128, the [midpoint](Bits::midpoint), where the spec is symmetric.
 ///
 /// ```
 /// use marlin_format::{GroupSize, QuantSpec};
 ///
 /// let spec = QuantSpec::int4(GroupSize::G128);
 /// assert_eq!(spec.to_string(), "int4 g128 f16");
+/// assert_eq!(QuantSpec::int8(GroupSize::Channel).to_string(), "int8 channel f16");
 /// assert!(spec.check(4096, 11008).is_ok());
 /// assert!(spec.check(100, 64).is_err()); // 128 does not divide K
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantSpec {
+    /// Width of the quantised values.
+    pub bits: Bits,
     /// Rows of K that share a scale.
     pub group: GroupSize,
-    /// Whether every group has a zero point of its own; symmetric around 8 otherwise.
+    /// Whether every group has a zero point of its own; symmetric around the midpoint otherwise.
     pub zero_points: bool,
     /// The dtype of the scales.
     pub scale_dtype: ScaleDtype,
@@ -140,7 +218,12 @@ impl QuantSpec {
 
     /// Symmetric 4-bit values with f16 scales.
     pub const fn int4(group: GroupSize) -> Self {
-        Self { group, zero_points: false, scale_dtype: ScaleDtype::F16 }
+        Self { bits: Bits::Four, group, zero_points: false, scale_dtype: ScaleDtype::F16 }
+    }
+
+    /// Symmetric 8-bit values with f16 scales.
+    pub const fn int8(group: GroupSize) -> Self {
+        Self { bits: Bits::Eight, ..Self::int4(group) }
     }
 
     /// The same with a zero point for every group.
@@ -175,6 +258,6 @@ impl QuantSpec {
 impl fmt::Display for QuantSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let zero_points = if self.zero_points { " zero-points" } else { "" };
-        f.pad(&format!("int4 {}{zero_points} {}", self.group, self.scale_dtype))
+        f.pad(&format!("{} {}{zero_points} {}", self.bits, self.group, self.scale_dtype))
     }
 }

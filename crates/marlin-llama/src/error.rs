@@ -23,7 +23,7 @@ pub enum LlamaError {
         /// Why it failed.
         source: std::io::Error,
     },
-    /// A `config.json` that is not a Llama's.
+    /// A `config.json` that is not a model's of this family.
     #[error("{}", path.display())]
     Config {
         /// The file.
@@ -46,6 +46,16 @@ pub enum LlamaError {
         layer: String,
         /// What is wrong.
         source: FormatError,
+    },
+    /// A layer of a size that readers of GPTQ files do not take.
+    #[error("`{layer}` has K = {k}, N = {n}; GPTQ files hold multiples of 32: write compressed-tensors, or exclude the layer")]
+    GptqShape {
+        /// The layer's name in the checkpoint.
+        layer: String,
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
     },
     /// Weights that cannot be read or written.
     #[error(transparent)]
@@ -107,7 +117,7 @@ pub enum LlamaError {
         source: SamplingError,
     },
     /// Tensors that the model has no place for.
-    #[error("{} has {count} tensors that a Llama of its config does not have, the first of them `{tensor}`; is the architecture right?", dir.display())]
+    #[error("{} has {count} tensors that a model of its config does not have, the first of them `{tensor}`; is the architecture right?", dir.display())]
     SurplusTensors {
         /// The folder.
         dir: PathBuf,
@@ -135,6 +145,22 @@ pub enum LlamaError {
     AlreadyQuantized {
         /// The file that shows it.
         path: PathBuf,
+    },
+    /// A chat template that cannot be compiled, or that refuses a conversation.
+    #[error("the chat template of {}", path.display())]
+    ChatTemplate {
+        /// The file that holds it.
+        path: PathBuf,
+        /// What is wrong, in the template's own words where it refuses.
+        source: minijinja::Error,
+    },
+    /// A `chat_template` that is no text and names no default.
+    #[error("`chat_template` in {} holds {found}; it must be a text, or a list with one named `default`", path.display())]
+    ChatTemplateField {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
     },
     /// A tokenizer that cannot be read or used.
     #[error("the tokenizer {}", path.display())]

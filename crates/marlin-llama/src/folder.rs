@@ -10,10 +10,11 @@ use burn_marlin::{QuantizedWeight, W4A16Linear};
 use half::{bf16, f16};
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, TensorView};
+use marlin_format::{JoinError, PlainWeight};
 
 use crate::LlamaError;
 use crate::config::{GenerationConfig, LlamaConfig, read_quantization_config};
-use crate::model::{LlamaModel, Projection, WeightSource, loaded};
+use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 use crate::tokenizer::Tokenizer;
 
 /// How a folder is opened.
@@ -38,7 +39,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// A Llama from a folder: the model, its tokenizer, and how its makers generate with it.
+/// A model from a folder: the model, its tokenizer, and how its makers generate with it.
 #[derive(Debug)]
 pub struct Llama {
     /// The model.
@@ -79,7 +80,7 @@ impl Llama {
         let mut source = FileWeights { checkpoint: &checkpoint, quantization, dtype, device, read: BTreeSet::new() };
         let model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
         source.refuse_surplus(&config)?;
-        tracing::info!(dir = %dir.display(), ?dtype, max_len, layers = config.num_hidden_layers, "opened a Llama");
+        tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
         Ok(Self { model, tokenizer, generation })
     }
 
@@ -128,20 +129,66 @@ impl WeightSource for FileWeights<'_> {
         Ok(loaded(self.tensor(format!("{name}.weight"), [features])?))
     }
 
-    fn projection(&mut self, name: &str, [k, n]: [usize; 2], bias: bool) -> Result<Projection, LlamaError> {
-        let bias = bias.then(|| self.tensor(format!("{name}.bias"), [n])).transpose()?;
-        match &self.quantization {
-            Some(config) if !config.ignores(name) => {
-                let spec = config.spec();
-                let weight = self.quantized(name, [k, n], &spec)?;
-                let layer = |source| LlamaError::Layer { layer: name.into(), source };
-                Ok(Projection::W4A16(W4A16Linear::new(weight, bias).map_err(layer)?))
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, LlamaError> {
+        let (weight, bias) = (self.weight(layer)?, self.bias(layer)?);
+        self.place(&layer.name, weight, bias)
+    }
+
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, LlamaError> {
+        if let [layer] = layers {
+            return Ok(vec![self.projection(layer)?]);
+        }
+        let weights = layers.iter().map(|layer| self.weight(layer)).collect::<Result<Vec<_>, _>>()?;
+        let biases = layers.iter().map(|layer| self.bias(layer)).collect::<Result<Vec<_>, _>>()?;
+        match LayerWeight::join(&weights) {
+            Ok(joined) => {
+                drop(weights);
+                // All of them have one, or none.
+                let biases: Option<Vec<Tensor<1>>> = biases.into_iter().collect();
+                let names = layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<_>>().join(", ");
+                Ok(vec![self.place(&names, joined, biases.map(|biases| Tensor::cat(biases, 0)))?])
             }
-            _ => {
-                // A view: a matmul reads a transposed weight as well.
-                let weight = self.tensor::<2>(format!("{name}.weight"), [n, k])?.transpose();
-                Ok(Projection::Dense(Linear { weight: loaded(weight), bias: bias.map(loaded) }))
+            Err(reason) => {
+                let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+                tracing::debug!(layers = ?names, %reason, "a matmul for each layer");
+                let layers = layers.iter().zip(weights).zip(biases);
+                layers.map(|((layer, weight), bias)| self.place(&layer.name, weight, bias)).collect()
             }
+        }
+    }
+}
+
+/// A layer's weight, on its way from the files to the device.
+enum LayerWeight {
+    /// [N, K], on the device.
+    Float(Tensor<2>),
+    /// Quantised, on the host.
+    Plain(PlainWeight),
+}
+
+/// Why layers stay apart.
+#[derive(Debug, thiserror::Error)]
+enum Apart {
+    #[error("some are float, some quantised")]
+    Mixed,
+    #[error(transparent)]
+    Join(#[from] JoinError),
+}
+
+impl LayerWeight {
+    /// One weight with the outputs of all of them side by side.
+    fn join(weights: &[Self]) -> Result<Self, Apart> {
+        let (mut floats, mut plains) = (Vec::new(), Vec::new());
+        for weight in weights {
+            match weight {
+                Self::Float(weight) => floats.push(weight.clone()),
+                Self::Plain(weight) => plains.push(weight),
+            }
+        }
+        match (floats.is_empty(), plains.is_empty()) {
+            (false, true) => Ok(Self::Float(Tensor::cat(floats, 0))),
+            (false, false) => Err(Apart::Mixed),
+            (true, _) => Ok(Self::Plain(PlainWeight::join(&plains)?)),
         }
     }
 }
@@ -154,8 +201,14 @@ impl FileWeights<'_> {
         Ok(Tensor::from_data(data, (self.device, DType::from(self.dtype))))
     }
 
-    fn quantized(&mut self, name: &str, [k, n]: [usize; 2], spec: &marlin_format::QuantSpec) -> Result<QuantizedWeight, LlamaError> {
-        let plain = compressed_tensors::to_plain(self.checkpoint, name, spec)?;
+    /// Reads a layer's weight in the format that the config gives it.
+    fn weight(&mut self, layer: &LayerShape) -> Result<LayerWeight, LlamaError> {
+        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let spec = match &self.quantization {
+            Some(config) if !config.ignores(name) => config.spec(),
+            _ => return Ok(LayerWeight::Float(self.tensor(format!("{name}.weight"), [n, k])?)),
+        };
+        let plain = compressed_tensors::to_plain(self.checkpoint, name, &spec)?;
         let specs = compressed_tensors::tensor_specs(name, plain.k(), plain.n(), &plain.spec(), true);
         if (plain.k(), plain.n()) != (k, n) {
             let packed = specs.first().map_or_else(String::new, |spec| spec.name.clone());
@@ -164,7 +217,23 @@ impl FileWeights<'_> {
             return Err(CheckpointError::Shape { path, tensor: format!("{name}.weight"), expected, found }.into());
         }
         self.read.extend(specs.into_iter().map(|spec| spec.name));
-        Ok(QuantizedWeight::from_plain(&plain, self.device))
+        Ok(LayerWeight::Plain(plain))
+    }
+
+    fn bias(&mut self, layer: &LayerShape) -> Result<Option<Tensor<1>>, LlamaError> {
+        layer.bias.then(|| self.tensor(format!("{}.bias", layer.name), [layer.dims[1]])).transpose()
+    }
+
+    /// The projection of a weight. `name` is what errors call it.
+    fn place(&self, name: &str, weight: LayerWeight, bias: Option<Tensor<1>>) -> Result<Projection, LlamaError> {
+        match weight {
+            // A view: a matmul reads a transposed weight as well.
+            LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
+            LayerWeight::Plain(plain) => {
+                let linear = W4A16Linear::new(QuantizedWeight::from_plain(&plain, self.device), bias);
+                Ok(Projection::W4A16(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
+            }
+        }
     }
 
     /// Every tensor must have been read: what the model leaves out would change its results.

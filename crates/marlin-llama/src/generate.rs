@@ -61,11 +61,28 @@ impl Llama {
     /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come.
     ///
     /// # Errors
-    /// [`LlamaError::NoTokenizer`], [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`] with both numbers, [`LlamaError::Sampling`] for
-    /// options outside their range and broken logits, [`LlamaError::Read`] where the device fails.
-    pub fn generate(&self, prompt: &str, options: &GenerateOptions, mut on_text: impl FnMut(&str)) -> Result<Generation, LlamaError> {
-        let tokenizer = self.tokenizer()?;
-        let mut history = tokenizer.encode(prompt)?;
+    /// As [`generate_from`](Self::generate_from).
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions, on_text: impl FnMut(&str)) -> Result<Generation, LlamaError> {
+        self.generate_from(self.tokenizer()?.encode(prompt)?, options, on_text)
+    }
+
+    /// The same from a prompt's tokens.
+    ///
+    /// # Errors
+    /// [`LlamaError::NoTokenizer`], [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`] with both numbers, [`LlamaError::Token`] for tokens
+    /// outside the vocabulary, [`LlamaError::Sampling`] for options outside their range and broken logits, [`LlamaError::Read`] where the device
+    /// fails.
+    pub fn generate_from(
+        &self,
+        prompt: Vec<u32>,
+        options: &GenerateOptions,
+        mut on_text: impl FnMut(&str),
+    ) -> Result<Generation, LlamaError> {
+        let (tokenizer, vocab_size) = (self.tokenizer()?, self.model.config().vocab_size);
+        if let Some((position, &token)) = prompt.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
+            return Err(LlamaError::Token { token, position, vocab_size });
+        }
+        let mut history = prompt;
         let (prompt_tokens, room) = (history.len(), self.model.max_len());
         if prompt_tokens == 0 {
             return Err(LlamaError::EmptyPrompt);

@@ -1,8 +1,9 @@
-//! The Llama 2/3 family with 4-bit weights in Burn.
+//! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3.
 //!
 //! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] says how well
 //!   a text is predicted.
-//! - [`quantize_folder`] makes a folder with 4-bit projections from a float one.
+//! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
+//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form.
 //! - [`LlamaModel`] is the model itself, one text for float and 4-bit weights; it can be trained, and saved with [`save_float`].
 //!
 //! ```no_run
@@ -15,6 +16,7 @@
 //! # Ok::<(), marlin_llama::LlamaError>(())
 //! ```
 
+mod chat;
 mod config;
 mod error;
 mod folder;
@@ -26,13 +28,16 @@ mod sampling;
 mod save;
 mod tokenizer;
 
-pub use config::{ARCHITECTURE, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError};
+pub use chat::{ChatTemplate, Message};
+pub use config::{
+    Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
+};
 pub use error::LlamaError;
 pub use folder::{Llama, OpenOptions};
 pub use generate::{GenerateOptions, Generation, StopReason};
-pub use model::{KvCache, LlamaModel, Projection, QUANTIZABLE_PROJECTIONS};
+pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
-pub use quantize::{QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
+pub use quantize::{FileFormat, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
 pub use sampling::{Sampler, Sampling, SamplingError};
 pub use save::save_float;
 pub use tokenizer::{TextStream, Tokenizer};

@@ -10,7 +10,8 @@ use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::model::{LlamaModel, Part, Projection};
 
-/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]).
+/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]): what is one
+/// matmul in the model is the layers of its architecture in the file.
 ///
 /// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The folder appears when all of it is written.
 ///
@@ -56,10 +57,11 @@ fn stored(name: &str, part: &Part<'_>) -> Result<Vec<Stored>, LlamaError> {
     Ok(match part {
         Part::Embedding(embedding) => vec![weight(Values::Matrix(embedding.weight.val()))],
         Part::Norm(norm) => vec![weight(Values::Vector(norm.weight.val()))],
-        Part::Projection(Projection::W4A16(_)) => return Err(LlamaError::NotFloat { layer: name.into() }),
-        Part::Projection(Projection::Dense(linear)) => {
-            let mut tensors = vec![weight(Values::Matrix(linear.weight.val().transpose()))];
-            let bias = linear.bias.as_ref().map(|bias| Values::Vector(bias.val()));
+        Part::Projection { projection: Projection::W4A16(_), .. } => return Err(LlamaError::NotFloat { layer: name.into() }),
+        Part::Projection { projection: Projection::Dense(linear), columns } => {
+            let columns_of_weight = linear.weight.val().slice_dim(1, columns.clone());
+            let mut tensors = vec![weight(Values::Matrix(columns_of_weight.transpose()))];
+            let bias = linear.bias.as_ref().map(|bias| Values::Vector(bias.val().slice_dim(0, columns.clone())));
             tensors.extend(bias.map(|values| Stored { name: format!("{name}.bias"), values }));
             tensors
         }

@@ -49,6 +49,19 @@ impl Tokenizer {
         Ok(self.inner.encode_fast(text, true).map_err(|source| self.error(source))?.get_ids().to_vec())
     }
 
+    /// The tokens of a text that holds special tokens as text, as a rendered chat template does. Nothing is added: what starts a text is in it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, LlamaError> {
+        Ok(self.inner.encode_fast(text, false).map_err(|source| self.error(source))?.get_ids().to_vec())
+    }
+
+    /// Whether a token is a special one, which stands for no text.
+    pub fn is_special(&self, token: u32) -> bool {
+        self.inner.get_added_tokens_decoder().get(&token).is_some_and(|added| added.special)
+    }
+
     /// The text of tokens, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors

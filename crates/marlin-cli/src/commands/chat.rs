@@ -2,54 +2,81 @@ use super::{generate_options, open};
 use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::output;
+use marlin_llama::{ChatTemplate, Llama, Message};
 use std::io::{self, BufRead};
 
-/// How the turns of a conversation are told apart. The model's own chat template is not read.
+/// How turns are told apart where a model has no chat template.
 const USER: &str = "User: ";
 const ASSISTANT: &str = "Assistant:";
+const SYSTEM: &str = "System: ";
 
 /// Reads a line, lets the model answer it, until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
-    let mut history = String::new();
+    let template = ChatTemplate::open(&args.model.dir)?;
+    match &template {
+        Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),
+        None => eprintln!("The model has no chat template: its turns are plain `{}` and `{ASSISTANT}`.", USER.trim_end()),
+    }
+    let mut messages: Vec<Message> = args.system.iter().map(Message::system).collect();
     let mut lines = io::stdin().lock().lines();
     eprintln!("A line is a turn; an empty line or the end of input ends the conversation.");
     loop {
         output::text("> ")?;
         let line = lines.next().transpose().map_err(CliError::Input)?;
         let Some(line) = line.filter(|line| !line.trim().is_empty()) else { return Ok(()) };
-        history.push_str(&format!("{USER}{line}\n{ASSISTANT}"));
-        let mut answer = Answer::default();
-        llama.generate(&history, &options, |text| answer.push(text))?;
-        let text = answer.finish()?;
+        messages.push(Message::user(line));
+        let prompt = prompt(&llama, template.as_ref(), &messages)?;
+        let mut answer = Answer::new(template.is_none());
+        llama.generate_from(prompt, &options, |text| answer.push(text))?;
+        messages.push(Message::assistant(answer.finish()?));
         output::line("")?;
-        history.push_str(&text);
-        history.push('\n');
         options.seed = options.seed.wrapping_add(1);
     }
 }
 
-/// Prints an answer as it comes, up to where the model begins the user's next turn.
+/// The tokens of a conversation, up to where the answer begins.
+fn prompt(llama: &Llama, template: Option<&ChatTemplate>, messages: &[Message]) -> Result<Vec<u32>, CliError> {
+    let tokenizer = llama.tokenizer()?;
+    Ok(match template {
+        Some(template) => tokenizer.encode_rendered(&template.render(messages, true)?)?,
+        None => tokenizer.encode(&plain(messages))?,
+    })
+}
+
+/// A conversation for a model without a template.
+fn plain(messages: &[Message]) -> String {
+    let turn = |message: &Message| {
+        let name = match message.role.as_str() {
+            "user" => USER,
+            "assistant" => ASSISTANT,
+            _ => SYSTEM,
+        };
+        format!("{name}{}\n", message.content)
+    };
+    messages.iter().map(turn).collect::<String>() + ASSISTANT
+}
+
+/// Prints an answer as it comes. Without a template it ends where the model begins the user's next turn.
 struct Answer {
     text: String,
     printed: usize,
+    plain: bool,
     /// The first failure to print.
     result: io::Result<()>,
 }
 
-impl Default for Answer {
-    fn default() -> Self {
-        Self { text: String::new(), printed: 0, result: Ok(()) }
-    }
-}
-
 impl Answer {
+    fn new(plain: bool) -> Self {
+        Self { text: String::new(), printed: 0, plain, result: Ok(()) }
+    }
+
     fn push(&mut self, piece: &str) {
         self.text.push_str(piece);
         let end = self.end();
         // What could be the beginning of the user's next turn waits.
-        let safe = if end < self.text.len() { end } else { end - held_back(&self.text) };
+        let safe = if self.plain && end == self.text.len() { end - held_back(&self.text) } else { end };
         self.print_to(safe);
     }
 
@@ -62,7 +89,8 @@ impl Answer {
     }
 
     fn end(&self) -> usize {
-        self.text.find(&format!("\n{}", USER.trim_end())).unwrap_or(self.text.len())
+        let turn = self.plain.then(|| self.text.find(&format!("\n{}", USER.trim_end()))).flatten();
+        turn.unwrap_or(self.text.len())
     }
 
     fn print_to(&mut self, end: usize) {
@@ -85,7 +113,7 @@ mod tests {
 
     #[test]
     fn an_answer_ends_where_the_users_turn_begins() {
-        let mut answer = Answer::default();
+        let mut answer = Answer::new(true);
         for piece in [" Hello", " there\nUs", "er", ": more"] {
             answer.push(piece);
         }
@@ -95,11 +123,24 @@ mod tests {
 
     #[test]
     fn a_beginning_that_leads_nowhere_is_printed() {
-        let mut answer = Answer::default();
+        let mut answer = Answer::new(true);
         answer.push("a\nUs");
         assert_eq!(answer.printed, 1);
         answer.push("e");
         answer.push(" it");
         assert_eq!(answer.finish().unwrap(), "a\nUse it");
+    }
+
+    #[test]
+    fn with_a_template_the_text_of_an_answer_is_free() {
+        let mut answer = Answer::new(false);
+        answer.push("as in\nUser: name");
+        assert_eq!(answer.finish().unwrap(), "as in\nUser: name");
+    }
+
+    #[test]
+    fn plain_turns_end_where_the_answer_begins() {
+        let messages = [Message::system("Be brief."), Message::user("Hi"), Message::assistant(" Hello"), Message::user("Who?")];
+        assert_eq!(plain(&messages), "System: Be brief.\nUser: Hi\nAssistant: Hello\nUser: Who?\nAssistant:");
     }
 }

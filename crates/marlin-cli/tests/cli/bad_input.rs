@@ -54,8 +54,8 @@ fn truncated_weights_are_refused_with_both_sizes() {
 #[test]
 fn another_architecture_is_refused_with_both_names() {
     let folder = Folder::tiny();
-    folder.edit_config(|config| config["architectures"] = json!(["Qwen2ForCausalLM"]));
-    let words = ["config.json", "Qwen2ForCausalLM", "LlamaForCausalLM"];
+    folder.edit_config(|config| config["architectures"] = json!(["Gemma2ForCausalLM"]));
+    let words = ["config.json", "Gemma2ForCausalLM", "LlamaForCausalLM"];
     for args in commands(&folder.source) {
         refuse(&args, &words);
     }
@@ -242,6 +242,8 @@ fn a_device_that_is_not_there_is_refused_by_name() {
 fn arguments_that_do_not_parse_are_usage_errors() {
     for args in [
         args!["quantize", shipped(), "out", "--group", "g48"],
+        args!["quantize", shipped(), "out", "--bits", "3"],
+        args!["quantize", shipped(), "out", "--format", "awq"],
         args!["logits", shipped(), "--ids", "1,two"],
         args!["kernels", shipped(), "--device", "tpu"],
         args!["generate", shipped()],

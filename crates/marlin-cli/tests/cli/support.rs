@@ -127,6 +127,18 @@ impl Folder {
         folder
     }
 
+    /// The shipped model with this chat template.
+    pub fn shipped_with_template(template: &str) -> Self {
+        let folder = Self::empty();
+        std::fs::create_dir(&folder.source).unwrap();
+        for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+            std::fs::copy(shipped().join(file), folder.source.join(file)).unwrap();
+        }
+        let config = json!({ "chat_template": template, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>" });
+        std::fs::write(folder.source.join("tokenizer_config.json"), config.to_string()).unwrap();
+        folder
+    }
+
     /// The names of what is beside the model, hidden files too.
     pub fn leftovers(&self) -> Vec<OsString> {
         let names = self.parent.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());

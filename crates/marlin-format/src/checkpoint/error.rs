@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use safetensors::Dtype;
 
-use crate::FormatError;
+use crate::{FormatError, QuantSpec};
 
 /// A checkpoint that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ pub enum CheckpointError {
         source: HeaderError,
     },
     /// A tensor that is not in the checkpoint.
-    #[error("{} has no tensor `{tensor}`", dir.display())]
+    #[error("{} has no tensor `{tensor}`; is the download complete, and is its config the checkpoint's own?", dir.display())]
     MissingTensor {
         /// The folder.
         dir: PathBuf,
@@ -129,18 +129,66 @@ pub enum CheckpointError {
         problem: String,
     },
     /// A quantised weight that does not hold together.
-    #[error("the quantised weight `{layer}`")]
+    #[error("the quantised weight `{layer}` in {}", path.display())]
     Weight {
         /// The layer, the prefix of its tensors' names.
         layer: String,
+        /// The file that holds its values.
+        path: PathBuf,
         /// Why.
         source: FormatError,
     },
     /// Zero points, and the config says symmetric.
-    #[error("`{tensor}` is in the checkpoint, but its config says that weights are symmetric; the two must agree")]
+    #[error(
+        "`{tensor}` is in {}, but the config says that weights are symmetric; if they are not, say so in the config \
+         (`zero_point` true, `symmetric` false), or remove the tensor",
+        path.display()
+    )]
     UnexpectedZeroPoints {
+        /// The file.
+        path: PathBuf,
         /// The tensor of zero points.
         tensor: String,
+    },
+    /// A config of a quantised checkpoint that is not read.
+    #[error("the quantisation that {} says", path.display())]
+    Config {
+        /// The config.
+        path: PathBuf,
+        /// Why.
+        source: ConfigError,
+    },
+    /// No zero points, and the config says that there are.
+    #[error(
+        "{} has no tensor `{tensor}`, but the config says that weights have zero points; if they are symmetric, say so in the config \
+         (`zero_point` false, `symmetric` true), or else download the checkpoint again",
+        dir.display()
+    )]
+    MissingZeroPoints {
+        /// The folder.
+        dir: PathBuf,
+        /// The tensor of zero points.
+        tensor: String,
+    },
+    /// A layer that its config describes as its format cannot be.
+    #[error(
+        "the config says that `{layer}` is {found} in {format}, but {format} holds {expected} weights; is it the checkpoint's own config?"
+    )]
+    Spec {
+        /// The layer.
+        layer: String,
+        /// The format.
+        format: &'static str,
+        /// What the format holds.
+        expected: &'static str,
+        /// What the config says.
+        found: QuantSpec,
+    },
+    /// A layer without a quantised weight, read as one.
+    #[error("the weight of `{layer}` is not quantised; read its tensor `{layer}.weight`")]
+    NotQuantized {
+        /// The layer.
+        layer: String,
     },
     /// A target folder with something in it.
     #[error("{} exists and is not empty; name a new folder, or empty this one first", dir.display())]
@@ -292,6 +340,9 @@ pub enum HeaderError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// A config that is not JSON.
+    #[error("the config is not valid JSON")]
+    Json(#[from] serde_json::Error),
     /// A field that is needed and absent.
     #[error("the quantization config has no `{field}`; expected {expected}")]
     Missing {
@@ -301,7 +352,7 @@ pub enum ConfigError {
         expected: &'static str,
     },
     /// A field with a value that is not supported.
-    #[error("the quantization config's `{field}` is {found}; this version reads {expected}")]
+    #[error("the quantization config's `{field}` is {found}; this version reads {expected}: use a checkpoint quantised so, or a float one")]
     Unsupported {
         /// The field, with the path to it.
         field: String,
@@ -309,6 +360,26 @@ pub enum ConfigError {
         expected: &'static str,
         /// What it holds, as JSON.
         found: String,
+    },
+    /// A regular expression that cannot be used.
+    #[error("the quantization config's `{field}` has `{pattern}`, which is not a regular expression this version can use; correct it")]
+    Regex {
+        /// The field, with the path to it.
+        field: String,
+        /// The expression.
+        pattern: String,
+        /// Why.
+        source: Box<fancy_regex::Error>,
+    },
+    /// A regular expression that takes too many steps to match.
+    #[error("the quantization config's pattern `{pattern}` could not be matched with the layer `{layer}`; write it in a simpler way")]
+    Match {
+        /// The expression.
+        pattern: String,
+        /// The layer.
+        layer: String,
+        /// Why.
+        source: Box<fancy_regex::Error>,
     },
     /// A group size that is not supported.
     #[error("the quantization config's `{field}`")]

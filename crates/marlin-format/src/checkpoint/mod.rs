@@ -4,19 +4,35 @@
 //! |---|---|
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
-//! | 4-bit weights of compressed-tensors, pack-quantized | [`compressed_tensors`] |
+//! | what a folder's configs say of every layer | [`Quantization`], [`LayerFormat`] |
+//! | read a quantised layer, whatever its format | [`read_layer`], [`layer_tensors`] |
+//! | compressed-tensors, pack-quantized: read and write | [`compressed_tensors`] |
+//! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
+//! | AWQ, Marlin and Marlin 2:4: read | [`awq`], [`marlin`], [`marlin24`] |
 //!
 //! Files come from anywhere: everything a file says is checked against the file before it is used, and the error names the file.
 
+pub mod awq;
 pub mod compressed_tensors;
+pub mod gptq;
+pub mod marlin;
+pub mod marlin24;
 
 mod error;
+mod format;
+mod groups;
 mod header;
+mod layer;
+mod packed;
+mod quantization;
 mod reader;
 mod tensor;
 mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
+pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
+pub use layer::{layer_tensors, read_layer};
+pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub use tensor::{TensorData, TensorSpec, TensorView};

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::CheckpointError;
+use crate::{ScaleDtype, Scales};
 
 /// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may lie at any alignment.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +60,11 @@ impl<'a> TensorView<'a> {
         })
     }
 
+    /// Its extents, where it has two axes; `axes` says what they are, such as `[K/8, N]`.
+    pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
+        <[usize; 2]>::try_from(self.shape).map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
+    }
+
     /// The values of an `F16`, `BF16` or `F32` tensor.
     ///
     /// # Errors
@@ -95,6 +101,36 @@ impl<'a> TensorView<'a> {
         }
     }
 
+    /// The words of an `I32` tensor as they lie in the file: little-endian, at any alignment.
+    pub(super) fn words(&self) -> Result<&'a [[u8; 4]], CheckpointError> {
+        match self.dtype {
+            Dtype::I32 => Ok(self.bytes.as_chunks().0),
+            _ => Err(self.wrong_dtype("I32")),
+        }
+    }
+
+    /// Scales of an `F16` or `BF16` tensor, or of an `F32` one whose every value either of them holds exactly.
+    pub(super) fn scales(&self) -> Result<Scales, CheckpointError> {
+        match self.dtype {
+            Dtype::F16 => Ok(Scales::F16(self.elements(f16::from_le_bytes))),
+            Dtype::BF16 => Ok(Scales::BF16(self.elements(bf16::from_le_bytes))),
+            Dtype::F32 => {
+                let exact = self.elements(f32::from_le_bytes);
+                let inexact = |scales: &Scales| (0..scales.len()).find(|&i| scales.get(i) != exact[i]);
+                let (as_f16, as_bf16) = (Scales::from_f32(&exact, ScaleDtype::F16), Scales::from_f32(&exact, ScaleDtype::BF16));
+                match (inexact(&as_f16), inexact(&as_bf16)) {
+                    (None, _) => Ok(as_f16),
+                    (_, None) => Ok(as_bf16),
+                    (Some(i), Some(_)) => Err(self.bad_values(format!(
+                        "scale {i} is {}, which f16 cannot hold exactly, and bf16 cannot hold all of them; convert the scales to f16 or bf16",
+                        exact[i]
+                    ))),
+                }
+            }
+            _ => Err(self.wrong_dtype("F16 or BF16")),
+        }
+    }
+
     /// The elements, each `SIZE` bytes wide: the width of the dtype.
     pub(super) fn elements<const SIZE: usize, T>(&self, from_bytes: impl Fn([u8; SIZE]) -> T) -> Vec<T> {
         self.bytes.as_chunks::<SIZE>().0.iter().map(|&bytes| from_bytes(bytes)).collect()
@@ -106,6 +142,15 @@ impl<'a> TensorView<'a> {
 
     pub(super) fn bad_values(&self, problem: String) -> CheckpointError {
         CheckpointError::Values { path: self.path.into(), tensor: self.name.into(), problem }
+    }
+}
+
+impl From<ScaleDtype> for Dtype {
+    fn from(dtype: ScaleDtype) -> Self {
+        match dtype {
+            ScaleDtype::F16 => Self::F16,
+            ScaleDtype::BF16 => Self::BF16,
+        }
     }
 }
 

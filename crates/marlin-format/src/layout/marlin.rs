@@ -1,11 +1,9 @@
 //! The tile layout of the Marlin kernels.
 
-use super::{PADDING_WORD, PlainLayout, WordIndex};
-use crate::{FormatError, PlainWeight};
+use super::tile::{TILE_K, TILE_N};
+use super::{PlainLayout, WordIndex};
+use crate::{Bits, FormatError, PlainWeight};
 
-/// Rows and columns of one tile.
-const TILE_K: usize = 16;
-const TILE_N: usize = 64;
 /// Rows of a chunk: four tiles along K.
 const CHUNK_K: usize = 64;
 /// Words of one tile: 32 lanes, four words each.
@@ -119,19 +117,22 @@ impl MarlinLayout {
         let lane = 4 * group_id + thread_in_group;
         // The pair (b0, b1) or (b2, b3) of the first or second fragment; its second value lies four nibbles up.
         let pair = if self.rows_first { 2 * (column / 8) + row / 8 } else { 2 * (row / 8) + column / 8 };
-        WordIndex { word: tile * TILE_WORDS + 4 * lane + sub_tile, nibble: pair + 4 * (row % 2) }
+        WordIndex { word: tile * TILE_WORDS + 4 * lane + sub_tile, slot: pair + 4 * (row % 2), bits: Bits::Four }
     }
 
     /// The weight's values in this layout: [`words`](Self::words) words. Stored rows keep their order; a row permutation is not undone.
     ///
     /// # Errors
-    /// [`FormatError::LayoutShape`] where the weight has another K or N.
+    /// [`FormatError::LayoutBits`] where the weight has 8 bits, [`FormatError::LayoutShape`] where it has another K or N.
     pub fn pack(&self, weight: &PlainWeight) -> Result<Vec<u32>, FormatError> {
+        if weight.spec().bits != Bits::Four {
+            return Err(FormatError::LayoutBits { expected: Bits::Four, found: weight.spec().bits });
+        }
         let (found_k, found_n) = (weight.k(), weight.n());
         if (found_k, found_n) != (self.k, self.n) {
             return Err(FormatError::LayoutShape { k: self.k, n: self.n, found_k, found_n });
         }
-        let mut words = vec![PADDING_WORD; self.words()];
+        let mut words = vec![Bits::Four.padding_word(); self.words()];
         for row in 0..self.k {
             for column in 0..self.n {
                 self.index(row, column).write(&mut words, weight.q(row, column));
@@ -149,7 +150,7 @@ impl MarlinLayout {
             let (expected, found) = (self.words(), words.len());
             return Err(FormatError::Length { what: "the weight in Marlin layout", k: self.k, n: self.n, expected, found });
         }
-        Ok(PlainLayout::new(self.k, self.n).pack_with(|row, column| self.index(row, column).read(words)))
+        Ok(PlainLayout::new(self.k, self.n, Bits::Four).pack_with(|row, column| self.index(row, column).read(words)))
     }
 }
 

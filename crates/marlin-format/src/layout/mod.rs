@@ -1,53 +1,65 @@
-//! Where a weight's 4-bit values lie in packed 32-bit words.
+//! Where a weight's 4-bit or 8-bit values lie in packed 32-bit words.
 //!
-//! A layout is a type with one index function, from a weight's row and column to a word and a nibble. Host packing, device repacking and
+//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing, device repacking and
 //! tests all call it.
 //!
 //! | layout | shape of the packed words | used by |
 //! |---|---|---|
-//! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]` | records, checkpoints, portable kernels |
-//! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64 | tensor-core kernels, published Marlin files |
+//! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]`; of 8 bits `[ceil(K/4), ...]` | records, checkpoints, portable kernels |
+//! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64; 4 bits only | tensor-core kernels, published Marlin files |
+//! | [`Marlin24Layout`] | `[K/32, 2N]`, tiles of 32 x 64; of 8 bits `[K/32, 4N]` | published 2:4 sparse files |
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
 //! | [`ZeroLayout`] | `[G, N/8]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
 mod marlin;
+mod marlin24;
 mod plain;
 mod scales;
+mod tile;
 mod zeros;
 
 pub use marlin::MarlinLayout;
+pub use marlin24::Marlin24Layout;
 pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
 pub use zeros::ZeroLayout;
 
-/// A packed word whose eight nibbles are 8: the value that stands for 0 in a symmetric weight, and for padding in every weight.
-pub(crate) const PADDING_WORD: u32 = 0x8888_8888;
+pub(crate) use tile::{Tile, TileTable};
 
-/// Where one 4-bit value lies in a slice of packed words.
+use crate::Bits;
+
+/// Where one value lies in a slice of packed words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WordIndex {
     /// Index of the word.
     pub word: usize,
-    /// Nibble of the word, 0..=7: bits `4 * nibble` to `4 * nibble + 3`, low first.
-    pub nibble: usize,
+    /// Slot of the word, 0..=7 (4 bits) or 0..=3 (8 bits): bits `slot * count` to `slot * count + count - 1`, low first.
+    pub slot: usize,
+    /// Width of the value.
+    pub bits: Bits,
 }
 
 impl WordIndex {
-    /// The value at this place, 0..=15.
+    /// How far the value's lowest bit lies from the word's.
+    pub fn shift(self) -> usize {
+        self.bits.count() * self.slot
+    }
+
+    /// The value at this place, 0..=15 or 0..=255.
     ///
     /// # Panics
     /// Where `words` is shorter than the layout that made this index says.
     pub fn read(self, words: &[u32]) -> u8 {
-        ((words[self.word] >> (4 * self.nibble)) & 0xf) as u8
+        (words[self.word] >> self.shift()) as u8 & self.bits.max()
     }
 
-    /// Puts the low four bits of `q` in this place.
+    /// Puts `q` in this place: its low four bits where the layout has four.
     ///
     /// # Panics
     /// Where `words` is shorter than the layout that made this index says.
     pub fn write(self, words: &mut [u32], q: u8) {
-        let shift = 4 * self.nibble;
+        let (shift, max) = (self.shift(), self.bits.max());
         let word = &mut words[self.word];
-        *word = (*word & !(0xf << shift)) | (u32::from(q & 0xf) << shift);
+        *word = (*word & !(u32::from(max) << shift)) | (u32::from(q & max) << shift);
     }
 }

@@ -1,26 +1,30 @@
 //! The layout of records and portable kernels.
 
-use super::{PADDING_WORD, WordIndex};
+use super::WordIndex;
+use crate::Bits;
 
 /// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n` is the weight's row `8r + i`, column
-/// `n`.
+/// `n`. The eight values of a word are eight input features of one output feature, as in GPTQ files.
 ///
-/// The eight values of a word are eight input features of one output feature, as in GPTQ files. Rows past K and columns past N hold 8.
+/// Of 8 bits, words `[ceil(K/4), N rounded up to 8]`: byte `i` is row `4r + i`.
+///
+/// Rows past K and columns past N hold the [midpoint](Bits::midpoint), 8 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainLayout {
     k: usize,
     n: usize,
+    bits: Bits,
 }
 
 impl PlainLayout {
-    /// The layout of a weight with `k` input and `n` output features.
-    pub fn new(k: usize, n: usize) -> Self {
-        Self { k, n }
+    /// The layout of a weight with `k` input and `n` output features, in values of `bits`.
+    pub fn new(k: usize, n: usize, bits: Bits) -> Self {
+        Self { k, n, bits }
     }
 
-    /// Rows of words: K / 8, rounded up.
+    /// Rows of words: K / 8 (4 bits) or K / 4 (8 bits), rounded up.
     pub fn rows(&self) -> usize {
-        self.k.div_ceil(8)
+        self.k.div_ceil(self.bits.per_word())
     }
 
     /// Columns of words: N rounded up to a multiple of 8.
@@ -35,15 +39,16 @@ impl PlainLayout {
 
     /// Where the value of row `k`, column `n` lies.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
-        WordIndex { word: (k / 8) * self.columns() + n, nibble: k % 8 }
+        let per_word = self.bits.per_word();
+        WordIndex { word: k / per_word * self.columns() + n, slot: k % per_word, bits: self.bits }
     }
 
     /// Words that hold padding only.
     pub(crate) fn padding(&self) -> Vec<u32> {
-        vec![PADDING_WORD; self.words()]
+        vec![self.bits.padding_word(); self.words()]
     }
 
-    /// Packs the values that `q(row, column)` gives, each 0..=15, with padding of 8.
+    /// Packs the values that `q(row, column)` gives, each 0..=15 or 0..=255, with padding of 8 or 128.
     pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8) -> Vec<u32> {
         let mut words = self.padding();
         for row in 0..self.k {
@@ -54,17 +59,21 @@ impl PlainLayout {
         words
     }
 
-    /// The first word whose nibbles past K or N are not 8, if any. `words` has [`words`](Self::words) words.
+    /// The first word whose values past K or N are not the midpoint, if any. `words` has [`words`](Self::words) words.
     pub(crate) fn bad_padding(&self, words: &[u32]) -> Option<usize> {
         let columns = self.columns();
-        // Nibbles past K are the upper ones of the last row of words.
-        let rows_in_last = self.k - 8 * self.rows().saturating_sub(1);
-        let past_k = if rows_in_last >= 8 { 0 } else { u32::MAX << (4 * rows_in_last) };
+        // Values past K are the upper ones of the last row of words.
+        let per_word = self.bits.per_word();
+        let last_row = self.rows().saturating_sub(1);
+        let rows_in_last = self.k - per_word * last_row;
+        let past_k = if rows_in_last >= per_word { 0 } else { u32::MAX << (self.bits.count() * rows_in_last) };
         for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {
-            let past_k = if row + 1 == self.rows() { past_k } else { 0 };
-            for (column, &word) in line.iter().enumerate() {
+            let past_k = if row == last_row { past_k } else { 0 };
+            // Most rows hold padding past N only.
+            let first = if past_k == 0 { self.n } else { 0 };
+            for (column, &word) in line.iter().enumerate().skip(first) {
                 let padding = if column < self.n { past_k } else { u32::MAX };
-                if (word ^ PADDING_WORD) & padding != 0 {
+                if (word ^ self.bits.padding_word()) & padding != 0 {
                     return Some(row * columns + column);
                 }
             }

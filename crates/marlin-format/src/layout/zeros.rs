@@ -1,7 +1,7 @@
 //! The zero points that go with the Marlin tile layout.
 
 use super::{MarlinLayout, WordIndex};
-use crate::{FormatError, GroupSize};
+use crate::{Bits, FormatError, GroupSize};
 
 /// Words `[G, N/8]`, row-major: one word holds the eight zero points that a lane needs for a tile of 64 columns.
 ///
@@ -38,7 +38,7 @@ impl ZeroLayout {
 
     /// Where the zero point of group `g`, column `n` lies, padding included.
     pub fn index(&self, g: usize, n: usize) -> WordIndex {
-        WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, nibble: n % 64 / 8 }
+        WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, slot: n % 64 / 8, bits: Bits::Four }
     }
 
     /// Permutes, pads and packs `[G, N]` zero points of 0..=15.

@@ -1,12 +1,64 @@
 //! Random weights and folders.
 
 use half::{bf16, f16};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorData, TensorSpec};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::rngs::{StdRng, SysRng};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng, TryRng};
+use tempfile::TempDir;
+
+/// The layer that tests write and read.
+pub const LAYER: &str = "model.layers.0.mlp.up_proj";
+
+/// A folder with these tensors. It lasts as long as the first of the two.
+pub fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("model");
+    let mut writer = CheckpointWriter::create(&dir).unwrap();
+    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).unwrap();
+    tensors.iter().for_each(|tensor| writer.write_tensor(&tensor.spec.name, &tensor.bytes).unwrap());
+    writer.finish().unwrap();
+    (parent, Checkpoint::open(dir).unwrap())
+}
+
+/// A tensor of [`LAYER`].
+pub fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> TensorData {
+    TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes: bytes.to_vec() }
+}
+
+pub fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Values packed into words along the last axis of rows of `columns`, the first lowest; padding is 0.
+pub fn packed(values: &[u8], columns: usize, bits: Bits) -> Vec<u32> {
+    let word = |values: &[u8]| values.iter().enumerate().fold(0, |word, (i, &q)| word | u32::from(q) << (bits.count() * i));
+    values.chunks(columns).flat_map(|row| row.chunks(bits.per_word()).map(word)).collect()
+}
+
+/// The values of a weight with its rows in their natural order, `[K, N]`.
+pub fn natural_values(weight: &PlainWeight) -> Vec<u8> {
+    let (k, n) = (weight.k(), weight.n());
+    let mut values = vec![0; k * n];
+    for stored in 0..k {
+        let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+        (0..n).for_each(|column| values[natural * n + column] = weight.q(stored, column));
+    }
+    values
+}
+
+/// The group of each natural row.
+pub fn natural_groups(weight: &PlainWeight) -> Vec<i32> {
+    let mut groups = vec![0; weight.k()];
+    for stored in 0..weight.k() {
+        let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+        groups[natural] = (stored / weight.spec().group.rows(weight.k())) as i32;
+    }
+    groups
+}
 
 /// Fresh random numbers; a failing test shows the seed, and `MARLIN_TEST_SEED` repeats it.
 pub fn rng() -> StdRng {
@@ -23,9 +75,11 @@ pub fn cases(cases: u32) -> ProptestConfig {
 
 /// Every way to quantise.
 pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
-    GroupSize::ALL.into_iter().flat_map(|group| {
-        [false, true].into_iter().flat_map(move |zero_points| {
-            [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { group, zero_points, scale_dtype })
+    Bits::ALL.into_iter().flat_map(|bits| {
+        GroupSize::ALL.into_iter().flat_map(move |group| {
+            [false, true].into_iter().flat_map(move |zero_points| {
+                [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { bits, group, zero_points, scale_dtype })
+            })
         })
     })
 }
@@ -39,8 +93,14 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     (1..300usize, 1..300usize, any_spec()).prop_map(|(k, n, spec)| (k.next_multiple_of(spec.group.rows(k)), n, spec))
 }
 
+/// The same of 4 bits, for what holds no others.
+pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
+    any_problem().prop_map(|(k, n, spec)| (k, n, QuantSpec { bits: Bits::Four, ..spec }))
+}
+
 pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainParts {
-    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=15)).collect();
+    let max = spec.bits.max();
+    let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
     let groups = spec.group.count(k) * n;
     let scales: Vec<f32> = (0..groups).map(|_| rng.random_range(0.001..0.1)).collect();
     let mut permutation: Vec<u32> = (0..k as u32).collect();
@@ -49,9 +109,9 @@ pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_o
         k,
         n,
         spec,
-        words: PlainLayout::new(k, n).pack_with(|row, column| q[row * n + column]),
+        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]),
         scales: Scales::from_f32(&scales, spec.scale_dtype),
-        zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=15)).collect()),
+        zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=max)).collect()),
         row_permutation: act_order.then_some(permutation),
     }
 }

@@ -1,33 +1,14 @@
 use half::f16;
 use marlin_format::checkpoint::compressed_tensors::{contains, tensor_specs, tensors_of, to_plain};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, Dtype, TensorData, TensorSpec};
+use marlin_format::checkpoint::{
+    CheckpointError, Dtype, LayerFormat, PackQuantizedFormat, TensorData, TensorSpec, layer_tensors, read_layer,
+};
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use tempfile::TempDir;
 
-use crate::common::{any_problem, cases, message, random_weight, rng};
-
-const LAYER: &str = "model.layers.0.mlp.up_proj";
-
-fn checkpoint(tensors: &[TensorData]) -> (TempDir, Checkpoint) {
-    let parent = tempfile::tempdir().unwrap();
-    let dir = parent.path().join("model");
-    let mut writer = CheckpointWriter::create(&dir).unwrap();
-    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).unwrap();
-    tensors.iter().for_each(|tensor| writer.write_tensor(&tensor.spec.name, &tensor.bytes).unwrap());
-    writer.finish().unwrap();
-    (parent, Checkpoint::open(dir).unwrap())
-}
-
-fn tensor(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> TensorData {
-    TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes: bytes.to_vec() }
-}
-
-fn words(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
+use crate::common::{LAYER, any_problem, cases, checkpoint, message, random_weight, rng, tensor, words};
 
 proptest! {
     #![proptest_config(cases(60))]
@@ -44,9 +25,16 @@ proptest! {
         let back = to_plain(&checkpoint, LAYER, &spec.with_scale_dtype(ScaleDtype::F16)).unwrap();
         prop_assert_eq!((back.k(), back.n(), back.spec()), (k, n, spec));
         prop_assert_eq!(back.dequantize(), weight.dequantize());
+        let format = LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order });
+        prop_assert_eq!(&read_layer(&checkpoint, LAYER, &format).unwrap(), &back);
+        let mut names: Vec<&str> = checkpoint.names().collect();
+        names.sort_unstable();
+        let mut listed = layer_tensors(&checkpoint, LAYER, &format);
+        listed.sort_unstable();
+        prop_assert_eq!(listed, names);
         if act_order {
             // Written and read again, the order of rows inside a group no longer changes.
-            let (_folder, again) = self::checkpoint(&tensors_of(LAYER, &back));
+            let (_folder, again) = crate::common::checkpoint(&tensors_of(LAYER, &back));
             prop_assert_eq!(to_plain(&again, LAYER, &spec).unwrap(), back);
         } else {
             prop_assert_eq!(back, weight);
@@ -67,7 +55,8 @@ proptest! {
         let groups = spec.group.count(k);
         prop_assert_eq!(&find("weight_shape").unwrap().bytes, &[(n as u64).to_le_bytes(), (k as u64).to_le_bytes()].concat());
 
-        let nibble_of = |word: u32, i: usize| (word >> (4 * (i % 8))) & 15;
+        let (per_word, max) = (spec.bits.per_word(), u32::from(spec.bits.max()));
+        let value_of = |word: u32, i: usize| (word >> (spec.bits.count() * (i % per_word))) & max;
         for column in 0..n {
             for row in 0..k {
                 let group = group_index.as_ref().map_or(row / spec.group.rows(k), |index| index[row] as usize);
@@ -77,12 +66,15 @@ proptest! {
                     ScaleDtype::F16 => f16::from_bits(scale).to_f32(),
                     ScaleDtype::BF16 => f32::from_bits(u32::from(scale) << 16),
                 };
-                let zero_point = zero_points.as_ref().map_or(8, |words| nibble_of(words[column / 8 * groups + group], column));
-                let q = nibble_of(packed[column * k.div_ceil(8) + row / 8], row);
+                let zero_point = match &zero_points {
+                    Some(words) => value_of(words[column / per_word * groups + group], column),
+                    None => max / 2 + 1,
+                };
+                let q = value_of(packed[column * k.div_ceil(per_word) + row / per_word], row);
                 prop_assert_eq!(dequantized[row * n + column], scale * (q as f32 - zero_point as f32));
             }
-            for padding in k..k.next_multiple_of(8) {
-                prop_assert_eq!(nibble_of(packed[column * k.div_ceil(8) + padding / 8], padding), 0);
+            for padding in k..k.next_multiple_of(per_word) {
+                prop_assert_eq!(value_of(packed[column * k.div_ceil(per_word) + padding / per_word], padding), 0);
             }
         }
     }
@@ -167,23 +159,25 @@ fn inconsistent_layers_are_refused() {
 
     for (i, name) in ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"].into_iter().enumerate() {
         let error = read(&|tensors| drop(tensors.remove(i)), spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == &format!("{LAYER}.{name}")), "{error}");
+        let tensor_missing = format!("has no tensor `{LAYER}.{name}`");
+        assert!(matches!(&error, CheckpointError::MissingTensor { .. } | CheckpointError::MissingZeroPoints { .. }), "{error}");
+        assert!(message(&error).contains(&tensor_missing), "{error}");
         let error = read(&|tensors| tensors[i] = tensor(name, Dtype::I32, &[0, 7], &[]), spec).unwrap_err();
         assert!(matches!(&error, CheckpointError::Shape { found, .. } if found == &[0, 7]), "{name}: {error}");
         let retyped = |tensors: &mut Vec<TensorData>| {
             let TensorData { spec: TensorSpec { shape, .. }, .. } = &tensors[i];
             let shape = shape.clone();
-            tensors[i] = tensor(name, Dtype::F32, &shape, &vec![0; 4 * shape.iter().product::<usize>()]);
+            tensors[i] = tensor(name, Dtype::U32, &shape, &vec![0; 4 * shape.iter().product::<usize>()]);
         };
         let error = read(&retyped, spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::Dtype { found: Dtype::F32, .. }), "{name}: {error}");
+        assert!(matches!(&error, CheckpointError::Dtype { found: Dtype::U32, .. }), "{name}: {error}");
     }
     let error = read(&|tensors| tensors[4] = tensor("weight_g_idx", Dtype::I32, &[1], &[0; 4]), spec).unwrap_err();
     assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
 
     let symmetric = QuantSpec::int4(GroupSize::G32);
     let error = read(&|_| (), symmetric).unwrap_err();
-    assert!(matches!(&error, CheckpointError::UnexpectedZeroPoints { tensor } if tensor.ends_with("weight_zero_point")), "{error}");
+    assert!(matches!(&error, CheckpointError::UnexpectedZeroPoints { tensor, .. } if tensor.ends_with("weight_zero_point")), "{error}");
     assert!(matches!(read(&|_| (), QuantSpec::int4(GroupSize::G64).with_zero_points()).unwrap_err(), CheckpointError::Shape { .. }));
     let error = read(&|_| (), QuantSpec::int4(GroupSize::G128)).unwrap_err();
     assert!(matches!(&error, CheckpointError::Weight { source: FormatError::GroupDoesNotDivide { .. }, .. }), "{error}");

@@ -1,38 +1,50 @@
 use std::collections::HashSet;
 
 use marlin_format::layout::{MarlinLayout, PlainLayout, ScaleLayout, WordIndex, ZeroLayout};
-use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, FormatError, GroupSize, QuantSpec, ScaleDtype};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{any_problem, cases, numbered_scales, random_weight, rng};
+use crate::common::{any_int4_problem, any_problem, cases, numbered_scales, random_weight, rng};
 
 /// K and N around the edges of words and tiles.
 const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
 
 #[test]
-fn word_index_reads_and_writes_one_nibble() {
+fn word_index_reads_and_writes_one_value() {
     let mut words = [0x1234_5678, 0x9abc_def0];
-    assert_eq!(WordIndex { word: 0, nibble: 0 }.read(&words), 0x8);
-    assert_eq!(WordIndex { word: 1, nibble: 7 }.read(&words), 0x9);
-    WordIndex { word: 1, nibble: 6 }.write(&mut words, 0xf5);
+    let nibble = |word, slot| WordIndex { word, slot, bits: Bits::Four };
+    assert_eq!(nibble(0, 0).read(&words), 0x8);
+    assert_eq!(nibble(1, 7).read(&words), 0x9);
+    nibble(1, 6).write(&mut words, 0xf5);
     assert_eq!(words, [0x1234_5678, 0x95bc_def0]);
+    let byte = |word, slot| WordIndex { word, slot, bits: Bits::Eight };
+    assert_eq!((byte(0, 0).read(&words), byte(1, 3).read(&words)), (0x78, 0x95));
+    byte(0, 2).write(&mut words, 0xfe);
+    assert_eq!(words, [0x12fe_5678, 0x95bc_def0]);
 }
 
 #[test]
-fn plain_layout_is_rows_of_eight() {
-    let layout = PlainLayout::new(20, 10);
+fn plain_layout_is_rows_of_eight_or_four() {
+    let layout = PlainLayout::new(20, 10, Bits::Four);
     assert_eq!((layout.rows(), layout.columns(), layout.words()), (3, 16, 48));
-    assert_eq!(layout.index(0, 0), WordIndex { word: 0, nibble: 0 });
-    assert_eq!(layout.index(7, 9), WordIndex { word: 9, nibble: 7 });
-    assert_eq!(layout.index(17, 3), WordIndex { word: 2 * 16 + 3, nibble: 1 });
-    let words = layout.pack_with(|row, column| ((3 * row + 5 * column) % 16) as u8);
-    for row in 0..24 {
-        for column in 0..16 {
-            let inside = row < 20 && column < 10;
-            let expected = if inside { ((3 * row + 5 * column) % 16) as u8 } else { 8 };
-            assert_eq!(layout.index(row, column).read(&words), expected, "row {row}, column {column}");
+    assert_eq!(layout.index(0, 0), WordIndex { word: 0, slot: 0, bits: Bits::Four });
+    assert_eq!(layout.index(7, 9), WordIndex { word: 9, slot: 7, bits: Bits::Four });
+    assert_eq!(layout.index(17, 3), WordIndex { word: 2 * 16 + 3, slot: 1, bits: Bits::Four });
+    let layout = PlainLayout::new(19, 10, Bits::Eight);
+    assert_eq!((layout.rows(), layout.columns(), layout.words()), (5, 16, 80));
+    assert_eq!(layout.index(7, 9), WordIndex { word: 16 + 9, slot: 3, bits: Bits::Eight });
+    for bits in Bits::ALL {
+        let (k, n) = (19, 10);
+        let layout = PlainLayout::new(k, n, bits);
+        let q = |row: usize, column: usize| (37 * row + 53 * column) as u8 & bits.max();
+        let words = layout.pack_with(q);
+        for row in 0..layout.rows() * bits.per_word() {
+            for column in 0..16 {
+                let expected = if row < k && column < n { q(row, column) } else { bits.midpoint() };
+                assert_eq!(layout.index(row, column).read(&words), expected, "{bits}, row {row}, column {column}");
+            }
         }
     }
 }
@@ -47,7 +59,7 @@ fn every_nibble_of_a_marlin_tile_is_one_value() {
                 (0..layout.k_padded()).flat_map(|row| (0..layout.n_padded()).map(move |column| layout.index(row, column))).collect();
             assert_eq!(places.len(), layout.k_padded() * layout.n_padded());
             assert_eq!(places.len(), 8 * layout.words());
-            assert!(places.iter().all(|place| place.word < layout.words() && place.nibble < 8));
+            assert!(places.iter().all(|place| place.word < layout.words() && place.slot < 8));
         }
     }
 }
@@ -89,7 +101,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_int4_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
         for layout in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n), MarlinLayout::new_padded(k, n, 128, 256).unwrap()] {
             let words = layout.pack(&weight).unwrap();
@@ -121,7 +133,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
+    fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_int4_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, QuantSpec { zero_points: true, ..spec }, false);
         let zeros = weight.zero_points().unwrap();
         for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n)] {
@@ -184,6 +196,8 @@ fn wrong_sizes_are_refused() {
     let layout = MarlinLayout::new(k, n);
     let weight = random_weight(rng, n, k, QuantSpec::int4(GroupSize::Channel), false);
     assert_eq!(layout.pack(&weight).unwrap_err(), FormatError::LayoutShape { k, n, found_k: n, found_n: k });
+    let wide = random_weight(rng, k, n, QuantSpec::int8(GroupSize::Channel), false);
+    assert_eq!(layout.pack(&wide).unwrap_err(), FormatError::LayoutBits { expected: Bits::Four, found: Bits::Eight });
     let what = "the weight in Marlin layout";
     assert_eq!(layout.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 512, found: 3 });
 

@@ -1,12 +1,21 @@
 //! Tests of the public API, as one program.
 
+mod awq;
 mod checkpoint_read;
 mod checkpoint_write;
 mod common;
 mod compressed_tensors;
 mod config;
 mod fragments;
+mod fuzz;
+mod golden;
+mod gptq;
 mod layouts;
+mod marlin24;
+mod marlin_files;
 mod plain;
+mod plain_join;
+mod quantization;
 mod quantize;
+mod read_layer;
 mod spec;

@@ -1,5 +1,5 @@
 use half::f16;
-use marlin_format::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 
 use crate::common::{all_specs, random_parts, random_weight, rng};
 
@@ -15,7 +15,7 @@ fn dequantize_follows_the_formula() {
                 let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
                 for column in 0..n {
                     let group = stored / spec.group.rows(k) * n + column;
-                    let zero_point = weight.zero_points().map_or(8, |zero_points| zero_points[group]);
+                    let zero_point = weight.zero_points().map_or(spec.bits.midpoint(), |zero_points| zero_points[group]);
                     let expected = weight.scales().get(group) * (f32::from(weight.q(stored, column)) - f32::from(zero_point));
                     assert_eq!(dequantized[natural * n + column], expected, "{spec}, stored row {stored}, column {column}");
                 }
@@ -44,6 +44,26 @@ fn a_small_weight_by_hand() {
 }
 
 #[test]
+fn a_small_weight_of_8_bits_by_hand() {
+    // K = 5, N = 1: q = 0, 127, 128, 255 and 129 of a second word, scale 0.5.
+    let parts = PlainParts {
+        k: 5,
+        n: 1,
+        spec: QuantSpec::int8(GroupSize::Channel),
+        words: [vec![0xff80_7f00], vec![0x8080_8080; 7], vec![0x8080_8081], vec![0x8080_8080; 7]].concat(),
+        scales: Scales::F16(vec![f16::from_f32(0.5)]),
+        zero_points: None,
+        row_permutation: None,
+    };
+    let weight = PlainWeight::new(parts.clone()).unwrap();
+    assert_eq!(weight.dequantize(), [-64.0, -0.5, 0.0, 63.5, 0.5]);
+    assert_eq!(weight.size_bytes(), 16 * 4 + 2);
+    let spec = parts.spec.with_zero_points();
+    let weight = PlainWeight::new(PlainParts { spec, zero_points: Some(vec![255]), ..parts }).unwrap();
+    assert_eq!(weight.dequantize(), [-127.5, -64.0, -63.5, 0.0, -63.0]);
+}
+
+#[test]
 fn sizes_count_everything() {
     let rng = &mut rng();
     let (k, n) = (1024, 512);
@@ -51,6 +71,8 @@ fn sizes_count_everything() {
     // 4 bits, 16 of scale a group, 4 of zero point a group, 32 a row of permutation.
     assert_eq!(bits(QuantSpec::int4(GroupSize::G128), false), 4.0 + 16.0 / 128.0);
     assert_eq!(bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false), 4.0 + 20.0 / 32.0);
+    assert_eq!(bits(QuantSpec::int8(GroupSize::G128), false), 8.0 + 16.0 / 128.0);
+    assert_eq!(bits(QuantSpec::int8(GroupSize::G32).with_zero_points(), false), 8.0 + 24.0 / 32.0);
     assert_eq!(bits(QuantSpec::int4(GroupSize::Channel), true), 4.0 + 16.0 / k as f64 + 32.0 / n as f64);
 }
 
@@ -96,7 +118,7 @@ fn inconsistent_parts_are_refused() {
     refused(&|parts| parts.n = usize::MAX, FormatError::TooLarge { k, n: usize::MAX, limit: QuantSpec::MAX_FEATURES });
     refused(&|parts| parts.words.truncate(63), length("the packed weight", 64, 63));
     refused(&|parts| parts.words.clear(), length("the packed weight", 64, 0));
-    refused(&|parts| parts.words[7] = 0x8888_8887, FormatError::Padding { word: 7, found: 0x8888_8887 });
+    refused(&|parts| parts.words[7] = 0x8888_8887, FormatError::Padding { word: 7, found: 0x8888_8887, bits: Bits::Four });
     refused(
         &|parts| parts.scales = Scales::BF16(vec![half::bf16::ONE; 10]),
         FormatError::ScaleDtypeMismatch { expected: ScaleDtype::F16, found: ScaleDtype::BF16 },
@@ -111,7 +133,7 @@ fn inconsistent_parts_are_refused() {
     refused(&|parts| parts.zero_points = Some(vec![8; 11]), length("the zero points", 10, 11));
     refused(
         &|parts| parts.zero_points = Some([vec![15; 6], vec![16; 4]].concat()),
-        FormatError::ZeroPoint { group: 1, column: 1, found: 16 },
+        FormatError::ZeroPoint { group: 1, column: 1, found: 16, max: 15 },
     );
     refused(&|parts| parts.row_permutation = Some(vec![0]), length("the row permutation", 64, 1));
     refused(&|parts| parts.row_permutation = Some((1..=64).collect()), FormatError::PermutationRange { position: 63, found: 64, last: 63 });
@@ -125,14 +147,17 @@ fn inconsistent_parts_are_refused() {
 #[test]
 fn padding_past_k_is_checked() {
     let rng = &mut rng();
-    for (k, nibble) in [(1, 1), (7, 7), (9, 1), (15, 7), (15, 8)] {
-        let mut parts = random_parts(rng, k, 8, QuantSpec::int4(GroupSize::Channel), false);
+    let cases = [(4, [(1, 1), (7, 7), (9, 1), (15, 7), (15, 8)]), (8, [(1, 1), (3, 3), (5, 1), (7, 3), (7, 4)])];
+    for (bits, (k, slot)) in cases.into_iter().flat_map(|(bits, cases)| cases.map(|case| (bits, case))) {
+        let bits = Bits::try_from(bits).unwrap();
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::Channel) };
+        let mut parts = random_parts(rng, k, 8, spec, false);
         let last = parts.words.len() - 1;
-        // Nibble 8 stands for none: the parts as they are.
-        if nibble < 8 {
-            parts.words[last] ^= 1 << (4 * nibble);
+        // The slot past the last stands for none: the parts as they are.
+        if slot < bits.per_word() {
+            parts.words[last] ^= 1 << (bits.count() * slot);
             let found = parts.words[last];
-            assert_eq!(PlainWeight::new(parts).unwrap_err(), FormatError::Padding { word: last, found });
+            assert_eq!(PlainWeight::new(parts).unwrap_err(), FormatError::Padding { word: last, found, bits });
         } else {
             assert!(PlainWeight::new(parts).is_ok());
         }

@@ -23,7 +23,10 @@ fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
 /// Scale and zero point of an element.
 fn group_of(weight: &PlainWeight, row: usize, column: usize) -> (f32, f32) {
     let group = row / weight.spec().group.rows(weight.k()) * weight.n() + column;
-    (weight.scales().get(group), weight.zero_points().map_or(8.0, |zero_points| f32::from(zero_points[group])))
+    (
+        weight.scales().get(group),
+        weight.zero_points().map_or(f32::from(weight.spec().bits.midpoint()), |zero_points| f32::from(zero_points[group])),
+    )
 }
 
 proptest! {
@@ -35,21 +38,30 @@ proptest! {
         let weight = quantize_rtn(&values, k, n, &spec).unwrap();
         prop_assert_eq!((weight.k(), weight.n(), weight.spec(), weight.row_permutation()), (k, n, spec, None));
         let dequantized = weight.dequantize();
+        let top = spec.bits.max();
         for row in 0..k {
             for column in 0..n {
                 let (value, back) = (values[row * n + column], dequantized[row * n + column]);
                 let (scale, zero_point) = group_of(&weight, row, column);
                 let error = (value - back).abs();
-                let nearest = (0..16).map(|q| (value - scale * (q as f32 - zero_point)).abs()).fold(f32::INFINITY, f32::min);
-                let rounding = 1e-5 * scale;
+                let level = |q: u8| scale * (f32::from(q) - zero_point);
+                let nearest = (0..=top).map(|q| (value - level(q)).abs()).fold(f32::INFINITY, f32::min);
+                // Of the division by the scale, whose quotient is as large as `top`.
+                let rounding = f32::from(top) * f32::EPSILON * scale;
                 prop_assert!(error <= nearest + rounding, "row {row}, column {column}: {value} became {back}, {nearest} was possible");
                 let q = weight.q(row, column);
-                // At the ends the range may fall short: by the rounding of the scale (15 steps of 2^-8 each, in bf16) and of the zero
-                // point. A scale that is subnormal in f16 is rounded by more.
-                let bound = match q {
-                    1..15 => 0.5,
-                    _ if scale > f16::MIN_POSITIVE.to_f32() => 0.56,
-                    _ => 8.0,
+                // At the ends the range may fall short: by half a step of the zero point, and by half of the steps, `top` or half of it, times
+                // the scale's rounding. A scale that is subnormal in f16 is rounded by more.
+                let bound = if (1..top).contains(&q) {
+                    0.5
+                } else if scale <= f16::MIN_POSITIVE.to_f32() {
+                    f32::from(top) / 2.0 + 0.5
+                } else {
+                    let rounding = match spec.scale_dtype {
+                        ScaleDtype::F16 => 1.0 / 2048.0,
+                        ScaleDtype::BF16 => 1.0 / 256.0,
+                    };
+                    0.5 + f32::from(top) * rounding
                 };
                 prop_assert!(error <= bound * scale + rounding, "row {row}, column {column}: {value} became {back}, scale {scale}");
             }
@@ -60,12 +72,12 @@ proptest! {
     fn scales_are_those_of_the_range((k, n, spec) in any_problem(), seed: u64) {
         let values = random_weights(&mut StdRng::seed_from_u64(seed), k, n);
         let weight = quantize_rtn(&values, k, n, &spec).unwrap();
-        let rows = spec.group.rows(k);
+        let (rows, top) = (spec.group.rows(k), f32::from(spec.bits.max()));
         for group in 0..spec.group.count(k) {
             for column in 0..n {
                 let group_values = (group * rows..(group + 1) * rows).map(|row| values[row * n + column]);
                 let (low, high) = group_values.fold((0.0f32, 0.0f32), |(low, high), value| (low.min(value), high.max(value)));
-                let exact = if spec.zero_points { (high - low) / 15.0 } else { high.max(-low) / 7.5 };
+                let exact = if spec.zero_points { (high - low) / top } else { high.max(-low) / (top / 2.0) };
                 let found = weight.scales().get(group * n + column);
                 let (relative, smallest) = match spec.scale_dtype {
                     ScaleDtype::F16 => (1.0 / 2048.0, f16::MIN_POSITIVE_SUBNORMAL.to_f32()),
@@ -88,6 +100,22 @@ fn symmetric_by_hand() {
     // Ties go to even; 7.5 rounds to 8, above the range.
     assert_eq!(q, [15, 0, 8, 8, 10, 8, 6, 11]);
     assert_eq!(weight.dequantize(), [7.0, -8.0, 0.0, 0.0, 2.0, 0.0, -2.0, 3.0]);
+}
+
+#[test]
+fn eight_bits_by_hand() {
+    // max|w| / 127.5 = 1.
+    let values = [127.5, -127.5, 0.0, 0.5, 1.5, -3.2, 100.4];
+    let weight = quantize_rtn(&values, 7, 1, &QuantSpec::int8(GroupSize::Channel)).unwrap();
+    let q: Vec<u8> = (0..7).map(|row| weight.q(row, 0)).collect();
+    assert_eq!(q, [255, 0, 128, 128, 130, 125, 228]);
+    assert_eq!(weight.dequantize(), [127.0, -128.0, 0.0, 0.0, 2.0, -3.0, 100.0]);
+
+    // Columns: -100..=155 (scale 1, z 100); 0..=255 (z 0); -255..=0 (z 255).
+    let values: Vec<f32> = (0..256).flat_map(|i| [i as f32 - 100.0, i as f32, i as f32 - 255.0]).collect();
+    let weight = quantize_rtn(&values, 256, 3, &QuantSpec::int8(GroupSize::Channel).with_zero_points()).unwrap();
+    assert_eq!(weight.zero_points().unwrap(), [100, 0, 255]);
+    assert_eq!(weight.dequantize(), values);
 }
 
 #[test]

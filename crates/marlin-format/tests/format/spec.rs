@@ -1,4 +1,4 @@
-use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, FormatError, GroupSize, QuantSpec, ScaleDtype};
 
 #[test]
 fn group_sizes_convert_both_ways() {
@@ -25,6 +25,32 @@ fn other_group_sizes_are_refused() {
 }
 
 #[test]
+fn widths_convert_both_ways() {
+    for (bits, number, shown) in [(Bits::Four, 4, "int4"), (Bits::Eight, 8, "int8")] {
+        assert_eq!((Bits::try_from(number), i64::from(bits), bits.to_string().as_str()), (Ok(bits), number, shown));
+        let json = serde_json::to_string(&bits).unwrap();
+        assert_eq!(json, number.to_string());
+        assert_eq!(serde_json::from_str::<Bits>(&json).unwrap(), bits);
+    }
+    for found in [0, 2, 3, 5, 16, -4, i64::MAX] {
+        assert_eq!(Bits::try_from(found), Err(FormatError::Bits { found }));
+        assert!(serde_json::from_str::<Bits>(&found.to_string()).is_err());
+    }
+}
+
+/// 2^bits values, as many to a word as fit, the zero point of a symmetric weight in their middle.
+#[test]
+fn widths_follow_from_their_count() {
+    for bits in Bits::ALL {
+        assert_eq!(usize::from(bits.max()), (1 << bits.count()) - 1);
+        assert_eq!(usize::from(bits.midpoint()), 1 << (bits.count() - 1));
+        assert_eq!(bits.per_word() * bits.count(), 32);
+        let word = (0..bits.per_word()).fold(0, |word, slot| word | u32::from(bits.midpoint()) << (bits.count() * slot));
+        assert_eq!(bits.padding_word(), word);
+    }
+}
+
+#[test]
 fn groups_of_k() {
     assert_eq!((GroupSize::Channel.rows(100), GroupSize::Channel.count(100)), (100, 1));
     assert_eq!((GroupSize::G32.rows(96), GroupSize::G32.count(96)), (32, 3));
@@ -38,8 +64,9 @@ fn specs_show_and_serialise() {
     assert_eq!(spec.to_string(), "int4 g128 f16");
     let spec = QuantSpec::int4(GroupSize::Channel).with_zero_points().with_scale_dtype(ScaleDtype::BF16);
     assert_eq!(spec.to_string(), "int4 channel zero-points bf16");
+    assert_eq!(QuantSpec::int8(GroupSize::G64).with_zero_points().to_string(), "int8 g64 zero-points f16");
     let json = serde_json::to_string(&spec).unwrap();
-    assert_eq!(json, r#"{"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#);
+    assert_eq!(json, r#"{"bits":4,"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#);
     assert_eq!(serde_json::from_str::<QuantSpec>(&json).unwrap(), spec);
 }
 

@@ -1,4 +1,4 @@
-use super::ARCHITECTURE;
+use super::Architecture;
 
 /// A `config.json` that is not a Llama's, or does not hold together.
 #[derive(Debug, thiserror::Error)]
@@ -8,7 +8,7 @@ pub enum LlamaConfigError {
     #[error("not the configuration of a model")]
     Json(#[from] serde_json::Error),
     /// A model of another architecture.
-    #[error("the architecture is {found}; this version reads {ARCHITECTURE}")]
+    #[error("the architecture is {found}; this version reads {}", Architecture::names())]
     Architecture {
         /// What the file says.
         found: String,
@@ -23,11 +23,43 @@ pub enum LlamaConfigError {
         /// What it may hold.
         expected: &'static str,
     },
+    /// A field with a value that models of the architecture do not have.
+    #[error("`{field}` is {found}, which a {architecture} does not have")]
+    NotOfArchitecture {
+        /// The field.
+        field: &'static str,
+        /// What it holds.
+        found: String,
+        /// The architecture.
+        architecture: Architecture,
+    },
+    /// Layers with and without a sliding window in another order than is read.
+    #[error("`layer_types` says {found} for layer {layer}, the other fields say {expected}; this version reads layers that agree")]
+    LayerType {
+        /// The first layer that differs.
+        layer: usize,
+        /// What `layer_types` holds.
+        found: String,
+        /// What follows from `sliding_window`, `use_sliding_window` and `max_window_layers`.
+        expected: &'static str,
+    },
     /// A field of the rotary scaling that is absent.
-    #[error("`{field}` is missing; llama3 rotary scaling needs it")]
+    #[error("`{field}` is missing; {rope_type} rotary scaling needs it")]
     MissingRopeField {
         /// The field.
         field: &'static str,
+        /// The kind of scaling.
+        rope_type: &'static str,
+    },
+    /// Rotary factors for another number of frequencies.
+    #[error("`{field}` has {found} numbers; there are {expected} frequencies, half of the rotated features of a head")]
+    RopeFactors {
+        /// The field.
+        field: &'static str,
+        /// Frequencies.
+        expected: usize,
+        /// Numbers found.
+        found: usize,
     },
     /// A size of zero, or absurdly large.
     #[error("`{field}` is {found}; it must be from 1 to {limit}", limit = super::LlamaConfig::MAX_SIZE)]
@@ -53,11 +85,15 @@ pub enum LlamaConfigError {
         /// Key heads.
         kv_heads: usize,
     },
-    /// A head that rotary embedding cannot halve.
-    #[error("`head_dim` is {head_dim}; rotary embedding needs an even number")]
-    OddHeadDim {
+    /// A part of a head that rotary embedding cannot halve.
+    #[error(
+        "`head_dim` {head_dim} times `partial_rotary_factor` gives {rotary_dim} features to rotate; rotary embedding needs an even number from 2 to `head_dim`"
+    )]
+    RotaryDim {
         /// Features of one head.
         head_dim: usize,
+        /// Those that are rotated.
+        rotary_dim: usize,
     },
     /// A constant that must be positive and finite.
     #[error("`{field}` is {found}; it must be a positive number")]

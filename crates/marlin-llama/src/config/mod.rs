@@ -1,28 +1,32 @@
-//! The `config.json` of a Llama.
+//! The `config.json` of a Llama-style decoder.
 
+mod architecture;
 mod error;
 mod generation;
 mod raw;
+mod rope;
 
 use std::path::Path;
 
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
+pub use architecture::Architecture;
+pub(crate) use architecture::Declaration;
+use architecture::Window;
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json, read_quantization_config};
 use raw::RawConfig;
+pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling};
 
 use crate::LlamaError;
 
-/// The architecture this crate reads, by its name in `config.json`.
-pub const ARCHITECTURE: &str = "LlamaForCausalLM";
-
-/// Sizes and constants of a Llama 2 or 3 model, as `config.json` holds them.
+/// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
 ///
-/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's `LlamaConfig` writes, old and new: `rope_scaling` or
-/// `rope_parameters`, `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the same default as there.
+/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the [`Architecture`] writes, old and new:
+/// `rope_scaling` or `rope_parameters`, `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the same default as
+/// there.
 ///
 /// ```
 /// use marlin_llama::LlamaConfig;
@@ -37,6 +41,8 @@ pub const ARCHITECTURE: &str = "LlamaForCausalLM";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RawConfig", into = "RawConfig")]
 pub struct LlamaConfig {
+    /// Which of the family it is.
+    pub architecture: Architecture,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
     /// Features of the residual stream.
@@ -56,12 +62,16 @@ pub struct LlamaConfig {
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// How the rotary frequencies are stretched for long contexts.
-    pub rope_scaling: Option<Llama3RopeScaling>,
+    pub rope_scaling: Option<RopeScaling>,
+    /// The part of each head that is rotated, from its first feature on: 1 in most models.
+    pub partial_rotary_factor: f64,
+    /// Which layers see a window of positions only; `None`: every layer sees all positions before.
+    pub sliding_window: Option<SlidingWindow>,
     /// Positions the model was made for.
     pub max_position_embeddings: usize,
     /// Whether the embedding is the output head, too.
     pub tie_word_embeddings: bool,
-    /// Whether q, k, v and o projections have a bias.
+    /// Whether q, k and v projections have a bias, and in a Llama or Qwen 3 the o projection.
     pub attention_bias: bool,
     /// Whether gate, up and down projections have a bias.
     pub mlp_bias: bool,
@@ -73,18 +83,13 @@ pub struct LlamaConfig {
     pub dtype: Option<FloatDType>,
 }
 
-/// The rotary scaling of Llama 3.1 and later (`rope_type: llama3`): low frequencies are divided by `factor`, high ones kept, and those between
-/// interpolated.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Llama3RopeScaling {
-    /// What low frequencies are divided by.
-    pub factor: f64,
-    /// Wavelengths above `original_max_position_embeddings / low_freq_factor` positions are low frequencies.
-    pub low_freq_factor: f64,
-    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` positions are high frequencies.
-    pub high_freq_factor: f64,
-    /// Positions of the context before it was stretched.
-    pub original_max_position_embeddings: usize,
+/// Attention to the last positions only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// Positions that a query sees, its own included.
+    pub size: usize,
+    /// The first layer with a window; those below see everything.
+    pub first_layer: usize,
 }
 
 impl LlamaConfig {
@@ -129,36 +134,57 @@ impl LlamaConfig {
             ("head_dim", self.head_dim),
             ("max_position_embeddings", self.max_position_embeddings),
         ];
-        for (field, found) in sizes {
-            if found == 0 || found > Self::MAX_SIZE {
-                return Err(LlamaConfigError::Size { field, found });
-            }
-        }
+        sizes.into_iter().try_for_each(|(field, found)| size(field, found))?;
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv_heads) {
             return Err(LlamaConfigError::Heads { heads, kv_heads });
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(LlamaConfigError::OddHeadDim { head_dim: self.head_dim });
-        }
-        if heads.saturating_mul(self.head_dim) > Self::MAX_SIZE {
-            return Err(LlamaConfigError::Size { field: "num_attention_heads * head_dim", found: heads.saturating_mul(self.head_dim) });
-        }
+        size("num_attention_heads * head_dim", heads.saturating_mul(self.head_dim))?;
         positive("rms_norm_eps", self.rms_norm_eps)?;
         positive("rope_theta", self.rope_theta)?;
-        if let Some(scaling) = &self.rope_scaling {
-            positive("rope_scaling.factor", scaling.factor)?;
-            positive("rope_scaling.low_freq_factor", scaling.low_freq_factor)?;
-            positive("rope_scaling.high_freq_factor", scaling.high_freq_factor)?;
-            let found = scaling.original_max_position_embeddings;
-            if found == 0 || found > Self::MAX_SIZE {
-                return Err(LlamaConfigError::Size { field: "rope_scaling.original_max_position_embeddings", found });
-            }
-            if scaling.low_freq_factor >= scaling.high_freq_factor {
-                return Err(LlamaConfigError::FrequencyFactors { low: scaling.low_freq_factor, high: scaling.high_freq_factor });
-            }
+        positive("partial_rotary_factor", self.partial_rotary_factor)?;
+        let rotary_dim = self.rotary_dim();
+        if rotary_dim == 0 || rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
+            return Err(LlamaConfigError::RotaryDim { head_dim: self.head_dim, rotary_dim });
         }
-        Ok(())
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.validate(self)?;
+        }
+        self.validate_for_architecture()
+    }
+
+    /// Whether the architecture has what the config says.
+    fn validate_for_architecture(&self) -> Result<(), LlamaConfigError> {
+        let declaration = self.architecture.declaration();
+        let other = |field, found: String| Err(LlamaConfigError::NotOfArchitecture { field, found, architecture: self.architecture });
+        if !declaration.attention_bias.allows(self.attention_bias) {
+            return other("attention_bias", self.attention_bias.to_string());
+        }
+        if !declaration.mlp_bias.allows(self.mlp_bias) {
+            return other("mlp_bias", self.mlp_bias.to_string());
+        }
+        let Some(window) = self.sliding_window else { return Ok(()) };
+        size("sliding_window", window.size)?;
+        match declaration.window {
+            Window::None => other("sliding_window", window.size.to_string()),
+            Window::AllLayers if window.first_layer > 0 => other("max_window_layers", window.first_layer.to_string()),
+            Window::AllLayers | Window::UpperLayers => Ok(()),
+        }
+    }
+
+    /// Features of each head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        (self.head_dim as f64 * self.partial_rotary_factor) as usize
+    }
+
+    /// Positions that a query of a layer sees, its own included; `None`: all before it.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|window| layer >= window.first_layer).map(|window| window.size)
+    }
+
+    /// Whether the o projection has a bias.
+    pub fn output_bias(&self) -> bool {
+        self.attention_bias && self.architecture.declaration().output_bias
     }
 
     /// Features of all query heads together: N of `q_proj`, K of `o_proj`.
@@ -170,6 +196,11 @@ impl LlamaConfig {
     pub fn key_value_size(&self) -> usize {
         self.num_key_value_heads * self.head_dim
     }
+}
+
+/// A size that is not 0 and not absurd.
+fn size(field: &'static str, found: usize) -> Result<(), LlamaConfigError> {
+    if (1..=LlamaConfig::MAX_SIZE).contains(&found) { Ok(()) } else { Err(LlamaConfigError::Size { field, found }) }
 }
 
 fn positive(field: &'static str, found: f64) -> Result<(), LlamaConfigError> {

@@ -1,14 +1,15 @@
 //! The JSON as it is written, and its meaning.
 
 use burn::tensor::FloatDType;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{ARCHITECTURE, Llama3RopeScaling, LlamaConfig, LlamaConfigError};
+use super::architecture::{Architecture, Bias, Window};
+use super::rope::RawRope;
+use super::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
 
-const MODEL_TYPE: &str = "llama";
 const ACTIVATION: &str = "silu";
 
-/// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's `LlamaConfig`.
+/// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's config class.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RawConfig {
     architectures: Option<Vec<String>>,
@@ -26,9 +27,24 @@ pub(super) struct RawConfig {
     rope_scaling: Option<RawRope>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rope_parameters: Option<RawRope>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partial_rotary_factor: Option<f64>,
     max_position_embeddings: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<usize>,
+    /// Absent is the class's default, `null` is none.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    sliding_window: Option<Option<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    use_sliding_window: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_window_layers: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layer_types: Option<Vec<String>>,
     tie_word_embeddings: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     attention_bias: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     mlp_bias: Option<bool>,
     bos_token_id: Option<TokenIds>,
     eos_token_id: Option<TokenIds>,
@@ -37,18 +53,9 @@ pub(super) struct RawConfig {
     dtype: Option<String>,
 }
 
-/// `rope_scaling`, or the newer `rope_parameters`, which holds the base as well.
-#[derive(Serialize, Deserialize)]
-struct RawRope {
-    rope_type: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    old_type: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rope_theta: Option<f64>,
-    factor: Option<f64>,
-    low_freq_factor: Option<f64>,
-    high_freq_factor: Option<f64>,
-    original_max_position_embeddings: Option<usize>,
+/// A field that is there, `null` or not.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 /// A token id, or a list of them.
@@ -72,48 +79,79 @@ impl TryFrom<RawConfig> for LlamaConfig {
     type Error = LlamaConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, LlamaConfigError> {
-        check_architecture(&raw)?;
+        let architecture = raw.architecture()?;
+        let declaration = architecture.declaration();
+        let defaults = &declaration.defaults;
         if let Some(found) = raw.hidden_act.filter(|activation| activation != ACTIVATION) {
             return Err(LlamaConfigError::Unsupported { field: "hidden_act", found, expected: ACTIVATION });
         }
         let heads = raw.num_attention_heads;
-        let head_dim = match raw.head_dim {
+        let head_dim = match raw.head_dim.or(defaults.head_dim) {
             Some(head_dim) => head_dim,
             None if heads == 0 => return Err(LlamaConfigError::Size { field: "num_attention_heads", found: 0 }),
             None if raw.hidden_size.is_multiple_of(heads) => raw.hidden_size / heads,
             None => return Err(LlamaConfigError::HeadDim { hidden_size: raw.hidden_size, heads }),
         };
+        let window = raw.sliding_window.unwrap_or(defaults.sliding_window);
+        let sliding_window = match declaration.window {
+            Window::None => None,
+            Window::AllLayers => window.map(|size| SlidingWindow { size, first_layer: 0 }),
+            Window::UpperLayers => {
+                let first_layer = raw.max_window_layers.unwrap_or(defaults.max_window_layers);
+                window.filter(|_| raw.use_sliding_window.unwrap_or(false)).map(|size| SlidingWindow { size, first_layer })
+            }
+        };
         let rope = raw.rope_parameters.or(raw.rope_scaling);
-        let rope_theta = rope.as_ref().and_then(|rope| rope.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0);
+        let in_rope = |field: fn(&RawRope) -> Option<f64>| rope.as_ref().and_then(field);
         let config = Self {
+            architecture,
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
             num_hidden_layers: raw.num_hidden_layers,
             num_attention_heads: heads,
-            num_key_value_heads: raw.num_key_value_heads.unwrap_or(heads),
+            num_key_value_heads: raw.num_key_value_heads.or(defaults.num_key_value_heads).unwrap_or(heads),
             head_dim,
-            rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6),
-            rope_theta,
-            rope_scaling: rope.map(RawRope::scaling).transpose()?.flatten(),
-            max_position_embeddings: raw.max_position_embeddings.unwrap_or(2048),
+            rms_norm_eps: raw.rms_norm_eps.unwrap_or(defaults.rms_norm_eps),
+            rope_theta: in_rope(|rope| rope.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0),
+            partial_rotary_factor: in_rope(|rope| rope.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0),
+            rope_scaling: rope.map(|rope| rope.scaling(raw.original_max_position_embeddings)).transpose()?.flatten(),
+            max_position_embeddings: raw.max_position_embeddings.unwrap_or(defaults.max_position_embeddings),
+            sliding_window,
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
-            attention_bias: raw.attention_bias.unwrap_or(false),
-            mlp_bias: raw.mlp_bias.unwrap_or(false),
+            attention_bias: declaration.attention_bias.resolve(raw.attention_bias),
+            mlp_bias: declaration.mlp_bias.resolve(raw.mlp_bias),
             bos_token_id: raw.bos_token_id.and_then(|ids| ids.into_vec().first().copied()),
             eos_token_ids: raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
             dtype: raw.dtype.or(raw.torch_dtype).and_then(|name| parse_dtype(&name)),
         };
         config.validate()?;
+        config.check_layer_types(raw.layer_types.as_deref().unwrap_or_default())?;
         Ok(config)
+    }
+}
+
+impl LlamaConfig {
+    /// Whether `layer_types`, which newer files have beside the fields it follows from, says the same as those.
+    fn check_layer_types(&self, types: &[String]) -> Result<(), LlamaConfigError> {
+        for (layer, found) in types.iter().enumerate() {
+            let expected = if self.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
+            if found != expected {
+                return Err(LlamaConfigError::LayerType { layer, found: found.clone(), expected });
+            }
+        }
+        Ok(())
     }
 }
 
 impl From<LlamaConfig> for RawConfig {
     fn from(config: LlamaConfig) -> Self {
+        let declaration = config.architecture.declaration();
+        let upper_layers = declaration.window == Window::UpperLayers;
+        let window = config.sliding_window;
         Self {
-            architectures: Some(vec![ARCHITECTURE.into()]),
-            model_type: Some(MODEL_TYPE.into()),
+            architectures: Some(vec![declaration.class.into()]),
+            model_type: Some(declaration.model_type.into()),
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
             intermediate_size: config.intermediate_size,
@@ -124,12 +162,21 @@ impl From<LlamaConfig> for RawConfig {
             hidden_act: Some(ACTIVATION.into()),
             rms_norm_eps: Some(config.rms_norm_eps),
             rope_theta: Some(config.rope_theta),
-            rope_scaling: config.rope_scaling.map(RawRope::llama3),
+            original_max_position_embeddings: match &config.rope_scaling {
+                Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
+                Some(RopeScaling::Llama3(_)) | None => None,
+            },
+            rope_scaling: config.rope_scaling.map(RawRope::from),
             rope_parameters: None,
+            partial_rotary_factor: Some(config.partial_rotary_factor).filter(|&factor| factor != 1.0),
             max_position_embeddings: Some(config.max_position_embeddings),
+            sliding_window: (declaration.window != Window::None).then(|| window.map(|window| window.size)),
+            use_sliding_window: upper_layers.then_some(window.is_some()),
+            max_window_layers: window.filter(|_| upper_layers).map(|window| window.first_layer),
+            layer_types: None,
             tie_word_embeddings: Some(config.tie_word_embeddings),
-            attention_bias: Some(config.attention_bias),
-            mlp_bias: Some(config.mlp_bias),
+            attention_bias: (declaration.attention_bias == Bias::Config).then_some(config.attention_bias),
+            mlp_bias: (declaration.mlp_bias == Bias::Config).then_some(config.mlp_bias),
             bos_token_id: config.bos_token_id.map(TokenIds::One),
             eos_token_id: match config.eos_token_ids.as_slice() {
                 [] => None,
@@ -142,46 +189,18 @@ impl From<LlamaConfig> for RawConfig {
     }
 }
 
-impl RawRope {
-    fn scaling(self) -> Result<Option<Llama3RopeScaling>, LlamaConfigError> {
-        let missing = |field| LlamaConfigError::MissingRopeField { field };
-        match self.rope_type.or(self.old_type).as_deref() {
-            None | Some("default") => Ok(None),
-            Some("llama3") => Ok(Some(Llama3RopeScaling {
-                factor: self.factor.ok_or(missing("factor"))?,
-                low_freq_factor: self.low_freq_factor.ok_or(missing("low_freq_factor"))?,
-                high_freq_factor: self.high_freq_factor.ok_or(missing("high_freq_factor"))?,
-                original_max_position_embeddings: self
-                    .original_max_position_embeddings
-                    .ok_or(missing("original_max_position_embeddings"))?,
-            })),
-            Some(found) => Err(LlamaConfigError::Unsupported { field: "rope_type", found: found.into(), expected: "default or llama3" }),
-        }
+impl RawConfig {
+    fn architecture(&self) -> Result<Architecture, LlamaConfigError> {
+        let classes = self.architectures.as_deref().unwrap_or_default();
+        Architecture::find(classes, self.model_type.as_deref()).ok_or_else(|| {
+            let found = match (classes, &self.model_type) {
+                ([], Some(model_type)) => model_type.clone(),
+                ([], None) => "not named".into(),
+                (classes, _) => classes.join(", "),
+            };
+            LlamaConfigError::Architecture { found }
+        })
     }
-
-    fn llama3(scaling: Llama3RopeScaling) -> Self {
-        Self {
-            rope_type: Some("llama3".into()),
-            old_type: None,
-            rope_theta: None,
-            factor: Some(scaling.factor),
-            low_freq_factor: Some(scaling.low_freq_factor),
-            high_freq_factor: Some(scaling.high_freq_factor),
-            original_max_position_embeddings: Some(scaling.original_max_position_embeddings),
-        }
-    }
-}
-
-/// `architectures` counts; where it is absent, `model_type` does.
-fn check_architecture(raw: &RawConfig) -> Result<(), LlamaConfigError> {
-    let found = match (&raw.architectures, &raw.model_type) {
-        (Some(names), _) if names.iter().any(|name| name == ARCHITECTURE) => return Ok(()),
-        (Some(names), _) if !names.is_empty() => names.join(", "),
-        (_, Some(model_type)) if model_type == MODEL_TYPE => return Ok(()),
-        (_, Some(model_type)) => model_type.clone(),
-        (_, None) => "not named".into(),
-    };
-    Err(LlamaConfigError::Architecture { found })
 }
 
 fn parse_dtype(name: &str) -> Option<FloatDType> {

@@ -1,13 +1,14 @@
-//! The model's tensors by their names in Hugging Face checkpoints: one list for random weights and for files, one for saving.
+//! The model's tensors by their names in Hugging Face checkpoints: what is asked of random weights and of files, and what is saved.
 
 use std::convert::Infallible;
+use std::ops::Range;
 
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Initializer, Linear};
 use burn::tensor::{Device, Tensor};
 
-use super::{Attention, Layer, LlamaModel, Mlp, Projection, RmsNorm, Rope};
-use crate::config::LlamaConfig;
+use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
+use crate::config::{Declaration, LlamaConfig};
 
 /// Where weights come from. Names are without `.weight`: `model.layers.0.self_attn.q_proj`.
 pub(crate) trait WeightSource {
@@ -19,15 +20,45 @@ pub(crate) trait WeightSource {
     /// `[features]`.
     fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Self::Error>;
 
-    /// [K, N].
-    fn projection(&mut self, name: &str, dims: [usize; 2], bias: bool) -> Result<Projection, Self::Error>;
+    /// A layer.
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
+
+    /// Layers of the same K: one projection with their outputs side by side, or one for each.
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error>;
 }
 
-/// A module of the model that holds weights of its own.
+/// A linear layer as a checkpoint holds it.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerShape {
+    /// Its name, without `.weight`.
+    pub(crate) name: String,
+    /// [K, N].
+    pub(crate) dims: [usize; 2],
+    /// Whether it has a bias.
+    pub(crate) bias: bool,
+}
+
+/// What a checkpoint holds under one name.
 pub(crate) enum Part<'a> {
     Embedding(&'a Embedding),
     Norm(&'a RmsNorm),
-    Projection(&'a Projection),
+    /// Columns of N of a projection.
+    Projection {
+        projection: &'a Projection,
+        columns: Range<usize>,
+    },
+}
+
+/// The layers that a checkpoint has for the outputs of a group, and which of all outputs' columns each of them makes: `names` has one for each
+/// output, or one for all of them.
+fn layers_of<'a>(names: &'a [&'a str], outputs: &'a [usize]) -> impl Iterator<Item = (&'a str, Range<usize>)> {
+    let all = outputs.iter().sum();
+    let mut end = 0;
+    names.iter().zip(outputs).map(move |(name, &output)| {
+        let start = end;
+        end = if names.len() == 1 { all } else { start + output };
+        (*name, start..end)
+    })
 }
 
 impl LlamaModel {
@@ -39,76 +70,135 @@ impl LlamaModel {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let epsilon = config.rms_norm_eps;
+        let (query, key_value) = (config.query_size(), config.key_value_size());
         let embed_tokens = Embedding { weight: source.embedding("model.embed_tokens", [config.vocab_size, hidden])? };
         let mut layers = Vec::new();
         for index in 0..config.num_hidden_layers {
-            let name = |part: &str| format!("model.layers.{index}.{part}");
-            let bias = config.attention_bias;
-            let (query, key_value) = (config.query_size(), config.key_value_size());
-            let self_attn = Attention {
-                q_proj: source.projection(&name("self_attn.q_proj"), [hidden, query], bias)?,
-                k_proj: source.projection(&name("self_attn.k_proj"), [hidden, key_value], bias)?,
-                v_proj: source.projection(&name("self_attn.v_proj"), [hidden, key_value], bias)?,
-                o_proj: source.projection(&name("self_attn.o_proj"), [query, hidden], bias)?,
-                heads: config.num_attention_heads,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-            };
-            let bias = config.mlp_bias;
-            let mlp = Mlp {
-                gate_proj: source.projection(&name("mlp.gate_proj"), [hidden, intermediate], bias)?,
-                up_proj: source.projection(&name("mlp.up_proj"), [hidden, intermediate], bias)?,
-                down_proj: source.projection(&name("mlp.down_proj"), [intermediate, hidden], bias)?,
-            };
             layers.push(Layer {
-                input_layernorm: RmsNorm { weight: source.norm(&name("input_layernorm"), hidden)?, epsilon },
-                self_attn,
-                post_attention_layernorm: RmsNorm { weight: source.norm(&name("post_attention_layernorm"), hidden)?, epsilon },
-                mlp,
+                input_layernorm: norm(config, source, format!("model.layers.{index}.input_layernorm"), hidden)?,
+                self_attn: attention(config, source, &format!("model.layers.{index}.self_attn"), [query, key_value, key_value])?,
+                post_attention_layernorm: norm(config, source, format!("model.layers.{index}.post_attention_layernorm"), hidden)?,
+                mlp: mlp(config, source, &format!("model.layers.{index}.mlp"), [intermediate, intermediate])?,
             });
         }
-        let norm = RmsNorm { weight: source.norm("model.norm", hidden)?, epsilon };
+        let norm = norm(config, source, "model.norm".into(), hidden)?;
         let lm_head = match config.tie_word_embeddings {
             true => None,
-            false => Some(source.projection("lm_head", [hidden, config.vocab_size], false)?),
+            false => Some(source.projection(&LayerShape { name: "lm_head".into(), dims: [hidden, config.vocab_size], bias: false })?),
         };
         Ok(Self { embed_tokens, layers, norm, lm_head, rope: Rope::new(config, max_len, device), config: config.clone() })
     }
 
-    /// Every projection, the head included, under its name in a checkpoint.
+    /// Every projection, the head included, under its name in a checkpoint. Projections that are one matmul come once, as `qkv_proj` and
+    /// `gate_up_proj`, whatever the names of their parts.
     pub fn projections(&self) -> impl Iterator<Item = (String, &Projection)> {
-        self.parts().into_iter().filter_map(|(name, part)| match part {
-            Part::Projection(projection) => Some((name, projection)),
-            Part::Embedding(_) | Part::Norm(_) => None,
-        })
+        let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
+            let Layer { self_attn, mlp, .. } = layer;
+            let declaration = self.declaration();
+            let mut projections = named(&self_attn.qkv_proj, "self_attn.qkv_proj", "self_attn", declaration.attention_inputs);
+            projections.push(("self_attn.o_proj".into(), &self_attn.o_proj));
+            projections.extend(named(&mlp.gate_up_proj, "mlp.gate_up_proj", "mlp", declaration.mlp_inputs));
+            projections.push(("mlp.down_proj".into(), &mlp.down_proj));
+            projections.into_iter().map(move |(name, projection)| (format!("model.layers.{index}.{name}"), projection))
+        });
+        of_layers.chain(self.lm_head.iter().map(|head| ("lm_head".to_string(), head)))
     }
 
-    /// Every module with weights, under its name in a checkpoint.
+    /// All that a checkpoint of this model holds, by name.
     pub(crate) fn parts(&self) -> Vec<(String, Part<'_>)> {
+        let declaration = self.declaration();
+        let whole = |projection| Part::Projection { projection, columns: 0..projection.dims()[1] };
         let mut parts = vec![("model.embed_tokens".to_string(), Part::Embedding(&self.embed_tokens))];
         for (index, layer) in self.layers.iter().enumerate() {
-            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
-            let of_layer = [
-                ("input_layernorm", Part::Norm(&layer.input_layernorm)),
-                ("self_attn.q_proj", Part::Projection(&attention.q_proj)),
-                ("self_attn.k_proj", Part::Projection(&attention.k_proj)),
-                ("self_attn.v_proj", Part::Projection(&attention.v_proj)),
-                ("self_attn.o_proj", Part::Projection(&attention.o_proj)),
-                ("post_attention_layernorm", Part::Norm(&layer.post_attention_layernorm)),
-                ("mlp.gate_proj", Part::Projection(&mlp.gate_proj)),
-                ("mlp.up_proj", Part::Projection(&mlp.up_proj)),
-                ("mlp.down_proj", Part::Projection(&mlp.down_proj)),
-            ];
-            parts.extend(of_layer.map(|(name, part)| (format!("model.layers.{index}.{name}"), part)));
+            let Layer { self_attn, mlp, .. } = layer;
+            let mut of_layer = vec![("input_layernorm".to_string(), Part::Norm(&layer.input_layernorm))];
+            of_layer.extend(group_parts(&self_attn.qkv_proj, "self_attn", declaration.attention_inputs));
+            let head_norms = [("self_attn.q_norm", &self_attn.q_norm), ("self_attn.k_norm", &self_attn.k_norm)];
+            of_layer.extend(head_norms.into_iter().filter_map(|(name, norm)| Some((name.to_string(), Part::Norm(norm.as_ref()?)))));
+            of_layer.push(("self_attn.o_proj".into(), whole(&self_attn.o_proj)));
+            of_layer.push(("post_attention_layernorm".into(), Part::Norm(&layer.post_attention_layernorm)));
+            of_layer.extend(group_parts(&mlp.gate_up_proj, "mlp", declaration.mlp_inputs));
+            of_layer.push(("mlp.down_proj".into(), whole(&mlp.down_proj)));
+            parts.extend(of_layer.into_iter().map(|(name, part)| (format!("model.layers.{index}.{name}"), part)));
         }
         parts.push(("model.norm".to_string(), Part::Norm(&self.norm)));
-        parts.extend(self.lm_head.as_ref().map(|head| ("lm_head".to_string(), Part::Projection(head))));
+        parts.extend(self.lm_head.as_ref().map(|head| ("lm_head".to_string(), whole(head))));
         parts
+    }
+
+    fn declaration(&self) -> &'static Declaration {
+        self.config().architecture.declaration()
     }
 }
 
-/// Random weights, as Hugging Face initialises a Llama: normal with a standard deviation of 0.02, biases 0, norms 1.
+fn norm<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: String, features: usize) -> Result<RmsNorm, S::Error> {
+    Ok(RmsNorm { weight: source.norm(&name, features)?, epsilon: config.rms_norm_eps })
+}
+
+/// `outputs` are the features of queries, keys and values.
+fn attention<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, outputs: [usize; 3]) -> Result<Attention, S::Error> {
+    let declaration = config.architecture.declaration();
+    let mut head_norm = |part: &str| -> Result<Option<RmsNorm>, S::Error> {
+        declaration.qk_norm.then(|| norm(config, source, format!("{name}.{part}"), config.head_dim)).transpose()
+    };
+    let (q_norm, k_norm) = (head_norm("q_norm")?, head_norm("k_norm")?);
+    let out = LayerShape { name: format!("{name}.o_proj"), dims: [outputs[0], config.hidden_size], bias: config.output_bias() };
+    Ok(Attention {
+        qkv_proj: group(config, source, name, declaration.attention_inputs, &outputs, config.attention_bias)?,
+        q_norm,
+        k_norm,
+        o_proj: source.projection(&out)?,
+        heads: config.num_attention_heads,
+        kv_heads: config.num_key_value_heads,
+        head_dim: config.head_dim,
+    })
+}
+
+/// `outputs` are the features of gate and up.
+fn mlp<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, outputs: [usize; 2]) -> Result<Mlp, S::Error> {
+    let inputs = config.architecture.declaration().mlp_inputs;
+    let down = LayerShape { name: format!("{name}.down_proj"), dims: [outputs[0], config.hidden_size], bias: config.mlp_bias };
+    Ok(Mlp { gate_up_proj: group(config, source, name, inputs, &outputs, config.mlp_bias)?, down_proj: source.projection(&down)? })
+}
+
+fn group<S: WeightSource>(
+    config: &LlamaConfig,
+    source: &mut S,
+    parent: &str,
+    names: &[&str],
+    outputs: &[usize],
+    bias: bool,
+) -> Result<ProjectionGroup, S::Error> {
+    let shape = |(name, columns): (&str, Range<usize>)| LayerShape {
+        name: format!("{parent}.{name}"),
+        dims: [config.hidden_size, columns.len()],
+        bias,
+    };
+    let layers: Vec<LayerShape> = layers_of(names, outputs).map(shape).collect();
+    Ok(ProjectionGroup::new(source.projections(&layers)?, outputs.to_vec()))
+}
+
+/// The projections of a group: `joined` where they are one matmul, or under the names that a checkpoint has for them below `parent`.
+fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&str]) -> Vec<(String, &'a Projection)> {
+    match group.joined() {
+        Some(projection) => vec![(joined.to_string(), projection)],
+        None => names.iter().map(|name| format!("{parent}.{name}")).zip(group.projections()).collect(),
+    }
+}
+
+/// What a checkpoint holds of a group.
+fn group_parts<'a>(group: &'a ProjectionGroup, parent: &str, names: &[&str]) -> Vec<(String, Part<'a>)> {
+    let part = |(index, (name, columns)): (usize, (&str, Range<usize>))| {
+        let part = match group.joined() {
+            Some(projection) => Part::Projection { projection, columns },
+            None => Part::Projection { projection: &group.projections()[index], columns: 0..columns.len() },
+        };
+        (format!("{parent}.{name}"), part)
+    };
+    layers_of(names, group.outputs()).enumerate().map(part).collect()
+}
+
+/// Random weights, as Hugging Face initialises these models: normal with a standard deviation of 0.02, biases 0, norms 1.
 pub(crate) struct RandomWeights<'a> {
     pub(crate) device: &'a Device,
 }
@@ -128,9 +218,15 @@ impl WeightSource for RandomWeights<'_> {
         Ok(Initializer::Ones.init([features], self.device))
     }
 
-    fn projection(&mut self, _: &str, dims: [usize; 2], bias: bool) -> Result<Projection, Infallible> {
-        let bias = bias.then(|| Initializer::Zeros.init([dims[1]], self.device));
-        Ok(Projection::Dense(Linear { weight: Self::MATRIX.init(dims, self.device), bias }))
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Infallible> {
+        let bias = layer.bias.then(|| Initializer::Zeros.init([layer.dims[1]], self.device));
+        Ok(Projection::Dense(Linear { weight: Self::MATRIX.init(layer.dims, self.device), bias }))
+    }
+
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Infallible> {
+        let [first, ..] = layers else { return Ok(Vec::new()) };
+        let n = layers.iter().map(|layer| layer.dims[1]).sum();
+        Ok(vec![self.projection(&LayerShape { dims: [first.dims[0], n], ..first.clone() })?])
     }
 }
 

@@ -1,9 +1,9 @@
 use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
 
-use super::Projection;
 use super::cache::LayerCache;
 use super::rope::RopePositions;
+use super::{Projection, ProjectionGroup, RmsNorm};
 
 /// What masked scores become. Not infinite: some shader compilers assume that infinities do not occur.
 const MASKED: f32 = -1e30;
@@ -11,12 +11,12 @@ const MASKED: f32 = -1e30;
 /// Causal self-attention with grouped key and value heads (GQA, arXiv 2305.13245).
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// [hidden, heads * head_dim].
-    pub q_proj: Projection,
-    /// [hidden, kv_heads * head_dim].
-    pub k_proj: Projection,
-    /// [hidden, kv_heads * head_dim].
-    pub v_proj: Projection,
+    /// Queries [hidden, heads * head_dim], keys and values [hidden, kv_heads * head_dim].
+    pub qkv_proj: ProjectionGroup,
+    /// Normalises each head of the queries, `[head_dim]`; Qwen 3 has it.
+    pub q_norm: Option<RmsNorm>,
+    /// The same for the keys.
+    pub k_norm: Option<RmsNorm>,
     /// [heads * head_dim, hidden].
     pub o_proj: Projection,
     /// Query heads.
@@ -30,7 +30,7 @@ pub struct Attention {
 impl Attention {
     /// [batch, seq, hidden] to the same shape.
     ///
-    /// `mask` [1, 1, seq, positions] is true where a score must not count; none is needed for a single query. `cache` is the layer's cache and
+    /// `mask` [1, 1, seq, positions] is true where a score must not count; none is needed for a single query that sees everything. `cache` is the layer's cache and
     /// the position of the first query.
     pub(crate) fn forward(
         &self,
@@ -41,9 +41,14 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
         let split = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
-        let queries = rope.apply(split(self.q_proj.forward(x.clone()), self.heads));
-        let keys = rope.apply(split(self.k_proj.forward(x.clone()), self.kv_heads));
-        let values = split(self.v_proj.forward(x), self.kv_heads);
+        let turn = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => rope.apply(norm.forward(x)),
+            None => rope.apply(x),
+        };
+        let [queries, keys, values] = self.qkv_proj.forward(x);
+        let queries = turn(split(queries, self.heads), &self.q_norm);
+        let keys = turn(split(keys, self.kv_heads), &self.k_norm);
+        let values = split(values, self.kv_heads);
         let (keys, values) = match cache {
             Some((layer, start)) => layer.append(start, keys, values),
             None => (keys, values),

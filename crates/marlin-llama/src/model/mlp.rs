@@ -1,15 +1,13 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 
-use super::Projection;
+use super::{Projection, ProjectionGroup};
 
 /// SwiGLU (arXiv 2002.05202): `down(silu(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
 pub struct Mlp {
-    /// [hidden, intermediate].
-    pub gate_proj: Projection,
-    /// [hidden, intermediate].
-    pub up_proj: Projection,
+    /// Gate and up, [hidden, intermediate] each.
+    pub gate_up_proj: ProjectionGroup,
     /// [intermediate, hidden].
     pub down_proj: Projection,
 }
@@ -17,7 +15,7 @@ pub struct Mlp {
 impl Mlp {
     /// [batch, seq, hidden] to the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = activation::silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let [gate, up] = self.gate_up_proj.forward(x);
+        self.down_proj.forward(activation::silu(gate) * up)
     }
 }

@@ -1,8 +1,9 @@
-//! The Llama 2/3 model in Burn: one text for float and 4-bit weights.
+//! The Llama-style decoder in Burn: one text for every architecture, for float and 4-bit weights.
 
 mod assemble;
 mod attention;
 mod cache;
+mod group;
 mod mlp;
 mod norm;
 mod projection;
@@ -12,9 +13,10 @@ use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
-pub(crate) use assemble::{Part, WeightSource, loaded};
+pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
 pub use cache::KvCache;
+pub use group::ProjectionGroup;
 pub use mlp::Mlp;
 pub use norm::RmsNorm;
 pub use projection::Projection;
@@ -23,14 +25,15 @@ pub use rope::Rope;
 use crate::config::LlamaConfig;
 use assemble::RandomWeights;
 
-/// The names of the projections in every layer: the weights that are quantised.
-pub const QUANTIZABLE_PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+/// The names of the projections in every layer, in any architecture: the weights that are quantised.
+pub const QUANTIZABLE_PROJECTIONS: [&str; 9] =
+    ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"];
 
-/// A Llama: token ids in, logits out.
+/// A Llama-style decoder: token ids in, logits out.
 ///
 /// Activations have the dtype of the embedding: f32, f16 or bf16. Norms and softmax are computed in f32.
 ///
-/// With every [`Projection`] dense it is a Llama of Burn's own `Linear` layers: it can be trained, saved with
+/// With every [`Projection`] dense it is made of Burn's own `Linear` layers: it can be trained, saved with
 /// [`save_float`](crate::save_float), and converted to 4-bit weights in one call with `burn_marlin::W4A16`.
 #[derive(Module, Debug)]
 pub struct LlamaModel {
@@ -69,7 +72,7 @@ impl LlamaModel {
     /// Where [`LlamaConfig::validate`] refuses the config.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
         if let Err(error) = config.validate() {
-            panic!("not a Llama's configuration: {error}");
+            panic!("not the configuration of a model: {error}");
         }
         let Ok(model) = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device });
         model
@@ -148,9 +151,10 @@ impl LlamaModel {
         let device = tokens.device();
         let mut x = self.embed(tokens);
         let rope = self.rope.positions(start, seq, FloatDType::from(x.dtype()));
-        // A single query sees every position.
-        let mask = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask([seq, start + seq], start as i64, &device).unsqueeze::<4>());
+        let mask = causal_mask(start, seq, None, &device);
+        let windowed = self.config.sliding_window.and_then(|window| causal_mask(start, seq, Some(window.size), &device));
         for (index, layer) in self.layers.iter().enumerate() {
+            let mask = if self.config.window_of(index).is_some() { &windowed } else { &mask };
             let cache = cache.as_mut().map(|cache| (cache.layer(index), start));
             x = x.clone() + layer.self_attn.forward(layer.input_layernorm.forward(x), &rope, mask.as_ref(), cache);
             x = x.clone() + layer.mlp.forward(layer.post_attention_layernorm.forward(x));
@@ -167,4 +171,19 @@ impl LlamaModel {
             None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
         }
     }
+}
+
+/// Where queries `start..start + seq` must not look, [1, 1, seq, start + seq]: at positions after them, and at those before their window. None
+/// where each of them sees every position.
+fn causal_mask(start: usize, seq: usize, window: Option<usize>, device: &Device) -> Option<Tensor<4, Bool>> {
+    let shape = [seq, start + seq];
+    let later = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask(shape, start as i64, device));
+    let earlier = window
+        .filter(|&window| window < start + seq)
+        .map(|window| Tensor::<2, Bool>::triu_mask(shape, start as i64 + 1 - window as i64, device));
+    let mask = match (later, earlier) {
+        (Some(later), Some(earlier)) => Some(later.bool_or(earlier)),
+        (later, earlier) => later.or(earlier),
+    };
+    mask.map(|mask| mask.unsqueeze())
 }

@@ -1,20 +1,21 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with Llama 3's scaling.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with the scaling of Llama 3 and of
+//! LongRoPE.
 
 use std::f64::consts::TAU;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use crate::config::{Llama3RopeScaling, LlamaConfig};
+use crate::config::{Llama3RopeScaling, LlamaConfig, RopeScaling};
 
-/// Cosines and sines of every position up to a length, [length, head_dim / 2] each, in f32.
+/// Cosines and sines of every position up to a length, [length, rotary_dim / 2] each, in f32.
 #[derive(Module, Debug)]
 pub struct Rope {
     cos: Tensor<2>,
     sin: Tensor<2>,
 }
 
-/// The part of the tables that one forward pass needs, in its dtype: [1, 1, seq, head_dim / 2].
+/// The part of the tables that one forward pass needs, in its dtype: [1, 1, seq, rotary_dim / 2].
 pub(crate) struct RopePositions {
     cos: Tensor<4>,
     sin: Tensor<4>,
@@ -25,10 +26,10 @@ impl Rope {
     ///
     /// Angles are computed in f64: in f32 the last positions of a long context would be off by a thousandth of a turn.
     pub fn new(config: &LlamaConfig, length: usize, device: &Device) -> Self {
-        let frequencies = frequencies(config);
+        let (frequencies, scale) = frequencies(config, length);
         let angles: Vec<f64> = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect();
         let table = |function: fn(f64) -> f64| {
-            let values: Vec<f32> = angles.iter().map(|&angle| function(angle) as f32).collect();
+            let values: Vec<f32> = angles.iter().map(|&angle| (scale * function(angle)) as f32).collect();
             Tensor::from_data(TensorData::new(values, [length, frequencies.len()]), (device, DType::F32))
         };
         Self { cos: table(f64::cos), sin: table(f64::sin) }
@@ -46,26 +47,35 @@ impl Rope {
 }
 
 impl RopePositions {
-    /// Turns each pair (x[i], x[i + head_dim / 2]) of [batch, heads, seq, head_dim] by its position's angle.
+    /// Turns each head of [batch, heads, seq, head_dim] by its position's angle; features past the tables' stay as they are.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, seq, head_dim] = x.dims();
-        let half = head_dim / 2;
-        let first = x.clone().slice([0..batch, 0..heads, 0..seq, 0..half]);
-        let second = x.slice([0..batch, 0..heads, 0..seq, half..head_dim]);
+        let (half, head_dim) = (self.cos.dims()[3], x.dims()[3]);
+        let first = x.clone().slice_dim(3, 0..half);
+        let second = x.clone().slice_dim(3, half..2 * half);
         let (cos, sin) = (&self.cos, &self.sin);
         let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
         let turned_second = second * cos.clone() + first * sin.clone();
-        Tensor::cat(vec![turned_first, turned_second], 3)
+        let mut parts = vec![turned_first, turned_second];
+        if 2 * half < head_dim {
+            parts.push(x.slice_dim(3, 2 * half..head_dim));
+        }
+        Tensor::cat(parts, 3)
     }
 }
 
-/// Radians a position, [head_dim / 2].
-fn frequencies(config: &LlamaConfig) -> Vec<f64> {
-    let head_dim = config.head_dim as f64;
-    let plain = (0..config.head_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / head_dim));
+/// Radians a position, [rotary_dim / 2], and what cosines and sines are multiplied by, in a model that is opened for `length` positions.
+fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
+    let rotary_dim = config.rotary_dim();
+    let plain = (0..rotary_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / rotary_dim as f64));
     match &config.rope_scaling {
-        Some(scaling) => plain.map(|frequency| scaled(frequency, scaling)).collect(),
-        None => plain.collect(),
+        None => (plain.collect(), 1.0),
+        Some(RopeScaling::Llama3(scaling)) => (plain.map(|frequency| scaled(frequency, scaling)).collect(), 1.0),
+        Some(RopeScaling::LongRope(scaling)) => {
+            let long = length > scaling.original_max_position_embeddings;
+            let factors = if long { &scaling.long_factor } else { &scaling.short_factor };
+            let stretched = plain.zip(factors).map(|(frequency, factor)| frequency / factor).collect();
+            (stretched, scaling.attention_factor(config.max_position_embeddings))
+        }
     }
 }
 

@@ -100,8 +100,8 @@ fn another_dtype_in_a_file_is_refused() {
 fn configs_are_refused_with_the_file_name() {
     let (_parent, dir) = folder(|_, _| {});
     let write = |json: serde_json::Value| std::fs::write(dir.join("config.json"), json.to_string()).unwrap();
-    write(config_json(json!({ "architectures": ["Qwen2ForCausalLM"] })));
-    assert_says(&open_error(&dir, &options()), &["config.json", "Qwen2ForCausalLM", "LlamaForCausalLM"]);
+    write(config_json(json!({ "architectures": ["Gemma2ForCausalLM"] })));
+    assert_says(&open_error(&dir, &options()), &["config.json", "Gemma2ForCausalLM", "LlamaForCausalLM", "Phi3ForCausalLM"]);
     write(config_json(json!({ "quantization_config": { "quant_method": "gptq", "bits": 4 } })));
     let error = open_error(&dir, &options());
     assert!(matches!(error, LlamaError::QuantizationConfig { .. }));

@@ -116,8 +116,9 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         write_folder(&float, &config, &dequantized, Dtype::F32);
         let (quantized, float) = (open(&quantized).model, open(&float).model);
         let layer = &quantized.layers[1];
-        assert!(matches!(layer.self_attn.q_proj, Projection::W4A16(_)) && matches!(layer.mlp.down_proj, Projection::Dense(_)));
-        assert_eq!(layer.self_attn.k_proj.dims(), [64, 64]);
+        let Some(joined @ Projection::W4A16(_)) = layer.self_attn.qkv_proj.joined() else { panic!("q, k and v are one 4-bit matmul") };
+        assert_eq!(joined.dims(), [64, 192 + 2 * 64]);
+        assert!(matches!(layer.mlp.down_proj, Projection::Dense(_)));
         let tokens = random_tokens(9, config.vocab_size, &mut rng);
         let expected: Vec<f64> = logits(&float, &tokens).into_iter().map(f64::from).collect();
         let error = relative_error(&logits(&quantized, &tokens), &expected);

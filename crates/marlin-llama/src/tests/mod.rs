@@ -1,8 +1,11 @@
 //! Tests across modules: folders of random models, opened and run on Flex, against a reference that shares no code with the model.
 
+mod architectures;
 mod bad_input;
 mod folder;
 mod generate;
+mod golden;
+mod joined;
 mod model;
 mod perplexity;
 mod quantize;

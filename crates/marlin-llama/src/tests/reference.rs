@@ -1,10 +1,11 @@
-//! Llama's forward pass in f64, by plain loops over the tensors of a file, after the papers and Hugging Face's `modeling_llama.py`. It shares no
-//! code with the model.
+//! The forward pass in f64, by plain loops over the tensors of a file, after the papers and Hugging Face's `modeling_llama.py` and its siblings.
+//! It shares no code with the model: which tensors a file has says what is computed.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use super::support::Weights;
-use crate::LlamaConfig;
+use crate::{LlamaConfig, RopeScaling};
 
 type Vector = Vec<f64>;
 
@@ -25,20 +26,40 @@ pub(crate) fn forward(config: &LlamaConfig, weights: &Weights, tokens: &[u32]) -
         let weight = row(name, 0, x.len());
         x.iter().zip(weight).map(|(value, weight)| value / (mean_square + config.rms_norm_eps).sqrt() * weight).collect()
     };
+    // A layer of its own, or columns of one that makes all of `group`.
+    let part_of = |layer: &str, group: &str, columns: Range<usize>, part: &str, x: &Vector| -> Vector {
+        if weights.contains_key(&format!("{layer}.{group}.weight")) {
+            linear(&format!("{layer}.{group}"), x)[columns].to_vec()
+        } else {
+            linear(&format!("{layer}.{part}"), x)
+        }
+    };
     let add = |x: &mut Vector, y: Vector| x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 
     let (head_dim, group) = (config.head_dim, config.num_attention_heads / config.num_key_value_heads);
-    let frequencies: Vector = (0..head_dim / 2).map(|i| frequency(config, i)).collect();
+    let (query_size, key_size) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
+    let rotary_dim = (head_dim as f64 * config.partial_rotary_factor) as usize;
+    let frequencies: Vector = (0..rotary_dim / 2).map(|i| frequency(config, rotary_dim, i)).collect();
     let mut stream: Vec<Vector> =
         tokens.iter().map(|&token| row("model.embed_tokens.weight", token as usize, config.hidden_size)).collect();
     for layer in 0..config.num_hidden_layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let normed: Vec<Vector> = stream.iter().map(|x| norm(&name("input_layernorm.weight"), x)).collect();
-        let project = |part: &str| -> Vec<Vector> { normed.iter().map(|x| linear(&name(part), x)).collect() };
-        let (mut queries, mut keys, values) = (project("self_attn.q_proj"), project("self_attn.k_proj"), project("self_attn.v_proj"));
-        for vectors in [&mut queries, &mut keys] {
-            vectors.iter_mut().enumerate().for_each(|(position, x)| rotate(x, position, head_dim, &frequencies));
+        let project = |part: &str, columns: Range<usize>| -> Vec<Vector> {
+            normed.iter().map(|x| part_of(&name("self_attn"), "qkv_proj", columns.clone(), part, x)).collect()
+        };
+        let mut queries = project("q_proj", 0..query_size);
+        let mut keys = project("k_proj", query_size..query_size + key_size);
+        let values = project("v_proj", query_size + key_size..query_size + 2 * key_size);
+        for (vectors, head_norm) in [(&mut queries, "self_attn.q_norm.weight"), (&mut keys, "self_attn.k_norm.weight")] {
+            for (position, x) in vectors.iter_mut().enumerate() {
+                if weights.contains_key(&name(head_norm)) {
+                    *x = x.chunks(head_dim).flat_map(|head| norm(&name(head_norm), &head.to_vec())).collect();
+                }
+                rotate(x, position, head_dim, &frequencies, attention_factor(config));
+            }
         }
+        let window = config.sliding_window.filter(|window| layer >= window.first_layer).map_or(usize::MAX, |window| window.size);
         for position in 0..tokens.len() {
             let mut mixed = vec![0.0; config.num_attention_heads * head_dim];
             for head in 0..config.num_attention_heads {
@@ -46,9 +67,10 @@ pub(crate) fn forward(config: &LlamaConfig, weights: &Weights, tokens: &[u32]) -
                 let score = |other: usize| -> f64 {
                     (0..head_dim).map(|i| queries[position][query + i] * keys[other][key + i]).sum::<f64>() / (head_dim as f64).sqrt()
                 };
-                let exponents: Vector = (0..=position).map(|other| score(other).exp()).collect();
-                let sum: f64 = exponents.iter().sum();
-                for (other, exponent) in exponents.iter().enumerate() {
+                let seen = (0..=position).filter(|other| position - other < window);
+                let exponents: Vec<(usize, f64)> = seen.map(|other| (other, score(other).exp())).collect();
+                let sum: f64 = exponents.iter().map(|(_, exponent)| exponent).sum();
+                for &(other, exponent) in &exponents {
                     for i in 0..head_dim {
                         mixed[query + i] += exponent / sum * values[other][key + i];
                     }
@@ -58,8 +80,9 @@ pub(crate) fn forward(config: &LlamaConfig, weights: &Weights, tokens: &[u32]) -
         }
         for x in &mut stream {
             let normed = norm(&name("post_attention_layernorm.weight"), x);
-            let gate = linear(&name("mlp.gate_proj"), &normed);
-            let up = linear(&name("mlp.up_proj"), &normed);
+            let size = config.intermediate_size;
+            let gate = part_of(&name("mlp"), "gate_up_proj", 0..size, "gate_proj", &normed);
+            let up = part_of(&name("mlp"), "gate_up_proj", size..2 * size, "up_proj", &normed);
             let inner = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
             add(x, linear(&name("mlp.down_proj"), &inner));
         }
@@ -68,30 +91,47 @@ pub(crate) fn forward(config: &LlamaConfig, weights: &Weights, tokens: &[u32]) -
     stream.iter().map(|x| linear(head, &norm("model.norm.weight", x))).collect()
 }
 
-/// Each head's x[i] + x[i + head_dim / 2] i, turned as a complex number.
-fn rotate(x: &mut Vector, position: usize, head_dim: usize, frequencies: &[f64]) {
+/// Each head's x[i] + x[i + rotary_dim / 2] i, turned as a complex number and scaled.
+fn rotate(x: &mut Vector, position: usize, head_dim: usize, frequencies: &[f64], scale: f64) {
     for head in x.chunks_mut(head_dim) {
         for (i, frequency) in frequencies.iter().enumerate() {
             let (sin, cos) = (position as f64 * frequency).sin_cos();
-            let (real, imaginary) = (head[i], head[i + head_dim / 2]);
-            head[i] = real * cos - imaginary * sin;
-            head[i + head_dim / 2] = real * sin + imaginary * cos;
+            let (real, imaginary) = (head[i], head[i + frequencies.len()]);
+            head[i] = scale * (real * cos - imaginary * sin);
+            head[i + frequencies.len()] = scale * (real * sin + imaginary * cos);
         }
     }
 }
 
-/// `_compute_llama3_parameters` of Hugging Face's `modeling_rope_utils.py`.
-fn frequency(config: &LlamaConfig, i: usize) -> f64 {
-    let frequency = 1.0 / config.rope_theta.powf((2 * i) as f64 / config.head_dim as f64);
-    let Some(scaling) = &config.rope_scaling else { return frequency };
-    let old_context = scaling.original_max_position_embeddings as f64;
-    let wavelength = 2.0 * PI / frequency;
-    if wavelength < old_context / scaling.high_freq_factor {
-        frequency
-    } else if wavelength > old_context / scaling.low_freq_factor {
-        frequency / scaling.factor
-    } else {
-        let smooth = (old_context / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
-        (1.0 - smooth) * frequency / scaling.factor + smooth * frequency
+/// `_compute_llama3_parameters` and `_compute_longrope_parameters` of Hugging Face's `modeling_rope_utils.py`, for a model that is opened for all
+/// the positions it was made for.
+fn frequency(config: &LlamaConfig, rotary_dim: usize, i: usize) -> f64 {
+    let frequency = 1.0 / config.rope_theta.powf((2 * i) as f64 / rotary_dim as f64);
+    match &config.rope_scaling {
+        None => frequency,
+        Some(RopeScaling::LongRope(scaling)) => {
+            let long = config.max_position_embeddings > scaling.original_max_position_embeddings;
+            frequency / if long { scaling.long_factor[i] } else { scaling.short_factor[i] }
+        }
+        Some(RopeScaling::Llama3(scaling)) => {
+            let old_context = scaling.original_max_position_embeddings as f64;
+            let wavelength = 2.0 * PI / frequency;
+            if wavelength < old_context / scaling.high_freq_factor {
+                frequency
+            } else if wavelength > old_context / scaling.low_freq_factor {
+                frequency / scaling.factor
+            } else {
+                let smooth = (old_context / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+                (1.0 - smooth) * frequency / scaling.factor + smooth * frequency
+            }
+        }
     }
+}
+
+fn attention_factor(config: &LlamaConfig) -> f64 {
+    let Some(RopeScaling::LongRope(scaling)) = &config.rope_scaling else { return 1.0 };
+    let original = scaling.original_max_position_embeddings as f64;
+    let factor = config.max_position_embeddings as f64 / original;
+    let computed = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+    scaling.attention_factor.unwrap_or(computed)
 }

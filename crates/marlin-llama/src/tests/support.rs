@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
-use crate::{Llama, LlamaConfig, OpenOptions};
+use crate::{Architecture, Llama, LlamaConfig, OpenOptions};
 
 /// Tensors of a checkpoint by name: shape and values, row-major.
 pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -45,7 +45,14 @@ pub(crate) fn config_json(fields: Value) -> Value {
     config
 }
 
-/// Weights of a size that makes attention choosy and keeps the residual stream in range.
+/// A config of each architecture, two layers of sizes that are no powers of two, with other fields.
+pub(crate) fn config_of(architecture: Architecture, fields: Value) -> LlamaConfig {
+    let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
+    json.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    serde_json::from_value(json).unwrap()
+}
+
+/// Weights of a size that makes attention choosy and keeps the residual stream in range, as Hugging Face's files name them.
 pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights {
     let mut weights = Weights::new();
     let mut add = |name: String, shape: Vec<usize>, centre: f32, spread: f32| {
@@ -54,17 +61,23 @@ pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights 
     };
     let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
     let (query, key_value) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
-    add("model.embed_tokens.weight".into(), vec![config.vocab_size, hidden], 0.0, 1.0);
-    for layer in 0..config.num_hidden_layers {
-        for (name, n, k, bias) in [
+    let output_bias = config.attention_bias && config.architecture != Architecture::Qwen2;
+    let mut projections = vec![("self_attn.o_proj", hidden, query, output_bias), ("mlp.down_proj", hidden, intermediate, config.mlp_bias)];
+    if config.architecture == Architecture::Phi3 {
+        projections.push(("self_attn.qkv_proj", query + 2 * key_value, hidden, false));
+        projections.push(("mlp.gate_up_proj", 2 * intermediate, hidden, false));
+    } else {
+        projections.extend([
             ("self_attn.q_proj", query, hidden, config.attention_bias),
             ("self_attn.k_proj", key_value, hidden, config.attention_bias),
             ("self_attn.v_proj", key_value, hidden, config.attention_bias),
-            ("self_attn.o_proj", hidden, query, config.attention_bias),
             ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
             ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
-        ] {
+        ]);
+    }
+    add("model.embed_tokens.weight".into(), vec![config.vocab_size, hidden], 0.0, 1.0);
+    for layer in 0..config.num_hidden_layers {
+        for &(name, n, k, bias) in &projections {
             add(format!("model.layers.{layer}.{name}.weight"), vec![n, k], 0.0, 2.0 / (k as f32).sqrt());
             if bias {
                 add(format!("model.layers.{layer}.{name}.bias"), vec![n], 0.0, 0.5);
@@ -72,6 +85,10 @@ pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights 
         }
         add(format!("model.layers.{layer}.input_layernorm.weight"), vec![hidden], 1.0, 0.5);
         add(format!("model.layers.{layer}.post_attention_layernorm.weight"), vec![hidden], 1.0, 0.5);
+        if config.architecture == Architecture::Qwen3 {
+            add(format!("model.layers.{layer}.self_attn.q_norm.weight"), vec![config.head_dim], 1.5, 0.5);
+            add(format!("model.layers.{layer}.self_attn.k_norm.weight"), vec![config.head_dim], 1.5, 0.5);
+        }
     }
     add("model.norm.weight".into(), vec![hidden], 1.0, 0.5);
     if !config.tie_word_embeddings {

@@ -13,7 +13,7 @@ use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn::tensor::DeviceType;
 use clap::ValueEnum;
-use marlin_llama::LlamaConfig;
+use marlin_llama::{Architecture, LlamaConfig};
 
 use crate::corpus::{self, CONTEXT, tokenizer};
 use crate::error::Error;
@@ -94,6 +94,7 @@ impl DeviceKind {
 /// The shipped model: 5 million parameters, every size a multiple of 128 so that every 4-bit kernel takes its layers.
 fn tiny_llama() -> LlamaConfig {
     LlamaConfig {
+        architecture: Architecture::Llama,
         vocab_size: tokenizer::VOCAB_SIZE,
         hidden_size: 256,
         intermediate_size: 768,
@@ -104,6 +105,8 @@ fn tiny_llama() -> LlamaConfig {
         rms_norm_eps: 1e-5,
         rope_theta: 10_000.0,
         rope_scaling: None,
+        partial_rotary_factor: 1.0,
+        sliding_window: None,
         max_position_embeddings: CONTEXT,
         tie_word_embeddings: true,
         attention_bias: false,

@@ -1,29 +1,36 @@
-//! compressed-tensors, format `pack-quantized`: the 4-bit weights that vLLM and llm-compressor write.
+//! compressed-tensors, format `pack-quantized`: the weights that vLLM and llm-compressor write.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`; a word is an i32 of V
+//! values, eight of 4 bits or four of 8 bits, the first lowest:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
-//! | `weight_packed` | i32 | `[N, ceil(K/8)]` | q, 0..=15: nibble `i` of word `c` is input feature `8c + i`, nibbles past K are 0 |
+//! | `weight_packed` | i32 | `[N, ceil(K/V)]` | q: value `i` of word `c` is input feature `V*c + i`, values past K are 0 |
 //! | `weight_scale` | f16 or bf16 | `[N, G]` | scales |
 //! | `weight_shape` | i64 | `[2]` | N, K |
-//! | `weight_zero_point`, where not symmetric | i32 | `[ceil(N/8), G]` | z, 0..=15: nibble `i` of row `r` is output feature `8r + i` |
+//! | `weight_zero_point`, where not symmetric | i32 | `[ceil(N/V), G]` | z: value `i` of row `r` is output feature `V*r + i` |
 //! | `weight_g_idx`, where activation-ordered | i32 | `[K]` | the group of each input feature |
+//!
+//! The package's integers are signed; q and z are theirs plus 8 (4 bits) or 128 (8 bits), 0..=15 or 0..=255.
 //!
 //! Source: the `compressed-tensors` Python package, `compressors/quantized_compressors/pack_quantized.py`.
 
 mod config;
-mod groups;
 
 pub use config::QuantizationConfig;
 
-use half::{bf16, f16};
-use safetensors::Dtype;
+use rayon::prelude::*;
 
-use super::{Checkpoint, CheckpointError, TensorData, TensorSpec, TensorView};
+use super::layer::LayerTensors;
+use super::packed::{
+    FileWords, TRANSPOSE_ROWS, ascending, from_rows, natural_words, pack_columns, plain_words, rows_mask, transpose_into, transposed,
+    unpack_columns,
+};
+use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
 use crate::layout::PlainLayout;
-use crate::{PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use crate::{Bits, PlainParts, PlainWeight, QuantSpec, Scales};
 
+pub(super) const TENSORS: [&str; 5] = [PACKED, SCALE, SHAPE, ZERO_POINT, GROUP_INDEX];
 const PACKED: &str = "weight_packed";
 const SCALE: &str = "weight_scale";
 const SHAPE: &str = "weight_shape";
@@ -42,12 +49,14 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 ///
 /// # Errors
 /// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; for zero points that are
-/// there where `spec` is symmetric; and for a K that the group size does not divide.
+/// there where `spec` is symmetric, or absent where it is not; and for a K that the group size does not divide.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
-    let tensor = |tensor| checkpoint.tensor(&name(layer, tensor));
-    let invalid = |source| CheckpointError::Weight { layer: layer.into(), source };
+    let tensors = LayerTensors::new(checkpoint, layer);
+    let bits = spec.bits;
+    let weight = tensors.get(PACKED)?;
+    let invalid = |source| tensors.invalid(&weight, source);
 
-    let shape = tensor(SHAPE)?.expect_shape(&[2])?;
+    let shape = tensors.get(SHAPE)?.expect_shape(&[2])?;
     let extents = shape.to_i64()?;
     let [n, k] = [0, 1].map(|axis| extents.get(axis).and_then(|&extent| usize::try_from(extent).ok()));
     let (Some(n), Some(k)) = (n, k) else {
@@ -55,27 +64,27 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     };
     spec.check(k, n).map_err(invalid)?;
     let groups = spec.group.count(k);
+    weight.expect_shape(&[n, k.div_ceil(bits.per_word())])?;
 
-    let packed = tensor(PACKED)?.expect_shape(&[n, k.div_ceil(8)])?;
-    let scale = tensor(SCALE)?.expect_shape(&[n, groups])?;
-    let scales = match scale.dtype() {
-        Dtype::F16 => Scales::F16(transposed(&scale.elements(f16::from_le_bytes), n, groups)),
-        Dtype::BF16 => Scales::BF16(transposed(&scale.elements(bf16::from_le_bytes), n, groups)),
-        _ => return Err(scale.wrong_dtype("F16 or BF16")),
+    let scales = match tensors.get(SCALE)?.expect_shape(&[n, groups])?.scales()? {
+        Scales::F16(values) => Scales::F16(transposed(&values, n, groups)),
+        Scales::BF16(values) => Scales::BF16(transposed(&values, n, groups)),
     };
+    let zero_points = match tensors.zero_points(ZERO_POINT, spec)? {
+        Some(stored) => {
+            let rows = n.div_ceil(bits.per_word());
+            let words = transposed(stored.expect_shape(&[rows, groups])?.words()?, rows, groups);
+            Some(unpack_columns(&words, n, bits, &ascending(bits)))
+        }
+        None => None,
+    };
+    let row_permutation = match tensors.optional(GROUP_INDEX) {
+        Some(index) => groups::row_permutation(&index.expect_shape(&[k])?, spec.group)?,
+        None => None,
+    };
+
+    let words = unpack_words(weight.words()?, k, n, bits, row_permutation.as_deref());
     let spec = spec.with_scale_dtype(scales.dtype());
-
-    let zero_points = match (spec.zero_points, checkpoint.contains(&name(layer, ZERO_POINT))) {
-        (false, false) => None,
-        (false, true) => return Err(CheckpointError::UnexpectedZeroPoints { tensor: name(layer, ZERO_POINT) }),
-        (true, _) => Some(unpack_zero_points(&tensor(ZERO_POINT)?.expect_shape(&[n.div_ceil(8), groups])?, n, groups)?),
-    };
-    let row_permutation = match checkpoint.contains(&name(layer, GROUP_INDEX)) {
-        true => groups::row_permutation(&tensor(GROUP_INDEX)?.expect_shape(&[k])?, spec.group)?,
-        false => None,
-    };
-
-    let words = unpack_words(&words_of(&packed)?, k, n, row_permutation.as_deref());
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation }).map_err(invalid)
 }
 
@@ -83,18 +92,14 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 ///
 /// `act_order` says whether the weight has a row permutation.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
-    let groups = spec.group.count(k);
-    let scale_dtype = match spec.scale_dtype {
-        ScaleDtype::F16 => Dtype::F16,
-        ScaleDtype::BF16 => Dtype::BF16,
-    };
+    let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![
-        TensorSpec::new(name(layer, PACKED), Dtype::I32, [n, k.div_ceil(8)]),
-        TensorSpec::new(name(layer, SCALE), scale_dtype, [n, groups]),
+        TensorSpec::new(name(layer, PACKED), Dtype::I32, [n, k.div_ceil(per_word)]),
+        TensorSpec::new(name(layer, SCALE), spec.scale_dtype.into(), [n, groups]),
         TensorSpec::new(name(layer, SHAPE), Dtype::I64, [2]),
     ];
     if spec.zero_points {
-        specs.push(TensorSpec::new(name(layer, ZERO_POINT), Dtype::I32, [n.div_ceil(8), groups]));
+        specs.push(TensorSpec::new(name(layer, ZERO_POINT), Dtype::I32, [n.div_ceil(per_word), groups]));
     }
     if act_order {
         specs.push(TensorSpec::new(name(layer, GROUP_INDEX), Dtype::I32, [k]));
@@ -118,7 +123,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
         bytemuck::cast_slice(&[n as i64, k as i64]).to_vec(),
     ];
     if let Some(zero_points) = weight.zero_points() {
-        bytes.push(bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups)).to_vec());
+        bytes.push(bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec());
     }
     if let Some(permutation) = permutation {
         bytes.push(bytemuck::cast_slice(&groups::group_index(permutation, spec.group)).to_vec());
@@ -131,81 +136,34 @@ fn name(layer: &str, tensor: &str) -> String {
     format!("{layer}.{tensor}")
 }
 
-fn words_of(tensor: &TensorView<'_>) -> Result<Vec<u32>, CheckpointError> {
-    match tensor.dtype() {
-        Dtype::I32 => Ok(tensor.elements(u32::from_le_bytes)),
-        _ => Err(tensor.wrong_dtype("I32")),
+/// Words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order of the permutation.
+fn unpack_words(packed: &FileWords, k: usize, n: usize, bits: Bits, permutation: Option<&[u32]>) -> Vec<u32> {
+    let layout = PlainLayout::new(k, n, bits);
+    // Both hold a run of rows of K in a word: only the words are transposed.
+    let words = plain_words(k, n, bits, TRANSPOSE_ROWS, |row, block| {
+        transpose_into(packed, [n, layout.rows()], row, block, layout.columns(), u32::from_le_bytes);
+    });
+    match permutation {
+        None => words,
+        Some(_) => from_rows(bytemuck::cast_slice(&words), layout.columns(), k, n, bits, permutation),
     }
-}
-
-/// `[rows, columns]` to `[columns, rows]`.
-fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
-    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
-}
-
-/// Words `[N, ceil(K/8)]` to [`PlainLayout`], with the rows in the order of the permutation.
-fn unpack_words(packed: &[u32], k: usize, n: usize, permutation: Option<&[u32]>) -> Vec<u32> {
-    let layout = PlainLayout::new(k, n);
-    let (rows, columns) = (layout.rows(), layout.columns());
-    if let Some(permutation) = permutation {
-        return layout.pack_with(|stored, column| {
-            let natural = permutation[stored] as usize;
-            (packed[column * rows + natural / 8] >> (4 * (natural % 8))) as u8 & 0xf
-        });
-    }
-    // Both hold eight rows of K in a word: only the words are transposed, and the padding is another.
-    let mut words = layout.padding();
-    for (row, line) in words.chunks_exact_mut(columns).enumerate() {
-        let mask = rows_mask(k, row);
-        for (column, word) in line.iter_mut().take(n).enumerate() {
-            *word = (packed[column * rows + row] & mask) | (*word & !mask);
-        }
-    }
-    words
 }
 
 /// The inverse of [`unpack_words`], with padding of 0 as the Python package writes it.
 fn pack_words(weight: &PlainWeight) -> Vec<u32> {
-    let (k, n, layout) = (weight.k(), weight.n(), weight.layout());
+    let (n, layout) = (weight.n(), weight.layout());
     let (rows, columns) = (layout.rows(), layout.columns());
+    let words = natural_words(weight);
+    let last_mask = rows_mask(weight.k(), rows - 1, weight.spec().bits);
     let mut packed = vec![0u32; n * rows];
-    if let Some(permutation) = weight.row_permutation() {
-        for (stored, &natural) in permutation.iter().enumerate() {
-            let natural = natural as usize;
-            for column in 0..n {
-                packed[column * rows + natural / 8] |= u32::from(weight.q(stored, column)) << (4 * (natural % 8));
-            }
-        }
-    } else {
-        for (row, line) in weight.words().chunks_exact(columns).enumerate() {
-            let mask = rows_mask(k, row);
-            for (column, word) in line.iter().take(n).enumerate() {
-                packed[column * rows + row] = word & mask;
-            }
-        }
-    }
+    packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
+        transpose_into(&words, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |word| word);
+        lines.iter_mut().skip(rows - 1).step_by(rows).for_each(|word| *word &= last_mask);
+    });
     packed
 }
 
-/// The bits of a word in row `row` whose nibbles are rows below K.
-fn rows_mask(k: usize, row: usize) -> u32 {
-    let rows = k - 8 * row;
-    if rows >= 8 { u32::MAX } else { !(u32::MAX << (4 * rows)) }
-}
-
-/// Words `[ceil(N/8), G]`, packed along N, to `[G, N]`.
-fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, groups: usize) -> Result<Vec<u8>, CheckpointError> {
-    let packed = words_of(tensor)?;
-    let zero_point = |group: usize, column: usize| (packed[column / 8 * groups + group] >> (4 * (column % 8))) as u8 & 0xf;
-    Ok((0..groups * n).map(|i| zero_point(i / n, i % n)).collect())
-}
-
-/// The inverse of [`unpack_zero_points`].
-fn pack_zero_points(zero_points: &[u8], n: usize, groups: usize) -> Vec<u32> {
-    let mut packed = vec![0u32; n.div_ceil(8) * groups];
-    for (i, &zero_point) in zero_points.iter().enumerate() {
-        let (group, column) = (i / n, i % n);
-        packed[column / 8 * groups + group] |= u32::from(zero_point) << (4 * (column % 8));
-    }
-    packed
+/// Zero points `[G, N]` to words `[ceil(N / values in a word), G]`, packed along N.
+fn pack_zero_points(zero_points: &[u8], n: usize, groups: usize, bits: Bits) -> Vec<u32> {
+    transposed(&pack_columns(zero_points, n, bits), groups, n.div_ceil(bits.per_word()))
 }

@@ -1,0 +1,104 @@
+//! AWQ, version gemm: the 4-bit weights that AutoAWQ writes.
+//!
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`:
+//!
+//! | tensor | dtype | shape | holds |
+//! |---|---|---|---|
+//! | `qweight` | i32 | `[K, N/8]` | q, packed along N |
+//! | `qzeros`, where not symmetric | i32 | `[G, N/8]` | z, packed alike |
+//! | `scales` | f16 or bf16 | `[G, N]` | scales |
+//!
+//! A word holds eight columns, the even ones before the odd ones:
+//!
+//! | nibble | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
+//! |---|---|---|---|---|---|---|---|---|
+//! | column of the eight | 0 | 2 | 4 | 6 | 1 | 3 | 5 | 7 |
+//!
+//! Source: AutoAWQ, `awq/modules/linear/gemm.py`.
+
+use super::layer::LayerTensors;
+use super::packed::{FileWords, plain_words, unpack_columns};
+use super::{Checkpoint, CheckpointError};
+use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
+
+pub(super) const TENSORS: [&str; 3] = [WEIGHT, ZERO_POINTS, SCALES];
+const WEIGHT: &str = "qweight";
+const ZERO_POINTS: &str = "qzeros";
+const SCALES: &str = "scales";
+
+/// The nibble of each of a word's eight columns.
+const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
+///
+/// # Errors
+/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing, of another dtype or shape; for zero
+/// points that are there where `spec` is symmetric, or absent where it is not; and for a K that the group size does not divide.
+pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
+    let tensors = LayerTensors::new(checkpoint, layer);
+    let weight = tensors.get(WEIGHT)?;
+    if spec.bits != Bits::Four {
+        return Err(tensors.unsupported("AWQ", "4-bit", spec));
+    }
+    let [k, word_columns] = weight.expect_matrix("[K, N/8]")?;
+    let n = word_columns.saturating_mul(8);
+    spec.check(k, n).map_err(|source| tensors.invalid(&weight, source))?;
+    let groups = spec.group.count(k);
+
+    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
+    let zero_points = match tensors.zero_points(ZERO_POINTS, spec)? {
+        Some(stored) => {
+            let shifts = NIBBLES.map(|nibble| 4 * nibble as u32);
+            Some(unpack_columns(stored.expect_shape(&[groups, word_columns])?.words()?, n, spec.bits, &shifts))
+        }
+        None => None,
+    };
+
+    let source = weight.words()?;
+    // Rows past K, in the last row of words.
+    let no_row = vec![[0; 4]; word_columns];
+    let words = plain_words(k, n, spec.bits, 1, |word_row, line| {
+        let row = |i: usize| source.get((8 * word_row + i) * word_columns..).filter(|row| !row.is_empty()).unwrap_or(&no_row);
+        let rows: [&FileWords; 8] = std::array::from_fn(|i| &row(i)[..word_columns]);
+        let (blocks, rest) = line.as_chunks_mut::<{ 8 * LANES }>();
+        let done = LANES * blocks.len();
+        blocks.iter_mut().enumerate().for_each(|(i, block)| unpack::<LANES>(rows, LANES * i, block));
+        rest.as_chunks_mut::<8>().0.iter_mut().enumerate().for_each(|(i, block)| unpack::<1>(rows, done + i, block));
+    });
+    let spec = spec.with_scale_dtype(scales.dtype());
+    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation: None })
+        .map_err(|source| tensors.invalid(&weight, source))
+}
+
+/// Word columns that are unpacked at a time, side by side: a vector register of every x86-64 and AArch64 CPU.
+const LANES: usize = 4;
+
+/// Word columns `first..first + L` of eight rows to the words of their `8 * L` columns.
+#[inline]
+fn unpack<const L: usize>(rows: [&FileWords; 8], first: usize, columns: &mut [u32]) {
+    let mut words: [[u32; L]; 8] = std::array::from_fn(|i| {
+        let row = &rows[i][first..][..L];
+        std::array::from_fn(|lane| u32::from_le_bytes(row[lane]))
+    });
+    // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word `i`.
+    swap::<4, L>(&mut words, 0x0000_ffff);
+    swap::<2, L>(&mut words, 0x00ff_00ff);
+    swap::<1, L>(&mut words, 0x0f0f_0f0f);
+    for (lane, columns) in columns.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *columns = NIBBLES.map(|nibble| words[nibble][lane]);
+    }
+}
+
+/// One of the three steps of a transposition, of blocks of `D x D` nibbles: swaps the upper halves (those not in `mask`) of words with the
+/// lower halves of the words `D` after them.
+#[inline]
+fn swap<const D: usize, const L: usize>(words: &mut [[u32; L]; 8], mask: u32) {
+    for block in words.chunks_exact_mut(2 * D) {
+        let (first, second) = block.split_at_mut(D);
+        for (first, second) in first.as_flattened_mut().iter_mut().zip(second.as_flattened_mut()) {
+            let (low, high) = (*first, *second);
+            *first = (low & mask) | ((high & mask) << (4 * D));
+            *second = ((low >> (4 * D)) & mask) | (high & !mask);
+        }
+    }
+}

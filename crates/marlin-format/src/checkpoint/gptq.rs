@@ -1,0 +1,166 @@
+//! GPTQ: the weights that AutoGPTQ and GPTQModel write.
+//!
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`; a word is an i32 of V
+//! values, eight of 4 bits or four of 8 bits, the first lowest:
+//!
+//! | tensor | dtype | shape | holds |
+//! |---|---|---|---|
+//! | `qweight` | i32 | `[ceil(K/V), N]` | q: value `i` of word row `r` is input feature `V*r + i` |
+//! | `qzeros` | i32 | `[G, ceil(N/V)]` | z - 1 (version 1) or z (version 2): value `i` of word column `c` is output feature `V*c + i` |
+//! | `scales` | f16 or bf16 | `[G, N]` | scales |
+//! | `g_idx`, optional | i32 | `[K]` | the group of each input feature |
+//!
+//! Four traps:
+//!
+//! * Version 1 stores z - 1, and some files that say so store z. Where the config says symmetric, z is 8 (128), whatever `qzeros` holds.
+//! * Version 1 cannot store z = 0. Packers wrote it as -1, which borrows from the zero points beside it: a stored 15 (255) is refused.
+//! * Zero points are unpacked before 1 is added, in a wider type: added to a packed word, it would carry into the next value.
+//! * `desc_act` says little. What `g_idx` holds decides whether rows are permuted.
+//!
+//! Written is version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
+
+use serde_json::{Map, Value, json};
+
+use super::layer::LayerTensors;
+use super::packed::{ascending, from_rows, natural_words, pack_columns, rows_mask, unpack_columns};
+use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
+use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
+
+pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];
+const WEIGHT: &str = "qweight";
+const ZERO_POINTS: &str = "qzeros";
+const SCALES: &str = "scales";
+const GROUP_INDEX: &str = "g_idx";
+
+/// Reads the weight of `layer`.
+///
+/// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order of groups becomes a row permutation.
+/// K is the length of `g_idx`, or what fills the words of `qweight` where there is none.
+///
+/// # Errors
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; for a K that the group size
+/// does not divide; and for zero points of version 1 that can be read in two ways.
+pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Result<PlainWeight, CheckpointError> {
+    let tensors = LayerTensors::new(checkpoint, layer);
+    let bits = format.spec.bits;
+    let weight = tensors.get(WEIGHT)?;
+    let [word_rows, n] = weight.expect_matrix("[K / values in a word, N]")?;
+    let group_index = match tensors.optional(GROUP_INDEX) {
+        None if format.act_order && format.spec.group != GroupSize::Channel => return Err(tensors.missing(GROUP_INDEX)),
+        group_index => group_index,
+    };
+    let k = match group_index.map(|index| (index, index.shape())) {
+        Some((_, &[k])) => k,
+        Some((index, shape)) => return Err(index.bad_values(format!("its shape is {shape:?}; expected [K]"))),
+        None => word_rows.saturating_mul(bits.per_word()),
+    };
+    format.spec.check(k, n).map_err(|source| tensors.invalid(&weight, source))?;
+    let weight = weight.expect_shape(&[k.div_ceil(bits.per_word()), n])?;
+    let groups = format.spec.group.count(k);
+
+    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
+    let zero_points = match format.spec.zero_points {
+        true => {
+            let stored = tensors.get(ZERO_POINTS)?.expect_shape(&[groups, n.div_ceil(bits.per_word())])?;
+            Some(unpack_zero_points(&stored, n, bits, format.version)?)
+        }
+        false => None,
+    };
+    let row_permutation = match group_index {
+        Some(index) if !is_unset(&index, groups)? => groups::row_permutation(&index, format.spec.group)?,
+        _ => None,
+    };
+
+    let words = from_rows(weight.words()?, n, k, n, bits, row_permutation.as_deref());
+    let spec = format.spec.with_scale_dtype(scales.dtype());
+    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation })
+        .map_err(|source| tensors.invalid(&weight, source))
+}
+
+/// Whether a `g_idx` is all zeros among several groups. Some quantisers never filled theirs; text-generation-inference and exllama take
+/// such a one as absent, too.
+fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointError> {
+    Ok(groups > 1 && index.words()?.iter().all(|&group| group == [0; 4]))
+}
+
+fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, bits: Bits, version: GptqVersion) -> Result<Vec<u8>, CheckpointError> {
+    let mut zero_points = unpack_columns(tensor.words()?, n, bits, &ascending(bits));
+    if version == GptqVersion::V1 {
+        if let Some(i) = zero_points.iter().position(|&stored| stored == bits.max()) {
+            let max = bits.max();
+            return Err(tensor.bad_values(format!(
+                "group {}, column {} stores zero point {max}, which version 1 reads as {}, outside 0..={max}: it was a zero point of 0, packed \
+                 with a borrow that may have changed the ones beside it. Convert the checkpoint to `gptq_v2` from its source with GPTQModel; \
+                 if its weights are symmetric, set `sym` to true in its config; if its zero points are stored as they are, set \
+                 `checkpoint_format` to `gptq_v2`",
+                i / n,
+                i % n,
+                u16::from(max) + 1,
+            )));
+        }
+        // None is the maximum: nothing overflows.
+        zero_points.iter_mut().for_each(|zero_point| *zero_point += 1);
+    }
+    Ok(zero_points)
+}
+
+/// The tensors of `layer` in version 2, without their bytes, in the order of [`tensors_of`].
+pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
+    let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
+    let name = |tensor: &str| format!("{layer}.{tensor}");
+    vec![
+        TensorSpec::new(name(WEIGHT), Dtype::I32, [k.div_ceil(per_word), n]),
+        TensorSpec::new(name(ZERO_POINTS), Dtype::I32, [groups, n.div_ceil(per_word)]),
+        TensorSpec::new(name(SCALES), spec.scale_dtype.into(), [groups, n]),
+        TensorSpec::new(name(GROUP_INDEX), Dtype::I32, [k]),
+    ]
+}
+
+/// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`, with the rows in their natural order.
+///
+/// Values past K and N are 0. Other readers ask for K and N that are multiples of 32.
+pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+    let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
+    let groups = spec.group.count(k);
+    let columns = weight.layout().columns();
+    let mut words: Vec<u32> = natural_words(weight).chunks_exact(columns).flat_map(|line| &line[..n]).copied().collect();
+    let last_row = weight.layout().rows() - 1;
+    let mask = rows_mask(k, last_row, spec.bits);
+    words[last_row * n..].iter_mut().for_each(|word| *word &= mask);
+
+    let zero_points = match weight.zero_points() {
+        Some(zero_points) => pack_columns(zero_points, n, spec.bits),
+        None => pack_columns(&vec![spec.bits.midpoint(); groups * n], n, spec.bits),
+    };
+    let group_index = match weight.row_permutation() {
+        Some(permutation) => groups::group_index(permutation, spec.group),
+        None => (0..k).map(|row| (row / spec.group.rows(k)) as i32).collect(),
+    };
+    let bytes = [
+        bytemuck::cast_slice(&words).to_vec(),
+        bytemuck::cast_slice(&zero_points).to_vec(),
+        weight.scales().as_bytes().to_vec(),
+        bytemuck::cast_slice(&group_index).to_vec(),
+    ];
+    tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
+}
+
+/// The `quantization_config` object of a version 2 checkpoint: every linear layer as `spec` says, but those that `excluded` names.
+///
+/// `act_order` says whether a layer has a row permutation. Names that are excluded become `-:` entries of `dynamic`, which GPTQModel and
+/// vLLM read; `lm_head` is quantised only where it says so itself.
+pub fn quantization_config(spec: &QuantSpec, act_order: bool, lm_head: bool, excluded: &[String]) -> Value {
+    let dynamic: Map<String, Value> = excluded.iter().map(|name| (format!("-:^{}$", regex::escape(name)), json!({}))).collect();
+    json!({
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq_v2",
+        "bits": spec.bits.count(),
+        "group_size": spec.group.as_i64(),
+        "desc_act": act_order,
+        "sym": !spec.zero_points,
+        "lm_head": lm_head,
+        "pack_dtype": "int32",
+        "dynamic": dynamic,
+        "meta": { "quantizer": [concat!("burn-marlin:", env!("CARGO_PKG_VERSION"))] },
+    })
+}

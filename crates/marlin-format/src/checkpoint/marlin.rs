@@ -1,0 +1,60 @@
+//! Marlin: dense weights in the tile order of the Marlin kernel, as AutoGPTQ wrote them (`checkpoint_format` is `marlin`).
+//!
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`:
+//!
+//! | tensor | dtype | shape | holds |
+//! |---|---|---|---|
+//! | `B` | i32 | `[K/16, 2N]` | q, in [`MarlinLayout`] |
+//! | `s` | f16 or bf16 | `[G, N]` | scales, in [`ScaleLayout`] |
+//!
+//! Weights are 4-bit and symmetric. The kernel asks for multiples of 128 (K) and 256 (N); whole tiles, 16 and 64, do here.
+//!
+//! Source: the packer of the Marlin paper's authors (IST-DASLab/marlin).
+
+use super::layer::LayerTensors;
+use super::packed::plain_words;
+use super::{Checkpoint, CheckpointError};
+use crate::layout::{MarlinLayout, ScaleLayout, Tile, TileTable};
+use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
+
+pub(super) const TENSORS: [&str; 2] = [WEIGHT, SCALES];
+const WEIGHT: &str = "B";
+const SCALES: &str = "s";
+
+/// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
+///
+/// # Errors
+/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have; for tensors that are missing, of another
+/// dtype or shape; and for a K that the group size does not divide.
+pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
+    let tensors = LayerTensors::new(checkpoint, layer);
+    let weight = tensors.get(WEIGHT)?;
+    let invalid = |source| tensors.invalid(&weight, source);
+    if spec.bits != Bits::Four || spec.zero_points {
+        return Err(tensors.unsupported("Marlin", "symmetric 4-bit", spec));
+    }
+    let [tile_rows, columns] = weight.expect_matrix("[K/16, 2N]")?;
+    let (k, n) = (tile_rows.saturating_mul(16), columns / 2);
+    if !columns.is_multiple_of(128) {
+        return Err(weight.bad_values(format!("its shape is {:?}; expected [K/16, 2N], N a multiple of 64", weight.shape())));
+    }
+    spec.check(k, n).map_err(invalid)?;
+
+    let layout = MarlinLayout::new(k, n);
+    let packed_scales = tensors.get(SCALES)?.expect_shape(&[spec.group.count(k), n])?.scales()?;
+    let scales = ScaleLayout::new(&layout, spec.group).unpack(&packed_scales).map_err(invalid)?;
+
+    let packed = weight.words()?;
+    let table = TileTable::<8>::new(|row, column| layout.index(row, column));
+    let words = plain_words(k, n, spec.bits, 2, |row, block| {
+        let tile_row = &packed[row / 2 * columns..][..columns];
+        for tile in 0..n / 64 {
+            let words = Tile::load::<8>(tile_row, tile);
+            for (row, line) in block.chunks_exact_mut(n).enumerate() {
+                line[64 * tile..].iter_mut().zip(table.words(&words, row)).for_each(|(to, from)| *to = from);
+            }
+        }
+    });
+    let spec = spec.with_scale_dtype(scales.dtype());
+    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+}

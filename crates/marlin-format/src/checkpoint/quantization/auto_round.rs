@@ -1,0 +1,84 @@
+//! `quant_method` auto-round: the tensors of GPTQ or AWQ, under AutoRound's own config.
+//!
+//! | field | means |
+//! |---|---|
+//! | `bits`, `group_size`, `sym` | as GPTQ's; `sym` where absent: true |
+//! | `packing_format` | `auto_round:auto_gptq` (where absent): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
+//! | `extra_config` | overrides by layer or pattern; 16 bits and more are not quantised. A layer's own entry counts before patterns |
+//! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; what lies elsewhere is not quantised |
+//!
+//! The output head is quantised only where `extra_config` has it by its name.
+//!
+//! Sources: AutoRound `export/export_to_autoround/export.py`, `inference/{convert_model,backend,utils}.py`; vLLM `quantization/auto_round.py`.
+
+use super::json::{Fields, Json};
+use super::pattern::{Pattern, is_pattern};
+use super::rules::{Rule, Selector};
+use super::spec;
+use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
+
+/// Bits from which on a layer counts as not quantised.
+const FLOAT_BITS: i64 = 16;
+
+/// The rules of an AutoRound config.
+pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+    for transform in ["rotation_config", "spinquant_config"] {
+        if let Some(found) = root.get(transform).filter(|found| **found != Json::Object(Default::default())) {
+            return Err(root.unsupported(transform, "null: no rotated activations", found));
+        }
+    }
+    let (mut named, mut matched) = (Vec::new(), Vec::new());
+    if let Some(extra) = root.object("extra_config")? {
+        for (key, overrides) in extra.entries() {
+            let path = extra.path(key);
+            let format = layer_format(&Fields::new(overrides, path.clone())?.overriding(root))?;
+            match is_pattern(key) {
+                true => matched.push(Rule { selector: Selector::Pattern(Pattern::anywhere(path, key)?), format }),
+                false => named.push(Rule { selector: Selector::Name(key.into()), format }),
+            }
+        }
+    }
+    let mut rules = named;
+    rules.push(Rule { selector: Selector::OutputHead, format: LayerFormat::Float });
+    if let Some(blocks) = blocks(root)? {
+        rules.push(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float });
+    }
+    rules.append(&mut matched);
+    rules.push(Rule { selector: Selector::Any, format: layer_format(root)? });
+    Ok(rules)
+}
+
+/// The names of the blocks that are quantised, or `None` for all.
+fn blocks(root: &Fields<'_>) -> Result<Option<Vec<String>>, ConfigError> {
+    let Some((name, found)) = root.first(&["block_name_to_quantize", "to_quant_block_names", "quant_block_list"]) else { return Ok(None) };
+    let blocks = match found {
+        Json::String(names) => names.split(',').map(str::trim).collect(),
+        _ => root.strings(name)?.unwrap_or_default(),
+    };
+    Ok(Some(blocks.into_iter().map(String::from).collect()))
+}
+
+fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
+    const PACKINGS: &str = "`auto_round:auto_gptq`, `auto_round:auto_awq`, `auto_round:gptqmodel` or `auto_round`";
+    if fields.integer("bits")?.is_some_and(|bits| bits >= FLOAT_BITS) {
+        return Ok(LayerFormat::Float);
+    }
+    if let Some(found) = fields.get("data_type").filter(|kind| **kind != "int".into()) {
+        return Err(fields.unsupported("data_type", "`int`", found));
+    }
+    if let Some(bits) = fields.integer("act_bits")?.filter(|&bits| bits < FLOAT_BITS) {
+        return Err(fields.unsupported("act_bits", "16 or more: activations in 16 or 32 bits", &bits.into()));
+    }
+    let symmetric = fields.boolean("sym")?.unwrap_or(true);
+    let spec = spec::spec(spec::bits(fields, &["bits"])?, spec::group_size(fields, &["group_size"])?, symmetric);
+    let version = match fields.text("packing_format")? {
+        None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
+        Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,
+        Some("auto_round:auto_awq" | "auto_round:awq") => {
+            // Its packer writes zero points where weights are symmetric, too.
+            return spec::check_awq(fields, &["bits"], spec).map(|()| LayerFormat::Awq(spec.with_zero_points()));
+        }
+        Some(found) => return Err(fields.unsupported("packing_format", PACKINGS, &found.into())),
+    };
+    Ok(LayerFormat::Gptq(GptqFormat { spec, version, act_order: false }))
+}

@@ -1,0 +1,144 @@
+//! `quant_method` compressed-tensors: groups of layers, each with its own weights.
+//!
+//! | field | means |
+//! |---|---|
+//! | `format` | how weights are stored: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group says it |
+//! | `config_groups.*.format` | the same for a group |
+//! | `config_groups.*.targets` | its layers: names, `re:` and a pattern, or `Linear` for all linear layers; of several, in this order |
+//! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder` |
+//! | `ignore` | layers that are not quantised, as `targets` |
+//! | `quantization_status` | `compressed`, or as older files have it `frozen` |
+//!
+//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is left alone.
+//!
+//! Source: the `compressed-tensors` Python package, `quantization/{quant_config,quant_scheme,quant_args}.py`, `utils/match.py`.
+
+use std::collections::BTreeMap;
+
+use super::json::{Fields, Json};
+use super::pattern::Pattern;
+use super::rules::{Rule, Selector};
+use super::spec;
+use crate::checkpoint::{ConfigError, LayerFormat, Marlin24Names, PackQuantizedFormat};
+use crate::{GroupSize, QuantSpec};
+
+/// The class of linear layers, by its name in PyTorch.
+const LINEAR: &str = "Linear";
+/// What an entry starts with that is a pattern, not a name.
+const PATTERN_PREFIX: &str = "re:";
+const FORMATS: &str = "`pack-quantized` or `marlin-24`";
+
+/// The rules of a compressed-tensors config.
+pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+    refuse_sparsity_and_transforms(root)?;
+    let mut rules = Vec::new();
+    for entry in root.strings("ignore")?.unwrap_or_default() {
+        rules.push(Rule { selector: selector(root.path("ignore"), entry)?, format: LayerFormat::Float });
+    }
+
+    let groups = root.object("config_groups")?.ok_or_else(|| root.missing("config_groups", "an object"))?;
+    // By target: a later group overrides an earlier one's, as in the Python package, which sorts patterns, too.
+    let mut targets = BTreeMap::new();
+    for (name, group) in groups.entries() {
+        let group = Fields::new(group, groups.path(name))?;
+        let format = group_format(root, &group)?;
+        let named = group.strings("targets")?.ok_or_else(|| group.missing("targets", "a list of strings"))?;
+        targets.extend(named.into_iter().map(|target| (target, (group.path("targets"), format))));
+    }
+    if targets.is_empty() {
+        return Err(root.unsupported("config_groups", "at least one group with targets", &Json::Object(Default::default())));
+    }
+    let mut targets: Vec<_> = targets.into_iter().collect();
+    targets.sort_by_key(|(target, _)| (*target == LINEAR, target.starts_with(PATTERN_PREFIX)));
+    for (target, (field, format)) in targets {
+        rules.push(Rule { selector: selector(field, target)?, format });
+    }
+    Ok(rules)
+}
+
+fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
+    Ok(match entry.strip_prefix(PATTERN_PREFIX) {
+        Some(pattern) => Selector::Pattern(Pattern::from_start(field, pattern)?),
+        None if entry == LINEAR => Selector::Any,
+        None => Selector::Name(entry.into()),
+    })
+}
+
+/// How the layers of a group are held.
+fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
+    for activations in ["input_activations", "output_activations"] {
+        if let Some(found) = group.get(activations) {
+            return Err(group.unsupported(activations, "null: activations in 16 or 32 bits", found));
+        }
+    }
+    // A group without weights names layers that stay as they are.
+    let Some(weights) = group.object("weights")? else { return Ok(LayerFormat::Float) };
+
+    let (fields, format) = match (group.text("format")?, root.text("format")?) {
+        (Some(format), _) => (group, format),
+        (None, Some("mixed-precision")) => return Err(group.missing("format", FORMATS)),
+        (None, Some(format)) => (root, format),
+        (None, None) => return Err(root.missing("format", FORMATS)),
+    };
+    let (spec, act_order) = weights_spec(&weights)?;
+    match format {
+        "pack-quantized" => Ok(LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order })),
+        "marlin-24" => {
+            spec::check_marlin(&weights, ["num_bits", "group_size", "symmetric", "actorder"], spec, act_order, false)?;
+            Ok(LayerFormat::Marlin24(spec, Marlin24Names::CompressedTensors))
+        }
+        found => Err(fields.unsupported("format", FORMATS, &found.into())),
+    }
+}
+
+/// The spec of a group's `weights`, and whether it is activation-ordered.
+fn weights_spec(weights: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> {
+    if let Some(found) = weights.get("type").filter(|kind| **kind != "int".into()) {
+        return Err(weights.unsupported("type", "`int`", found));
+    }
+    if let Some(found) = weights.get("dynamic").filter(|dynamic| **dynamic != Json::Bool(false)) {
+        return Err(weights.unsupported("dynamic", "false", found));
+    }
+    let symmetric = weights.boolean("symmetric")?.unwrap_or(true);
+    // Rows in their natural order are `weight` or null; `group` (or its older name, true) comes with `weight_g_idx`.
+    let act_order = match weights.get("actorder") {
+        None | Some(Json::Bool(false)) => false,
+        Some(Json::Bool(true)) => true,
+        Some(Json::String(order)) if ["weight", "static"].contains(&order.as_str()) => false,
+        Some(Json::String(order)) if ["group", "dynamic"].contains(&order.as_str()) => true,
+        Some(found) => return Err(weights.unsupported("actorder", "`group`, `weight` or null", found)),
+    };
+    Ok((spec::spec(spec::bits(weights, &["num_bits"])?, group_size(weights)?, symmetric), act_order))
+}
+
+fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
+    const STRATEGIES: &str = "`group` or `channel`";
+    match (weights.text("strategy")?, weights.integer("group_size")?) {
+        (Some("channel"), None | Some(-1)) => Ok(GroupSize::Channel),
+        (Some("channel"), Some(size)) => Err(weights.unsupported("group_size", "null where the strategy is `channel`", &size.into())),
+        // Where no strategy is given, the group size implies one, as in the Python package.
+        (Some("group") | None, Some(_)) => spec::group_size(weights, &["group_size"]),
+        (Some("group"), None) => Err(weights.missing("group_size", "32, 64 or 128")),
+        (None, None) => Err(weights.missing("strategy", STRATEGIES)),
+        (Some(found), _) => Err(weights.unsupported("strategy", STRATEGIES, &found.into())),
+    }
+}
+
+/// Weights that are stored in another way than their format says, and what changes a layer's input or output.
+fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
+    if let Some(sparsity) = root.object("sparsity_config")?
+        && let Some(found) = sparsity.get("format").filter(|format| **format != "dense".into())
+    {
+        return Err(sparsity.unsupported("format", "`dense`", found));
+    }
+    if let Some(transforms) = root.object("transform_config")?
+        && let Some(groups) = transforms.object("config_groups")?
+        && let Some((name, found)) = groups.entries().next()
+    {
+        return Err(groups.unsupported(name, "no transforms", found));
+    }
+    match root.text("quantization_status")? {
+        None | Some("compressed" | "frozen") => Ok(()),
+        Some(found) => Err(root.unsupported("quantization_status", "`compressed`", &found.into())),
+    }
+}

@@ -1,0 +1,146 @@
+//! `quant_method` gptq and awq: one spec for every layer, and overrides.
+//!
+//! | field | of | means |
+//! |---|---|---|
+//! | `bits`, `w_bit` | both | 4 or 8; 4 for AWQ and Marlin |
+//! | `group_size`, `q_group_size` | both | -1, 32, 64 or 128 |
+//! | `sym`, `desc_act` | GPTQ | symmetric (where absent: true), activation-ordered (where absent: false) |
+//! | `checkpoint_format`, or else `format` | GPTQ | `gptq` (where absent), `gptq_v2`, `marlin` (also as `is_marlin_format`), `marlin_24` |
+//! | `zero_point`, or else not `sym` | AWQ | zero points (where absent: true) |
+//! | `version`, or else `format` | AWQ | `gemm` (where absent) |
+//! | `lm_head` | both | whether the output head is quantised (where absent: false) |
+//! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
+//! | `block_name_to_quantize` | GPTQ | the name before the number of a block: what lies elsewhere is not quantised |
+//! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
+//! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
+//!
+//! Sources: GPTQModel `quantization/config.py`; AutoAWQ `models/_config.py`, `utils/module.py`; transformers `quantizers/quantizers_utils.py`;
+//! Optimum `gptq/quantizer.py`; vLLM `quantization/utils/gptq_utils.py`.
+
+use super::json::{Fields, Json};
+use super::pattern::{Pattern, is_pattern};
+use super::rules::{Rule, Selector};
+use super::spec;
+use crate::Bits;
+use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat, Marlin24Names};
+
+/// The rules of a GPTQ config.
+pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+    refuse_transforms(root)?;
+    let mut rules = head_rule(root)?;
+    if let Some(block) = root.text("block_name_to_quantize")? {
+        rules.push(Rule { selector: Selector::OutsideBlocks(vec![block.into()]), format: LayerFormat::Float });
+    }
+    if let Some(modules) = root.strings("modules_in_block_to_quantize")?.filter(|modules| !modules.is_empty()) {
+        let modules = modules.into_iter().map(String::from).collect();
+        rules.push(Rule { selector: Selector::OutsideModules(modules), format: LayerFormat::Float });
+    }
+    dynamic_rules(root, gptq_format, &mut rules)?;
+    rules.push(Rule { selector: Selector::Any, format: gptq_format(root)? });
+    Ok(rules)
+}
+
+/// The rules of an AWQ config.
+pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+    const SKIPPED: &str = "modules_to_not_convert";
+    refuse_transforms(root)?;
+    let mut rules = head_rule(root)?;
+    for skipped in root.strings(SKIPPED)?.unwrap_or_default() {
+        // AutoAWQ takes entries as parts of names, transformers as patterns that end where a module's name does.
+        let selector = match is_pattern(skipped) {
+            true => Selector::Pattern(Pattern::from_start(root.path(SKIPPED), &format!(r"(?:{skipped})(?:(?<=\.)|(?=\.|$))"))?),
+            false => Selector::Containing(skipped.into()),
+        };
+        rules.push(Rule { selector, format: LayerFormat::Float });
+    }
+    dynamic_rules(root, awq_format, &mut rules)?;
+    rules.push(Rule { selector: Selector::Any, format: awq_format(root)? });
+    Ok(rules)
+}
+
+/// How a layer with these fields is quantised, by GPTQ.
+pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
+    const FORMATS: &str = "`gptq`, `gptq_v2`, `marlin` or `marlin_24`";
+    let group = spec::group_size(fields, &["group_size"])?;
+    let symmetric = fields.boolean("sym")?.unwrap_or(true);
+    let act_order = fields.boolean("desc_act")?.unwrap_or(false);
+    let old_marlin = fields.text("quant_method")? == Some("marlin") || fields.boolean("is_marlin_format")?.unwrap_or(false);
+    let (name, format) = match fields.first(&["checkpoint_format", "format"]) {
+        _ if old_marlin => ("is_marlin_format", "marlin".to_string()),
+        None => ("checkpoint_format", "gptq".to_string()),
+        Some((name, Json::String(format))) => (name, format.to_lowercase()),
+        Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
+    };
+    // Of the oldest Marlin checkpoints, some say the group size only.
+    let bits = if old_marlin && fields.get("bits").is_none() { Bits::Four } else { spec::bits(fields, &["bits"])? };
+    let spec = spec::spec(bits, group, symmetric);
+    let marlin = |dense| spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order, dense);
+    match format.as_str() {
+        "gptq" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V1, act_order })),
+        "gptq_v2" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order })),
+        "marlin" => marlin(true).map(|()| LayerFormat::Marlin(spec)),
+        "marlin_24" => marlin(false).map(|()| LayerFormat::Marlin24(spec, Marlin24Names::Gptq)),
+        _ => Err(fields.unsupported(name, FORMATS, &Json::String(format))),
+    }
+}
+
+/// How a layer with these fields is quantised, by AWQ.
+pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
+    const VERSIONS: &str = "`gemm`";
+    const BITS: &[&str] = &["bits", "w_bit"];
+    match fields.first(&["version", "format", "checkpoint_format"]) {
+        None => {}
+        Some((_, Json::String(version))) if version.eq_ignore_ascii_case("gemm") => {}
+        Some((name, found)) => return Err(fields.unsupported(name, VERSIONS, found)),
+    }
+    if let Some(found) = fields.get("backend").filter(|backend| **backend == Json::String("llm-awq".into())) {
+        return Err(fields.unsupported("backend", "the packing of AutoAWQ", found));
+    }
+    let group = spec::group_size(fields, &["group_size", "q_group_size"])?;
+    let zero_points = match (fields.boolean("zero_point")?, fields.boolean("sym")?) {
+        (Some(zero_points), _) => zero_points,
+        (None, Some(symmetric)) => !symmetric,
+        (None, None) => true,
+    };
+    let spec = spec::spec(spec::bits(fields, BITS)?, group, !zero_points);
+    spec::check_awq(fields, BITS, spec).map(|()| LayerFormat::Awq(spec))
+}
+
+/// The output head is quantised where the config says so, and only then.
+fn head_rule(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+    let plain = Rule { selector: Selector::OutputHead, format: LayerFormat::Float };
+    Ok(if root.boolean("lm_head")?.unwrap_or(false) { Vec::new() } else { vec![plain] })
+}
+
+fn dynamic_rules(
+    root: &Fields<'_>,
+    format: impl Fn(&Fields<'_>) -> Result<LayerFormat, ConfigError>,
+    rules: &mut Vec<Rule>,
+) -> Result<(), ConfigError> {
+    let Some(dynamic) = root.object("dynamic")? else { return Ok(()) };
+    for (key, overrides) in dynamic.entries() {
+        let path = dynamic.path(key);
+        let (skipped, pattern) = match (key.strip_prefix("-:"), key.strip_prefix("+:")) {
+            (Some(pattern), _) => (true, pattern),
+            (None, pattern) => (false, pattern.unwrap_or(key)),
+        };
+        let selector = Selector::Pattern(Pattern::from_start(path.clone(), pattern)?);
+        let format = if skipped { LayerFormat::Float } else { format(&Fields::new(overrides, path)?.overriding(root))? };
+        rules.push(Rule { selector, format });
+    }
+    Ok(())
+}
+
+/// What changes a layer's input or output, and not only its weight.
+fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
+    if let Some(found) = root.get("rotation") {
+        return Err(root.unsupported("rotation", "null: no rotated activations", found));
+    }
+    if let Some(found) = root.get("activation") {
+        return Err(root.unsupported("activation", "null: activations in 16 or 32 bits", found));
+    }
+    if let Some(found) = root.get("pack_dtype").filter(|dtype| **dtype != Json::String("int32".into())) {
+        return Err(root.unsupported("pack_dtype", "`int32`", found));
+    }
+    Ok(())
+}

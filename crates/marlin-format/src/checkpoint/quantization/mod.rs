@@ -1,0 +1,160 @@
+//! What the configs of a folder say of every layer, whatever wrote them.
+//!
+//! | `quant_method` | read by |
+//! |---|---|
+//! | `gptq`, `awq`, and `marlin` of older files | [`gptq`] |
+//! | `compressed-tensors` | [`compressed_tensors`] |
+//! | `auto-round` | [`auto_round`] |
+//!
+//! Each becomes a list of [rules]; everything that is not read is refused with its field and what it holds.
+
+mod auto_round;
+mod compressed_tensors;
+mod gptq;
+mod json;
+mod pattern;
+mod rules;
+mod spec;
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use self::json::{Fields, Json};
+use self::rules::Rule;
+use super::reader::io;
+use super::{CheckpointError, ConfigError, LayerFormat};
+
+/// The config of a model.
+const CONFIG_FILE: &str = "config.json";
+/// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
+const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+/// Where a model's config has that of its quantisation; older files say `compression_config`.
+const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
+const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
+
+/// How each layer of a checkpoint is quantised, as its configs say.
+///
+/// ```
+/// use marlin_format::checkpoint::{LayerFormat, Quantization};
+///
+/// let config = br#"{ "quantization_config": { "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": true } }"#;
+/// let quantization = Quantization::from_config(config)?.expect("a quantised model");
+/// assert_eq!(quantization.to_string(), "gptq v1 int4 g128 act-order");
+/// assert_eq!(quantization.layer("model.layers.0.mlp.up_proj")?.to_string(), "gptq v1 int4 g128 act-order");
+/// assert_eq!(quantization.layer("lm_head")?, LayerFormat::Float);
+/// # Ok::<(), marlin_format::checkpoint::ConfigError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Quantization {
+    /// The first that selects a layer counts; a layer that none selects is not quantised.
+    rules: Vec<Rule>,
+}
+
+impl Quantization {
+    /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
+    /// `quant_config.json`. Where several say something, `config.json` counts, as for other readers. `None` where nothing is quantised.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Config`] for a config that is not JSON or not read, and [`CheckpointError::Io`].
+    pub fn read(dir: &Path) -> Result<Option<Self>, CheckpointError> {
+        let path = dir.join(CONFIG_FILE);
+        let invalid = |path| move |source| CheckpointError::Config { path, source };
+        if let Some(text) = read_if_there(&path)?
+            && let Some(quantization) = Self::from_config(&text).map_err(invalid(path))?
+        {
+            return Ok(Some(quantization));
+        }
+        for name in QUANTIZE_CONFIG_FILES {
+            let path = dir.join(name);
+            if let Some(text) = read_if_there(&path)? {
+                return Ok(Some(Self::from_quantize_config(&text).map_err(invalid(path))?));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` where there is neither.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with the field and what it holds, for every method, format or option that is not read.
+    pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
+        let json: Json = serde_json::from_slice(text)?;
+        let config = Fields::new(&json, String::new())?;
+        let own = config.first(&CONFIG_FIELDS);
+        let found = match own {
+            Some(found) => Some(found),
+            None => config.object("text_config")?.and_then(|text_config| text_config.first(&CONFIG_FIELDS)),
+        };
+        found.map(|(_, quantization)| Self::new(quantization, None)).transpose()
+    }
+
+    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not say their method.
+    ///
+    /// # Errors
+    /// As [`from_config`](Self::from_config).
+    pub fn from_quantize_config(text: &[u8]) -> Result<Self, ConfigError> {
+        let json: Json = serde_json::from_slice(text)?;
+        let fields = Fields::new(&json, String::new())?;
+        let old_awq = fields.first(&["zero_point", "w_bit"]).is_some();
+        Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
+    }
+
+    /// `method` is that of a config that does not say it.
+    fn new(config: &Json, method: Option<&str>) -> Result<Self, ConfigError> {
+        const METHOD_FIELDS: [&str; 2] = ["quant_method", "method"];
+        let root = Fields::new(config, String::new())?;
+        let (name, method) = match (root.first(&METHOD_FIELDS), method) {
+            (Some((name, Json::String(method))), _) => (name, method.to_lowercase()),
+            (Some((name, found)), _) => return Err(root.unsupported(name, METHODS, found)),
+            // The oldest of compressed-tensors.
+            (None, _) if root.get("config_groups").is_some() => ("quant_method", "compressed-tensors".into()),
+            (None, Some(method)) => ("quant_method", method.into()),
+            (None, None) => return Err(root.missing("quant_method", METHODS)),
+        };
+        let rules = match method.as_str() {
+            "gptq" | "marlin" => gptq::gptq_rules(&root)?,
+            "awq" => gptq::awq_rules(&root)?,
+            "compressed-tensors" => compressed_tensors::rules(&root)?,
+            "auto-round" | "intel/auto-round" => auto_round::rules(&root)?,
+            _ => return Err(root.unsupported(name, METHODS, &method.as_str().into())),
+        };
+        Ok(Self { rules })
+    }
+
+    /// How the linear layer of this name, such as `model.layers.0.mlp.up_proj`, is held.
+    ///
+    /// # Errors
+    /// [`ConfigError::Match`] for a pattern of the config that takes too many steps to match.
+    pub fn layer(&self, name: &str) -> Result<LayerFormat, ConfigError> {
+        for rule in &self.rules {
+            if rule.selector.selects(name)? {
+                return Ok(rule.format);
+            }
+        }
+        Ok(LayerFormat::Float)
+    }
+}
+
+impl fmt::Display for Quantization {
+    /// The formats of quantised layers, the most common first: `gptq v1 int4 g128 and gptq v1 int8 g64`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut formats: Vec<LayerFormat> = Vec::new();
+        // Rules go from single layers to all of them.
+        for Rule { format, .. } in self.rules.iter().rev() {
+            if *format != LayerFormat::Float && !formats.contains(format) {
+                formats.push(*format);
+            }
+        }
+        let texts: Vec<String> = formats.iter().map(LayerFormat::to_string).collect();
+        f.pad(if texts.is_empty() { "float".into() } else { texts.join(" and ") }.as_str())
+    }
+}
+
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
+    match std::fs::read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io("read", path, error)),
+    }
+}

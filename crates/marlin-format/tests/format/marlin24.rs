@@ -1,0 +1,204 @@
+use std::collections::HashSet;
+
+use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, Marlin24Names, TensorData, layer_tensors, read_layer};
+use marlin_format::layout::Marlin24Layout;
+use marlin_format::{Bits, FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::common::{LAYER, cases, checkpoint, message, natural_values, packed, random_weight, rng, tensor, words};
+
+const NAMES: [Marlin24Names; 2] = [Marlin24Names::CompressedTensors, Marlin24Names::Gptq];
+
+/// A weight in which two of every four rows are zero, at random; sometimes more.
+pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
+    let weight = random_weight(rng, k, n, spec, false);
+    let layout = weight.layout();
+    let mut parts = weight.into_parts();
+    for row in (0..k).step_by(4) {
+        for column in 0..n {
+            let first = rng.random_range(0..4);
+            let second = (first + rng.random_range(1..4)) % 4;
+            for pruned in [first, second].into_iter().chain(rng.random_bool(0.1).then(|| rng.random_range(0..4))) {
+                layout.index(row + pruned, column).write(&mut parts.words, spec.bits.midpoint());
+            }
+        }
+    }
+    PlainWeight::new(parts).unwrap()
+}
+
+/// The published packers, step by step as their Python states them.
+pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> {
+    let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
+    let (bits, zero) = (spec.bits, spec.bits.midpoint());
+    let values = natural_values(weight);
+
+    // sparse_semi_structured_from_dense: of every four values in a row of [N, K], two and where they were.
+    let (mut kept, mut metadata) = (vec![0; k / 2 * n], vec![0u16; n * k / 16]);
+    for column in 0..n {
+        for four in 0..k / 4 {
+            let value = |i: usize| values[(4 * four + i) * n + column];
+            let places = [0, 1, 2, 3].map(|i| value(i) != zero);
+            let (first, second) = match places {
+                [true, true, _, _] => (0, 1),
+                [true, false, true, false] | [true, false, false, false] => (0, 2),
+                [true, false, _, true] => (0, 3),
+                [false, true, true, false] | [false, true, false, false] => (1, 2),
+                [false, true, _, true] => (1, 3),
+                [false, false, _, _] => (2, 3),
+            };
+            kept[(2 * four) * n + column] = value(first);
+            kept[(2 * four + 1) * n + column] = value(second);
+            metadata[column * (k / 16) + four / 4] |= ((first | second << 2) as u16) << (4 * (four % 4));
+        }
+    }
+    // _calculate_meta_reordering_scatter_offsets, for 16-bit metadata.
+    let mut reordered = vec![0u16; metadata.len()];
+    for column in 0..n {
+        for sixteen in 0..k / 16 {
+            let row = column / 64 * 64 + (column % 2) * 2 + (column % 8) / 4 + ((column % 32) % 4) / 2 * 32 + ((column % 64) / 8) * 4;
+            let top_right = usize::from(row % 2 == 0 && sixteen % 2 == 1);
+            let bottom_left = usize::from(row % 2 == 1 && sixteen % 2 == 0);
+            let (row, place) = (row + top_right - bottom_left, sixteen - top_right + bottom_left);
+            reordered[place / 2 * n * 2 + row * 2 + place % 2] = metadata[column * (k / 16) + sixteen];
+        }
+    }
+
+    // get_permutations_24 and marlin_permute_weights.
+    let interleave: &[usize] = if bits == Bits::Four { &[0, 2, 4, 6, 1, 3, 5, 7] } else { &[0, 2, 1, 3] };
+    let mut permutation = Vec::new();
+    for lane in 0..32 {
+        let (column, mut values) = (lane / 4, Vec::new());
+        for block in [0, 1] {
+            for row in [2 * (lane % 4), 2 * (lane % 4) + 1, 2 * (lane % 4 + 4), 2 * (lane % 4 + 4) + 1] {
+                values.push(16 * row + column / 2 * 256 + 8 * (column % 2) + 4 * block);
+            }
+        }
+        (0..4).for_each(|j| permutation.extend(values.iter().map(|value| value + j)));
+    }
+    let permutation: Vec<usize> =
+        permutation.chunks(interleave.len()).flat_map(|chunk| interleave.iter().map(|&i| chunk[i]).collect::<Vec<_>>()).collect();
+    let mut permuted = Vec::new();
+    for tile_row in 0..k / 32 {
+        let flat: Vec<u8> = (0..16 * n).map(|i| kept[(16 * tile_row + i % 256 / 16) * n + i / 256 * 16 + i % 16]).collect();
+        permuted.extend((0..16 * n).map(|i| flat[i / 1024 * 1024 + permutation[i % 1024]]));
+    }
+
+    // pack_scales_24: compressed-tensors compares the group with the K that is left, GPTQ with K.
+    let k_compared = if names == Marlin24Names::Gptq { k } else { k / 2 };
+    let grouped = spec.group.rows(k) < k_compared;
+    let order: [usize; 8] = if grouped { [0, 4, 1, 5, 2, 6, 3, 7] } else { [0, 1, 2, 3, 4, 5, 6, 7] };
+    let scales: Vec<f32> = (0..weight.scales().len()).map(|i| weight.scales().get(i / 8 * 8 + order[i % 8])).collect();
+
+    let [weight_name, metadata_name, scale_name] = match names {
+        Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
+        Marlin24Names::Gptq => ["B_24", "B_meta", "s"],
+    };
+    let scales = Scales::from_f32(&scales, spec.scale_dtype);
+    vec![
+        tensor(weight_name, Dtype::I32, &[k / 32, 16 * n / bits.per_word()], &words(&packed(&permuted, 16 * n, bits))),
+        tensor(metadata_name, Dtype::I16, &[k / 32, 2 * n], bytemuck::cast_slice(&reordered)),
+        tensor(scale_name, spec.scale_dtype.into(), &[spec.group.count(k), n], scales.as_bytes()),
+    ]
+}
+
+fn any_sparse_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
+    let group = prop::sample::select(vec![GroupSize::Channel, GroupSize::G128]);
+    (1..20usize, 1..4usize, group, prop::sample::select(Bits::ALL.to_vec())).prop_map(|(k, n, group, bits)| {
+        let k = if group == GroupSize::Channel { 32 * k } else { 128 * k.min(5) };
+        (k, 64 * n, QuantSpec { bits, ..QuantSpec::int4(group) })
+    })
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    #[test]
+    fn weights_come_back((k, n, spec) in any_sparse_problem(), seed: u64) {
+        let weight = sparse_weight(&mut StdRng::seed_from_u64(seed), k, n, spec);
+        for names in NAMES {
+            let (_folder, checkpoint) = checkpoint(&published(&weight, names));
+            let format = LayerFormat::Marlin24(spec.with_scale_dtype(ScaleDtype::F16), names);
+            prop_assert_eq!(&read_layer(&checkpoint, LAYER, &format).unwrap(), &weight);
+            prop_assert_eq!(layer_tensors(&checkpoint, LAYER, &format).len(), 3);
+        }
+    }
+}
+
+/// Two groups: the packers disagree on whether their scales are permuted.
+#[test]
+fn two_groups_of_each_packer() {
+    let spec = QuantSpec::int4(GroupSize::G128);
+    let weight = sparse_weight(&mut rng(), 256, 64, spec);
+    let [ours, theirs] = NAMES.map(|names| published(&weight, names)[2].bytes.clone());
+    assert_ne!(ours, theirs);
+    for names in NAMES {
+        let (_folder, checkpoint) = checkpoint(&published(&weight, names));
+        assert_eq!(read_layer(&checkpoint, LAYER, &LayerFormat::Marlin24(spec, names)).unwrap(), weight);
+    }
+}
+
+#[test]
+fn every_place_holds_one_value() {
+    let (k, n) = (96, 128);
+    for bits in Bits::ALL {
+        let layout = Marlin24Layout::new(k, n, bits).unwrap();
+        let [rows, columns] = layout.shape();
+        let places: HashSet<_> = (0..k / 2).flat_map(|row| (0..n).map(move |column| layout.index(row, column))).collect();
+        assert_eq!(places.len(), k / 2 * n);
+        assert_eq!(places.len(), rows * columns * bits.per_word());
+        assert!(places.iter().all(|place| place.word < rows * columns && place.slot < bits.per_word()));
+
+        let [rows, columns] = layout.metadata_shape();
+        let places: HashSet<_> = (0..k / 16).flat_map(|sixteen| (0..n).map(move |column| layout.metadata_index(sixteen, column))).collect();
+        assert_eq!((places.len(), places.into_iter().max()), (rows * columns, Some(rows * columns - 1)));
+    }
+    // As the table in the docs has them.
+    let layout = Marlin24Layout::new(32, 64, Bits::Four).unwrap();
+    let columns = [0, 1, 2, 3, 4, 5, 6, 7, 8, 63];
+    assert_eq!(columns.map(|column| layout.metadata_index(0, column)), [0, 4, 64, 68, 1, 5, 65, 69, 8, 125]);
+    assert_eq!(columns.map(|column| layout.metadata_index(1, column)), [2, 6, 66, 70, 3, 7, 67, 71, 10, 127]);
+    let error = Marlin24Layout::new(48, 64, Bits::Four).unwrap_err();
+    assert_eq!(error, FormatError::TileDoesNotDivide { axis: "K", extent: 48, tile: 32 });
+}
+
+#[test]
+fn inconsistent_layers_are_refused() {
+    let spec = QuantSpec::int4(GroupSize::G128);
+    let names = Marlin24Names::CompressedTensors;
+    let good = published(&sparse_weight(&mut rng(), 256, 64, spec), names);
+    let read = |change: &dyn Fn(&mut Vec<TensorData>), spec: QuantSpec| {
+        let mut tensors = good.clone();
+        change(&mut tensors);
+        let (_folder, checkpoint) = checkpoint(&tensors);
+        read_layer(&checkpoint, LAYER, &LayerFormat::Marlin24(spec, names)).map(|_| ())
+    };
+    read(&|_| (), spec).unwrap();
+    for (i, name) in ["weight_packed", "meta", "scale_packed"].into_iter().enumerate() {
+        let error = read(&|tensors| drop(tensors.remove(i)), spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == &format!("{LAYER}.{name}")), "{error}");
+        let retyped = |tensors: &mut Vec<TensorData>| tensors[i].spec.dtype = if i == 0 { Dtype::F32 } else { Dtype::U16 };
+        assert!(matches!(read(&retyped, spec).unwrap_err(), CheckpointError::Dtype { tensor, .. } if tensor.ends_with(name)));
+    }
+    for (i, name) in [(0, "weight_packed"), (2, "scale_packed")] {
+        let error = read(&|tensors| tensors[i] = tensor(name, Dtype::I32, &[1, 1], &[0; 4]), spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::Shape { tensor, .. } if tensor.ends_with(name)), "{error}");
+    }
+    let error = read(&|tensors| tensors[1] = tensor("meta", Dtype::I16, &[8, 64], &[0; 1024]), spec).unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::Weight { source: FormatError::TileDoesNotDivide { axis: "N", extent: 32, .. }, .. }),
+        "{error}"
+    );
+
+    // The same row twice, and rows in descending order.
+    for byte in [0x45, 0x14] {
+        let error = read(&|tensors| tensors[1].bytes[77] = byte, spec).unwrap_err();
+        assert!(matches!(&error, CheckpointError::Values { .. }), "{error}");
+        assert!(message(&error).contains("meta") && message(&error).contains(&format!("byte 77 is {byte:#04x}")), "{error}");
+    }
+    let error = read(&|_| (), spec.with_zero_points()).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Spec { .. }), "{error}");
+    let error = read(&|_| (), QuantSpec::int8(GroupSize::G128)).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Shape { tensor, .. } if tensor.ends_with("weight_packed")), "{error}");
+}

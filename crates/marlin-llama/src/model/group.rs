@@ -1,0 +1,61 @@
+use std::array;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::Projection;
+
+/// Projections of the same activations: q, k and v of attention, gate and up of an MLP.
+///
+/// One matmul with the outputs side by side where their formats allow it, one for each otherwise. The outputs are the same either way.
+#[derive(Module, Debug)]
+pub struct ProjectionGroup {
+    /// One, or as many as there are outputs.
+    projections: Vec<Projection>,
+    /// Features of each output.
+    #[module(skip)]
+    outputs: Vec<usize>,
+}
+
+impl ProjectionGroup {
+    /// `projections` are one with all of `outputs` side by side, or one for each.
+    pub(crate) fn new(projections: Vec<Projection>, outputs: Vec<usize>) -> Self {
+        Self { projections, outputs }
+    }
+
+    /// [.., K] to each output's [.., N].
+    ///
+    /// # Panics
+    /// Where there are fewer outputs.
+    pub fn forward<const D: usize, const OUTPUTS: usize>(&self, x: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
+        match self.projections.as_slice() {
+            [joined] => {
+                let (all, mut end) = (joined.forward(x), 0);
+                array::from_fn(|output| {
+                    let start = end;
+                    end += self.outputs[output];
+                    all.clone().slice_dim(D - 1, start..end)
+                })
+            }
+            apart => array::from_fn(|output| apart[output].forward(x.clone())),
+        }
+    }
+
+    /// The projection of all outputs, where they are one.
+    pub fn joined(&self) -> Option<&Projection> {
+        match self.projections.as_slice() {
+            [joined] => Some(joined),
+            _ => None,
+        }
+    }
+
+    /// The projections: one, or one for each output.
+    pub fn projections(&self) -> &[Projection] {
+        &self.projections
+    }
+
+    /// Features of each output.
+    pub fn outputs(&self) -> &[usize] {
+        &self.outputs
+    }
+}
