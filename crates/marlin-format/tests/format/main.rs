@@ -8,6 +8,7 @@ mod compressed_tensors;
 mod config;
 mod fragments;
 mod golden;
+mod fuzz;
 mod gptq;
 mod layouts;
 mod marlin24;

@@ -215,8 +215,8 @@ fn patterns_that_are_none_or_take_too_long_are_errors() {
             "{error}"
         );
     }
-    let quantization = with("-:(?=(a+)+b)(a|a)+$").unwrap();
+    let quantization = with("-:((a+)\\2?)+b").unwrap();
     let error = quantization.layer(&"a".repeat(60)).unwrap_err();
     assert!(matches!(&error, ConfigError::Match { layer, .. } if layer.len() == 60), "{error}");
-    expect_layers(&quantization, &[("b", "gptq v1 int4 g128 act-order")]);
+    expect_layers(&quantization, &[("ab", "float"), ("b", "gptq v1 int4 g128 act-order")]);
 }

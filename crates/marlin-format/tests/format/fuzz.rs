@@ -1,0 +1,184 @@
+//! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 20000 inputs each, or `MARLIN_FUZZ_INPUTS`.
+
+#[path = "../../../../fuzz/src/seeds.rs"]
+mod seeds;
+#[path = "../../../../fuzz/src/targets.rs"]
+mod targets;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngExt};
+
+use self::targets::Folder;
+use crate::common::rng;
+
+/// What is written into texts: the words and signs of configs, patterns and headers, and numbers at edges.
+const TOKENS: [&str; 48] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "\"",
+    "null",
+    "true",
+    "false",
+    "{}",
+    "[]",
+    "\"\"",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "4",
+    "8",
+    "16",
+    "32",
+    "64",
+    "128",
+    "2147483648",
+    "4294967296",
+    "18446744073709551615",
+    "1e308",
+    "re:.*",
+    "-:",
+    "+:",
+    "(?=",
+    "(a+)+",
+    "{1000}",
+    "\\\\d*",
+    "|",
+    "Linear",
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "auto-round",
+    "marlin-24",
+    "auto_round:auto_awq",
+    "dynamic",
+    "extra_config",
+    "I32",
+    "F16",
+    "l.g_idx",
+    "shape",
+];
+/// Bytes of a safetensors file before its header.
+const LENGTH_BYTES: usize = 8;
+
+fn inputs() -> usize {
+    std::env::var("MARLIN_FUZZ_INPUTS").ok().and_then(|count| count.parse().ok()).unwrap_or(20_000)
+}
+
+/// Runs a target with random seeds, and prints how much memory the process had at its most before and after.
+fn run(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&mut StdRng, &[u8])) {
+    let (mut rng, inputs) = (rng(), inputs());
+    let mut run = |inputs| {
+        for _ in 0..inputs {
+            let seed = rng.random_range(0..seeds.len());
+            target(&mut rng, &seeds[seed]);
+        }
+    };
+    // What is set up once is not growth.
+    run(inputs.min(1000));
+    let before = peak_memory();
+    run(inputs);
+    println!("{name}: {inputs} inputs; peak memory {before} before, {} after", peak_memory());
+}
+
+/// `VmHWM` of `/proc/self/status`, where there is one.
+fn peak_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown".into(), |size| size.trim().to_string())
+}
+
+/// A text with one to four changes.
+fn mutated(rng: &mut StdRng, text: &[u8]) -> Vec<u8> {
+    let mut text = text.to_vec();
+    for _ in 0..rng.random_range(1..=4) {
+        let start = rng.random_range(0..=text.len());
+        let end = (start + rng.random_range(0..=12)).min(text.len());
+        match rng.random_range(0..6) {
+            0 if start < text.len() => text[start] ^= 1 << rng.random_range(0..8),
+            0 | 1 => drop(text.splice(start..start, TOKENS.choose(rng).unwrap().bytes())),
+            2 => drop(text.drain(start..end)),
+            3 => {
+                let range = text[start..end].to_vec();
+                let to = rng.random_range(0..=text.len());
+                text.splice(to..to, range);
+            }
+            // A whole number or word, or the text of a whole string.
+            4 | 5 => {
+                let word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+                let begin = text[..start].iter().rposition(|byte| !word(byte)).map_or(0, |before| before + 1);
+                let end = start + text[start..].iter().position(|byte| !word(byte)).unwrap_or(text.len() - start);
+                text.splice(begin..end, TOKENS.choose(rng).unwrap().bytes());
+            }
+            _ => text.truncate(start),
+        }
+    }
+    text
+}
+
+/// A safetensors file with changes in its header, and at times in its length or in its data.
+fn mutated_file(rng: &mut StdRng, file: &[u8]) -> Vec<u8> {
+    let (length, rest) = file.split_at(LENGTH_BYTES);
+    let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let header = if rng.random_bool(0.8) { mutated(rng, header) } else { header.to_vec() };
+    let mut data = data.to_vec();
+    if rng.random_bool(0.3) && !data.is_empty() {
+        let start = rng.random_range(0..data.len());
+        let end = (start + rng.random_range(1..=8)).min(data.len());
+        rng.fill_bytes(&mut data[start..end]);
+    }
+    if rng.random_bool(0.05) {
+        data.truncate(rng.random_range(0..=data.len()));
+    }
+    let length = if rng.random_bool(0.95) { header.len() as u64 } else { rng.random() };
+    [&length.to_le_bytes(), header.as_slice(), &data].concat()
+}
+
+#[test]
+fn seeds_are_accepted() {
+    use marlin_format::checkpoint::Quantization;
+    for seed in seeds::config_seeds() {
+        let text = String::from_utf8_lossy(&seed).into_owned();
+        match text.contains("config\":{") {
+            true => assert!(Quantization::from_config(&seed).unwrap().is_some(), "{text}"),
+            false => drop(Quantization::from_quantize_config(&seed).unwrap()),
+        }
+    }
+    let folder = Folder::new();
+    let seeds = seeds::tensor_seeds();
+    for seed in &seeds {
+        assert!(folder.tensors(seed), "selector {}", seed[0]);
+    }
+    // GPTQ in two versions and pack-quantized in every spec, AWQ in eight, Marlin in two, 2:4 under two names in four.
+    assert_eq!(seeds.len(), 3 * 16 + 8 + 2 + 2 * 4);
+}
+
+#[test]
+fn configs() {
+    run("config", &seeds::config_seeds(), |rng, seed| targets::config(&mutated(rng, seed)));
+}
+
+#[test]
+fn headers() {
+    let folder = Folder::new();
+    run("header", &seeds::tensor_seeds(), |rng, seed| folder.header(&mutated_file(rng, &seed[1..])));
+}
+
+#[test]
+fn tensor_sets() {
+    let folder = Folder::new();
+    let (mut inputs, mut read) = (0, 0);
+    run("tensors", &seeds::tensor_seeds(), |rng, seed| {
+        // Mostly in the format it was written in.
+        let selector = if rng.random_bool(0.9) { seed[0] } else { rng.random() };
+        let file = mutated_file(rng, &seed[1..]);
+        read += usize::from(folder.tensors(&[&[selector], file.as_slice()].concat()));
+        inputs += 1;
+    });
+    // Neither all changes are fatal, nor does every one go unseen.
+    assert!((inputs / 100..inputs / 2).contains(&read), "{read} of {inputs} were read");
+}

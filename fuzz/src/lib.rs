@@ -1,0 +1,9 @@
+//! The bodies of the fuzz targets, and valid inputs to begin with.
+//!
+//! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on mutated inputs wherever the tests run.
+
+mod seeds;
+mod targets;
+
+pub use seeds::{config_seeds, tensor_seeds};
+pub use targets::{Folder, config};

@@ -1,0 +1,112 @@
+//! Valid inputs.
+
+use std::fs;
+
+use half::f16;
+use marlin_format::checkpoint::{CheckpointWriter, Dtype, LayerFormat, Marlin24Names, TensorData, TensorSpec, compressed_tensors, gptq};
+use marlin_format::layout::PlainLayout;
+use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, Scales};
+
+use super::targets::formats;
+
+/// The layer that is read.
+pub const LAYER: &str = "l";
+/// Input and output features: whole tiles of every format.
+const SHAPE: (usize, usize) = (128, 64);
+
+/// Configs of every method, with every field that is read.
+pub fn config_seeds() -> Vec<Vec<u8>> {
+    [
+        r#"{"quantization_config":{"bits":4,"group_size":128,"desc_act":true,"sym":true,"quant_method":"gptq","checkpoint_format":"gptq_v2",
+            "lm_head":true,"pack_dtype":"int32","dynamic":{"-:.*\\.layers\\.0\\..*":{},"+:.*up_proj":{"bits":8,"group_size":-1,"sym":false},
+            "^(?!.*down).*proj$":{"desc_act":false}}}}"#,
+        r#"{"quantization_config":{"bits":4,"group_size":64,"quant_method":"gptq","block_name_to_quantize":"model.layers",
+            "modules_in_block_to_quantize":[["self_attn.q_proj","self_attn.k_proj"],["mlp.up_proj"]],"is_marlin_format":false}}"#,
+        r#"{"text_config":{"quantization_config":{"bits":4,"group_size":-1,"quant_method":"awq","version":"GEMM","zero_point":true,
+            "modules_to_not_convert":["visual","layers.(0|1)","mlp.*gate$"]}}}"#,
+        r#"{"compression_config":{"quant_method":"compressed-tensors","format":"mixed-precision","quantization_status":"compressed",
+            "config_groups":{"a":{"targets":["Linear"],"format":"pack-quantized","input_activations":null,"weights":{"num_bits":4,"type":"int",
+            "symmetric":false,"strategy":"group","group_size":32,"actorder":"group","dynamic":false}},"b":{"targets":["re:.*q_proj$","lm_head"],
+            "format":"marlin-24","weights":{"num_bits":8,"strategy":"channel","group_size":null}}},"ignore":["re:.*up_proj","model.norm"],
+            "sparsity_config":{"format":"dense"},"transform_config":{"config_groups":{}},"kv_cache_scheme":null}}"#,
+        r#"{"quantization_config":{"quant_method":"auto-round","bits":4,"group_size":128,"sym":true,"data_type":"int","act_bits":16,
+            "packing_format":"auto_round:auto_gptq","block_name_to_quantize":"model.layers,visual","extra_config":{"lm_head":{"bits":8},
+            "model.layers.0.mlp.up_proj":{"bits":16,"act_bits":16},".*self_attn.*":{"group_size":32,"sym":false}}}}"#,
+        r#"{"bits":4,"group_size":128,"desc_act":false,"checkpoint_format":"marlin"}"#,
+        r#"{"zero_point":true,"q_group_size":128,"w_bit":4,"version":"GEMM"}"#,
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into()
+}
+
+/// For every format and spec that can be written, its selector and the bytes of a file that holds a layer so.
+pub fn tensor_seeds() -> Vec<Vec<u8>> {
+    let formats = formats().into_iter().enumerate();
+    formats.filter_map(|(selector, format)| Some([&[selector as u8][..], &file(&layer(&format)?)].concat())).collect()
+}
+
+/// The tensors of a layer, or `None` where the format does not hold such a spec.
+fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
+    let ((k, n), spec) = (SHAPE, format.spec()?);
+    let groups = spec.group.count(k);
+    let marlin = !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128);
+    let words = |name: &str, dtype: Dtype, shape: [usize; 2], byte: u8| {
+        let bytes = vec![byte; shape[0] * shape[1] * dtype.bitsize() / 8];
+        TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes }
+    };
+    // 0x2c2c is a finite scale; in 0x44 every nibble is metadata that name the first two rows of four.
+    let scales = |name: &str| words(name, Dtype::F16, [groups, n], 0x2c);
+    match format {
+        LayerFormat::Gptq(_) => Some(gptq::tensors_of(LAYER, &plain(format)?)),
+        LayerFormat::PackQuantized(_) => Some(compressed_tensors::tensors_of(LAYER, &plain(format)?)),
+        LayerFormat::Awq(_) if spec.bits == Bits::Four => {
+            let zero_points = spec.zero_points.then(|| words("qzeros", Dtype::I32, [groups, n / 8], 0x75));
+            Some([words("qweight", Dtype::I32, [k, n / 8], 0x31), scales("scales")].into_iter().chain(zero_points).collect())
+        }
+        LayerFormat::Marlin(_) if marlin && spec.bits == Bits::Four => {
+            Some(vec![words("B", Dtype::I32, [k / 16, 2 * n], 0x29), scales("s")])
+        }
+        LayerFormat::Marlin24(_, names) if marlin => {
+            let [weight, metadata, scale] = match names {
+                Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
+                Marlin24Names::Gptq => ["B_24", "B_meta", "s"],
+            };
+            let columns = n * spec.bits.count() / 2;
+            Some(vec![
+                words(weight, Dtype::I32, [k / 32, columns], 0x29),
+                words(metadata, Dtype::I16, [k / 32, 2 * n], 0x44),
+                scales(scale),
+            ])
+        }
+        _ => None,
+    }
+}
+
+/// A weight with its rows out of order where groups allow it.
+fn plain(format: &LayerFormat) -> Option<PlainWeight> {
+    let ((k, n), spec) = (SHAPE, format.spec()?);
+    let groups = spec.group.count(k);
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| ((row * 5 + column * 3) % 16) as u8),
+        scales: Scales::F16(vec![f16::from_f32(0.125); groups * n]),
+        zero_points: spec.zero_points.then(|| (0..groups * n).map(|i| (i % 15) as u8).collect()),
+        row_permutation: format.act_order().then(|| (0..k as u32).rev().collect()),
+    })
+    .ok()
+}
+
+/// The bytes of the file that holds these tensors.
+fn file(tensors: &[TensorData]) -> Vec<u8> {
+    let parent = tempfile::tempdir().expect("a temporary folder");
+    let dir = parent.path().join("model");
+    let mut writer = CheckpointWriter::create(&dir).expect("a new folder");
+    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).expect("tensors of different names");
+    for tensor in tensors {
+        writer.write_tensor(&tensor.spec.name, &tensor.bytes).expect("as declared");
+    }
+    writer.finish().expect("all are written");
+    fs::read(dir.join("model.safetensors")).expect("it was written")
+}

@@ -1,0 +1,125 @@
+//! What is done with an input. Nothing may panic, and what is accepted must hold together.
+
+use std::error::Error;
+use std::fs;
+
+use marlin_format::checkpoint::{
+    Checkpoint, GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat, Quantization, layer_tensors, read_layer,
+};
+use marlin_format::{Bits, GroupSize, QuantSpec};
+use tempfile::TempDir;
+
+use super::seeds::LAYER;
+
+/// Layers that configs are asked for.
+const LAYERS: [&str; 4] = ["model.layers.0.mlp.up_proj", "model.layers.11.self_attn.q_proj", "lm_head", ""];
+
+/// Reads the text of a config, either way, and asks it for layers.
+pub fn config(data: &[u8]) {
+    for quantization in [Quantization::from_config(data), Quantization::from_quantize_config(data).map(Some)] {
+        match quantization {
+            Ok(None) => {}
+            Ok(Some(quantization)) => {
+                assert!(!quantization.to_string().is_empty());
+                for layer in LAYERS {
+                    match quantization.layer(layer) {
+                        Ok(format) => check_format(&format),
+                        Err(error) => check_error(&error),
+                    }
+                }
+            }
+            Err(error) => check_error(&error),
+        }
+    }
+}
+
+/// Folders with one file, written again for every input.
+pub struct Folder(TempDir);
+
+impl Folder {
+    /// A folder in the system's place for temporary files.
+    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// Opens a file of tensors, and takes every tensor out of it.
+    pub fn header(&self, file: &[u8]) {
+        let Some(checkpoint) = self.open(file) else { return };
+        for name in checkpoint.names() {
+            let tensor = checkpoint.tensor(name).expect("it is listed");
+            let bits: usize = tensor.shape().iter().product::<usize>() * tensor.dtype().bitsize();
+            assert_eq!(tensor.bytes().len() * 8, bits, "{name}");
+        }
+    }
+
+    /// Reads a layer, in the format that the first byte says, of the file of tensors that follows. Whether there is one.
+    pub fn tensors(&self, data: &[u8]) -> bool {
+        let Some((&selector, file)) = data.split_first() else { return false };
+        let Some(checkpoint) = self.open(file) else { return false };
+        let formats = formats();
+        let format = &formats[usize::from(selector) % formats.len()];
+        let names = layer_tensors(&checkpoint, LAYER, format);
+        assert!(names.iter().all(|name| checkpoint.contains(name)));
+        match read_layer(&checkpoint, LAYER, format) {
+            Ok(weight) => {
+                let asked = format.spec().expect("floats are not read");
+                let spec = weight.spec();
+                assert_eq!((spec.bits, spec.group, spec.zero_points), (asked.bits, asked.group, asked.zero_points));
+                assert_eq!(weight.dequantize().len(), weight.k() * weight.n());
+                true
+            }
+            Err(error) => {
+                check_error(&error);
+                false
+            }
+        }
+    }
+
+    fn open(&self, file: &[u8]) -> Option<Checkpoint> {
+        fs::write(self.0.path().join("model.safetensors"), file).expect("a temporary file can be written");
+        Checkpoint::open(self.0.path()).inspect_err(|error| check_error(error)).ok()
+    }
+}
+
+/// Every format of a layer, in every spec: what a selector counts through.
+pub fn formats() -> Vec<LayerFormat> {
+    let specs = Bits::ALL.into_iter().flat_map(|bits| {
+        GroupSize::ALL
+            .into_iter()
+            .flat_map(move |group| [false, true].map(|zero_points| QuantSpec { bits, zero_points, ..QuantSpec::int4(group) }))
+    });
+    specs
+        .flat_map(|spec| {
+            [
+                LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V1, act_order: false }),
+                LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order: true }),
+                LayerFormat::Awq(spec),
+                LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order: true }),
+                LayerFormat::Marlin(spec),
+                LayerFormat::Marlin24(spec, Marlin24Names::CompressedTensors),
+                LayerFormat::Marlin24(spec, Marlin24Names::Gptq),
+            ]
+        })
+        .collect()
+}
+
+/// What a config may not say of a layer, it did not say.
+fn check_format(format: &LayerFormat) {
+    match format {
+        LayerFormat::Awq(spec) => assert_eq!(spec.bits, Bits::Four),
+        LayerFormat::Marlin(spec) | LayerFormat::Marlin24(spec, _) => {
+            assert!(!spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128));
+        }
+        _ => {}
+    }
+}
+
+/// An error says something, and so do its causes.
+fn check_error(error: &dyn Error) {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        assert!(!cause.to_string().is_empty());
+        next = cause.source();
+    }
+}
