@@ -60,9 +60,12 @@ impl<'a> LayerTensors<'a> {
         self.get(tensor).ok()
     }
 
-    /// The zero points, which must be there exactly where `spec` has them.
+    /// The zero points, which must be there exactly where `spec` has them. Of a symmetric weight the tensor may be there if all that it holds is
+    /// the midpoint: GPTQModel's AWQ writes it beside `zero_point: false`.
     pub(super) fn zero_points(&self, tensor: &str, spec: &QuantSpec) -> Result<Option<TensorView<'a>>, CheckpointError> {
+        let midpoints = spec.bits.padding_word().to_le_bytes();
         match (self.optional(tensor), spec.zero_points) {
+            (Some(found), false) if found.words().is_ok_and(|words| words.iter().all(|&word| word == midpoints)) => Ok(None),
             (Some(found), false) => Err(CheckpointError::UnexpectedZeroPoints { path: found.path().into(), tensor: self.name(tensor) }),
             (None, true) => Err(CheckpointError::MissingZeroPoints { dir: self.checkpoint.dir().into(), tensor: self.name(tensor) }),
             (found, _) => Ok(found),

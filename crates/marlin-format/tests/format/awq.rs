@@ -109,3 +109,19 @@ fn inconsistent_layers_are_refused() {
     let error = changed(&|tensors| tensors[0] = tensor("qweight", Dtype::I32, &[64], &[0; 256]), spec).unwrap_err();
     assert!(message(&error).contains("its shape is [64]; expected [K, N/8]"), "{error}");
 }
+
+/// GPTQModel says `zero_point: false` of a symmetric layer, and stores its zero points nevertheless.
+#[test]
+fn zero_points_of_a_symmetric_layer_may_be_there_if_each_is_8() {
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let weight = random_weight(&mut rng(), 64, 16, spec, false);
+    let mut tensors = published(&weight);
+    let mut zero_points = vec![8; 2 * 16];
+    tensors.push(tensor("qzeros", Dtype::I32, &[2, 2], &interleaved(&zero_points, 16)));
+    assert_eq!(read(&tensors, spec).unwrap(), weight);
+
+    zero_points[17] = 7;
+    tensors[2] = tensor("qzeros", Dtype::I32, &[2, 2], &interleaved(&zero_points, 16));
+    let error = read(&tensors, spec).unwrap_err();
+    assert!(matches!(error, CheckpointError::UnexpectedZeroPoints { .. }), "{error}");
+}

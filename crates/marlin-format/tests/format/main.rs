@@ -7,6 +7,7 @@ mod common;
 mod compressed_tensors;
 mod config;
 mod fragments;
+mod golden;
 mod fuzz;
 mod gptq;
 mod layouts;

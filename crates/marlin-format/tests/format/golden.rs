@@ -1,0 +1,118 @@
+//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README says how they are made.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Quantization, layer_tensors, read_layer};
+use marlin_format::{PlainWeight, ScaleDtype};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde::Deserialize;
+
+/// An entry of `index.json`.
+#[derive(Deserialize)]
+struct Golden {
+    name: String,
+    /// The format of each quantised layer, as [`LayerFormat`] shows it.
+    layers: BTreeMap<String, String>,
+    /// The file with the dequantised weights, `[N, K]` in the dtype that the packer computes in.
+    expected: String,
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+fn index() -> Vec<Golden> {
+    let text = std::fs::read(folder().join("index.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+/// The bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is exact, so there is one rounding, as in the packers.
+fn bits(weight: &PlainWeight, dtype: Dtype) -> Vec<u8> {
+    let values = weight.dequantize();
+    let (k, n) = (weight.k(), weight.n());
+    let natural = (0..n).flat_map(|column| (0..k).map(move |row| row * n + column)).map(|index| values[index]);
+    match dtype {
+        Dtype::F16 => natural.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+        Dtype::BF16 => natural.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => panic!("no packer computes in {dtype:?}"),
+    }
+}
+
+/// What is wrong with a layer, or nothing.
+fn check(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat, expected: &TensorView<'_>) -> Result<(), String> {
+    let weight = read_layer(checkpoint, layer, format).map_err(|error| super::common::message(&error))?;
+    if expected.shape() != [weight.n(), weight.k()] {
+        return Err(format!("is [{}, {}], expected {:?}", weight.n(), weight.k(), expected.shape()));
+    }
+    let scales = match expected.dtype() {
+        Dtype::BF16 => ScaleDtype::BF16,
+        _ => ScaleDtype::F16,
+    };
+    if weight.spec().scale_dtype != scales {
+        return Err(format!("has scales in {}", weight.spec().scale_dtype));
+    }
+    let found = bits(&weight, expected.dtype());
+    let wrong = found.chunks(2).zip(expected.data().chunks(2)).filter(|(found, expected)| found != expected).count();
+    if wrong > 0 {
+        return Err(format!("{wrong} of {} values differ", found.len() / 2));
+    }
+    Ok(())
+}
+
+#[test]
+fn every_format_dequantises_as_its_packer_does() {
+    let mut failures = Vec::new();
+    let mut layers = 0;
+    for golden in index() {
+        let dir = folder().join(&golden.name);
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let quantization = Quantization::read(&dir).unwrap();
+        assert_eq!(quantization.is_some(), !golden.layers.is_empty(), "{}", golden.name);
+        let Some(quantization) = quantization else { continue };
+
+        let expected = std::fs::read(folder().join(&golden.expected)).unwrap();
+        let expected = SafeTensors::deserialize(&expected).unwrap();
+        for (layer, text) in &golden.layers {
+            layers += 1;
+            let format = quantization.layer(layer).unwrap();
+            if format.to_string() != *text {
+                failures.push(format!("{}: {layer} is found to be {format}, expected {text}", golden.name));
+                continue;
+            }
+            let expected = expected.tensor(&format!("{layer}.weight")).unwrap();
+            if let Err(wrong) = check(&checkpoint, layer, &format, &expected) {
+                failures.push(format!("{}: {layer}, {format}: {wrong}", golden.name));
+            }
+        }
+    }
+    assert!(layers > 200, "{layers} layers");
+    assert!(failures.is_empty(), "{} of {layers} layers:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_tensor_belongs_to_a_layer_in_its_format() {
+    for golden in index() {
+        let dir = folder().join(&golden.name);
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let quantization = Quantization::read(&dir).unwrap();
+        let mut left: Vec<&str> = checkpoint.names().collect();
+        for layer in golden.layers.keys() {
+            let format = quantization.as_ref().unwrap().layer(layer).unwrap();
+            let tensors = layer_tensors(&checkpoint, layer, &format);
+            assert!(!tensors.is_empty(), "{}: {layer}", golden.name);
+            left.retain(|name| !tensors.iter().any(|tensor| tensor == name));
+        }
+        for name in left {
+            let Some(layer) = name.strip_suffix(".weight") else {
+                assert!(name.ends_with("_proj.bias"), "{}: {name}", golden.name);
+                continue;
+            };
+            let format = quantization.as_ref().map_or(LayerFormat::Float, |quantization| quantization.layer(layer).unwrap());
+            let linear = layer.ends_with("_proj") || layer == "lm_head";
+            assert!(!linear || format == LayerFormat::Float, "{}: {name} is there, and the config says {format}", golden.name);
+        }
+    }
+}
