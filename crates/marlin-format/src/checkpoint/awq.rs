@@ -5,7 +5,7 @@
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
 //! | `qweight` | i32 | `[K, N/8]` | q, packed along N |
-//! | `qzeros`, where symmetric absent or all 8 | i32 | `[G, N/8]` | z, packed alike |
+//! | `qzeros`, where not symmetric | i32 | `[G, N/8]` | z, packed alike |
 //! | `scales` | f16 or bf16 | `[G, N]` | scales |
 //!
 //! A word holds eight columns, the even ones before the odd ones:
@@ -18,7 +18,7 @@
 
 use super::layer::LayerTensors;
 use super::packed::{plain_words, unpack_columns};
-use super::{Checkpoint, CheckpointError, TensorView};
+use super::{Checkpoint, CheckpointError};
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 3] = [WEIGHT, ZERO_POINTS, SCALES];
@@ -33,7 +33,7 @@ const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 ///
 /// # Errors
 /// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing, of another dtype or shape; for zero
-/// points other than 8 where `spec` is symmetric, or none where it is not; and for a K that the group size does not divide.
+/// points that are there where `spec` is symmetric, or absent where it is not; and for a K that the group size does not divide.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
@@ -46,15 +46,12 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let groups = spec.group.count(k);
 
     let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.to_scales()?;
-    let unpacked = |stored: TensorView<'_>| {
-        let shifts = NIBBLES.map(|nibble| 4 * nibble as u32);
-        Ok(unpack_columns(stored.expect_shape(&[groups, word_columns])?.words()?, n, spec.bits, &shifts))
-    };
-    let midpoint = |stored| Ok::<_, CheckpointError>(unpacked(stored)?.iter().all(|&zero_point| zero_point == spec.bits.midpoint()));
-    let zero_points = match tensors.optional(ZERO_POINTS) {
-        // AutoRound's packer writes them for symmetric weights as well.
-        Some(stored) if !spec.zero_points && midpoint(stored)? => None,
-        _ => tensors.zero_points(ZERO_POINTS, spec)?.map(unpacked).transpose()?,
+    let zero_points = match tensors.zero_points(ZERO_POINTS, spec)? {
+        Some(stored) => {
+            let shifts = NIBBLES.map(|nibble| 4 * nibble as u32);
+            Some(unpack_columns(stored.expect_shape(&[groups, word_columns])?.words()?, n, spec.bits, &shifts))
+        }
+        None => None,
     };
 
     let source = weight.words()?;

@@ -92,10 +92,6 @@ fn inconsistent_layers_are_refused() {
     // Presence of zero points against the config, both ways.
     let error = changed(&|_| (), QuantSpec::int4(GroupSize::G32)).unwrap_err();
     assert!(matches!(error, CheckpointError::UnexpectedZeroPoints { .. }), "{error}");
-    let mut midpoints = good.clone();
-    midpoints[2].bytes.fill(0x88);
-    let weight = read(&midpoints, QuantSpec::int4(GroupSize::G32)).unwrap();
-    assert!(weight.zero_points().is_none() && !weight.spec().zero_points);
     assert!(message(&error).contains(&format!("{LAYER}.qzeros")) && message(&error).contains("`zero_point` true"), "{error}");
     let error = changed(&|tensors| drop(tensors.remove(2)), spec).unwrap_err();
     assert!(matches!(error, CheckpointError::MissingZeroPoints { .. }), "{error}");
