@@ -8,7 +8,7 @@ from gptqmodel import __version__
 from gptqmodel.nn_modules.qlinear.torch import TorchLinear
 from gptqmodel.quantization import FORMAT, QuantizeConfig
 from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from makers.model import Tiny, codes, float_tensor, write
 from makers.packages import bare, unpacked
@@ -93,13 +93,13 @@ def checkpoint(name, model, config: QuantizeConfig, *, head=False, only=None, ed
           quantize_config=fields, **write_options)
 
 
-def with_biases():
-    """Qwen2, whose q, k and v have a bias beside their packed tensors."""
-    config = Qwen2Config(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-                         max_position_embeddings=64, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+def other_architecture(name, model_class, config_class, note, **more):
+    """A model that is no Llama, each layer with 4 bits and groups of 32."""
+    config = config_class(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+                          max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False, **more)
     config.dtype = torch.float16
     with torch.device("meta"):
-        shapes = {key: value.shape for key, value in Qwen2ForCausalLM(config).state_dict().items()}
+        shapes = {key: value.shape for key, value in model_class(config).state_dict().items()}
     tensors = {key: float_tensor(key, shape).half() for key, shape in shapes.items()}
     options = quantize_config(bits=4, group_size=32, sym=True, desc_act=False, format=FORMAT.GPTQ)
     weights, formats, biases = {}, {}, {key: value for key, value in tensors.items() if key.endswith(".bias")}
@@ -112,8 +112,8 @@ def with_biases():
     reference = {key: value for key, value in tensors.items() if "_proj." not in key} | biases
     reference |= {f"{layer}.weight": weight for layer, weight in weights.items()}
     fields = config_json(options)
-    write("gptq-v1-qwen2-bias", config, tensors, packer=PACKER, weights=weights, formats=formats, dequantized_in="float16", quantization=fields,
-          quantize_config=fields, model_class=Qwen2ForCausalLM, reference=reference)
+    write(name, config, tensors, packer=PACKER, weights=weights, formats=formats, dequantized_in="float16", quantization=fields,
+          quantize_config=fields, model_class=model_class, reference=reference, note=note)
 
 
 def auto_gptq(name, bits, group, *, symmetric, old):
@@ -185,7 +185,8 @@ def main():
     blocks = [["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"]]
     checkpoint("gptq-v1-modules-in-block", Tiny(), config, only=[part for block in blocks for part in block],
                edit=lambda fields: fields.update(modules_in_block_to_quantize=blocks))
-    with_biases()
+    other_architecture("gptq-v1-qwen2-bias", Qwen2ForCausalLM, Qwen2Config, "q, k and v have a bias beside their packed tensors")
+    other_architecture("gptq-v1-phi3", Phi3ForCausalLM, Phi3Config, "qkv_proj and gate_up_proj are a layer each", sliding_window=None)
     auto_gptq("gptq-auto-gptq-int4-g32-asym", 4, 32, symmetric=False, old=True)
     auto_gptq("gptq-auto-gptq-int8-g32-sym", 8, 32, symmetric=True, old=False)
 
