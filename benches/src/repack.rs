@@ -7,7 +7,7 @@ use cubecl::MemoryScope;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use cubecl::server::Handle;
-use marlin_format::{GroupSize, QuantSpec};
+use marlin_format::{Bits, GroupSize, QuantSpec};
 use marlin_kernels::{ActivationDtype, Problem, WeightLayout, repack};
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ fn tensors(shape: &Shape) -> [usize; 2] {
 
 /// Elements of a shape's words and scales.
 fn lengths(shape: &Shape, layout: WeightLayout) -> [usize; 2] {
-    [layout.words(shape.k, shape.n), layout.scales(shape.k, shape.n, GroupSize::G128)].map(|[rows, columns]| rows * columns)
+    [layout.words(shape.k, shape.n, Bits::Four), layout.scales(shape.k, shape.n, GroupSize::G128)].map(|[rows, columns]| rows * columns)
 }
 
 /// Words and scales in the tile layout.

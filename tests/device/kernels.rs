@@ -62,10 +62,11 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
-/// The zero points of a weight in the plain layout: eight a word along N.
+/// The zero points of a weight in the plain layout: eight a word along N, or four of 8 bits.
 pub fn zero_words(weight: &PlainWeight) -> Option<Vec<u32>> {
-    let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << 4 | u32::from(zero));
-    weight.zero_points().map(|zeros| zeros.chunks(weight.n()).flat_map(|row| row.chunks(8).map(pack)).collect())
+    let bits = weight.spec().bits;
+    let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << bits.count() | u32::from(zero));
+    weight.zero_points().map(|zeros| zeros.chunks(weight.n()).flat_map(|row| row.chunks(bits.per_word()).map(pack)).collect())
 }
 
 fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {

@@ -7,7 +7,9 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_marlin::{GroupSize, Kernel, OptionalFloat, QuantSpec, QuantizedWeight, W4A16Backend, W4A16Linear, W4A16Weight, WeightLayout};
+use burn_marlin::{
+    Bits, GroupSize, Kernel, OptionalFloat, QuantSpec, QuantizedWeight, W4A16Backend, W4A16Linear, W4A16Weight, WeightLayout,
+};
 use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_kernels::ActivationDtype;
@@ -131,7 +133,7 @@ fn plans(device: &Device, seed: u64) {
     let has_tensor_cores = *device == Device::cuda(0);
     for case in cases().iter().filter(|case| device.supports_dtype(float_dtype(case.activations))) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
-        let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32;
+        let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four;
         let plan = weight.plan(case.m, case.activations);
         assert_eq!(matches!(plan.kernel, Kernel::Marlin(_)), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
         assert_eq!(weight.layout() == WeightLayout::Tile, on_tensor_cores, "{case}: laid out {}", weight.layout());
@@ -140,7 +142,8 @@ fn plans(device: &Device, seed: u64) {
 
 /// A weight that lies for tensor cores gives the same values to activations that they do not take, and dequantised.
 fn tile_layout(device: &Device, seed: u64) {
-    for case in cases().iter().filter(|case| case.activations == ActivationDtype::F32 && case.m <= 65) {
+    let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
+    for case in cases().iter().filter(takes) {
         let operands = Operands::random(case, seed);
         let tile = Dispatch::w4a16_relayout(plain_weight(&operands.weight, device), WeightLayout::Tile);
         let row_permutation = plain_weight(&operands.weight, device).row_permutation;
@@ -163,13 +166,13 @@ fn plain_weight(weight: &PlainWeight, device: &Device) -> W4A16Weight<Dispatch> 
     let groups = spec.group.count(k);
     let scales: Vec<f32> = (0..groups * n).map(|i| weight.scales().get(i)).collect();
     let zeros = zero_words(weight)
-        .map(|zeros| int(zeros.into_iter().map(|word| word as i32).collect(), layout.zero_points(k, n, spec.group)).into_dispatch());
+        .map(|zeros| int(zeros.into_iter().map(|word| word as i32).collect(), layout.zero_points(k, n, &spec)).into_dispatch());
     let rows = weight.row_permutation().map(|rows| {
         let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
         Tensor::<1, Int>::from_data(TensorData::new(rows, [k]), (device, DType::I32)).into_dispatch()
     });
     W4A16Weight {
-        words: int(weight.words().iter().map(|&word| word as i32).collect(), layout.words(k, n)).into_dispatch(),
+        words: int(weight.words().iter().map(|&word| word as i32).collect(), layout.words(k, n, spec.bits)).into_dispatch(),
         scales: tensor(&scales, [groups, n], ActivationDtype::F32, device).into_dispatch(),
         zero_points: zeros.into(),
         row_permutation: rows.into(),
@@ -182,17 +185,20 @@ fn plain_weight(weight: &PlainWeight, device: &Device) -> W4A16Weight<Dispatch> 
 
 fn from_linear(device: &Device) {
     let linear = LinearConfig::new(96, 33).init(device);
-    let layer = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
     let x = Tensor::<2>::random([5, 96], Distribution::Normal(0.0, 1.0), device);
-    let dense = Linear { weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)), bias: linear.bias.clone() };
-    // Burn's own f32 matmul may run in TF32 on CUDA, so both sides of the comparison are this project's and f64's.
-    let flex = Device::flex();
-    let expected = values(dense.to_device(&flex).forward(Tensor::<2>::from_data(x.to_data(), &flex)));
-    let error = relative_error(&values(layer.forward(x.clone())), &expected, &expected);
-    assert!(error < 1e-5, "against the dequantised layer: {error:e}");
     let float = values(linear.forward(x.clone()));
-    let float = relative_error(&values(layer.forward(x)), &float, &float);
-    assert!(float > 1e-3 && float < 0.15, "against the float layer: {float:e}, which is no 4-bit error");
+    // Sixteen times as many levels make a sixteenth of the error.
+    for (spec, rounding) in [(QuantSpec::int4(GroupSize::G32), 1e-3..0.15), (QuantSpec::int8(GroupSize::G32), 1e-4..0.01)] {
+        let layer = W4A16Linear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
+        let dense = Linear { weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)), bias: linear.bias.clone() };
+        // Burn's own f32 matmul may run in TF32 on CUDA, so both sides of the comparison are this project's and f64's.
+        let flex = Device::flex();
+        let expected = values(dense.to_device(&flex).forward(Tensor::<2>::from_data(x.to_data(), &flex)));
+        let error = relative_error(&values(layer.forward(x.clone())), &expected, &expected);
+        assert!(error < 1e-5, "{spec}: against the dequantised layer: {error:e}");
+        let error = relative_error(&values(layer.forward(x.clone())), &float, &float);
+        assert!(rounding.contains(&error), "{spec}: against the float layer: {error:e}, which is no error of its bits");
+    }
 }
 
 fn round_trips(device: &Device, seed: u64) {
@@ -219,7 +225,12 @@ fn round_trips(device: &Device, seed: u64) {
 }
 
 fn gradient(device: &Device, seed: u64) {
-    let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
+    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)] {
+        gradient_of(spec.with_zero_points(), device, seed);
+    }
+}
+
+fn gradient_of(spec: QuantSpec, device: &Device, seed: u64) {
     let case = Case { m: 6, k: 64, n: 24, spec, activations: ActivationDtype::F32, permuted: true };
     let operands = Operands::random(&case, seed);
     let device = device.clone().autodiff();
@@ -239,20 +250,23 @@ fn gradient(device: &Device, seed: u64) {
     }
     let error = relative_error(&found, &expected, &expected);
     // Burn's f32 matmul in the backward pass may run in TF32 on CUDA: 10 bits of mantissa.
-    assert!(error < 1e-3, "seed {seed}: relative error {error:e}");
+    assert!(error < 1e-3, "{spec}, seed {seed}: relative error {error:e}");
 }
 
 fn display(device: &Device) {
     let linear = LinearConfig::new(64, 33).init(device);
-    let layer = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
-    let shown = format!("{layer}");
-    assert!(shown.contains("k: 64") && shown.contains("n: 33") && shown.contains("int4 g64 f16"), "{shown}");
+    for (spec, format) in [(QuantSpec::int4(GroupSize::G64), "int4 g64 f16"), (QuantSpec::int8(GroupSize::G64), "int8 g64 f16")] {
+        let layer = W4A16Linear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
+        let shown = format!("{layer}");
+        assert!(shown.contains("k: 64") && shown.contains("n: 33") && shown.contains(format), "{shown}");
+    }
 }
 
 fn held_bytes(device: &Device) {
     let linear = LinearConfig::new(1024, 1024).with_bias(false).init(device);
-    let weight =
-        QuantizedWeight::quantize(linear.weight.val(), &QuantSpec::int4(GroupSize::G128)).unwrap_or_else(|error| panic!("{error}"));
     let scale_bytes = if device.supports_dtype(FloatDType::F16) { 2 } else { 4 };
-    assert_eq!(weight.size_bytes(), 1024 * 1024 / 2 + 8 * 1024 * scale_bytes);
+    for (spec, words) in [(QuantSpec::int4(GroupSize::G128), 1024 * 1024 / 2), (QuantSpec::int8(GroupSize::G128), 1024 * 1024)] {
+        let weight = QuantizedWeight::quantize(linear.weight.val(), &spec).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(weight.size_bytes(), words + 8 * 1024 * scale_bytes);
+    }
 }

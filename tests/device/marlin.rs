@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
 use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
 use marlin_kernels::marlin::{self, Card, Launch, MatmulArgs, WeightArgs, Workspace};
 use marlin_kernels::{ActivationDtype, KernelError, repack};
 use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
@@ -97,7 +97,7 @@ impl Bench {
 }
 
 fn takes(case: &Case) -> bool {
-    case.activations != ActivationDtype::F32
+    case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four
 }
 
 fn every_tile(device: &Device, group: GroupSize, seed: u64) {

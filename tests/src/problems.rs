@@ -1,5 +1,5 @@
 use crate::Case;
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
 use marlin_kernels::ActivationDtype;
 
 /// Rows of activations around the edges of every tile.
@@ -16,19 +16,20 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     shapes
 }
 
-/// Every format, with every shape it allows and a few rows; and every count of rows of [`ROWS`] once.
+/// Every format, with every shape it allows and a few rows; and every count of rows of [`ROWS`] once with each width.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
-    for group in GroupSize::ALL {
-        for spec in [QuantSpec::int4(group), QuantSpec::int4(group).with_zero_points()] {
+    let bits_and_groups = Bits::ALL.into_iter().flat_map(|bits| GroupSize::ALL.map(|group| QuantSpec { bits, ..QuantSpec::int4(group) }));
+    for symmetric in bits_and_groups {
+        for spec in [symmetric, symmetric.with_zero_points()] {
             for (activations, scales) in [
                 (ActivationDtype::F32, ScaleDtype::F16),
                 (ActivationDtype::F16, ScaleDtype::F16),
                 (ActivationDtype::BF16, ScaleDtype::BF16),
             ] {
                 let spec = spec.with_scale_dtype(scales);
-                for [k, n] in shapes(group) {
+                for [k, n] in shapes(spec.group) {
                     for permuted in [false, true] {
                         let m = rows.next().unwrap_or(1);
                         cases.push(Case { m, k, n, spec, activations, permuted });
@@ -37,7 +38,9 @@ pub fn cases() -> Vec<Case> {
             }
         }
     }
-    let spec = QuantSpec::int4(GroupSize::G128);
-    cases.extend(ROWS.map(|m| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false }));
+    for m in ROWS {
+        let case = |spec| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false };
+        cases.extend([QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128)].map(case));
+    }
     cases
 }

@@ -1,7 +1,7 @@
 use burn::tensor::DType;
 use marlin_format::FormatError;
 
-/// What can go wrong between a float weight and a 4-bit layer.
+/// What can go wrong between a float weight and a quantised layer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

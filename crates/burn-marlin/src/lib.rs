@@ -1,10 +1,10 @@
-//! 4-bit weights for Burn: W4A16 linear layers.
+//! 4-bit and 8-bit weights for Burn: W4A16 and W8A16 linear layers.
 //!
-//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 model with one call, and reports what it did to every layer.
+//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one call, and reports what it did to every layer.
 //! - [`W4A16Linear`] is the layer for models that are written with it; [`QuantizedWeight`] the quantised tensor type under both.
 //! - [`install`] registers the fusion provider, once at the start of the program, so that unmodified models never hold a float weight.
 //!
-//! Weights are in 4 bits with a scale per group, activations in f16, bf16 or f32; products accumulate in f32.
+//! Weights are in 4 bits, or in 8 ([`QuantSpec::int8`]), with a scale per group; activations are in f16, bf16 or f32; products accumulate in f32.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -36,5 +36,5 @@ pub use linear::W4A16Linear;
 pub use ops::{OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMetadata, W4A16Backend, W4A16Weight, W4A16WeightMetadata};
 pub use weight::QuantizedWeight;
 
-pub use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+pub use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
 pub use marlin_kernels::{ActivationDtype, Kernel, Plan, Problem, Reason, Target, WeightLayout};

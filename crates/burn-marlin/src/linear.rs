@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 use marlin_format::QuantSpec;
 use marlin_kernels::ActivationDtype;
 
-/// A linear layer with a 4-bit weight: y = x W + b.
+/// A linear layer with a weight of 4 bits, or of 8 where its spec says so (W8A16): y = x W + b.
 ///
 /// For models that are written with it. A model that is written with Burn's `Linear` gains the same kernels through [`W4A16`](crate::W4A16).
 #[derive(Module, Debug)]
@@ -31,7 +31,7 @@ impl W4A16Linear {
         Ok(Self { weight, bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)) })
     }
 
-    /// Rounds the weight of a float layer to 4 bits; the bias stays as it is.
+    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is.
     ///
     /// # Errors
     /// As [`QuantizedWeight::quantize`].
@@ -49,7 +49,7 @@ impl W4A16Linear {
         self.weight.matmul_bias(x, bias)
     }
 
-    /// The 4-bit weight.
+    /// The quantised weight.
     pub fn weight(&self) -> &QuantizedWeight {
         &self.weight
     }

@@ -1,11 +1,12 @@
 //! The command line.
 
 use crate::device::DeviceName;
+use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use marlin_format::GroupSize;
+use marlin_format::{Bits, GroupSize};
 use std::path::PathBuf;
 
-/// Look into Llama checkpoints, quantise them to 4 bits, run them.
+/// Look into Llama checkpoints, quantise them to 4 or 8 bits, run them.
 ///
 /// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer.
 #[derive(Debug, Parser)]
@@ -19,7 +20,7 @@ pub struct Cli {
 pub enum Command {
     /// What a checkpoint holds: every tensor, its size, its bits per weight.
     Inspect(InspectArgs),
-    /// Round a float checkpoint to 4 bits, into a new folder that other engines load too (compressed-tensors pack-quantized).
+    /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
@@ -65,18 +66,33 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub enum FormatName {
+    /// compressed-tensors, pack-quantized.
+    #[default]
+    CompressedTensors,
+    /// GPTQ, version 2.
+    Gptq,
+}
+
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
     /// Hugging Face folder with float weights.
     pub dir: PathBuf,
     /// Folder to write; it must not exist, or be empty.
     pub out: PathBuf,
+    /// Width of the values: 4 or 8.
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(i64).try_map(Bits::try_from))]
+    pub bits: Bits,
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     pub group: GroupSize,
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
+    /// Form of the files: what llm-compressor writes, or GPTQModel.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: FormatName,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,

@@ -1,4 +1,5 @@
 use crate::{ActivationDtype, Kernel, Runtime};
+use marlin_format::Bits;
 
 /// Why a launch was refused; raised on the host, before anything runs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -59,6 +60,12 @@ pub enum KernelError {
     NoBlocks {
         /// The problem, as words.
         problem: String,
+    },
+    /// A weight of a width that the tile layout, and so the tensor-core kernel, does not hold.
+    #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `layout_for` says")]
+    TileBits {
+        /// Width of the weight.
+        bits: Bits,
     },
     /// The kernel does not take this pair of dtypes.
     #[error("activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16")]

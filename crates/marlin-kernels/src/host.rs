@@ -1,4 +1,4 @@
-//! W4A16 on the CPU in plain Rust, straight from the packed weight: for decode on Burn's Flex backend, which runs no CubeCL.
+//! W4A16 and W8A16 on the CPU in plain Rust, straight from the packed weight: for decode on Burn's Flex backend, which runs no CubeCL.
 //!
 //! Supported and refused: as [`crate::portable`]. Activations and scales come as f32, whatever the tensors hold.
 //!
@@ -18,11 +18,11 @@ const DEPTH: usize = 32;
 /// A weight in host memory, in the plain layout.
 #[derive(Debug, Clone, Copy)]
 pub struct HostWeight<'a> {
-    /// [K/8 up, N up to a multiple of 8]: [`PlainLayout`].
+    /// [K/8 up (of 8 bits K/4 up), N up to a multiple of 8]: [`PlainLayout`].
     pub words: &'a [u32],
     /// [G, N].
     pub scales: &'a [f32],
-    /// [G, N/8 up], eight zero points a word along N; absent where symmetric.
+    /// [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where symmetric.
     pub zero_points: Option<&'a [u32]>,
     /// `[K]`: the natural row of each stored row; absent where rows are in order.
     pub row_permutation: Option<&'a [u32]>,
@@ -39,7 +39,7 @@ impl HostWeight<'_> {
     }
 }
 
-/// Multiplies activations [M, K] with a 4-bit weight and adds a bias `[N]`; returns [M, N].
+/// Multiplies activations [M, K] with a packed weight and adds a bias `[N]`; returns [M, N].
 ///
 /// # Errors
 /// A buffer of the wrong length, or an operand that does not fit the format.
@@ -143,22 +143,23 @@ fn unpack(
     group: usize,
     unpacked: &mut [[f32; STRIP]; DEPTH],
 ) {
-    let n = problem.n;
-    let width = STRIP.min(n - first);
-    let columns = PlainLayout::new(problem.k, n, problem.spec.bits).columns();
+    let Problem { n, k, spec, .. } = *problem;
+    let (width, layout) = (STRIP.min(n - first), PlainLayout::new(k, n, spec.bits));
+    let (per_word, max) = (spec.bits.per_word(), u32::from(spec.bits.max()));
     let scales = &weight.scales[group * n + first..][..width];
-    let mut zeros = [8.0f32; STRIP];
+    let mut zeros = [f32::from(spec.bits.midpoint()); STRIP];
     if let Some(words) = weight.zero_points {
+        let words = &words[group * n.div_ceil(per_word)..];
         for (i, zero) in zeros[..width].iter_mut().enumerate() {
             let column = first + i;
-            *zero = ((words[group * columns / 8 + column / 8] >> (4 * (column % 8))) & 15) as f32;
+            *zero = ((words[column / per_word] >> (spec.bits.count() * (column % per_word))) & max) as f32;
         }
     }
     for (i, row) in unpacked[..depth].iter_mut().enumerate() {
-        let (word_row, shift) = ((start + i) / 8, 4 * ((start + i) % 8));
-        let words = &weight.words[word_row * columns + first..][..width];
+        let index = layout.index(start + i, first);
+        let (words, shift) = (&weight.words[index.word..][..width], index.shift());
         for (((value, word), scale), zero) in row.iter_mut().zip(words).zip(scales).zip(&zeros) {
-            *value = (((word >> shift) & 15) as f32 - zero) * scale;
+            *value = (((word >> shift) & max) as f32 - zero) * scale;
         }
     }
 }

@@ -1,31 +1,31 @@
 use crate::marlin;
 use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
-use marlin_format::{Bits, GroupSize};
+use marlin_format::{Bits, GroupSize, QuantSpec};
 use std::fmt;
 
 /// The order in which a device holds a weight [K, N]: what its kernel reads.
 ///
-/// | tensor | plain | tile |
+/// | tensor | plain | tile, of 4 bits alone |
 /// |---|---|---|
-/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`] | [K/16, 2N], both padded to 64, [`MarlinLayout`](marlin_format::layout::MarlinLayout) |
+/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; of 8 bits K/4 up | [K/16, 2N], both padded to 64, [`MarlinLayout`](marlin_format::layout::MarlinLayout) |
 /// | scales | [G, N] | [G, N], both padded, [`ScaleLayout`] |
-/// | zero points, eight a word | [G, N/8 up] | [G, N/8], both padded, [`ZeroLayout`] |
+/// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], both padded, [`ZeroLayout`] |
 ///
 /// A row permutation is the same in both: stored rows keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightLayout {
     /// What records hold, and [`portable`](crate::portable) and [`host`](crate::host) read.
     Plain,
-    /// What [`marlin`] reads.
+    /// What [`marlin`] reads: 4 bits alone.
     Tile,
 }
 
 impl WeightLayout {
     /// Shape of the words of a weight [K, N].
-    pub fn words(self, k: usize, n: usize) -> [usize; 2] {
+    pub fn words(self, k: usize, n: usize, bits: Bits) -> [usize; 2] {
         match self {
             Self::Plain => {
-                let layout = PlainLayout::new(k, n, Bits::Four);
+                let layout = PlainLayout::new(k, n, bits);
                 [layout.rows(), layout.columns()]
             }
             Self::Tile => {
@@ -47,21 +47,24 @@ impl WeightLayout {
     }
 
     /// Shape of its zero points, where it has some.
-    pub fn zero_points(self, k: usize, n: usize, group: GroupSize) -> [usize; 2] {
+    pub fn zero_points(self, k: usize, n: usize, spec: &QuantSpec) -> [usize; 2] {
         match self {
-            Self::Plain => [group.count(k), n.div_ceil(8)],
+            Self::Plain => [spec.group.count(k), n.div_ceil(spec.bits.per_word())],
             Self::Tile => {
                 let layout = marlin::layout(k, n);
-                let groups = ScaleLayout::new(&layout, group).groups_padded();
-                [groups, ZeroLayout::new(&layout, group).words() / groups.max(1)]
+                let groups = ScaleLayout::new(&layout, spec.group).groups_padded();
+                [groups, ZeroLayout::new(&layout, spec.group).words() / groups.max(1)]
             }
         }
     }
 
-    /// The layout of a weight [K, N] whose words have this shape; `None` where it is neither's.
-    pub fn of_words(shape: [usize; 2], k: usize, n: usize) -> Option<Self> {
-        // Never both: the tile layout has at least twice as many columns.
-        [Self::Plain, Self::Tile].into_iter().find(|layout| layout.words(k, n) == shape)
+    /// The layout and width of a weight [K, N] whose words have this shape; `None` where it is no weight's, and where it could be of either
+    /// width, which have the same words up to K = 4.
+    pub fn of_words(shape: [usize; 2], k: usize, n: usize) -> Option<(Self, Bits)> {
+        let all = [(Self::Plain, Bits::Four), (Self::Plain, Bits::Eight), (Self::Tile, Bits::Four)];
+        let mut found = all.into_iter().filter(|(layout, bits)| layout.words(k, n, *bits) == shape);
+        // The tile layout has at least twice as many columns as the plain one.
+        found.next().filter(|_| found.next().is_none())
     }
 }
 
@@ -80,10 +83,13 @@ mod tests {
 
     #[test]
     fn words_tell_the_layouts_apart() {
-        for k in [1, 7, 8, 16, 24, 32, 64, 65, 128, 4096] {
+        for k in [1, 4, 5, 7, 8, 16, 24, 32, 64, 65, 128, 4096] {
             for n in [1, 8, 63, 64, 65, 128, 4096] {
-                for layout in [WeightLayout::Plain, WeightLayout::Tile] {
-                    assert_eq!(WeightLayout::of_words(layout.words(k, n), k, n), Some(layout), "K = {k}, N = {n}");
+                for (layout, bits) in
+                    [(WeightLayout::Plain, Bits::Four), (WeightLayout::Plain, Bits::Eight), (WeightLayout::Tile, Bits::Four)]
+                {
+                    let expected = if k <= 4 && layout == WeightLayout::Plain { None } else { Some((layout, bits)) };
+                    assert_eq!(WeightLayout::of_words(layout.words(k, n, bits), k, n), expected, "K = {k}, N = {n}, {bits}");
                 }
                 assert_eq!(WeightLayout::of_words([k, 3], k, n), None, "K = {k}, N = {n}");
             }

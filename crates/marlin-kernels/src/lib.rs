@@ -1,11 +1,11 @@
-//! W4A16 matmul kernels, their launch, and the choice among them. No Burn.
+//! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
 //!
 //! One folder a routine. [`select`] is the only place that decides which routine runs; it is host code, free of any device, and says why.
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
-//! | [`portable`] | every CubeCL runtime | any M, N, K, group, f32/f16/bf16; no tensor cores |
-//! | [`marlin`] | CUDA from compute capability 8.0 on | f16/bf16 activations, any M, N, K, group |
+//! | [`portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
+//! | [`marlin`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
 //! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
 //! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
 

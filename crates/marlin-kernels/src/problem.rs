@@ -52,7 +52,7 @@ impl fmt::Display for ActivationDtype {
     }
 }
 
-/// A W4A16 matmul: activations [M, K] times a weight [K, N] gives [M, N].
+/// A matmul with a quantised weight: activations [M, K] times a weight [K, N] gives [M, N].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
@@ -93,9 +93,10 @@ impl Problem {
         self.spec.check(self.k, self.n)?;
         let layout = PlainLayout::new(self.k, self.n, self.spec.bits);
         let groups = self.spec.group.count(self.k);
+        let zero_points = groups * self.n.div_ceil(self.spec.bits.per_word());
         self.expect_length("words", layout.words(), found.words)?;
         self.expect_length("scales", groups * self.n, found.scales)?;
-        self.expect_optional("zero points", self.spec.zero_points.then_some(groups * layout.columns() / 8), found.zero_points)?;
+        self.expect_optional("zero points", self.spec.zero_points.then_some(zero_points), found.zero_points)?;
         self.expect_optional("row permutation", self.permuted.then_some(self.k), found.row_permutation)
     }
 

@@ -1,5 +1,6 @@
 use crate::marlin::{self, Launch};
 use crate::{ActivationDtype, Problem, Runtime, Target, WeightLayout};
+use marlin_format::Bits;
 use std::fmt;
 
 /// Rows of activations up to which the host kernel multiplies straight from the packed weight.
@@ -49,6 +50,8 @@ pub enum Reason {
         /// Compute capability, 75 for 7.5.
         capability: u32,
     },
+    /// The weight has another width than the 4 bits of the tensor-core kernel.
+    Bits(Bits),
     /// Activations are in f32, which tensor cores would round.
     F32Activations,
     /// Activations and scales differ in dtype.
@@ -79,6 +82,7 @@ impl fmt::Display for Reason {
             Self::OldCard { capability } => {
                 write!(f, "the tensor-core kernels need compute capability 8.0, the card has {}", version(capability))
             }
+            Self::Bits(bits) => write!(f, "the tensor-core kernels take int4 weights, this one is {bits}"),
             Self::F32Activations => f.write_str("tensor cores take activations in f16 or bf16, these are in f32"),
             Self::DtypePair { activations, scales } => {
                 write!(f, "the tensor-core kernels take activations and scales in one dtype, these are in {activations} and {scales}")
@@ -128,9 +132,12 @@ pub fn select(problem: &Problem, layout: WeightLayout, target: &Target) -> Plan 
 /// The launch on tensor cores, and why; or why not.
 fn tensor_cores(problem: &Problem, target: &Target) -> Result<(Launch, Reason), Reason> {
     let card = target.card.ok_or(Reason::NoTensorCores(target.runtime))?;
-    let Problem { activations, scales, .. } = *problem;
+    let Problem { spec, activations, scales, .. } = *problem;
     if card.capability < marlin::MIN_CAPABILITY {
         return Err(Reason::OldCard { capability: card.capability });
+    }
+    if spec.bits != Bits::Four {
+        return Err(Reason::Bits(spec.bits));
     }
     if activations == ActivationDtype::F32 {
         return Err(Reason::F32Activations);
@@ -209,7 +216,10 @@ mod tests {
         let mixed = Problem { activations: ActivationDtype::BF16, ..problem(1) };
         let pair = Reason::DtypePair { activations: ActivationDtype::BF16, scales: ActivationDtype::F16 };
         let small = Target { card: Some(Card { capability: 80, multiprocessors: 1, shared_limit: 1024 }), ..on(Runtime::Cuda) };
+        let wide = Problem { spec: QuantSpec::int8(GroupSize::G128), ..problem(1) };
         for (problem, target, reason) in [
+            (wide, cuda(90), Reason::Bits(Bits::Eight)),
+            (wide, on(Runtime::Vulkan), Reason::NoTensorCores(Runtime::Vulkan)),
             (f32, cuda(90), Reason::F32Activations),
             (mixed, cuda(90), pair),
             (problem(1), cuda(75), Reason::OldCard { capability: 75 }),
@@ -237,6 +247,8 @@ mod tests {
         let reason = |m, target: &Target| select(&problem(m), WeightLayout::Plain, target).reason.to_string();
         assert!(reason(1, &on(Runtime::Vulkan)).contains("Vulkan"));
         assert!(reason(1, &cuda(75)).contains("the card has 7.5"));
+        let wide = Problem { spec: QuantSpec::int8(GroupSize::G128), ..problem(1) };
+        assert!(select(&wide, WeightLayout::Plain, &cuda(90)).reason.to_string().contains("this one is int8"));
         assert!(reason(17, &Target::flex()).contains("(17)"));
     }
 }

@@ -47,6 +47,16 @@ pub enum LlamaError {
         /// What is wrong.
         source: FormatError,
     },
+    /// A layer of a size that readers of GPTQ files do not take.
+    #[error("`{layer}` has K = {k}, N = {n}; GPTQ files hold multiples of 32: write compressed-tensors, or exclude the layer")]
+    GptqShape {
+        /// The layer's name in the checkpoint.
+        layer: String,
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
+    },
     /// Weights that cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

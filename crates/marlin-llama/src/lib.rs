@@ -2,7 +2,7 @@
 //!
 //! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] says how well
 //!   a text is predicted.
-//! - [`quantize_folder`] makes a folder with 4-bit projections from a float one.
+//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form.
 //! - [`LlamaModel`] is the model itself, one text for float and 4-bit weights; it can be trained, and saved with [`save_float`].
 //!
 //! ```no_run
@@ -32,7 +32,7 @@ pub use folder::{Llama, OpenOptions};
 pub use generate::{GenerateOptions, Generation, StopReason};
 pub use model::{KvCache, LlamaModel, Projection, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
-pub use quantize::{QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
+pub use quantize::{FileFormat, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
 pub use sampling::{Sampler, Sampling, SamplingError};
 pub use save::save_float;
 pub use tokenizer::{TextStream, Tokenizer};

@@ -1,10 +1,10 @@
-//! A float folder to a folder with 4-bit projections.
+//! A float folder to a folder with 4-bit or 8-bit projections.
 
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, TensorSpec, TensorView};
-use marlin_format::{QuantSpec, quantize_rtn};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq};
+use marlin_format::{PlainWeight, QuantSpec, quantize_rtn};
 
 use crate::LlamaError;
 use crate::config::{LlamaConfig, quantization_field, read_json};
@@ -24,9 +24,45 @@ const COPIED_FILES: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// What is quantised.
+/// The form in which a quantised folder is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FileFormat {
+    /// compressed-tensors, pack-quantized: what llm-compressor writes.
+    #[default]
+    CompressedTensors,
+    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer are multiples of 32, as its readers ask.
+    Gptq,
+}
+
+impl FileFormat {
+    /// Whether readers of this form take a layer [K, N].
+    fn check(self, layer: &str, k: usize, n: usize) -> Result<(), LlamaError> {
+        match self {
+            Self::Gptq if !(k.is_multiple_of(32) && n.is_multiple_of(32)) => Err(LlamaError::GptqShape { layer: layer.into(), k, n }),
+            _ => Ok(()),
+        }
+    }
+
+    fn tensor_specs(self, layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
+        match self {
+            Self::CompressedTensors => compressed_tensors::tensor_specs(layer, k, n, spec, false),
+            Self::Gptq => gptq::tensor_specs(layer, k, n, spec),
+        }
+    }
+
+    fn tensors_of(self, layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+        match self {
+            Self::CompressedTensors => compressed_tensors::tensors_of(layer, weight),
+            Self::Gptq => gptq::tensors_of(layer, weight),
+        }
+    }
+}
+
+/// What is quantised, and how it is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QuantizeOptions {
+    /// The form of the files.
+    pub format: FileFormat,
     /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
     /// of the name.
     pub exclude: Vec<String>,
@@ -46,7 +82,7 @@ pub struct QuantizeProgress<'a> {
 /// What a quantisation did.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeReport {
-    /// The layers that are in 4 bits now, as they come in the source.
+    /// The layers that are quantised now, as they come in the source.
     pub quantized: Vec<QuantizedLayer>,
     /// Projections that were excluded.
     pub excluded: Vec<String>,
@@ -75,15 +111,15 @@ enum Plan<'a> {
     Quantize { layer: &'a str, view: TensorView<'a>, k: usize, n: usize },
 }
 
-/// Rounds the projections of a float Hugging Face folder to the nearest 4-bit values, into a new folder in compressed-tensors' pack-quantized
-/// form.
+/// Rounds the projections of a float Hugging Face folder to the nearest values of the spec's bits, into a new folder in the options' form:
+/// compressed-tensors or GPTQ.
 ///
 /// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
 /// One tensor at a time is in memory. The target appears when all of it is written.
 ///
 /// # Errors
 /// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a group size that does not divide a
-/// layer's K, before anything is written; weights that are not finite; a target with something in it.
+/// layer's K, or a layer that readers of the form do not take, before anything is written; weights that are not finite; a target with something in it.
 pub fn quantize_folder(
     source: &Path,
     target: &Path,
@@ -104,18 +140,22 @@ pub fn quantize_folder(
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, &quantization, &mut excluded)?;
+    let plans = plan(&checkpoint, spec, options.format, &quantization, &mut excluded)?;
     let mut writer = CheckpointWriter::create(target)?;
-    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec)).collect();
+    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format)).collect();
     writer.declare(specs)?;
 
     let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
     for (index, plan) in plans.iter().enumerate() {
-        let view = plan.run(spec, &mut writer, &mut report)?;
+        let view = plan.run(spec, options.format, &mut writer, &mut report)?;
         on_progress(QuantizeProgress { tensor: view.name(), done: index + 1, total: plans.len() });
     }
     if let Some(config) = config.as_object_mut() {
-        config.insert("quantization_config".into(), quantization.to_json());
+        let quantization = match options.format {
+            FileFormat::CompressedTensors => quantization.to_json(),
+            FileFormat::Gptq => gptq::quantization_config(spec, false, false, &report.excluded),
+        };
+        config.insert("quantization_config".into(), quantization);
     }
     writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;
     for name in COPIED_FILES {
@@ -133,13 +173,14 @@ pub fn quantize_folder(
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
     spec: &QuantSpec,
+    format: FileFormat,
     quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
     let mut plans = Vec::new();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
-        if name.ends_with(".weight_packed") {
+        if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
             return Err(LlamaError::AlreadyQuantized { path: view.path().into() });
         }
         let layer = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
@@ -150,6 +191,7 @@ fn plan<'a>(
             }
             (Some(layer), &[n, k]) => {
                 spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
+                format.check(layer, k, n)?;
                 plans.push(Plan::Quantize { layer, view, k, n });
             }
             _ => plans.push(Plan::Copy(view)),
@@ -165,14 +207,20 @@ fn is_projection(layer: &str) -> bool {
 }
 
 impl<'a> Plan<'a> {
-    fn specs(&self, spec: &QuantSpec) -> Vec<TensorSpec> {
+    fn specs(&self, spec: &QuantSpec, format: FileFormat) -> Vec<TensorSpec> {
         match self {
             Self::Copy(view) => vec![TensorSpec::new(view.name(), view.dtype(), view.shape())],
-            Self::Quantize { layer, k, n, .. } => compressed_tensors::tensor_specs(layer, *k, *n, spec, false),
+            Self::Quantize { layer, k, n, .. } => format.tensor_specs(layer, *k, *n, spec),
         }
     }
 
-    fn run(&self, spec: &QuantSpec, writer: &mut CheckpointWriter, report: &mut QuantizeReport) -> Result<TensorView<'a>, LlamaError> {
+    fn run(
+        &self,
+        spec: &QuantSpec,
+        format: FileFormat,
+        writer: &mut CheckpointWriter,
+        report: &mut QuantizeReport,
+    ) -> Result<TensorView<'a>, LlamaError> {
         match self {
             Self::Copy(view) => {
                 report.source_bytes += view.bytes().len();
@@ -184,7 +232,7 @@ impl<'a> Plan<'a> {
                 let weight = transposed(&view.to_f32()?, n, k);
                 let plain = quantize_rtn(&weight, k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
                 report.source_bytes += view.bytes().len();
-                for tensor in compressed_tensors::tensors_of(layer, &plain) {
+                for tensor in format.tensors_of(layer, &plain) {
                     report.target_bytes += tensor.bytes.len();
                     writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
                 }

@@ -1,4 +1,4 @@
-//! One call that turns an unmodified Burn model into a W4A16 model.
+//! One call that turns an unmodified Burn model into a W4A16 or W8A16 model.
 
 mod report;
 mod survey;
@@ -14,15 +14,17 @@ use regex::Regex;
 use std::collections::HashMap;
 use survey::{Candidate, survey};
 
-/// Converts a model: every `Linear` that the patterns select gets a 4-bit weight, everything else stays as it is.
+/// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything else stays as it is.
+///
+/// The weight's bits are those of the spec: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`], which makes W8A16 layers.
 ///
 /// The model's type does not change. Each converted weight keeps its place and shape, but the tensor behind it is an expanded zero of one
-/// element; the 4-bit weight is attached to it as a reparameterisation. Call [`install`](crate::install) at the start of the program, so that
-/// on CubeCL devices matmuls read the 4-bit weight directly.
+/// element; the quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at the start of the program, so that
+/// on CubeCL devices matmuls read the packed weight directly.
 ///
 /// Patterns are regular expressions, searched anywhere in a parameter's path (`layers.0.attention.query.weight`).
 ///
-/// - A record of the converted model holds the 4-bit weights. To load it, convert a freshly initialised model the same way first, and load
+/// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, and load
 ///   before its first use.
 /// - Move a model to another *backend* (Flex to CUDA, say) before its first use: later, such a move rewrites every tensor, and the expanded
 ///   zero becomes a full float tensor. Moves between devices of one backend keep it.
@@ -118,7 +120,7 @@ fn compile(patterns: &[String]) -> Result<Vec<Regex>, Error> {
     patterns.iter().map(compile).collect()
 }
 
-/// Attaches the 4-bit weights to the parameters they were made from.
+/// Attaches the quantised weights to the parameters they were made from.
 struct Attach {
     weights: HashMap<ParamId, QuantizedWeight>,
 }

@@ -10,7 +10,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Layers that now have a 4-bit weight.
+    /// Layers that now have a quantised weight.
     pub fn quantized(&self) -> usize {
         self.layers.iter().filter(|layer| matches!(layer.outcome, Outcome::Quantized { .. })).count()
     }
@@ -35,7 +35,7 @@ pub struct LayerReport {
 /// Changed, or left and why.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The layer has a 4-bit weight.
+    /// The layer has a quantised weight.
     Quantized {
         /// Its format.
         spec: QuantSpec,

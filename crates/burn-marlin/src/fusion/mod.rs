@@ -1,4 +1,4 @@
-//! The fusion provider: in models that know nothing of 4 bits, it claims every matmul whose weight is a dequantised W4A16 weight, and launches
+//! The fusion provider: in models that know nothing of quantised weights, it claims every matmul whose weight is a dequantised W4A16 weight, and launches
 //! the W4A16 kernel on the packed weight in their place.
 //!
 //! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.

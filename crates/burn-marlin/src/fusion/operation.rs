@@ -8,7 +8,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::fusion::{CubeFusionHandle, FallbackOperation, FusedOperation};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::stream::Context;
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
 use marlin_kernels::WeightLayout;
 use std::sync::atomic::Ordering;
 
@@ -31,9 +31,15 @@ impl FusedLinear {
         let out_ir = add.as_ref().map_or(&matmul.out, |add| &add.out);
         let out_shape = shape_of(context, out_ir)?;
         let [words, scales, optional @ ..] = dequantize.inputs.as_slice() else { return None };
-        let layout = WeightLayout::of_words(shape_of(context, words)?.try_into().ok()?, k, n)?;
+        // The format, from what a stream still knows of it.
+        let (layout, bits) = WeightLayout::of_words(shape_of(context, words)?.try_into().ok()?, k, n)?;
         let groups = *shape_of(context, scales)?.first()?;
-        let spec = spec_of(layout, k, groups, scales.dtype, optional.iter().any(|input| input.shape.rank() == 2))?;
+        let group = GroupSize::ALL.into_iter().find(|&group| layout.scales(k, 1, group)[0] == groups)?;
+        // Zero points have two dimensions, the row permutation has one.
+        let zero_points = optional.iter().any(|input| input.shape.rank() == 2);
+        // Scales held in f32 come from either dtype; the kernels do not care which.
+        let scale_dtype = if scales.dtype == DType::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
+        let spec = QuantSpec { bits, group, zero_points, scale_dtype };
 
         let words = take(context, words)?;
         let scales = take(context, scales)?;
@@ -41,7 +47,6 @@ impl FusedLinear {
         let mut weight = W4A16Weight { words, scales, zero_points, row_permutation, k, n, spec, layout };
         for input in optional {
             let tensor = OptionalInt::Present(take(context, input)?);
-            // Zero points have two dimensions, the row permutation has one.
             if input.shape.rank() == 2 {
                 weight.zero_points = tensor;
             } else {
@@ -60,14 +65,6 @@ impl FusedLinear {
         FUSED.fetch_add(1, Ordering::Relaxed);
         Some(())
     }
-}
-
-/// The format, from what a stream still knows of it.
-fn spec_of(layout: WeightLayout, k: usize, groups: usize, scales: DType, zero_points: bool) -> Option<QuantSpec> {
-    let group = GroupSize::ALL.into_iter().find(|&group| layout.scales(k, 1, group)[0] == groups)?;
-    // Scales held in f32 come from either dtype; the kernels do not care which.
-    let scale_dtype = if scales == DType::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
-    Some(QuantSpec { bits: Bits::Four, group, zero_points, scale_dtype })
 }
 
 fn shape_of(context: &Context<CubeFusionHandle>, tensor: &TensorIr) -> Option<Vec<usize>> {

@@ -129,9 +129,9 @@ fn launch_relayout(weight: W4A16Weight<CubeBackend>, to: WeightLayout) -> Result
     };
     let zero_points = zero_points.into_option();
     Ok(W4A16Weight {
-        words: repacked(words, to.words(k, n), repack::words)?,
+        words: repacked(words, to.words(k, n, spec.bits), repack::words)?,
         scales: repacked(scales, to.scales(k, n, spec.group), repack::scales)?,
-        zero_points: zero_points.map(|zeros| repacked(zeros, to.zero_points(k, n, spec.group), repack::zero_points)).transpose()?.into(),
+        zero_points: zero_points.map(|zeros| repacked(zeros, to.zero_points(k, n, &spec), repack::zero_points)).transpose()?.into(),
         row_permutation: OptionalInt::Absent,
         k,
         n,

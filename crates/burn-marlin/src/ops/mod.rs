@@ -1,4 +1,4 @@
-//! The W4A16 op as a Burn backend extension: one trait, implemented for every CubeCL runtime, for Flex, and for Autodiff.
+//! The W4A16 op, which serves W8A16 too, as a Burn backend extension: one trait, implemented for every CubeCL runtime, for Flex, and for Autodiff.
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
@@ -69,15 +69,15 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
     }
 }
 
-/// A 4-bit weight [K, N] as tensors of one backend. Shapes are those of its [`WeightLayout`].
+/// A 4-bit or 8-bit weight [K, N] as tensors of one backend. Shapes are those of its [`WeightLayout`].
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub struct W4A16Weight<B: Backend> {
-    /// i32, eight weights a word.
+    /// i32, eight weights a word, of 8 bits four.
     pub words: IntTensor<B>,
     /// In f16 or bf16, or in f32 where the device has no type for the format's.
     pub scales: FloatTensor<B>,
-    /// i32, eight zero points a word. Absent where symmetric.
+    /// i32, as many zero points a word. Absent where symmetric.
     #[extension_type]
     pub zero_points: OptionalInt<B>,
     /// i32 `[K]`: the natural row of each stored row. Absent where rows are in order.
@@ -101,7 +101,7 @@ impl<B: Backend> W4A16Weight<B> {
     }
 }
 
-/// What every backend can do with a 4-bit weight.
+/// What every backend can do with a quantised weight.
 ///
 /// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`W4A16Linear`](crate::W4A16Linear); backends assume them.
 #[backend_extension(
@@ -143,10 +143,10 @@ fn relayout_spec(weight: &W4A16WeightMetadata, layout: &WeightLayout) -> W4A16We
     let W4A16WeightMetadata { words, scales, zero_points, k, n, spec, .. } = weight;
     let spec_of = |shape, tensor: &TensorSpec| TensorSpec::new(Shape::new(shape), tensor.dtype);
     W4A16WeightMetadata {
-        words: spec_of(layout.words(*k, *n), words),
+        words: spec_of(layout.words(*k, *n, spec.bits), words),
         scales: spec_of(layout.scales(*k, *n, spec.group), scales),
         zero_points: match zero_points {
-            OptionalIntMetadata::Present(zeros) => OptionalIntMetadata::Present(spec_of(layout.zero_points(*k, *n, spec.group), zeros)),
+            OptionalIntMetadata::Present(zeros) => OptionalIntMetadata::Present(spec_of(layout.zero_points(*k, *n, spec), zeros)),
             OptionalIntMetadata::Absent => OptionalIntMetadata::Absent,
         },
         row_permutation: OptionalIntMetadata::Absent,

@@ -11,7 +11,7 @@ use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, quantize_rtn};
 use marlin_kernels::{ActivationDtype, Plan, Problem, WeightLayout, layout_for, select};
 use tensors::{WeightTensors, unpack_zero_points};
 
-/// A 4-bit weight [K, N] on a device: the quantised tensor type.
+/// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
 ///
 /// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and `Display`, and none of them ever gets a gradient.
 ///
@@ -20,9 +20,9 @@ use tensors::{WeightTensors, unpack_zero_points};
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
-/// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
+/// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
 /// | scales | [G, N] in the format's dtype, or f32 where the device lacks it |
-/// | zero points | i32 [G, N/8 up], eight a word along N; absent where symmetric |
+/// | zero points | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
 /// | row permutation | i32 `[K]`, act-order; absent where rows are in order |
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
@@ -60,7 +60,7 @@ impl QuantizedWeight {
         layout_for(&self.problem(1, self.activations), &target(device))
     }
 
-    /// Rounds a float weight [K, N] to the nearest 4-bit values, on the host, and puts it on the weight's device, laid out for activations in
+    /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts it on the weight's device, laid out for activations in
     /// the weight's dtype.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl QuantizedWeight {
         let zero_points = match &tensors.zero_points {
             Some(zeros) => {
                 let words = zeros.val().try_into_data().map_err(|error| read_error("zero points", &error))?;
-                Some(unpack_zero_points(&read::<i32>("zero points", words)?, self.n))
+                Some(unpack_zero_points(&read::<i32>("zero points", words)?, self.n, self.spec.bits))
             }
             None => None,
         };

@@ -3,7 +3,7 @@ use crate::ops::{W4A16Backend, W4A16Weight};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use marlin_format::{PlainWeight, Scales};
+use marlin_format::{Bits, PlainWeight, Scales};
 use marlin_kernels::WeightLayout;
 use std::sync::{Arc, OnceLock};
 
@@ -19,18 +19,17 @@ pub(super) struct WeightTensors {
 impl WeightTensors {
     /// A plain weight on a device, its scales in `scale_dtype`.
     pub fn from_plain(plain: &PlainWeight, scale_dtype: DType, device: &Device) -> Self {
-        let (k, n, group, layout) = (plain.k(), plain.n(), plain.spec().group, WeightLayout::Plain);
-        let scale_shape = layout.scales(k, n, group);
+        let (k, n, spec, layout) = (plain.k(), plain.n(), plain.spec(), WeightLayout::Plain);
+        let scale_shape = layout.scales(k, n, spec.group);
         let int = |values: Vec<i32>, shape: [usize; 2]| parameter(Tensor::from_data(TensorData::new(values, shape), (device, DType::I32)));
         let scales = match plain.scales() {
             Scales::F16(values) => TensorData::new(values.clone(), scale_shape),
             Scales::BF16(values) => TensorData::new(values.clone(), scale_shape),
         };
-        let zero_words = |values: &[u8]| -> Vec<i32> { values.chunks(n).flat_map(|row| row.chunks(8).map(pack_zero_points)).collect() };
         Self {
-            words: int(plain.words().iter().map(|&word| word as i32).collect(), layout.words(k, n)),
+            words: int(plain.words().iter().map(|&word| word as i32).collect(), layout.words(k, n, spec.bits)),
             scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
-            zero_points: plain.zero_points().map(|values| int(zero_words(values), layout.zero_points(k, n, group))),
+            zero_points: plain.zero_points().map(|values| int(pack_zero_points(values, n, spec.bits), layout.zero_points(k, n, &spec))),
             row_permutation: plain.row_permutation().map(|rows| {
                 let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
                 parameter(Tensor::from_data(TensorData::new(rows, [k]), (device, DType::I32)))
@@ -91,7 +90,7 @@ impl QuantizedWeight {
             return self.tensors.clone();
         }
         let plain = Arc::new(Plain { weight: self.clone(), tensors: OnceLock::new() });
-        let (k, n, group) = (self.k, self.n, self.spec.group);
+        let Self { k, n, spec, .. } = *self;
         let device = self.device();
         let words = plain.clone();
         let scales = plain.clone();
@@ -102,17 +101,17 @@ impl QuantizedWeight {
                 move |device, _| words.tensors().words.val().to_device(device),
                 device.clone(),
                 false,
-                Shape::new(layout.words(k, n)),
+                Shape::new(layout.words(k, n, spec.bits)),
             ),
             scales: Param::uninitialized(
                 self.tensors.scales.id,
                 move |device, _| scales.tensors().scales.val().to_device(device),
                 device.clone(),
                 false,
-                Shape::new(layout.scales(k, n, group)),
+                Shape::new(layout.scales(k, n, spec.group)),
             ),
             zero_points: self.tensors.zero_points.as_ref().map(|zeros| {
-                let (tile, shape) = (zeros.val(), Shape::new(layout.zero_points(k, n, group)));
+                let (tile, shape) = (zeros.val(), Shape::new(layout.zero_points(k, n, &spec)));
                 let zeros_of = move |plain: &Plain| plain.tensors().zero_points.as_ref().map_or(tile, |zeros| zeros.val());
                 Param::uninitialized(zeros.id, move |device, _| zeros_of(&plain).to_device(device), device, false, shape)
             }),
@@ -133,13 +132,16 @@ impl Plain {
     }
 }
 
-/// Up to eight zero points to one word, the first in the lowest bits.
-fn pack_zero_points(zeros: &[u8]) -> i32 {
-    zeros.iter().enumerate().fold(0u32, |word, (i, &zero)| word | (u32::from(zero & 15) << (4 * i))) as i32
+/// The zero points [G, N] in words [G, N/8 up], of 8 bits [G, N/4 up], the first in the lowest bits.
+fn pack_zero_points(zeros: &[u8], n: usize, bits: Bits) -> Vec<i32> {
+    let word = |zeros: &[u8]| zeros.iter().rev().fold(0u32, |word, &zero| word << bits.count() | u32::from(zero)) as i32;
+    zeros.chunks(n).flat_map(|row| row.chunks(bits.per_word()).map(word)).collect()
 }
 
-/// The zero points [G, N] in words [G, N/8 up].
-pub(super) fn unpack_zero_points(words: &[i32], n: usize) -> Vec<u8> {
-    let row = |words: &[i32]| (0..n).map(|column| (words[column / 8] as u32 >> (4 * (column % 8)) & 15) as u8).collect::<Vec<_>>();
-    words.chunks_exact(n.div_ceil(8)).flat_map(row).collect()
+/// Undoes [`pack_zero_points`].
+pub(super) fn unpack_zero_points(words: &[i32], n: usize, bits: Bits) -> Vec<u8> {
+    let per_word = bits.per_word();
+    let zero = |word: i32, slot: usize| (word as u32 >> (bits.count() * slot)) as u8 & bits.max();
+    let row = |words: &[i32]| (0..n).map(|column| zero(words[column / per_word], column % per_word)).collect::<Vec<_>>();
+    words.chunks_exact(n.div_ceil(per_word)).flat_map(row).collect()
 }

@@ -1,19 +1,24 @@
-use crate::args::QuantizeArgs;
+use crate::args::{FormatName, QuantizeArgs};
 use crate::error::CliError;
 use crate::output;
 use marlin_format::QuantSpec;
-use marlin_llama::{QuantizeOptions, quantize_folder};
+use marlin_llama::{FileFormat, QuantizeOptions, quantize_folder};
 use serde_json::json;
 use std::time::Instant;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
-    let mut spec = QuantSpec::int4(args.group);
+    let mut spec = QuantSpec { bits: args.bits, ..QuantSpec::int4(args.group) };
     if args.zero_points {
         spec = spec.with_zero_points();
     }
     let start = Instant::now();
     let bar = output::progress(0);
-    let report = quantize_folder(&args.dir, &args.out, &spec, &QuantizeOptions { exclude: args.exclude.clone() }, |progress| {
+    let format = match args.format {
+        FormatName::CompressedTensors => FileFormat::CompressedTensors,
+        FormatName::Gptq => FileFormat::Gptq,
+    };
+    let options = QuantizeOptions { format, exclude: args.exclude.clone() };
+    let report = quantize_folder(&args.dir, &args.out, &spec, &options, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.tensor.to_owned());

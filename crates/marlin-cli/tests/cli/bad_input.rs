@@ -242,6 +242,8 @@ fn a_device_that_is_not_there_is_refused_by_name() {
 fn arguments_that_do_not_parse_are_usage_errors() {
     for args in [
         args!["quantize", shipped(), "out", "--group", "g48"],
+        args!["quantize", shipped(), "out", "--bits", "3"],
+        args!["quantize", shipped(), "out", "--format", "awq"],
         args!["logits", shipped(), "--ids", "1,two"],
         args!["kernels", shipped(), "--device", "tpu"],
         args!["generate", shipped()],

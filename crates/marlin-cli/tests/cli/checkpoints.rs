@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, args, command, heldout, read_json, shipped, succeed, succeed_json};
+use crate::support::{Folder, args, command, heldout, read_json, read_safetensors, shipped, succeed, succeed_json};
 
 /// Weights of the tiny model: those of the projections, and the others.
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
@@ -143,6 +143,53 @@ fn every_group_size_with_and_without_zero_points_is_written_and_runs() {
     }
 }
 
+/// Bits per weight are 8, a scale of 16 a group, and a zero point of 8 a group.
+#[test]
+fn eight_bits_are_written_and_run() {
+    let folder = Folder::tiny();
+    for (zero_points, bits_per_weight) in [(false, 8.0 + 16.0 / 64.0), (true, 8.0 + 24.0 / 64.0)] {
+        let target = folder.beside(&format!("int8-{zero_points}"));
+        let mut args = args!["quantize", &folder.source, &target, "--bits", "8", "--group", "g64", "--json"];
+        args.extend(zero_points.then(|| "--zero-points".into()));
+        let report = succeed_json(&args);
+        assert_eq!(report["format"], if zero_points { "int8 g64 zero-points f16" } else { "int8 g64 f16" });
+        let layers = report["quantized"].as_array().unwrap();
+        assert_eq!(layers.len(), 14);
+        assert!(layers.iter().all(|layer| layer["bits_per_weight"] == bits_per_weight), "{report}");
+        let config = read_json(&target.join("config.json"));
+        assert_eq!(config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"], 8);
+        let kernels = succeed_json(&args!["kernels", &target, "--device", "flex", "--rows", "1", "--json"]);
+        let packed = kernels.as_array().unwrap().iter().filter(|row| row["kernel"] != "Burn's matmul").count();
+        assert_eq!(packed, 14, "{kernels}");
+
+        let ids = "1,2,3";
+        let logits = |dir: &std::path::Path| -> Vec<f64> {
+            let result = succeed_json(&args!["logits", dir, "--device", "flex", "--ids", ids]);
+            result["logits"].as_array().unwrap().iter().map(|logit| logit.as_f64().unwrap()).collect()
+        };
+        let (float, int8) = (logits(&folder.source), logits(&target));
+        let difference: f64 = float.iter().zip(&int8).map(|(float, int8)| (float - int8).powi(2)).sum();
+        let norm: f64 = float.iter().map(|float| float.powi(2)).sum();
+        let error = (difference / norm).sqrt();
+        println!("int8, zero points {zero_points}: relative error of the logits {error:.4}");
+        assert!(error > 0.0 && error < 0.03, "{error}");
+    }
+}
+
+#[test]
+fn gptq_files_are_written() {
+    let folder = Folder::tiny();
+    let exclude = "model.layers.0.mlp.down_proj";
+    let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--format", "gptq", "--exclude", exclude, "--json"]);
+    assert_eq!((&report["format"], report["quantized"].as_array().unwrap().len()), (&json!("int4 g128 f16"), 13));
+    let quantization = &read_json(&folder.target.join("config.json"))["quantization_config"];
+    assert_eq!([&quantization["quant_method"], &quantization["checkpoint_format"]], ["gptq", "gptq_v2"]);
+    assert_eq!([&quantization["bits"], &quantization["group_size"]], [4, 128]);
+    let (header, _) = read_safetensors(&folder.target.join("model.safetensors"));
+    assert_eq!(header["model.layers.1.mlp.down_proj.qweight"]["shape"], json!([512 / 8, 256]));
+    assert_eq!(header[format!("{exclude}.weight")]["dtype"], "F16");
+}
+
 #[test]
 fn excluded_layers_stay_as_they_are() {
     let folder = Folder::tiny();
@@ -165,8 +212,10 @@ fn excluded_layers_stay_as_they_are() {
 }
 
 #[test]
-fn four_bits_cost_the_shipped_model_little() {
+fn four_bits_cost_the_shipped_model_little_and_eight_next_to_nothing() {
     let folder = Folder::shipped_quantized();
+    let eight = folder.beside("int8");
+    succeed(&args!["quantize", shipped(), &eight, "--bits", "8"]);
     let measure = |dir: &std::path::Path| {
         let text = heldout();
         let result = succeed_json(&args!["perplexity", dir, "--device", "flex", "--text", &text, "--max-tokens", "2048", "--json"]);
@@ -175,8 +224,9 @@ fn four_bits_cost_the_shipped_model_little() {
         assert!((perplexity.ln() - nll).abs() < 1e-9 && result["seconds"].as_f64().unwrap() > 0.0, "{result}");
         perplexity
     };
-    let (float, quantized) = (measure(&shipped()), measure(&folder.target));
-    println!("perplexity {float} in float, {quantized} in 4 bits");
+    let (float, quantized, eight) = (measure(&shipped()), measure(&folder.target), measure(&eight));
+    println!("perplexity {float} in float, {quantized} in 4 bits, {eight} in 8");
     assert!((3.0..5.0).contains(&float), "{float}");
     assert!(quantized > float && quantized <= 1.08 * float, "{quantized} in 4 bits, {float} in float");
+    assert!((eight / float - 1.0).abs() < 0.005, "{eight} in 8 bits, {float} in float");
 }

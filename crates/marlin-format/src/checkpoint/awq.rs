@@ -17,7 +17,7 @@
 //! Source: AutoAWQ, `awq/modules/linear/gemm.py`.
 
 use super::layer::LayerTensors;
-use super::packed::{plain_words, unpack_columns};
+use super::packed::{FileWords, plain_words, unpack_columns};
 use super::{Checkpoint, CheckpointError};
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
 
@@ -45,7 +45,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     spec.check(k, n).map_err(|source| tensors.invalid(&weight, source))?;
     let groups = spec.group.count(k);
 
-    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.to_scales()?;
+    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
     let zero_points = match tensors.zero_points(ZERO_POINTS, spec)? {
         Some(stored) => {
             let shifts = NIBBLES.map(|nibble| 4 * nibble as u32);
@@ -55,31 +55,50 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     };
 
     let source = weight.words()?;
-    let words = plain_words(k, n, spec.bits, 1, |row, line| {
-        let rows = &source[8 * row * word_columns..];
-        let rows: [&[[u8; 4]]; 8] = std::array::from_fn(|i| rows.get(i * word_columns..(i + 1) * word_columns).unwrap_or_default());
-        for (column, words) in line.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            // Rows past K are missing in the last row of words.
-            let packed = rows.map(|row| row.get(column).map_or(0, |&word| u32::from_le_bytes(word)));
-            let by_nibble = transposed_nibbles(packed);
-            *words = NIBBLES.map(|nibble| by_nibble[nibble]);
-        }
+    // Rows past K, in the last row of words.
+    let no_row = vec![[0; 4]; word_columns];
+    let words = plain_words(k, n, spec.bits, 1, |word_row, line| {
+        let row = |i: usize| source.get((8 * word_row + i) * word_columns..).filter(|row| !row.is_empty()).unwrap_or(&no_row);
+        let rows: [&FileWords; 8] = std::array::from_fn(|i| &row(i)[..word_columns]);
+        let (blocks, rest) = line.as_chunks_mut::<{ 8 * LANES }>();
+        let done = LANES * blocks.len();
+        blocks.iter_mut().enumerate().for_each(|(i, block)| unpack::<LANES>(rows, LANES * i, block));
+        rest.as_chunks_mut::<8>().0.iter_mut().enumerate().for_each(|(i, block)| unpack::<1>(rows, done + i, block));
     });
     let spec = spec.with_scale_dtype(scales.dtype());
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation: None })
         .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word `i`. In three steps, which swap blocks of
-/// 4 x 4, 2 x 2 and single nibbles across the diagonal.
-fn transposed_nibbles(mut words: [u32; 8]) -> [u32; 8] {
-    for (distance, mask) in [(4, 0x0000_ffff), (2, 0x00ff_00ff), (1, 0x0f0f_0f0f)] {
-        let shift = 4 * distance;
-        for i in (0..8).filter(|i| i & distance == 0) {
-            let (low, high) = (words[i], words[i + distance]);
-            words[i] = (low & mask) | ((high & mask) << shift);
-            words[i + distance] = ((low >> shift) & mask) | (high & !mask);
+/// Word columns that are unpacked at a time, side by side: a vector register of every x86-64 and AArch64 CPU.
+const LANES: usize = 4;
+
+/// Word columns `first..first + L` of eight rows to the words of their `8 * L` columns.
+#[inline]
+fn unpack<const L: usize>(rows: [&FileWords; 8], first: usize, columns: &mut [u32]) {
+    let mut words: [[u32; L]; 8] = std::array::from_fn(|i| {
+        let row = &rows[i][first..][..L];
+        std::array::from_fn(|lane| u32::from_le_bytes(row[lane]))
+    });
+    // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word `i`.
+    swap::<4, L>(&mut words, 0x0000_ffff);
+    swap::<2, L>(&mut words, 0x00ff_00ff);
+    swap::<1, L>(&mut words, 0x0f0f_0f0f);
+    for (lane, columns) in columns.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        *columns = NIBBLES.map(|nibble| words[nibble][lane]);
+    }
+}
+
+/// One of the three steps of a transposition, of blocks of `D x D` nibbles: swaps the upper halves (those not in `mask`) of words with the
+/// lower halves of the words `D` after them.
+#[inline]
+fn swap<const D: usize, const L: usize>(words: &mut [[u32; L]; 8], mask: u32) {
+    for block in words.chunks_exact_mut(2 * D) {
+        let (first, second) = block.split_at_mut(D);
+        for (first, second) in first.as_flattened_mut().iter_mut().zip(second.as_flattened_mut()) {
+            let (low, high) = (*first, *second);
+            *first = (low & mask) | ((high & mask) << (4 * D));
+            *second = ((low >> (4 * D)) & mask) | (high & !mask);
         }
     }
-    words
 }

@@ -58,7 +58,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
     let weight = weight.expect_shape(&[k.div_ceil(bits.per_word()), n])?;
     let groups = format.spec.group.count(k);
 
-    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.to_scales()?;
+    let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
     let zero_points = match format.spec.zero_points {
         true => {
             let stored = tensors.get(ZERO_POINTS)?.expect_shape(&[groups, n.div_ceil(bits.per_word())])?;

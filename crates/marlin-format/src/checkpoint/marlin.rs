@@ -14,7 +14,7 @@
 use super::layer::LayerTensors;
 use super::packed::plain_words;
 use super::{Checkpoint, CheckpointError};
-use crate::layout::{MarlinLayout, ScaleLayout, TileTable, load_tile};
+use crate::layout::{MarlinLayout, ScaleLayout, Tile, TileTable};
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 2] = [WEIGHT, SCALES];
@@ -41,7 +41,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     spec.check(k, n).map_err(invalid)?;
 
     let layout = MarlinLayout::new(k, n);
-    let packed_scales = tensors.get(SCALES)?.expect_shape(&[spec.group.count(k), n])?.to_scales()?;
+    let packed_scales = tensors.get(SCALES)?.expect_shape(&[spec.group.count(k), n])?.scales()?;
     let scales = ScaleLayout::new(&layout, spec.group).unpack(&packed_scales).map_err(invalid)?;
 
     let packed = weight.words()?;
@@ -49,7 +49,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let words = plain_words(k, n, spec.bits, 2, |row, block| {
         let tile_row = &packed[row / 2 * columns..][..columns];
         for tile in 0..n / 64 {
-            let words = load_tile::<128>(tile_row, tile);
+            let words = Tile::load::<8>(tile_row, tile);
             for (row, line) in block.chunks_exact_mut(n).enumerate() {
                 line[64 * tile..].iter_mut().zip(table.words(&words, row)).for_each(|(to, from)| *to = from);
             }

@@ -8,8 +8,10 @@ use crate::{Bits, PlainWeight};
 /// Words of a file: little-endian, at any alignment.
 pub(super) type FileWords = [[u8; 4]];
 
-/// Rows and columns of what [`transpose_into`] moves at a time: 16 words are a cache line, so that each line is read and written once.
-pub(super) const TRANSPOSE_TILE: usize = 16;
+/// Rows of a transposed matrix that one call of [`transpose_into`] makes: from each row of the source it reads four cache lines in a run.
+pub(super) const TRANSPOSE_ROWS: usize = 64;
+/// Rows and columns that it moves at a time: 16 words are a cache line, so that each line is read and written once.
+const TILE: usize = 16;
 
 /// Words in [`PlainLayout`], made on all cores in blocks of `rows` rows of words: `fill` gets the index of a block's first row of words and
 /// the block, in which rows lie `columns()` words apart, and writes the first N words of each. What it writes past K is overwritten.
@@ -38,12 +40,23 @@ pub(super) fn from_rows(source: &FileWords, stride: usize, k: usize, n: usize, b
     let Some(permutation) = permutation else {
         return plain_words(k, n, bits, 1, |row, line| line.iter_mut().zip(source_row(row)).for_each(|(to, from)| *to = from));
     };
-    let (per_word, max) = (bits.per_word(), u32::from(bits.max()));
+    match bits {
+        Bits::Four => permuted::<8>(source, stride, k, n, bits, permutation),
+        Bits::Eight => permuted::<4>(source, stride, k, n, bits, permutation),
+    }
+}
+
+/// [`from_rows`] with a permutation, of `V` values to a word.
+fn permuted<const V: usize>(source: &FileWords, stride: usize, k: usize, n: usize, bits: Bits, permutation: &[u32]) -> Vec<u32> {
+    let max = u32::from(bits.max());
     plain_words(k, n, bits, 1, |row, line| {
-        for (slot, &natural) in permutation[row * per_word..].iter().take(per_word).enumerate() {
-            let natural = natural as usize;
-            let (from_shift, to_shift) = (bits.count() * (natural % per_word), bits.count() * slot);
-            line.iter_mut().zip(source_row(natural / per_word)).for_each(|(to, from)| *to |= ((from >> from_shift) & max) << to_shift);
+        // Past K any row does.
+        let natural: [usize; V] = std::array::from_fn(|slot| permutation.get(V * row + slot).map_or(0, |&natural| natural as usize));
+        let rows = natural.map(|natural| &source[natural / V * stride..][..n]);
+        let shifts = natural.map(|natural| bits.count() * (natural % V));
+        for (column, word) in line[..n].iter_mut().enumerate() {
+            let value = |slot: usize| (u32::from_le_bytes(rows[slot][column]) >> shifts[slot]) & max;
+            *word = (0..V).fold(0, |word, slot| word | (value(slot) << (32 / V * slot)));
         }
     })
 }
@@ -70,13 +83,13 @@ pub(super) fn rows_mask(k: usize, row: usize, bits: Bits) -> u32 {
 /// `[rows, columns]` to `[columns, rows]`.
 pub(super) fn transposed<T: Copy + Default + Send + Sync>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     let mut result = vec![T::default(); values.len()];
-    result.par_chunks_mut(TRANSPOSE_TILE * rows).enumerate().for_each(|(block, lines)| {
-        transpose_into(values, [rows, columns], TRANSPOSE_TILE * block, lines, rows, |value| value);
+    result.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
+        transpose_into(values, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |value| value);
     });
     result
 }
 
-/// Columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which lie `stride` apart: at most [`TRANSPOSE_TILE`] of them.
+/// Columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which lie `stride` apart.
 pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     source: &[S],
     [rows, columns]: [usize; 2],
@@ -86,15 +99,21 @@ pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     convert: impl Fn(S) -> T,
 ) {
     let width = lines.len() / stride;
-    for start in (0..rows).step_by(TRANSPOSE_TILE) {
-        let height = TRANSPOSE_TILE.min(rows - start);
-        let mut tile = [[T::default(); TRANSPOSE_TILE]; TRANSPOSE_TILE];
-        for i in 0..height {
-            let line = &source[(start + i) * columns + first..][..width];
-            tile.iter_mut().zip(line).for_each(|(to, &from)| to[i] = convert(from));
-        }
-        for (line, from) in lines.chunks_exact_mut(stride).zip(&tile) {
-            line[start..][..height].copy_from_slice(&from[..height]);
+    for start in (0..rows).step_by(TILE) {
+        for left in (0..width).step_by(TILE) {
+            let (height, width) = (TILE.min(rows - start), TILE.min(width - left));
+            let mut tile = [[T::default(); TILE]; TILE];
+            for (i, to) in tile[..height].iter_mut().enumerate() {
+                let line = &source[(start + i) * columns + first + left..][..width];
+                match <&[S; TILE]>::try_from(line) {
+                    Ok(line) => *to = line.map(&convert),
+                    Err(_) => to.iter_mut().zip(line).for_each(|(to, &from)| *to = convert(from)),
+                }
+            }
+            for (j, line) in lines[left * stride..].chunks_exact_mut(stride).take(width).enumerate() {
+                let column: [T; TILE] = std::array::from_fn(|i| tile[i][j]);
+                line[start..][..height].copy_from_slice(&column[..height]);
+            }
         }
     }
 }

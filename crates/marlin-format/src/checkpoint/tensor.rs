@@ -110,7 +110,7 @@ impl<'a> TensorView<'a> {
     }
 
     /// Scales of an `F16` or `BF16` tensor, or of an `F32` one whose every value either of them holds exactly.
-    pub(super) fn to_scales(&self) -> Result<Scales, CheckpointError> {
+    pub(super) fn scales(&self) -> Result<Scales, CheckpointError> {
         match self.dtype {
             Dtype::F16 => Ok(Scales::F16(self.elements(f16::from_le_bytes))),
             Dtype::BF16 => Ok(Scales::BF16(self.elements(bf16::from_le_bytes))),

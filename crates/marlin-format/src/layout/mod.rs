@@ -24,7 +24,7 @@ pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
 pub use zeros::ZeroLayout;
 
-pub(crate) use tile::{TileTable, load_tile};
+pub(crate) use tile::{Tile, TileTable};
 
 use crate::Bits;
 

@@ -6,39 +6,54 @@ use super::WordIndex;
 pub(crate) const TILE_K: usize = 16;
 pub(crate) const TILE_N: usize = 64;
 
-/// The words of one tile; of 4 bits only the first half.
-type Tile = [u32; 256];
+/// Bytes of a tile of 8-bit values; of 4-bit ones only the first half counts.
+const TILE_BYTES: usize = TILE_K * TILE_N;
+
+/// The words of one tile of `V` values to a word, loaded so that each byte belongs in one byte of
+/// [`PlainLayout`](super::PlainLayout): one 8-bit value, or the 4-bit values of two neighbouring rows of one column.
+pub(crate) struct Tile([u8; TILE_BYTES]);
+
+impl Tile {
+    /// Tile `index` of `words`.
+    pub(crate) fn load<const V: usize>(words: &[[u8; 4]], index: usize) -> Self {
+        let mut tile = [0; TILE_BYTES];
+        let words = &words[index * (TILE_BYTES / V)..][..TILE_BYTES / V];
+        for (to, &from) in tile.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *to = if V == 8 { paired_nibbles(u32::from_le_bytes(from)).to_le_bytes() } else { from };
+        }
+        Self(tile)
+    }
+}
+
+/// Nibbles `i` and `i + 4` of a word in its byte `i`: in a tile two neighbouring rows of one column, as tensor cores take them.
+fn paired_nibbles(word: u32) -> u32 {
+    let spread = |nibbles: u32| {
+        let bytes = (nibbles | (nibbles << 8)) & 0x00ff_00ff;
+        (bytes | (bytes << 4)) & 0x0f0f_0f0f
+    };
+    spread(word & 0xffff) | (spread(word >> 16) << 4)
+}
 
 /// Where the values of a tile of 16 x 64 lie in the tile's words, `V` to a word.
 pub(crate) struct TileTable<const V: usize> {
-    /// `[16 / V, 64, V]`: word, and shift in it.
-    places: Vec<[(u8, u8); V]>,
+    /// `[16 / V, 64]`: for each byte of a word in [`PlainLayout`](super::PlainLayout), which byte of the tile it is.
+    places: Vec<[u16; 4]>,
 }
 
 impl<const V: usize> TileTable<V> {
-    /// From the index function of a layout, which gives every word of its first tile below 256.
+    /// From the index function of a layout. In its words of 4-bit values, rows `2i` and `2i + 1` lie four nibbles apart.
     pub(crate) fn new(index: impl Fn(usize, usize) -> WordIndex) -> Self {
         let place = |row, column| {
             let index = index(row, column);
-            (index.word as u8, index.shift() as u8)
+            (4 * index.word + index.slot) as u16
         };
         let places = (0..TILE_K / V).flat_map(|row| (0..TILE_N).map(move |column| (row, column)));
-        Self { places: places.map(|(row, column)| std::array::from_fn(|slot| place(V * row + slot, column))).collect() }
+        Self { places: places.map(|(row, column)| std::array::from_fn(|byte| place(V * row + V / 4 * byte, column))).collect() }
     }
 
     /// Row `row` of the tile's words in [`PlainLayout`](super::PlainLayout): its rows `V * row..` in all 64 columns.
     pub(crate) fn words<'a>(&'a self, tile: &'a Tile, row: usize) -> impl Iterator<Item = u32> + 'a {
-        let (bits, max) = (32 / V, u32::MAX >> (32 - 32 / V));
-        let gather = move |places: &[(u8, u8); V]| {
-            places.iter().rev().fold(0, |word, &(from, shift)| (word << bits) | ((tile[usize::from(from)] >> shift) & max))
-        };
-        self.places[row * TILE_N..][..TILE_N].iter().map(gather)
+        let byte = |place: u16| tile.0[usize::from(place) % TILE_BYTES];
+        self.places[row * TILE_N..][..TILE_N].iter().map(move |places| u32::from_le_bytes(places.map(byte)))
     }
-}
-
-/// The `N` words of tile `index` in `words`.
-pub(crate) fn load_tile<const N: usize>(words: &[[u8; 4]], index: usize) -> Tile {
-    let mut tile = [0; 256];
-    tile.iter_mut().zip(&words[index * N..][..N]).for_each(|(to, &from)| *to = u32::from_le_bytes(from));
-    tile
 }

@@ -14,7 +14,7 @@ fn interleaved(values: &[u8], n: usize) -> Vec<u8> {
     words(&packed(&reordered, n, Bits::Four))
 }
 
-fn published(weight: &PlainWeight) -> Vec<TensorData> {
+pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
     let mut tensors = vec![

@@ -1,6 +1,6 @@
 use marlin_format::checkpoint::ConfigError;
 use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
-use marlin_format::{Bits, FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn a_published_config() {
 
 #[test]
 fn configs_come_back() {
-    for spec in all_specs().filter(|spec| spec.bits == Bits::Four) {
+    for spec in all_specs() {
         for act_order in [false, true] {
             let ignore = vec!["lm_head".to_string(), "re:vision.*".to_string()];
             let config = QuantizationConfig::new(spec, ignore.clone()).unwrap().with_act_order(act_order);
@@ -108,6 +108,9 @@ fn variants_are_read() {
     for (order, act_order) in [("group", true), ("weight", false), ("static", false), ("dynamic", true)] {
         assert_eq!(read(&weights("actorder"), Some(order.into())).act_order(), act_order);
     }
+    for (num_bits, spec) in [(4, QuantSpec::int4(GroupSize::G128)), (8, QuantSpec::int8(GroupSize::G128))] {
+        assert_eq!(read(&weights("num_bits"), Some(num_bits.into())).spec(), spec);
+    }
     assert!(read(&weights("symmetric"), None).spec() == QuantSpec::int4(GroupSize::G128));
     assert!(read("/ignore", None).ignore().is_empty());
     let same = published()["config_groups"]["group_0"].clone();
@@ -121,7 +124,7 @@ fn variants_are_read() {
 #[test]
 fn other_formats_are_refused_by_name() {
     let group = "/config_groups/group_0";
-    let unsupported: [(&str, Value); 22] = [
+    let unsupported: [(&str, Value); 24] = [
         ("/quant_method", json!("gptq")),
         ("/format", json!("marlin-24")),
         ("/format", json!("nvfp4-pack-quantized")),
@@ -136,7 +139,9 @@ fn other_formats_are_refused_by_name() {
         ("/config_groups/group_0/input_activations", json!({ "num_bits": 8 })),
         ("/config_groups/group_0/output_activations", json!({ "num_bits": 8 })),
         ("/config_groups/group_0/weights", json!(4)),
-        ("/config_groups/group_0/weights/num_bits", json!(8)),
+        ("/config_groups/group_0/weights/num_bits", json!(3)),
+        ("/config_groups/group_0/weights/num_bits", json!(4.0)),
+        ("/config_groups/group_0/weights/num_bits", json!("8")),
         ("/config_groups/group_0/weights/type", json!("float")),
         ("/config_groups/group_0/weights/dynamic", json!(true)),
         ("/config_groups/group_0/weights/symmetric", json!("yes")),

@@ -23,7 +23,7 @@ fn read(tensors: &[TensorData], format: &LayerFormat) -> Result<PlainWeight, Che
 }
 
 /// What GPTQModel writes, value by value: `qweight` along K, `qzeros` along N with `stored` for each zero point.
-fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorData> {
+pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let (bits, groups) = (spec.bits, spec.group.count(k));
     let (values, per_word) = (natural_values(weight), spec.bits.per_word());

@@ -16,4 +16,5 @@ mod marlin_files;
 mod plain;
 mod quantization;
 mod quantize;
+mod read_layer;
 mod spec;

@@ -12,7 +12,7 @@ use crate::common::{LAYER, cases, checkpoint, message, natural_values, packed, r
 const NAMES: [Marlin24Names; 2] = [Marlin24Names::CompressedTensors, Marlin24Names::Gptq];
 
 /// A weight in which two of every four rows are zero, at random; sometimes more.
-fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
+pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
     let weight = random_weight(rng, k, n, spec, false);
     let layout = weight.layout();
     let mut parts = weight.into_parts();
@@ -29,7 +29,7 @@ fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> Plain
 }
 
 /// The published packers, step by step as their Python states them.
-fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> {
+pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let (bits, zero) = (spec.bits, spec.bits.midpoint());
     let values = natural_values(weight);

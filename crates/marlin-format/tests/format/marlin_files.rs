@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use crate::common::{LAYER, any_int4_problem, cases, checkpoint, message, random_weight, rng, tensor, words};
 
 /// In the layouts that `layouts.rs` compares with the published packer.
-fn published(weight: &PlainWeight) -> Vec<TensorData> {
+pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let layout = MarlinLayout::new(k, n);
     let scales = ScaleLayout::new(&layout, spec.group).pack(weight.scales()).unwrap();

@@ -1,4 +1,5 @@
 use cubecl::prelude::*;
+use marlin_format::Bits;
 
 /// Lengths of a problem as the kernels see them, all in elements.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -15,16 +16,24 @@ pub(super) struct Lengths {
     pub group: usize,
 }
 
-/// The zero point of a group and column: 8 where the format is symmetric.
+/// Value `slot` of a packed word.
 #[cube]
-fn zero_point(zero_points: &ComptimeOption<&[u32]>, group: usize, column: usize, lengths: &Lengths) -> f32 {
+fn unpack(word: u32, slot: usize, #[comptime] bits: Bits) -> f32 {
+    let shift = u32::cast_from(slot * comptime!(bits.count()));
+    f32::cast_from((word >> shift) & comptime!(u32::from(bits.max())))
+}
+
+/// The zero point of a group and column: the midpoint where the format is symmetric.
+#[cube]
+fn zero_point(zero_points: &ComptimeOption<&[u32]>, group: usize, column: usize, lengths: &Lengths, #[comptime] bits: Bits) -> f32 {
     #[comptime]
     match zero_points {
         ComptimeOption::Some(words) => {
-            let word = words[group * (lengths.columns / 8) + column / 8];
-            f32::cast_from((word >> u32::cast_from(4 * (column % 8))) & 15u32)
+            let per_word = comptime!(bits.per_word());
+            let word = words[group * lengths.n.div_ceil(per_word) + column / per_word];
+            unpack(word, column % per_word, bits)
         }
-        ComptimeOption::None => 8.0f32.runtime(),
+        ComptimeOption::None => comptime!(f32::from(bits.midpoint())).runtime(),
     }
 }
 
@@ -40,7 +49,7 @@ fn natural_row(row_permutation: &ComptimeOption<&[u32]>, row: usize) -> usize {
 
 /// out[m, n] = sum over k of x[m, k] * (q[k, n] - z[g, n]) * s[g, n] + bias[n].
 ///
-/// One unit computes `rows` rows of one column, so that a word of eight weights is unpacked once for all of them. Units of neighbouring
+/// One unit computes `rows` rows of one column, so that a word of weights is unpacked once for all of them. Units of neighbouring
 /// columns are neighbours.
 #[cube(launch)]
 pub(super) fn matmul<F: Float, S: Float>(
@@ -52,6 +61,7 @@ pub(super) fn matmul<F: Float, S: Float>(
     bias: ComptimeOption<&[F]>,
     out: &mut [F],
     lengths: Lengths,
+    #[comptime] bits: Bits,
     #[comptime] rows: usize,
     #[define(F)] _activation_dtype: ElemType,
     #[define(S)] _scale_dtype: ElemType,
@@ -71,6 +81,7 @@ pub(super) fn matmul<F: Float, S: Float>(
         sum[r] = 0.0;
     }
 
+    let per_word = comptime!(bits.per_word());
     let groups = lengths.k.div_ceil(lengths.group);
     for g in 0..groups {
         let mut partial = Array::<f32>::new(rows);
@@ -78,16 +89,16 @@ pub(super) fn matmul<F: Float, S: Float>(
         for r in 0..rows {
             partial[r] = 0.0;
         }
-        let zero = zero_point(&zero_points, g, column, &lengths);
+        let zero = zero_point(&zero_points, g, column, &lengths, bits);
         let end = min((g + 1) * lengths.group, lengths.k);
-        for word_row in (g * lengths.group) / 8..end.div_ceil(8) {
+        for word_row in (g * lengths.group) / per_word..end.div_ceil(per_word) {
             let word = words[word_row * lengths.columns + column];
             #[unroll]
-            for i in 0..8usize {
-                let row = word_row * 8 + i;
+            for i in 0..per_word {
+                let row = word_row * per_word + i;
                 // Only the last word of a column can hold padding.
                 if row < lengths.k {
-                    let weight = f32::cast_from((word >> comptime!(4 * i as u32)) & 15u32) - zero;
+                    let weight = unpack(word, i, bits) - zero;
                     let feature = natural_row(&row_permutation, row);
                     #[unroll]
                     for r in 0..rows {
@@ -125,6 +136,7 @@ pub(super) fn dequantize<F: Float, S: Float>(
     row_permutation: ComptimeOption<&[u32]>,
     out: &mut [F],
     lengths: Lengths,
+    #[comptime] bits: Bits,
     #[define(F)] _activation_dtype: ElemType,
     #[define(S)] _scale_dtype: ElemType,
 ) {
@@ -134,9 +146,9 @@ pub(super) fn dequantize<F: Float, S: Float>(
     let row = ABSOLUTE_POS / lengths.n;
     let column = ABSOLUTE_POS % lengths.n;
     let group = row / lengths.group;
-    let word = words[(row / 8) * lengths.columns + column];
-    let q = f32::cast_from((word >> u32::cast_from(4 * (row % 8))) & 15u32);
-    let zero = zero_point(&zero_points, group, column, &lengths);
+    let per_word = comptime!(bits.per_word());
+    let q = unpack(words[(row / per_word) * lengths.columns + column], row % per_word, bits);
+    let zero = zero_point(&zero_points, group, column, &lengths, bits);
     let scale = f32::cast_from(scales[group * lengths.n + column]);
     out[natural_row(&row_permutation, row) * lengths.n + column] = F::cast_from((q - zero) * scale);
 }

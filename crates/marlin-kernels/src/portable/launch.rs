@@ -9,11 +9,11 @@ use marlin_format::layout::PlainLayout;
 
 /// A weight on a device, in the plain layout.
 pub struct WeightArgs {
-    /// u32 or i32 [K/8 up, N up to a multiple of 8]: [`PlainLayout`].
+    /// u32 or i32 [K/8 up (of 8 bits K/4 up), N up to a multiple of 8]: [`PlainLayout`].
     pub words: BufferArg,
     /// [G, N] in the problem's scale dtype.
     pub scales: BufferArg,
-    /// u32 or i32 [G, N/8 up], eight zero points a word along N; absent where symmetric.
+    /// u32 or i32 [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where symmetric.
     pub zero_points: Option<BufferArg>,
     /// u32 or i32 `[K]`: the natural row of each stored row; absent where rows are in order.
     pub row_permutation: Option<BufferArg>,
@@ -39,7 +39,7 @@ pub struct DequantizeArgs {
     pub out: BufferArg,
 }
 
-/// Multiplies activations with a 4-bit weight, `rows` rows a unit (1 to 8; what [`crate::select`] says).
+/// Multiplies activations with a packed weight, `rows` rows a unit (1 to 8; what [`crate::select`] says).
 ///
 /// # Errors
 /// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the device lacks.
@@ -68,6 +68,7 @@ pub fn matmul(client: &Client, problem: &Problem, rows: usize, args: MatmulArgs)
         args.bias.into(),
         args.out,
         lengths,
+        problem.spec.bits,
         rows,
         problem.activations.elem(),
         problem.scales.elem(),
@@ -94,6 +95,7 @@ pub fn dequantize(client: &Client, problem: &Problem, args: DequantizeArgs) -> R
         args.weight.row_permutation.into(),
         args.out,
         lengths,
+        problem.spec.bits,
         problem.activations.elem(),
         problem.scales.elem(),
     );

@@ -3,14 +3,15 @@ use crate::{KernelError, Problem, WeightLayout, marlin};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_format::Bits;
 
 /// Words of a weight from the other layout to `to`.
 ///
 /// # Errors
-/// A buffer of the wrong length, or a weight past what 32-bit indices reach.
+/// A buffer of the wrong length, a weight past what 32-bit indices reach, or one of 8 bits, which the tile layout does not hold.
 pub fn words(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let Problem { k, n, .. } = *problem;
-    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.words(k, n));
+    let Problem { k, n, spec, .. } = *problem;
+    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.words(k, n, spec.bits));
     expect(problem, to, "words", [plain, tile], &source, &out)?;
     let (count, dim) = elementwise(client, out.len());
     let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
@@ -41,7 +42,7 @@ pub fn scales(client: &Client, problem: &Problem, to: WeightLayout, source: Buff
 /// As [`words`].
 pub fn zero_points(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
     let Problem { k, n, spec, .. } = *problem;
-    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.zero_points(k, n, spec.group));
+    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.zero_points(k, n, &spec));
     expect(problem, to, "zero points", [plain, tile], &source, &out)?;
     let (count, dim) = elementwise(client, out.len());
     let [from, to] = ends(to, plain, tile).map(|[_, words]| words as u32);
@@ -57,7 +58,7 @@ fn ends(to: WeightLayout, plain: [usize; 2], tile: [usize; 2]) -> [[usize; 2]; 2
     }
 }
 
-/// Checks lengths against the shapes in both layouts, and the problem against 32-bit indices.
+/// Checks lengths against the shapes in both layouts, the problem against 32-bit indices and its width against the tile layout.
 fn expect(
     problem: &Problem,
     to: WeightLayout,
@@ -67,6 +68,9 @@ fn expect(
     out: &BufferArg,
 ) -> Result<(), KernelError> {
     problem.expect_addressable()?;
+    if problem.spec.bits != Bits::Four {
+        return Err(KernelError::TileBits { bits: problem.spec.bits });
+    }
     let [from, to] = ends(to, plain, tile).map(|[rows, columns]| rows * columns);
     problem.expect_length(operand, from, source.len())?;
     problem.expect_length(operand, to, out.len())

@@ -4,18 +4,20 @@ use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ConfigError;
-use crate::{GroupSize, QuantSpec};
+use crate::{Bits, GroupSize, QuantSpec};
 
 const METHOD: &str = "compressed-tensors";
 const FORMAT: &str = "pack-quantized";
 /// The class of layers that is quantised, by its name in PyTorch.
 const TARGET: &str = "Linear";
+/// The widths that are read.
+const BITS: &str = "4 or 8";
 /// What an entry of `ignore` starts with that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
 
 /// How a checkpoint's linear layers are quantised, and which of them are not.
 ///
-/// What is read: `quant_method` compressed-tensors, `format` pack-quantized, 4-bit integers, symmetric or not, `strategy` group (32, 64,
+/// What is read: `quant_method` compressed-tensors, `format` pack-quantized, integers of 4 or 8 bits, symmetric or not, `strategy` group (32, 64,
 /// 128) or channel, one way for every layer of class `Linear` outside `ignore`. A `kv_cache_scheme` concerns no weight and is left alone.
 /// Everything else is refused with the field and what it holds.
 #[derive(Debug, Clone)]
@@ -81,7 +83,7 @@ impl QuantizationConfig {
                 "group_0": {
                     "targets": [TARGET],
                     "weights": {
-                        "num_bits": 4,
+                        "num_bits": self.spec.bits,
                         "type": "int",
                         "symmetric": !self.spec.zero_points,
                         "strategy": strategy,
@@ -148,7 +150,9 @@ fn parse_group(group: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> {
     }
 
     let weights = Fields::new(group.required("weights", "an object")?, group.path("weights"), "an object")?;
-    weights.expect("num_bits", &4.into(), "4")?;
+    let num_bits = weights.required("num_bits", BITS)?;
+    let bits = num_bits.as_i64().and_then(|bits| Bits::try_from(bits).ok());
+    let bits = bits.ok_or_else(|| weights.unsupported("num_bits", BITS, num_bits))?;
     if weights.optional("type").is_some() {
         weights.expect("type", &"int".into(), "`int`")?;
     }
@@ -169,7 +173,7 @@ fn parse_group(group: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> {
         Some(found) => return Err(weights.unsupported("actorder", "`group`, `weight` or null", found)),
     };
 
-    let spec = QuantSpec::int4(parse_group_size(&weights)?);
+    let spec = QuantSpec { bits, ..QuantSpec::int4(parse_group_size(&weights)?) };
     Ok((if symmetric { spec } else { spec.with_zero_points() }, act_order))
 }
 

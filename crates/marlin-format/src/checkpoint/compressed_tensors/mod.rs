@@ -23,7 +23,7 @@ use rayon::prelude::*;
 
 use super::layer::LayerTensors;
 use super::packed::{
-    FileWords, TRANSPOSE_TILE, ascending, from_rows, natural_words, pack_columns, plain_words, rows_mask, transpose_into, transposed,
+    FileWords, TRANSPOSE_ROWS, ascending, from_rows, natural_words, pack_columns, plain_words, rows_mask, transpose_into, transposed,
     unpack_columns,
 };
 use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
@@ -66,7 +66,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let groups = spec.group.count(k);
     weight.expect_shape(&[n, k.div_ceil(bits.per_word())])?;
 
-    let scales = match tensors.get(SCALE)?.expect_shape(&[n, groups])?.to_scales()? {
+    let scales = match tensors.get(SCALE)?.expect_shape(&[n, groups])?.scales()? {
         Scales::F16(values) => Scales::F16(transposed(&values, n, groups)),
         Scales::BF16(values) => Scales::BF16(transposed(&values, n, groups)),
     };
@@ -140,7 +140,7 @@ fn name(layer: &str, tensor: &str) -> String {
 fn unpack_words(packed: &FileWords, k: usize, n: usize, bits: Bits, permutation: Option<&[u32]>) -> Vec<u32> {
     let layout = PlainLayout::new(k, n, bits);
     // Both hold a run of rows of K in a word: only the words are transposed.
-    let words = plain_words(k, n, bits, TRANSPOSE_TILE, |row, block| {
+    let words = plain_words(k, n, bits, TRANSPOSE_ROWS, |row, block| {
         transpose_into(packed, [n, layout.rows()], row, block, layout.columns(), u32::from_le_bytes);
     });
     match permutation {
@@ -156,8 +156,8 @@ fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let words = natural_words(weight);
     let last_mask = rows_mask(weight.k(), rows - 1, weight.spec().bits);
     let mut packed = vec![0u32; n * rows];
-    packed.par_chunks_mut(TRANSPOSE_TILE * rows).enumerate().for_each(|(block, lines)| {
-        transpose_into(&words, [rows, columns], TRANSPOSE_TILE * block, lines, rows, |word| word);
+    packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
+        transpose_into(&words, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |word| word);
         lines.iter_mut().skip(rows - 1).step_by(rows).for_each(|word| *word &= last_mask);
     });
     packed

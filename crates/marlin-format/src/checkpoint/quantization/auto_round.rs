@@ -3,7 +3,7 @@
 //! | field | means |
 //! |---|---|
 //! | `bits`, `group_size`, `sym` | as GPTQ's; `sym` where absent: true |
-//! | `packing_format` | `auto_round:auto_gptq` (where absent): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
+//! | `packing_format` | `auto_round:auto_gptq` (where absent, if symmetric): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
 //! | `extra_config` | overrides by layer or pattern; 16 bits and more are not quantised. A layer's own entry counts before patterns |
 //! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; what lies elsewhere is not quantised |
 //!
@@ -13,7 +13,7 @@
 
 use super::json::{Fields, Json};
 use super::pattern::{Pattern, is_pattern};
-use super::rules::{Rule, Selector};
+use super::rules::{Rule, Selector, outside_blocks_rule};
 use super::spec;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
 
@@ -40,22 +40,10 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
     }
     let mut rules = named;
     rules.push(Rule { selector: Selector::OutputHead, format: LayerFormat::Float });
-    if let Some(blocks) = blocks(root)? {
-        rules.push(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float });
-    }
+    rules.extend(outside_blocks_rule(root, &["block_name_to_quantize", "to_quant_block_names", "quant_block_list"])?);
     rules.append(&mut matched);
     rules.push(Rule { selector: Selector::Any, format: layer_format(root)? });
     Ok(rules)
-}
-
-/// The names of the blocks that are quantised, or `None` for all.
-fn blocks(root: &Fields<'_>) -> Result<Option<Vec<String>>, ConfigError> {
-    let Some((name, found)) = root.first(&["block_name_to_quantize", "to_quant_block_names", "quant_block_list"]) else { return Ok(None) };
-    let blocks = match found {
-        Json::String(names) => names.split(',').map(str::trim).collect(),
-        _ => root.strings(name)?.unwrap_or_default(),
-    };
-    Ok(Some(blocks.into_iter().map(String::from).collect()))
 }
 
 fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
@@ -72,6 +60,8 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     let symmetric = fields.boolean("sym")?.unwrap_or(true);
     let spec = spec::spec(spec::bits(fields, &["bits"])?, spec::group_size(fields, &["group_size"])?, symmetric);
     let version = match fields.text("packing_format")? {
+        // Of symmetric weights, versions 1 and 2 say the same.
+        None if !symmetric => return Err(fields.missing("packing_format", PACKINGS)),
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,
         Some("auto_round:auto_awq" | "auto_round:awq") => {

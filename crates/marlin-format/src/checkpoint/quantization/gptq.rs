@@ -10,7 +10,7 @@
 //! | `version`, or else `format` | AWQ | `gemm` (where absent) |
 //! | `lm_head` | both | whether the output head is quantised (where absent: false) |
 //! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
-//! | `block_name_to_quantize` | GPTQ | the name before the number of a block: what lies elsewhere is not quantised |
+//! | `block_name_to_quantize` | GPTQ | names of blocks or of what holds them, as a list or separated by commas: what lies elsewhere is not quantised |
 //! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
 //! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
 //!
@@ -19,7 +19,7 @@
 
 use super::json::{Fields, Json};
 use super::pattern::{Pattern, is_pattern};
-use super::rules::{Rule, Selector};
+use super::rules::{Rule, Selector, outside_blocks_rule};
 use super::spec;
 use crate::Bits;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat, Marlin24Names};
@@ -28,9 +28,7 @@ use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat, Marli
 pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
-    if let Some(block) = root.text("block_name_to_quantize")? {
-        rules.push(Rule { selector: Selector::OutsideBlocks(vec![block.into()]), format: LayerFormat::Float });
-    }
+    rules.extend(outside_blocks_rule(root, &["block_name_to_quantize"])?);
     if let Some(modules) = root.strings("modules_in_block_to_quantize")?.filter(|modules| !modules.is_empty()) {
         let modules = modules.into_iter().map(String::from).collect();
         rules.push(Rule { selector: Selector::OutsideModules(modules), format: LayerFormat::Float });

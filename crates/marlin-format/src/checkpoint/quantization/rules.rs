@@ -1,5 +1,6 @@
 //! What every config comes down to: rules, of which the first that selects a layer counts.
 
+use super::json::{Fields, Json};
 use super::pattern::Pattern;
 use crate::checkpoint::{ConfigError, LayerFormat};
 
@@ -41,6 +42,17 @@ impl Selector {
             Self::Any => true,
         })
     }
+}
+
+/// The rule for what lies outside of the blocks that one of these fields names, in a list or separated by commas.
+pub(super) fn outside_blocks_rule(root: &Fields<'_>, fields: &[&str]) -> Result<Option<Rule>, ConfigError> {
+    let Some((name, found)) = root.first(fields) else { return Ok(None) };
+    let blocks = match found {
+        Json::String(names) => names.split(',').map(str::trim).collect(),
+        _ => root.strings(name)?.unwrap_or_default(),
+    };
+    let blocks = blocks.into_iter().map(String::from).collect();
+    Ok(Some(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float }))
 }
 
 fn is_output_head(layer: &str) -> bool {

@@ -95,5 +95,9 @@ fn what_is_not_read_is_refused_by_name() {
         &changed(&published(), json!({ "group_size": null })),
         "the quantization config has no `group_size`; expected -1, 32, 64 or 128",
     );
+    expect_refused(
+        &changed(&published(), json!({ "packing_format": null, "sym": false })),
+        &format!("the quantization config has no `packing_format`; expected {PACKINGS}"),
+    );
     expect_refused(&changed(&published(), json!({ "bits": null })), "the quantization config has no `bits`; expected 4 or 8");
 }

@@ -164,7 +164,7 @@ fn what_is_not_read_is_refused_by_name() {
     refused(json!({ "dynamic": ["-:.*"] }), "dynamic", "[\"-:.*\"]", "an object");
     refused(json!({ "dynamic": { "+:.*up": true } }), "dynamic.+:.*up", "true", "an object");
     refused(json!({ "dynamic": { ".*up": { "bits": 2 } } }), "dynamic..*up.bits", "2", "4 or 8");
-    refused(json!({ "block_name_to_quantize": ["a"] }), "block_name_to_quantize", "[\"a\"]", "a string");
+    refused(json!({ "block_name_to_quantize": { "a": 1 } }), "block_name_to_quantize", "{\"a\":1}", "a list of strings");
     refused(json!({ "modules_in_block_to_quantize": "a" }), "modules_in_block_to_quantize", "\"a\"", "a list of strings");
     refused(json!({ "modules_in_block_to_quantize": [["a"], 1] }), "modules_in_block_to_quantize", "[[\"a\"],1]", "a list of strings");
     refused(

@@ -1,0 +1,110 @@
+//! All formats through one door.
+
+use marlin_format::checkpoint::{
+    CheckpointError, Dtype, GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat, TensorData, compressed_tensors,
+    read_layer,
+};
+use marlin_format::{Bits, GroupSize, QuantSpec};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, RngExt};
+
+use crate::common::{LAYER, all_specs, checkpoint, message, random_weight, rng};
+use crate::{awq, gptq, marlin_files, marlin24};
+
+/// The same format of another spec.
+fn with_spec(format: LayerFormat, spec: QuantSpec) -> LayerFormat {
+    match format {
+        LayerFormat::Gptq(format) => LayerFormat::Gptq(GptqFormat { spec, ..format }),
+        LayerFormat::Awq(_) => LayerFormat::Awq(spec),
+        LayerFormat::PackQuantized(format) => LayerFormat::PackQuantized(PackQuantizedFormat { spec, ..format }),
+        LayerFormat::Marlin(_) => LayerFormat::Marlin(spec),
+        LayerFormat::Marlin24(_, names) => LayerFormat::Marlin24(spec, names),
+        other => other,
+    }
+}
+
+/// A layer in every format, of 4 and 8 bits where it has both.
+fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
+    let mut samples = Vec::new();
+    let group = GroupSize::G32;
+    for bits in Bits::ALL {
+        for zero_points in [false, true] {
+            let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group) };
+            let weight = random_weight(rng, 96, 20, spec, true);
+            for version in [GptqVersion::V1, GptqVersion::V2] {
+                let format = LayerFormat::Gptq(GptqFormat { spec, version, act_order: true });
+                // 1 to 14: what both versions hold.
+                samples.push((format, gptq::published(&weight, |zero_point| zero_point.clamp(1, 14))));
+            }
+            let format = LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order: true });
+            samples.push((format, compressed_tensors::tensors_of(LAYER, &weight)));
+        }
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
+        for names in [Marlin24Names::CompressedTensors, Marlin24Names::Gptq] {
+            let weight = marlin24::sparse_weight(rng, 384, 64, spec);
+            samples.push((LayerFormat::Marlin24(spec, names), marlin24::published(&weight, names)));
+        }
+    }
+    let spec = QuantSpec::int4(group);
+    samples.push((LayerFormat::Marlin(spec), marlin_files::published(&random_weight(rng, 96, 64, spec, false))));
+    for spec in [spec, spec.with_zero_points()] {
+        samples.push((LayerFormat::Awq(spec), awq::published(&random_weight(rng, 96, 24, spec, false))));
+    }
+    samples
+}
+
+/// One thing wrong, or another.
+fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorData>) {
+    let at = rng.random_range(0..tensors.len());
+    let TensorData { spec, bytes } = &mut tensors[at];
+    match rng.random_range(0..5) {
+        0 => drop(tensors.remove(at)),
+        1 => *format = with_spec(*format, *all_specs().collect::<Vec<_>>().choose(rng).unwrap()),
+        2 if !bytes.is_empty() => {
+            let start = rng.random_range(0..bytes.len());
+            let end = rng.random_range(start..=bytes.len());
+            rng.fill_bytes(&mut bytes[start..end]);
+        }
+        _ => {
+            match rng.random_range(0..4) {
+                0 => spec.dtype = *[Dtype::I32, Dtype::I16, Dtype::I64, Dtype::F16, Dtype::BF16, Dtype::F32].choose(rng).unwrap(),
+                1 => spec.shape.push(rng.random_range(0..3)),
+                2 => drop(spec.shape.pop()),
+                _ => spec.shape.iter_mut().for_each(|extent| *extent = rng.random_range(0..=2 * *extent)),
+            }
+            bytes.resize(spec.shape.iter().product::<usize>() * spec.dtype.bitsize() / 8, 0x5a);
+        }
+    }
+}
+
+/// Whatever is wrong with a layer, reading it is an error that names it, or a weight that holds together; never a panic.
+#[test]
+fn mutated_layers_never_panic() {
+    let rng = &mut rng();
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..30 {
+        for (mut format, mut tensors) in samples(rng) {
+            {
+                let (_folder, checkpoint) = checkpoint(&tensors);
+                read_layer(&checkpoint, LAYER, &format).unwrap_or_else(|error| panic!("{format}: {}", message(&error)));
+            }
+            for _ in 0..rng.random_range(1..3) {
+                mutate(rng, &mut format, &mut tensors);
+            }
+            let (_folder, checkpoint) = checkpoint(&tensors);
+            match read_layer(&checkpoint, LAYER, &format) {
+                Ok(weight) => {
+                    read += 1;
+                    assert_eq!(weight.dequantize().len(), weight.k() * weight.n());
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert!(!matches!(error, CheckpointError::Io { .. }), "{error}");
+                    assert!(message(&error).contains(LAYER), "{format}: {}", message(&error));
+                }
+            }
+        }
+    }
+    assert!(read > 0 && refused > 0, "{read} read, {refused} refused");
+}
