@@ -270,9 +270,11 @@ fn f32_scales_must_be_exact() {
         tensors[2] = tensor("scales", Dtype::F32, &[1, 2], bytemuck::cast_slice(&scales));
         read(&tensors, &format(spec, GptqVersion::V2)).map(|weight| (weight.spec().scale_dtype, weight.scales().to_f32()))
     };
-    assert_eq!(read([0.5, 1.0009765625]).unwrap(), (ScaleDtype::F16, vec![0.5, 1.0009765625]));
+    // Eleven bits, which f16 holds and bf16 does not.
+    let fine = 1.0 + 2.0f32.powi(-10);
+    assert_eq!(read([0.5, fine]).unwrap(), (ScaleDtype::F16, vec![0.5, fine]));
     assert_eq!(read([0.5, 2.0f32.powi(100)]).unwrap(), (ScaleDtype::BF16, vec![0.5, 2.0f32.powi(100)]));
-    for scales in [[0.5, 0.1], [1.0009765625, 2.0f32.powi(100)], [0.5, f32::NAN]] {
+    for scales in [[0.5, 0.1], [fine, 2.0f32.powi(100)], [0.5, f32::NAN]] {
         let error = read(scales).unwrap_err();
         assert!(message(&error).contains("convert the scales to f16 or bf16") && message(&error).contains("scale 1 is"), "{error}");
     }
