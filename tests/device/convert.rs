@@ -1,6 +1,6 @@
 //! The one call, on models that know nothing of 4 bits.
 
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, trial};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, Relu};
@@ -169,7 +169,7 @@ fn half_precision(device: &Device) {
         }
     }
     for (dtype, scales, limit) in [(FloatDType::F16, ScaleDtype::F16, 3e-3), (FloatDType::BF16, ScaleDtype::BF16, 2e-2)] {
-        if !device.supports_dtype(dtype) {
+        if !computes(device, scales.into()) {
             continue;
         }
         // The second pair of sizes fills no tile, and its K no run of eight values.

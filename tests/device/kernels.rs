@@ -1,6 +1,6 @@
 //! The portable kernels, launched on raw buffers: poisoned outputs, every format, every edge.
 
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, trial};
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use cubecl::client::Client;
@@ -97,15 +97,14 @@ fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
     client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")).to_vec()
 }
 
-fn supported(client: &Client, case: &Case) -> bool {
-    let usage = |dtype: ActivationDtype| client.features().supports_type(dtype.elem());
-    usage(case.activations) && usage(case.problem().scales)
+fn supported(device: &Device, case: &Case) -> bool {
+    computes(device, case.activations) && computes(device, case.problem().scales)
 }
 
 fn matmul_agrees(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
-    for case in cases().iter().filter(|case| supported(&client, case)) {
+    for case in cases().iter().filter(|case| supported(device, case)) {
         let operands = Operands::random(case, seed);
         let error = relative_error(&values(&run(&client, case, &operands), case.activations), &operands.expected, &operands.magnitude);
         assert!(error <= tolerance(case.activations), "{case}, seed {seed}: relative error {error:e}");
@@ -116,7 +115,7 @@ fn matmul_agrees(device: &Device, seed: u64) {
 
 fn dequantize_is_exact(device: &Device, seed: u64) {
     let client = client(device);
-    for case in cases().iter().filter(|case| case.activations == ActivationDtype::F32 && supported(&client, case)) {
+    for case in cases().iter().filter(|case| case.activations == ActivationDtype::F32 && supported(device, case)) {
         let operands = Operands::random(case, seed);
         let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.k * case.n], ActivationDtype::F32));
         // SAFETY: the buffer was made for K x N elements.
@@ -131,7 +130,7 @@ fn dequantize_is_exact(device: &Device, seed: u64) {
 
 fn repeats(device: &Device, seed: u64) {
     let client = client(device);
-    for case in cases().iter().rev().take(8).filter(|case| supported(&client, case)) {
+    for case in cases().iter().rev().take(8).filter(|case| supported(device, case)) {
         let operands = Operands::random(case, seed);
         let first = run(&client, case, &operands);
         for _ in 0..5 {

@@ -1,7 +1,7 @@
 //! The quantised tensor type and the layer, through Burn's tensors.
 
 use crate::kernels::zero_words;
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, float_dtype, trial};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -32,14 +32,6 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::no_float_copy_is_held", held_bytes));
 }
 
-fn float_dtype(dtype: ActivationDtype) -> FloatDType {
-    match dtype {
-        ActivationDtype::F32 => FloatDType::F32,
-        ActivationDtype::F16 => FloatDType::F16,
-        ActivationDtype::BF16 => FloatDType::BF16,
-    }
-}
-
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: ActivationDtype, device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::from(float_dtype(dtype))))
 }
@@ -60,7 +52,7 @@ fn check(case: &Case, seed: u64, found: &[f64], operands: &Operands) {
 
 fn forward_agrees(device: &Device, seed: u64) {
     let mut ran = 0;
-    for case in cases().iter().filter(|case| device.supports_dtype(float_dtype(case.activations))) {
+    for case in cases().iter().filter(|case| computes(device, case.activations)) {
         let operands = Operands::random(case, seed);
         let x = tensor(&operands.x, [case.m, case.k], case.activations, device);
         let y = layer(case, &operands, device).forward(x);
@@ -94,7 +86,7 @@ fn any_rank(device: &Device, seed: u64) {
 
 /// Rows that are a view into a tensor, from an address that is no multiple of 16.
 fn unaligned(device: &Device, seed: u64) {
-    for activations in [ActivationDtype::F32, ActivationDtype::F16].into_iter().filter(|&dtype| device.supports_dtype(float_dtype(dtype))) {
+    for activations in [ActivationDtype::F32, ActivationDtype::F16].into_iter().filter(|&dtype| computes(device, dtype)) {
         let case = Case { m: 3, k: 64, n: 40, spec: QuantSpec::int4(GroupSize::G32), activations, permuted: false };
         let operands = Operands::random(&case, seed);
         let layer = layer(&case, &operands, device);
@@ -132,7 +124,7 @@ fn threads(device: &Device, seed: u64) {
 fn plans(device: &Device, seed: u64) {
     // Ampere and later; there is no other card to test on.
     let has_tensor_cores = *device == Device::cuda(0);
-    for case in cases().iter().filter(|case| device.supports_dtype(float_dtype(case.activations))) {
+    for case in cases().iter().filter(|case| computes(device, case.activations)) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
         let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four;
         let plan = weight.plan(case.m, case.activations);

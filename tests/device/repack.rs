@@ -1,7 +1,7 @@
 //! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
 
 use crate::kernels::{buffer, bytes, client, must, values, words, zero_words};
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
@@ -50,7 +50,7 @@ fn little_endian(words: Vec<u32>) -> Vec<u8> {
 fn weights(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
-    let takes = |case: &&Case| case.spec.bits == Bits::Four && client.features().supports_type(case.problem().scales.elem());
+    let takes = |case: &&Case| case.spec.bits == Bits::Four && computes(device, case.problem().scales);
     for case in cases().iter().filter(takes) {
         let (problem, operands) = (case.problem(), Operands::random(&Case { m: 1, ..*case }, seed));
         let weight = &operands.weight;
@@ -90,7 +90,7 @@ fn weights(device: &Device, seed: u64) {
 
 fn activations(device: &Device, seed: u64) {
     let client = client(device);
-    for case in cases().iter().filter(|case| client.features().supports_type(case.activations.elem())).filter(|case| case.m <= 65) {
+    for case in cases().iter().filter(|case| computes(device, case.activations)).filter(|case| case.m <= 65) {
         let operands = Operands::random(case, seed);
         let k_padded = marlin::row_length(case.k);
         let each = bytes(&[0.0], case.activations).len();

@@ -1,5 +1,6 @@
-use burn::tensor::{Device, DeviceKind};
+use burn::tensor::{Device, DeviceKind, FloatDType};
 use libtest_mimic::{Failed, Trial};
+use marlin_kernels::ActivationDtype;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -67,4 +68,32 @@ pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'st
             Failed::from(message.unwrap_or_else(|| "panicked".into()))
         })
     })
+}
+
+/// Burn's name of a dtype.
+pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
+    match dtype {
+        ActivationDtype::F16 => FloatDType::F16,
+        ActivationDtype::BF16 => FloatDType::BF16,
+        ActivationDtype::F32 => FloatDType::F32,
+    }
+}
+
+/// Whether kernels in a dtype run on a device.
+///
+/// CubeCL's CPU runtime says so of bf16 on every machine. But where the processor has no instruction that rounds to bf16, LLVM calls
+/// `__truncsfbf2`, which libgcc has from version 13 on, and Debian 12 has version 12.
+pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {
+    let lacks_bf16 = dtype == ActivationDtype::BF16 && *device == Device::cpu() && !rounds_to_bf16();
+    device.supports_dtype(float_dtype(dtype)) && !lacks_bf16
+}
+
+#[cfg(target_arch = "x86_64")]
+fn rounds_to_bf16() -> bool {
+    std::arch::is_x86_feature_detected!("avx512bf16")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn rounds_to_bf16() -> bool {
+    true
 }

@@ -18,7 +18,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// What a checkpoint holds: every tensor, its size, its bits per weight.
+    /// What a checkpoint holds: every tensor and quantised layer, its format, size, bits per weight and kernel.
     Inspect(InspectArgs),
     /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
@@ -61,6 +61,9 @@ pub enum DtypeName {
 pub struct InspectArgs {
     /// Hugging Face folder.
     pub dir: PathBuf,
+    /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
+    #[arg(long)]
+    pub device: Option<DeviceName>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

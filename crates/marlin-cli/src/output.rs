@@ -57,6 +57,15 @@ pub fn progress(total: u64) -> ProgressBar {
     bar
 }
 
+/// A bar over bytes, with their rate.
+pub fn progress_of_bytes(total: usize) -> ProgressBar {
+    let bar = ProgressBar::new(total as u64);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
 #[cfg(test)]
 mod tests {
     use super::size;

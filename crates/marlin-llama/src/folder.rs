@@ -8,12 +8,11 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_marlin::{QuantizedWeight, W4A16Linear};
 use half::{bf16, f16};
-use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, TensorView};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, LayerFormat, Quantization, TensorView, layer_tensors, read_layer};
 use marlin_format::{JoinError, PlainWeight};
 
 use crate::LlamaError;
-use crate::config::{GenerationConfig, LlamaConfig, read_quantization_config};
+use crate::config::{GenerationConfig, LlamaConfig};
 use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 use crate::tokenizer::Tokenizer;
 
@@ -39,6 +38,17 @@ impl Default for OpenOptions {
     }
 }
 
+/// How far a folder is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenProgress<'a> {
+    /// The layer that was read last, by its name in the checkpoint.
+    pub layer: &'a str,
+    /// Bytes of the tensors that were read.
+    pub done: usize,
+    /// Bytes of all tensors of the folder.
+    pub total: usize,
+}
+
 /// A model from a folder: the model, its tokenizer, and how its makers generate with it.
 #[derive(Debug)]
 pub struct Llama {
@@ -53,17 +63,34 @@ pub struct Llama {
 impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
-    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, with projections in
-    /// 4 bits where `config.json` says so (compressed-tensors, pack-quantized). A 4-bit weight stays one: no float copy of it is made.
+    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
+    /// projections in each of the formats that [`LayerFormat`] names, each layer in the one that the configs give it. A quantised weight stays
+    /// one: no float copy of it is made.
     ///
     /// # Errors
     /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
     /// quantisation, tensors that are missing, misshaped or surplus, a tokenizer that does not match, a dtype the device does not compute in.
     pub fn open(dir: impl AsRef<Path>, device: &Device, options: &OpenOptions) -> Result<Self, LlamaError> {
+        Self::open_with(dir, device, options, |_| {})
+    }
+
+    /// [`open`](Self::open), with a call after every tensor or quantised layer.
+    ///
+    /// Layers are read one at a time from the mapped files, or those of one joined matmul together: converted on all cores, sent to the device,
+    /// and dropped, the pages of the files with them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: &OpenOptions,
+        mut on_progress: impl FnMut(OpenProgress<'_>),
+    ) -> Result<Self, LlamaError> {
         let dir = dir.as_ref();
         let config_path = dir.join("config.json");
         let config = LlamaConfig::read(&config_path)?;
-        let quantization = read_quantization_config(&config_path)?;
+        let quantization = Quantization::read(dir)?;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
         let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
         if let Some(tokenizer) = &tokenizer {
@@ -77,7 +104,17 @@ impl Llama {
 
         let checkpoint = Checkpoint::open(dir)?;
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
-        let mut source = FileWeights { checkpoint: &checkpoint, quantization, dtype, device, read: BTreeSet::new() };
+        let mut source = FileWeights {
+            checkpoint: &checkpoint,
+            config_path: &config_path,
+            quantization,
+            dtype,
+            device,
+            read: BTreeSet::new(),
+            done: 0,
+            total: checkpoint.names().filter_map(|name| checkpoint.tensor(name).ok()).map(|tensor| tensor.bytes().len()).sum(),
+            on_progress: &mut on_progress,
+        };
         let model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
         source.refuse_surplus(&config)?;
         tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
@@ -111,11 +148,16 @@ fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Dev
 /// Weights from a checkpoint's files.
 struct FileWeights<'a> {
     checkpoint: &'a Checkpoint,
-    quantization: Option<QuantizationConfig>,
+    config_path: &'a Path,
+    quantization: Option<Quantization>,
     dtype: FloatDType,
     device: &'a Device,
     /// Names of the tensors that were read.
     read: BTreeSet<String>,
+    /// Bytes of those, and of all.
+    done: usize,
+    total: usize,
+    on_progress: &'a mut dyn FnMut(OpenProgress<'_>),
 }
 
 impl WeightSource for FileWeights<'_> {
@@ -197,26 +239,43 @@ impl FileWeights<'_> {
     fn tensor<const D: usize>(&mut self, name: String, shape: [usize; D]) -> Result<Tensor<D>, LlamaError> {
         let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
         let data = data(&view, shape)?;
-        self.read.insert(name);
+        self.finish(&name, std::slice::from_ref(&name));
         Ok(Tensor::from_data(data, (self.device, DType::from(self.dtype))))
+    }
+
+    /// These tensors have been read and are not needed again.
+    fn finish(&mut self, layer: &str, tensors: &[String]) {
+        for name in tensors {
+            if let Ok(tensor) = self.checkpoint.tensor(name) {
+                self.done += tensor.bytes().len();
+                self.checkpoint.release(&tensor);
+            }
+        }
+        self.read.extend(tensors.iter().cloned());
+        (self.on_progress)(OpenProgress { layer, done: self.done, total: self.total });
     }
 
     /// Reads a layer's weight in the format that the config gives it.
     fn weight(&mut self, layer: &LayerShape) -> Result<LayerWeight, LlamaError> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let spec = match &self.quantization {
-            Some(config) if !config.ignores(name) => config.spec(),
-            _ => return Ok(LayerWeight::Float(self.tensor(format!("{name}.weight"), [n, k])?)),
+        let invalid = |source| LlamaError::QuantizationConfig { path: self.config_path.into(), source };
+        let format = match &self.quantization {
+            Some(quantization) => quantization.layer(name).map_err(invalid)?,
+            None => LayerFormat::Float,
         };
-        let plain = compressed_tensors::to_plain(self.checkpoint, name, &spec)?;
-        let specs = compressed_tensors::tensor_specs(name, plain.k(), plain.n(), &plain.spec(), true);
+        if format == LayerFormat::Float {
+            return Ok(LayerWeight::Float(self.tensor(format!("{name}.weight"), [n, k])?));
+        }
+        let plain = read_layer(self.checkpoint, name, &format)?;
+        let tensors = layer_tensors(self.checkpoint, name, &format);
         if (plain.k(), plain.n()) != (k, n) {
-            let packed = specs.first().map_or_else(String::new, |spec| spec.name.clone());
-            let path = self.checkpoint.info(&packed).map_or_else(|| self.checkpoint.dir(), |info| info.path).into();
+            let first = tensors.first().and_then(|tensor| self.checkpoint.info(tensor));
+            let path = first.map_or_else(|| self.checkpoint.dir(), |info| info.path).into();
             let (expected, found) = (vec![n, k], vec![plain.n(), plain.k()]);
             return Err(CheckpointError::Shape { path, tensor: format!("{name}.weight"), expected, found }.into());
         }
-        self.read.extend(specs.into_iter().map(|spec| spec.name));
+        tracing::debug!(layer = name, %format, act_order = plain.row_permutation().is_some(), "read");
+        self.finish(name, &tensors);
         Ok(LayerWeight::Plain(plain))
     }
 
@@ -238,8 +297,14 @@ impl FileWeights<'_> {
 
     /// Every tensor must have been read: what the model leaves out would change its results.
     fn refuse_surplus(&self, config: &LlamaConfig) -> Result<(), LlamaError> {
-        // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time.
-        let redundant = |name: &str| name.ends_with(".rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight");
+        // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time; AutoGPTQ's first versions
+        // wrote biases of zeros for layers without one.
+        let zeros = |name: &str| self.checkpoint.tensor(name).is_ok_and(|tensor| tensor.bytes().iter().all(|&byte| byte == 0));
+        let redundant = |name: &str| {
+            name.ends_with(".rotary_emb.inv_freq")
+                || (config.tie_word_embeddings && name.starts_with("lm_head."))
+                || (name.ends_with("_proj.bias") && zeros(name))
+        };
         let mut surplus = self.checkpoint.names().filter(|name| !self.read.contains(*name) && !redundant(name));
         match surplus.next() {
             None => Ok(()),

@@ -33,7 +33,7 @@ pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
 };
 pub use error::LlamaError;
-pub use folder::{Llama, OpenOptions};
+pub use folder::{Llama, OpenOptions, OpenProgress};
 pub use generate::{GenerateOptions, Generation, StopReason};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};

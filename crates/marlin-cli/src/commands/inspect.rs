@@ -1,16 +1,41 @@
+use std::collections::BTreeSet;
+
 use crate::args::InspectArgs;
 use crate::error::CliError;
-use crate::output;
-use marlin_format::checkpoint::{Checkpoint, compressed_tensors};
+use crate::{device, output};
+use burn::tensor::{Device, FloatDType};
+use burn_marlin::{ActivationDtype, Bits, GroupSize, Problem, ScaleDtype, target};
+use marlin_format::PlainWeight;
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_tensors, read_layer};
+use marlin_kernels::{layout_for, select};
 use serde::Serialize;
 
+/// A tensor, or the tensors of a quantised layer.
 #[derive(Serialize)]
 struct Row {
     name: String,
+    /// The dtype of a tensor; of a quantised layer what wrote it and how.
     format: String,
+    /// Of a quantised layer [N, K].
     shape: Vec<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantized: Option<Quantized>,
     bytes: usize,
     bits_per_weight: f64,
+}
+
+/// How a layer is quantised, as its tensors hold it, and what runs it.
+#[derive(Serialize)]
+struct Quantized {
+    bits: Bits,
+    /// Rows of K that share a scale, -1 for all of them.
+    group: GroupSize,
+    scales: ScaleDtype,
+    zero_points: bool,
+    act_order: bool,
+    /// With one row of activations.
+    kernel: String,
+    reason: String,
 }
 
 #[derive(Serialize)]
@@ -21,63 +46,93 @@ struct Summary {
     bits_per_weight: f64,
 }
 
+/// Reads and checks every quantised layer as a model's loader does, one at a time.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
+    let device = device::open(args.device)?;
     let checkpoint = Checkpoint::open(&args.dir)?;
-    let mut rows: Vec<Row> = Vec::new();
+    let quantization = Quantization::read(&args.dir)?;
+    let size = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.bytes().len());
     let names: Vec<&str> = checkpoint.names().collect();
-    for name in &names {
-        let bytes = checkpoint.tensor(name)?.bytes().len();
-        let part =
-            name.rsplit_once('.').filter(|(layer, part)| part.starts_with("weight_") && compressed_tensors::contains(&checkpoint, layer));
-        if let Some((layer, part)) = part {
-            // The parts of one weight come together, and count once.
-            if rows.last().is_none_or(|row| row.name != layer) {
-                rows.push(quantized(&checkpoint, layer)?);
-            }
-            if let Some(row) = rows.last_mut() {
-                row.bytes += bytes;
-                // The shape is about the weight, not of it.
-                row.bits_per_weight += if part == "weight_shape" { 0.0 } else { bits(bytes, &row.shape) };
-            }
+    let total = names.iter().map(|name| size(name)).sum::<Result<usize, _>>()?;
+
+    let progress = output::progress_of_bytes(total);
+    let (mut rows, mut counted) = (Vec::<Row>::new(), BTreeSet::<String>::new());
+    for name in names {
+        if counted.contains(name) {
             continue;
         }
-        let tensor = checkpoint.tensor(name)?;
-        let (format, shape) = (format!("{:?}", tensor.dtype()).to_lowercase(), tensor.shape().to_vec());
-        let bits_per_weight = bits(bytes, &shape);
-        rows.push(Row { name: (*name).to_owned(), format, shape, bytes, bits_per_weight });
+        let (layer, _) = name.rsplit_once('.').unwrap_or((name, ""));
+        let format = match &quantization {
+            Some(quantization) => quantization.layer(layer).map_err(|source| CliError::Config { dir: args.dir.clone(), source })?,
+            None => LayerFormat::Float,
+        };
+        let tensors = layer_tensors(&checkpoint, layer, &format);
+        let row = if format != LayerFormat::Float && tensors.iter().any(|tensor| tensor == name) {
+            let weight = read_layer(&checkpoint, layer, &format)?;
+            let bytes = tensors.iter().map(|tensor| size(tensor)).sum::<Result<usize, _>>()?;
+            for tensor in tensors {
+                checkpoint.release(&checkpoint.tensor(&tensor)?);
+                counted.insert(tensor);
+            }
+            quantized_row(layer, &format, &weight, bytes, &device)
+        } else {
+            let tensor = checkpoint.tensor(name)?;
+            let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
+            let format = format!("{:?}", tensor.dtype()).to_lowercase();
+            let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
+            Row { name: name.to_owned(), format, shape, quantized: None, bytes, bits_per_weight }
+        };
+        progress.inc(row.bytes as u64);
+        rows.push(row);
     }
+    progress.finish_and_clear();
+
     let weights: usize = rows.iter().map(|row| row.shape.iter().product::<usize>()).sum();
     let bytes: usize = rows.iter().map(|row| row.bytes).sum();
     let summary = Summary { tensors: rows, weights, bytes, bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64 };
     if args.json {
         return output::json(&summary);
     }
+    print(&summary)
+}
+
+fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes: usize, device: &Device) -> Row {
+    let (k, n, spec, permuted) = (weight.k(), weight.n(), weight.spec(), weight.row_permutation().is_some());
+    let (scales, float) = match spec.scale_dtype {
+        ScaleDtype::F16 => (ActivationDtype::F16, FloatDType::F16),
+        ScaleDtype::BF16 => (ActivationDtype::BF16, FloatDType::BF16),
+    };
+    let activations = if device.supports_dtype(float) { scales } else { ActivationDtype::F32 };
+    let problem = Problem { m: 1, n, k, spec, activations, scales, permuted };
+    let target = target(device);
+    let plan = select(&problem, layout_for(&problem, &target), &target);
+    Row {
+        name: layer.to_owned(),
+        format: format!("{} {spec}{}", format.method(), if permuted { " act-order" } else { "" }),
+        shape: vec![n, k],
+        quantized: Some(Quantized {
+            bits: spec.bits,
+            group: spec.group,
+            scales: spec.scale_dtype,
+            zero_points: spec.zero_points,
+            act_order: permuted,
+            kernel: plan.kernel.to_string(),
+            reason: plan.reason.to_string(),
+        }),
+        bytes,
+        bits_per_weight: weight.bits_per_weight(),
+    }
+}
+
+fn print(summary: &Summary) -> Result<(), CliError> {
     let cells = summary.tensors.iter().map(|row| {
         let shape = row.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        vec![row.name.clone(), row.format.clone(), shape, output::size(row.bytes), format!("{:.2}", row.bits_per_weight)]
+        let (kernel, reason) = row.quantized.as_ref().map_or_else(Default::default, |row| (row.kernel.clone(), row.reason.clone()));
+        vec![row.name.clone(), row.format.clone(), shape, output::size(row.bytes), format!("{:.2}", row.bits_per_weight), kernel, reason]
     });
-    output::table(&["tensor", "format", "shape", "size", "bits per weight"], &cells.collect::<Vec<_>>())?;
-    let size = output::size(summary.bytes);
-    Ok(output::line(&format!("{} weights in {size}: {:.2} bits per weight", summary.weights, summary.bits_per_weight))?)
-}
-
-/// Bits for each element of a shape.
-fn bits(bytes: usize, shape: &[usize]) -> f64 {
-    bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64
-}
-
-/// The row of a 4-bit layer [N, K], without bytes.
-fn quantized(checkpoint: &Checkpoint, layer: &str) -> Result<Row, CliError> {
-    let tensor = |part: &str| checkpoint.tensor(&format!("{layer}.{part}"));
-    let sizes = tensor("weight_shape")?.expect_shape(&[2])?.to_i64()?;
-    let shape: Vec<usize> = sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).collect();
-    let (n, k) = (shape[0], shape[1]);
-    tensor("weight_packed")?.expect_shape(&[n, k.div_ceil(8)])?;
-    let scales = tensor("weight_scale")?;
-    let groups = scales.shape().get(1).copied().unwrap_or(1);
-    let group = if groups <= 1 { "channel".to_owned() } else { format!("g{}", k / groups) };
-    let dtype = format!("{:?}", scales.dtype()).to_lowercase();
-    let zero_points = if checkpoint.contains(&format!("{layer}.weight_zero_point")) { " zero-points" } else { "" };
-    let format = format!("int4 {group}{zero_points} {dtype}");
-    Ok(Row { name: layer.to_owned(), format, shape, bytes: 0, bits_per_weight: 0.0 })
+    let header = ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"];
+    output::table(&header, &cells.collect::<Vec<_>>())?;
+    let (size, layers) = (output::size(summary.bytes), summary.tensors.iter().filter(|row| row.quantized.is_some()).count());
+    let Summary { weights, bits_per_weight, .. } = summary;
+    Ok(output::line(&format!("{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"))?)
 }

@@ -11,6 +11,7 @@ pub mod quantize;
 use crate::args::{DtypeName, ModelArgs, SamplingArgs};
 use crate::device;
 use crate::error::CliError;
+use crate::output;
 use burn::tensor::FloatDType;
 use marlin_llama::{GenerateOptions, Llama, OpenOptions};
 
@@ -22,7 +23,15 @@ fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
         DtypeName::Bf16 => FloatDType::BF16,
         DtypeName::F32 => FloatDType::F32,
     });
-    Ok(Llama::open(&args.dir, &device, &OpenOptions { dtype, max_len: args.max_len, with_tokenizer })?)
+    let options = OpenOptions { dtype, max_len: args.max_len, with_tokenizer };
+    let bar = output::progress_of_bytes(0);
+    let llama = Llama::open_with(&args.dir, &device, &options, |progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.done as u64);
+        bar.set_message(progress.layer.to_owned());
+    });
+    bar.finish_and_clear();
+    Ok(llama?)
 }
 
 /// What the command line says about sampling, over what the model's makers chose.

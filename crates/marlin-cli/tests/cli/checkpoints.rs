@@ -27,29 +27,37 @@ fn inspect_counts_weights_and_bytes() {
     });
     assert_eq!(row(&float, &format!("{layer}.weight")), &expected);
 
-    let quantized = succeed_json(&args!["inspect", &folder.target, "--json"]);
+    let quantized = succeed_json(&args!["inspect", &folder.target, "--device", "flex", "--json"]);
     assert_eq!(quantized["weights"], PROJECTIONS + OTHERS);
     // 16 bytes a layer hold the shape.
     let bytes = 2 * OTHERS + PROJECTIONS * 33 / 64 + 14 * 16;
     assert_eq!(quantized["bytes"], bytes);
     let bits = quantized["bits_per_weight"].as_f64().unwrap();
     assert!((bits - bytes as f64 * 8.0 / (PROJECTIONS + OTHERS) as f64).abs() < 1e-9, "{bits}");
+    let mut found = row(&quantized, layer).clone();
+    let reason = found["quantized"]["reason"].take();
+    assert!(reason.as_str().is_some_and(|reason| !reason.is_empty()), "{reason}");
     let expected = json!({
-        "name": layer, "format": "int4 g128 f16", "shape": [128, 256], "bytes": 128 * 256 * 33 / 64 + 16, "bits_per_weight": 4.125
+        "name": layer, "format": "pack-quantized int4 g128 f16", "shape": [128, 256], "bytes": 128 * 256 * 33 / 64 + 16,
+        "bits_per_weight": 4.125,
+        "quantized": {
+            "bits": 4, "group": 128, "scales": "f16", "zero_points": false, "act_order": false, "kernel": "host", "reason": null
+        }
     });
-    assert_eq!(row(&quantized, layer), &expected);
+    assert_eq!(found, expected);
     assert_eq!(row(&quantized, "model.embed_tokens.weight")["bits_per_weight"], 16.0);
 }
 
 #[test]
 fn inspect_prints_a_line_for_each_tensor_and_the_total() {
     let folder = Folder::tiny_quantized();
-    let text = succeed(&args!["inspect", &folder.target]);
+    let text = succeed(&args!["inspect", &folder.target, "--device", "flex"]);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 2 * 9 + 2 + 1, "{text}");
-    assert_eq!(lines[0].split_whitespace().collect::<Vec<_>>(), ["tensor", "format", "shape", "size", "bits", "per", "weight"]);
+    let header: Vec<&str> = lines[0].split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    assert_eq!(header, ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"]);
     let line = lines.iter().find(|line| line.starts_with("model.layers.0.mlp.down_proj ")).unwrap();
-    for word in ["int4 g128 f16", "256 x 512", "67.6 kB", "4.12"] {
+    for word in ["pack-quantized int4 g128 f16", "256 x 512", "67.6 kB", "4.12", "host"] {
         assert!(line.contains(word), "`{word}` is not in `{line}`");
     }
     assert!(lines.last().unwrap().starts_with(&format!("{} weights in 2708.2 kB: ", PROJECTIONS + OTHERS)), "{text}");
@@ -132,7 +140,7 @@ fn every_group_size_with_and_without_zero_points_is_written_and_runs() {
             let layer = "model.layers.0.self_attn.q_proj";
             let inspected = succeed_json(&args!["inspect", &target, "--json"]);
             let row = row(&inspected, layer);
-            assert_eq!(row["format"], report["format"]);
+            assert_eq!(row["format"], format!("pack-quantized {}", report["format"].as_str().unwrap()));
             assert_eq!(row["bits_per_weight"], 4.0 + if zero_points { 20.0 } else { 16.0 } / rows);
             let config = read_json(&target.join("config.json"));
             let weights = &config["quantization_config"]["config_groups"]["group_0"]["weights"];
@@ -189,6 +197,10 @@ fn gptq_files_are_written() {
     let (header, _) = read_safetensors(&folder.target.join("model.safetensors"));
     assert_eq!(header["model.layers.1.mlp.down_proj.qweight"]["shape"], json!([512 / 8, 256]));
     assert_eq!(header[format!("{exclude}.weight")]["dtype"], "F16");
+    let inspected = succeed_json(&args!["inspect", &folder.target, "--device", "flex", "--json"]);
+    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "gptq v2 int4 g128 f16");
+    assert_eq!(row(&inspected, &format!("{exclude}.weight"))["format"], "f16");
+    succeed(&args!["logits", &folder.target, "--device", "flex", "--ids", "1,2,3"]);
 }
 
 #[test]
@@ -205,7 +217,7 @@ fn excluded_layers_stay_as_they_are() {
     for layer in excluded {
         assert_eq!(row(&inspected, &format!("{}.weight", layer.as_str().unwrap()))["format"], "f16");
     }
-    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "int4 g128 f16");
+    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "pack-quantized int4 g128 f16");
 
     let kernels = succeed_json(&args!["kernels", &folder.target, "--device", "flex", "--rows", "1", "--json"]);
     let dense: Vec<_> = kernels.as_array().unwrap().iter().filter(|row| row["kernel"] == "Burn's matmul").collect();

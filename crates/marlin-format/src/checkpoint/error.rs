@@ -389,14 +389,6 @@ pub enum ConfigError {
         /// Why.
         source: FormatError,
     },
-    /// Groups of layers quantised in different ways.
-    #[error(
-        "the quantization config's `config_groups.{group}` differs from the groups before it; this version reads one way for all layers"
-    )]
-    DifferentGroups {
-        /// The group's name.
-        group: String,
-    },
     /// An `re:` pattern that cannot be used.
     #[error("the quantization config ignores `{pattern}`, which is not a regular expression this version can use")]
     Pattern {

@@ -75,6 +75,20 @@ impl LayerFormat {
         }
     }
 
+    /// Its name without the spec, such as `gptq v1`.
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Float => "float",
+            Self::Gptq(GptqFormat { version: GptqVersion::V1, .. }) => "gptq v1",
+            Self::Gptq(GptqFormat { version: GptqVersion::V2, .. }) => "gptq v2",
+            Self::Awq(_) => "awq",
+            Self::PackQuantized(_) => "pack-quantized",
+            Self::Marlin(_) => "marlin",
+            Self::Marlin24(_, Marlin24Names::CompressedTensors) => "marlin-24",
+            Self::Marlin24(_, Marlin24Names::Gptq) => "gptq marlin_24",
+        }
+    }
+
     /// Whether the config says that rows were quantised in the order of their activations, with groups in that order.
     pub fn act_order(&self) -> bool {
         match self {
@@ -86,17 +100,7 @@ impl LayerFormat {
 
 impl fmt::Display for LayerFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Float => "float",
-            Self::Gptq(GptqFormat { version: GptqVersion::V1, .. }) => "gptq v1",
-            Self::Gptq(GptqFormat { version: GptqVersion::V2, .. }) => "gptq v2",
-            Self::Awq(_) => "awq",
-            Self::PackQuantized(_) => "pack-quantized",
-            Self::Marlin(_) => "marlin",
-            Self::Marlin24(_, Marlin24Names::CompressedTensors) => "marlin-24",
-            Self::Marlin24(_, Marlin24Names::Gptq) => "gptq marlin_24",
-        };
-        let mut text = name.to_string();
+        let mut text = self.method().to_string();
         if let Some(QuantSpec { bits, group, zero_points, .. }) = self.spec() {
             text += &format!(" {bits} {group}{}", if zero_points { " zero-points" } else { "" });
         }

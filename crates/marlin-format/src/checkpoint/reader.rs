@@ -98,6 +98,23 @@ impl Checkpoint {
         Ok(TensorView { name: &entry.name, path, dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
+    /// Lets the system take back the memory that the tensor's pages are in. It stays readable, from the file.
+    ///
+    /// Does nothing where the system has no such call.
+    pub fn release(&self, tensor: &TensorView<'_>) {
+        #[cfg(unix)]
+        for (_, map) in &self.files {
+            let (start, bytes) = (map.as_ptr() as usize, tensor.bytes.as_ptr() as usize);
+            let Some(offset) = bytes.checked_sub(start).filter(|offset| offset + tensor.bytes.len() <= map.len()) else { continue };
+            // SAFETY: the map is read-only and of a file, so that a page which was dropped is read again with the same bytes.
+            let dropped = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, tensor.bytes.len()) };
+            // Where it fails, the pages stay: that costs memory alone.
+            drop(dropped);
+        }
+        #[cfg(not(unix))]
+        let _ = tensor;
+    }
+
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
         let text = std::fs::read(index).map_err(|source| io("read", index, source))?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|source| CheckpointError::Index { path: index.into(), source })?;

@@ -7,6 +7,7 @@ use crate::{ActivationDtype, KernelError, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+use marlin_format::Bits;
 use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
 
 /// Values of a row of activations that are copied at a time.
@@ -106,12 +107,15 @@ fn activation_map(problem: &Problem, launch: &Launch, x: BufferArg) -> Result<Te
 /// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
 ///
 /// # Errors
-/// A buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a launch without
-/// blocks, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
+/// A weight of 8 bits, a buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a
+/// launch without blocks, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
 pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
     spec.check(k, n)?;
     problem.expect_addressable()?;
+    if spec.bits != Bits::Four {
+        return Err(KernelError::TileBits { bits: spec.bits });
+    }
     if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
         return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
     }

@@ -3,7 +3,6 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -63,18 +62,6 @@ impl GenerationConfig {
         sampling.validate().map_err(|source| LlamaError::GenerationConfig { path: path.into(), source })?;
         let eos_token_ids = raw.eos_token_id.map_or_else(|| config.eos_token_ids.clone(), TokenIds::into_vec);
         Ok(Self { sampling, eos_token_ids })
-    }
-}
-
-/// The quantisation that a `config.json` names, or `None` for a float model.
-pub(crate) fn read_quantization_config(path: &Path) -> Result<Option<QuantizationConfig>, LlamaError> {
-    let json = read_json(path)?;
-    match quantization_field(&json) {
-        None => Ok(None),
-        Some(config) => {
-            let error = |source| LlamaError::QuantizationConfig { path: path.into(), source };
-            Ok(Some(QuantizationConfig::parse(config).map_err(error)?))
-        }
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) use architecture::Declaration;
 use architecture::Window;
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
-pub(crate) use generation::{quantization_field, read_json, read_quantization_config};
+pub(crate) use generation::{quantization_field, read_json};
 use raw::RawConfig;
 pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling};
 
