@@ -51,8 +51,9 @@ pub(super) fn outside_blocks_rule(root: &Fields<'_>, fields: &[&str]) -> Result<
         Json::String(names) => names.split(',').map(str::trim).collect(),
         _ => root.strings(name)?.unwrap_or_default(),
     };
-    let blocks = blocks.into_iter().map(String::from).collect();
-    Ok(Some(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float }))
+    let blocks: Vec<String> = blocks.into_iter().filter(|block| !block.is_empty()).map(String::from).collect();
+    // No names are no restriction.
+    Ok((!blocks.is_empty()).then_some(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float }))
 }
 
 fn is_output_head(layer: &str) -> bool {

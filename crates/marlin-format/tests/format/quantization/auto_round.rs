@@ -44,8 +44,10 @@ fn layers_outside_the_blocks_are_not_quantised() {
     }
     let listed = json!({ "block_name_to_quantize": null, "to_quant_block_names": [["model.layers.1", "model.layers.2"]] });
     expect_layers(&read(&changed(&published(), listed)), &[("model.layers.1.up_proj", INT4), ("model.layers.11.up_proj", "float")]);
-    let all = read(&changed(&published(), json!({ "block_name_to_quantize": null })));
-    expect_layers(&all, &[("a.0.up_proj", INT4), ("lm_head", "float")]);
+    for nothing in [Value::Null, json!(""), json!([])] {
+        let all = read(&changed(&published(), json!({ "block_name_to_quantize": nothing })));
+        expect_layers(&all, &[("a.0.up_proj", INT4), ("lm_head", "float")]);
+    }
 }
 
 #[test]
