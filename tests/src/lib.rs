@@ -15,6 +15,8 @@ mod book {
     mod getting_started {}
     #[doc = include_str!("../../book/src/quantise.md")]
     mod quantise {}
+    #[doc = include_str!("../../book/src/checkpoints.md")]
+    mod checkpoints {}
     #[doc = include_str!("../../book/src/llama.md")]
     mod llama {}
     #[doc = include_str!("../../book/src/design.md")]
