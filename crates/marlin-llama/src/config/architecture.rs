@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A Llama-style decoder by its Hugging Face class.
 ///
-/// Every one of them is the same model with another [declaration](self): rotary positions, grouped-query attention, SwiGLU and root mean square
+/// Every one of them is the same model with another declaration: rotary positions, grouped-query attention, SwiGLU and root mean square
 /// norms are common to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
