@@ -112,7 +112,7 @@ impl Llama {
             device,
             read: BTreeSet::new(),
             done: 0,
-            total: checkpoint.names().filter_map(|name| checkpoint.tensor(name).ok()).map(|tensor| tensor.bytes().len()).sum(),
+            total: checkpoint.size_bytes(),
             on_progress: &mut on_progress,
         };
         let model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
@@ -248,7 +248,7 @@ impl FileWeights<'_> {
         for name in tensors {
             if let Ok(tensor) = self.checkpoint.tensor(name) {
                 self.done += tensor.bytes().len();
-                self.checkpoint.release(&tensor);
+                self.checkpoint.release(name);
             }
         }
         self.read.extend(tensors.iter().cloned());

@@ -52,12 +52,9 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let checkpoint = Checkpoint::open(&args.dir)?;
     let quantization = Quantization::read(&args.dir)?;
     let size = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.bytes().len());
-    let names: Vec<&str> = checkpoint.names().collect();
-    let total = names.iter().map(|name| size(name)).sum::<Result<usize, _>>()?;
-
-    let progress = output::progress_of_bytes(total);
+    let progress = output::progress_of_bytes(checkpoint.size_bytes());
     let (mut rows, mut counted) = (Vec::<Row>::new(), BTreeSet::<String>::new());
-    for name in names {
+    for name in checkpoint.names() {
         if counted.contains(name) {
             continue;
         }
@@ -71,7 +68,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
             let weight = read_layer(&checkpoint, layer, &format)?;
             let bytes = tensors.iter().map(|tensor| size(tensor)).sum::<Result<usize, _>>()?;
             for tensor in tensors {
-                checkpoint.release(&checkpoint.tensor(&tensor)?);
+                checkpoint.release(&tensor);
                 counted.insert(tensor);
             }
             quantized_row(layer, &format, &weight, bytes, &device)

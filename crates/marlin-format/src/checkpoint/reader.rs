@@ -98,21 +98,25 @@ impl Checkpoint {
         Ok(TensorView { name: &entry.name, path, dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
-    /// Lets the system take back the memory that the tensor's pages are in. It stays readable, from the file.
+    /// Bytes of all tensors.
+    pub fn size_bytes(&self) -> usize {
+        self.tensors.values().map(|(_, entry)| entry.end - entry.start).sum()
+    }
+
+    /// Lets the system take back the memory that a tensor's pages are in. It stays readable, from the file.
     ///
-    /// Does nothing where the system has no such call.
-    pub fn release(&self, tensor: &TensorView<'_>) {
+    /// Does nothing where the system has no such call, or the checkpoint no such tensor.
+    pub fn release(&self, name: &str) {
         #[cfg(unix)]
-        for (_, map) in &self.files {
-            let (start, bytes) = (map.as_ptr() as usize, tensor.bytes.as_ptr() as usize);
-            let Some(offset) = bytes.checked_sub(start).filter(|offset| offset + tensor.bytes.len() <= map.len()) else { continue };
+        if let Some((file, entry)) = self.tensors.get(name) {
+            let (_, map) = &self.files[*file];
             // SAFETY: the map is read-only and of a file, so that a page which was dropped is read again with the same bytes.
-            let dropped = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, tensor.bytes.len()) };
+            let dropped = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, entry.start, entry.end - entry.start) };
             // Where it fails, the pages stay: that costs memory alone.
             drop(dropped);
         }
         #[cfg(not(unix))]
-        let _ = tensor;
+        let _ = name;
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
