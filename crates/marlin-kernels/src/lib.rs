@@ -9,6 +9,7 @@
 //! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
 //! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
 
+pub mod decode;
 mod error;
 pub mod host;
 mod layout;
