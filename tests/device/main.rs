@@ -4,6 +4,8 @@
 //! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
 
 mod convert;
+mod decode_rows;
+mod golden;
 mod kernels;
 mod layer;
 mod llama;
@@ -35,6 +37,8 @@ fn main() -> ExitCode {
         marlin::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
+        decode_rows::add(&mut tests, device, options.seed);
+        golden::add(&mut tests, device);
         llama::add(&mut tests, device);
     }
     let mut arguments = Arguments::from_iter(rest);

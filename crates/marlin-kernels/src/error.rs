@@ -37,6 +37,18 @@ pub enum KernelError {
         /// The problem, as words.
         problem: String,
     },
+    /// A range that leaves what it belongs to.
+    #[error("{what}: up to {end} of {limit} asked for, {problem}")]
+    Outside {
+        /// What is counted: slot or positions.
+        what: &'static str,
+        /// The problem, as words.
+        problem: String,
+        /// One past the last one asked for.
+        end: usize,
+        /// How many there are.
+        limit: usize,
+    },
     /// A matrix has more elements than the kernels can address.
     #[error("the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}")]
     TooLarge {
