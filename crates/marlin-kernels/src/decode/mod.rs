@@ -4,5 +4,6 @@
 //! to step is in the device's memory: a [`Row`] for each sequence.
 
 mod row;
+pub mod sample;
 
 pub use row::{Row, RowState};
