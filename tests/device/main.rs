@@ -5,6 +5,7 @@
 
 mod convert;
 mod decode_rows;
+mod decode_sample;
 mod golden;
 mod kernels;
 mod layer;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
+        decode_sample::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);

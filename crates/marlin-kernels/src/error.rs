@@ -10,7 +10,7 @@ pub enum KernelError {
     /// A buffer has another length than the problem needs.
     #[error("{operand}: {found} elements where the problem {problem} needs {expected}")]
     BufferLength {
-        /// The operand: activations, words, scales, zero points, row permutation, bias or output.
+        /// The operand, such as activations, words, state or workspace.
         operand: &'static str,
         /// The problem, as words.
         problem: String,
@@ -72,6 +72,14 @@ pub enum KernelError {
     NoBlocks {
         /// The problem, as words.
         problem: String,
+    },
+    /// A vocabulary that sampling does not take.
+    #[error("a vocabulary of {found} tokens; sampling takes 1 to {limit}")]
+    Vocabulary {
+        /// Tokens of the vocabulary.
+        found: usize,
+        /// The most it takes.
+        limit: usize,
     },
     /// A weight of a width that the tile layout, and so the tensor-core kernel, does not hold.
     #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `layout_for` says")]

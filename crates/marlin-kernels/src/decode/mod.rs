@@ -8,6 +8,7 @@ mod embed;
 mod glu;
 mod norm;
 mod row;
+pub mod sample;
 mod shape;
 
 pub use cache::{CacheShape, write_cache};
