@@ -4,6 +4,7 @@
 //! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
 
 mod convert;
+mod decode_attention;
 mod kernels;
 mod layer;
 mod llama;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
+        decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
         llama::add(&mut tests, device);
