@@ -4,6 +4,7 @@
 //! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
 
 mod convert;
+mod decode_attention;
 mod decode_rows;
 mod decode_sample;
 mod golden;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         repack::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
+        decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);

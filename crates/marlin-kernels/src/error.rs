@@ -19,6 +19,14 @@ pub enum KernelError {
         /// Elements found.
         found: usize,
     },
+    /// A shape that no kernel takes.
+    #[error("{problem}: {reason}")]
+    Shape {
+        /// The problem, as words.
+        problem: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// An operand is there that the format does not have, or is missing.
     #[error("{operand}: {found} where the problem {problem} says otherwise")]
     Presence {

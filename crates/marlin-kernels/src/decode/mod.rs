@@ -3,6 +3,7 @@
 //! A step is recorded once as a graph and replayed while sequences grow, so grids, buffers and scalars are fixed, and all that changes from step
 //! to step is in the device's memory: a [`Row`] for each sequence.
 
+pub mod attention;
 mod cache;
 mod embed;
 mod glu;
