@@ -2,8 +2,10 @@
 //!
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 
+mod decode;
 mod kernels;
 mod operands;
+mod parts;
 mod record;
 mod repack;
 mod shapes;
@@ -26,6 +28,8 @@ struct Cli {
 enum Command {
     /// W4A16 matmuls of Llama's shapes.
     Kernels(KernelArgs),
+    /// Llama decode, with generated weights.
+    Decode(decode::DecodeArgs),
     /// The weights of Llama 2 70B from the plain to the tile layout.
     Repack,
 }
@@ -77,6 +81,8 @@ enum BenchError {
     Kernel(#[from] marlin_kernels::KernelError),
     #[error("the device failed: {0}")]
     Device(String),
+    #[error("{0}")]
+    Model(String),
     #[error("cannot write {path}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("the record is no JSON")]
@@ -86,6 +92,7 @@ enum BenchError {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Kernels(args) => kernels::run(&args),
+        Command::Decode(args) => decode::run(&args),
         Command::Repack => repack::run(),
     };
     match result {

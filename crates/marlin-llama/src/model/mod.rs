@@ -12,7 +12,8 @@ mod step;
 
 use burn::module::Module;
 use burn::nn::Embedding;
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn_marlin::QuantSpec;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
@@ -77,8 +78,30 @@ impl LlamaModel {
         if let Err(error) = config.validate() {
             panic!("not the configuration of a model: {error}");
         }
-        let Ok(model) = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device });
-        model
+        let dtype = DType::from(device.settings().float_dtype);
+        let model = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device, dtype, spec: None });
+        model.unwrap_or_else(|error| panic!("float weights have no format that could be wrong: {error}"))
+    }
+
+    /// A model with random weights for `max_len` positions, made on the device: for timing. Projections of the layers are in a 4-bit or 8-bit format
+    /// where one is given, everything else is in `dtype`.
+    ///
+    /// # Errors
+    /// A group that does not divide the features of a layer.
+    ///
+    /// # Panics
+    /// Where [`LlamaConfig::validate`] refuses the config.
+    pub fn random(
+        config: &LlamaConfig,
+        max_len: usize,
+        dtype: FloatDType,
+        spec: Option<QuantSpec>,
+        device: &Device,
+    ) -> Result<Self, burn_marlin::Error> {
+        if let Err(error) = config.validate() {
+            panic!("not the configuration of a model: {error}");
+        }
+        Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), spec })
     }
 
     /// The config it was built from.
@@ -186,8 +209,8 @@ impl LlamaModel {
         self.norm.forward_residual(mixed, residual).0
     }
 
-    /// Logits [.., vocab] of [.., hidden].
-    fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
+    /// Logits [.., vocab] of the residual stream after the last norm, [.., hidden].
+    pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),
             None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
