@@ -45,8 +45,9 @@ struct Place {
     /// The block's share of the positions before the token's: from `start`, before `end`.
     start: u32,
     end: u32,
-    /// Shares of the row.
-    shares: u32,
+    /// Positions before the token's that count, and those of a share but the last.
+    cached: u32,
+    share: u32,
     /// Whether the token itself is the block's too.
     has_token: bool,
     team: u32,
@@ -115,18 +116,15 @@ pub(super) fn attention<F: Float>(
         write_token(keys, values, staged, &place, config);
     }
 
+    // The next keys and values are asked for as soon as there is room: past the share's end that is its last position, again and for nothing.
     let tile = comptime!((config.teams() * config.positions) as u32);
     let mut first = place.start;
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
         score(&mut scores, &key, staged, first, &place, config);
-        if first + tile < place.end {
-            load(&*keys, &mut key, first + tile, &place, config);
-        }
+        load(&*keys, &mut key, first + tile, &place, config);
         accumulate(&mut sums, &mut scores, &value, config);
-        if first + tile < place.end {
-            load(&*values, &mut value, first + tile, &place, config);
-        }
+        load(&*values, &mut value, first + tile, &place, config);
         first += tile;
     }
     finish(&sums, out, partials, tickets, &place, &lengths, config);
@@ -147,7 +145,8 @@ fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] conf
         cache: (slot * lengths.kv_heads + kv_head) as usize * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
         start: first,
         end: position,
-        shares: 1u32.runtime(),
+        cached,
+        share: cached,
         has_token: true.runtime(),
         team: UNIT_POS_X / comptime!(config.lanes as u32),
         lane: UNIT_POS_X % comptime!(config.lanes as u32),
@@ -159,7 +158,7 @@ fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] conf
         let before = min(CUBE_POS_X * share, cached);
         place.start = first + before;
         place.end = first + min(before + share, cached);
-        place.shares = max(cached.div_ceil(share), 1u32.runtime());
+        place.share = share;
         place.has_token = place.end == position && (before < cached || CUBE_POS_X == 0);
     }
     place
@@ -221,31 +220,51 @@ fn stage<F: Float>(
         norm(qkv, &mut norms, place, lengths, config);
         sync_cube();
     }
-    let rows = place.row * (lengths.heads + 2 * lengths.kv_heads);
     let elements = if place.has_token { comptime!((heads + 2) * head_dim).runtime() } else { comptime!(heads * head_dim).runtime() };
-    let rounds = comptime!((heads as usize + 2) * head_dim as usize).div_ceil(config.threads);
+    let rounds = comptime!((config.heads + 2) * config.head_dim).div_ceil(config.threads);
+    // All that is read is asked for before any of it is used. Threads without an element do the last one again.
+    let mut x = Array::<f32>::new(rounds);
+    let mut y = Array::<f32>::new(rounds);
+    let mut turn_cos = Array::<f32>::new(rounds);
+    let mut turn_sin = Array::<f32>::new(rounds);
     #[unroll(config.unrolls())]
     for round in 0..rounds {
-        let index = u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X;
-        if index < elements {
-            let head = index / head_dim;
-            let feature = index % head_dim;
-            let base = (rows + source(head, place, lengths, config)) * head_dim;
-            let mut x = f32::cast_from(qkv[(base + feature) as usize]);
-            if head <= heads {
-                x *= norm_weight(q_norm, k_norm, &norms, head, feature, config);
-                if comptime!(half > 0) && feature < comptime!(2 * half) {
-                    let is_first = feature < half;
-                    let pair = if is_first { feature } else { feature - half };
-                    let other = if is_first { feature + half } else { pair };
-                    let angle = (place.position * half + pair) as usize;
-                    let y = f32::cast_from(qkv[(base + other) as usize]) * norm_weight(q_norm, k_norm, &norms, head, other, config);
-                    x = x * cos[angle] + select(is_first, -y, y) * sin[angle];
-                }
-            }
-            staged[index as usize] = if head < heads { x * scale } else { f32::cast_from(F::cast_from(x)) };
+        let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
+        let head = index / head_dim;
+        let feature = index % head_dim;
+        let base = (place.row * (lengths.heads + 2 * lengths.kv_heads) + source(head, place, lengths, config)) * head_dim;
+        x[round] = f32::cast_from(qkv[(base + feature) as usize]);
+        if comptime!(half > 0) {
+            let angle = (place.position * half + feature % half) as usize;
+            y[round] = f32::cast_from(qkv[(base + partner(feature, config)) as usize]);
+            turn_cos[round] = cos[angle];
+            turn_sin[round] = sin[angle];
         }
     }
+    #[unroll(config.unrolls())]
+    for round in 0..rounds {
+        let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
+        let head = index / head_dim;
+        let feature = index % head_dim;
+        let mut turned = x[round] * norm_weight(q_norm, k_norm, &norms, head, feature, config);
+        if comptime!(half > 0) {
+            let other = y[round] * norm_weight(q_norm, k_norm, &norms, head, partner(feature, config), config);
+            let other = select(feature < half, -other, other);
+            let is_turned = feature < comptime!(2 * half);
+            turned = select(is_turned, turned * turn_cos[round] + other * turn_sin[round], turned);
+        }
+        let key = f32::cast_from(F::cast_from(turned));
+        let token = select(head == heads, key, x[round]);
+        staged[index as usize] = select(head < heads, turned * scale, token);
+    }
+}
+
+/// The feature that turns with this one; itself where it does not turn.
+#[cube]
+fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
+    let half = comptime!(config.rotary_dim as u32 / 2);
+    let other = select(feature < half, feature + half, feature - half);
+    select(feature < comptime!(2 * half), other, feature)
 }
 
 /// Where in a row of qkv a staged head comes from: the block's query heads, then the key's and the value's.
@@ -261,18 +280,17 @@ fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: Atten
 /// Leaves 1 / sqrt(mean of squares + epsilon) of each of the block's heads of q and of the token's key.
 #[cube]
 fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) {
-    let (heads, head_dim) = comptime!((config.heads as u32 + 1, config.head_dim as u32));
     let rows = place.row * (lengths.heads + 2 * lengths.kv_heads);
-    for round in 0..comptime!((config.heads as u32 + 1).div_ceil(config.teams() as u32)) {
+    let qkv = qkv.as_vectorized().with_vector_size::<N>();
+    #[unroll]
+    for round in 0..comptime!((config.heads + 1).div_ceil(config.teams())) {
         // Teams without a head take the last one again: a shuffle is for whole planes.
-        let head = min(round * comptime!(config.teams() as u32) + place.team, comptime!(heads - 1));
-        let base = (rows + source(head, place, lengths, config)) * head_dim;
+        let head = min(comptime!((round * config.teams()) as u32) + place.team, comptime!(config.heads as u32));
+        let base = (rows + source(head, place, lengths, config)) * comptime!(config.vectors() as u32);
         let mut squares = 0.0f32.runtime();
-        let mut feature = place.lane;
-        while feature < head_dim {
-            let x = f32::cast_from(qkv[(base + feature) as usize]);
-            squares += x * x;
-            feature += comptime!(config.lanes as u32);
+        for j in 0..config.lane_vectors() {
+            let x = F8::cast_from(qkv[(base + lane_vector(j, place, config)) as usize]);
+            squares += select(has_vector(j, place, config), dot(x, x), 0.0f32.runtime());
         }
         squares = team_sum(squares, config);
         norms[head as usize] = (squares * comptime!(1.0 / config.head_dim as f32) + lengths.epsilon).inverse_sqrt();
@@ -345,12 +363,13 @@ fn write_token<F: Float>(
     #[comptime] config: AttentionConfig,
 ) {
     let vectors = comptime!(config.vectors() as u32);
-    let mut vector = UNIT_POS_X;
-    while vector < vectors {
-        let index = place.cache + (place.position * vectors + vector) as usize;
-        keys[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32) * vectors + vector) as usize]);
-        values[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32 + 1) * vectors + vector) as usize]);
-        vector += comptime!(config.threads as u32);
+    for round in 0..comptime!(config.vectors().div_ceil(config.threads) as u32) {
+        let vector = round * comptime!(config.threads as u32) + UNIT_POS_X;
+        if vector < vectors {
+            let index = place.cache + (place.position * vectors + vector) as usize;
+            keys[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32) * vectors + vector) as usize]);
+            values[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32 + 1) * vectors + vector) as usize]);
+        }
     }
 }
 
@@ -452,57 +471,73 @@ fn finish<F: Float>(
     let mut best = Shared::<[f32]>::new_slice(comptime!(config.teams() * config.heads));
     let mut total = Shared::<[f32]>::new_slice(comptime!(config.teams() * config.heads));
     let mut parts = Shared::<[f32]>::new_aligned_slice(comptime!(config.teams() * config.heads * config.head_dim), 32usize);
+    let first_head = place.team as usize * config.heads;
+    #[unroll(config.unrolls())]
+    for head in 0..config.heads {
+        best[first_head + head] = sums.best[head];
+    }
+    sync_cube();
+    // Every team scales its sums to the block's largest score.
     {
         let parts = parts.as_vectorized_mut().with_vector_size_mut::<N>();
-        let first_head = place.team as usize * config.heads;
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
-            best[first_head + head] = sums.best[head];
-            total[first_head + head] = sums.total[head];
+            let kept = (sums.best[head] - block_best(&best, head, config)).exp();
+            total[first_head + head] = sums.total[head] * kept;
             #[unroll(config.unrolls())]
             for j in 0..count {
                 if has_vector(j, place, config) {
                     let vector = (first_head + head) * comptime!(config.vectors()) + lane_vector(j, place, config) as usize;
-                    parts[vector] = sums.out[head * count + j];
+                    parts[vector] = sums.out[head * count + j] * F8::new(kept);
                 }
             }
         }
     }
     sync_cube();
 
+    let mut shares = 1u32.runtime();
+    if comptime!(config.is_shared) {
+        shares = max(place.cached.div_ceil(place.share), shares);
+    }
     let first_output = ((place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32)) as usize;
     let group = place.row * CUBE_COUNT_Y + CUBE_POS_Y;
     let partial = ((group * CUBE_COUNT_X + CUBE_POS_X) * comptime!(config.partial() as u32)) as usize;
-    let mut output = UNIT_POS_X as usize;
-    while output < outputs {
-        let head = output / config.head_dim;
-        let mut most = NONE.runtime();
-        for team in 0..teams {
-            most = max(most, best[team * config.heads + head]);
-        }
-        let mut sum = 0.0f32.runtime();
-        let mut part = 0.0f32.runtime();
-        for team in 0..teams {
-            let weight = (best[team * config.heads + head] - most).exp();
-            sum += weight * total[team * config.heads + head];
-            part += weight * parts[team * outputs + output];
-        }
-        if place.shares == 1 {
-            out[first_output + output] = F::cast_from(part / sum);
-        } else {
-            partials[partial + output] = part;
-            if output == head * config.head_dim {
-                partials[partial + outputs + 2 * head] = most;
-                partials[partial + outputs + 2 * head + 1] = sum;
+    for round in 0..comptime!(outputs.div_ceil(config.threads)) {
+        let output = round * config.threads + UNIT_POS_X as usize;
+        if output < outputs {
+            let head = output / config.head_dim;
+            let mut sum = 0.0f32.runtime();
+            let mut part = 0.0f32.runtime();
+            for team in 0..teams {
+                sum += total[team * config.heads + head];
+                part += parts[team * outputs + output];
+            }
+            if shares == 1 {
+                out[first_output + output] = F::cast_from(part / sum);
+            } else {
+                partials[partial + output] = part;
+                if output == head * config.head_dim {
+                    partials[partial + outputs + 2 * head] = block_best(&best, head, config);
+                    partials[partial + outputs + 2 * head + 1] = sum;
+                }
             }
         }
-        output += config.threads;
     }
     if comptime!(config.is_shared) {
-        if place.shares > 1 {
-            combine(out, &*partials, tickets, first_output, group, place, config);
+        if shares > 1 {
+            combine(out, &*partials, tickets, first_output, group, shares, place, config);
         }
     }
+}
+
+/// The largest score of a head among the block's teams.
+#[cube]
+fn block_best(best: &Shared<[f32]>, head: usize, #[comptime] config: AttentionConfig) -> f32 {
+    let mut most = NONE.runtime();
+    for team in 0..config.teams() {
+        most = max(most, best[team * config.heads + head]);
+    }
+    most
 }
 
 /// Takes a ticket; with the last of the row's, adds what all its blocks have left.
@@ -513,6 +548,7 @@ fn combine<F: Float>(
     tickets: &mut [Atomic<u32>],
     first_output: usize,
     group: u32,
+    shares: u32,
     place: &Place,
     #[comptime] config: AttentionConfig,
 ) {
@@ -524,14 +560,14 @@ fn combine<F: Float>(
     }
     // And what the others have left is seen after theirs were.
     sync_storage();
-    if *arrived + 1 == place.shares {
+    if *arrived + 1 == shares {
         if UNIT_POS_X == 0 {
             tickets[group as usize].store(0u32);
         }
         let outputs = comptime!(config.heads * config.head_dim);
         let stride = config.partial();
         let first = group as usize * CUBE_COUNT_X as usize * stride;
-        let shares = place.shares as usize;
+        let shares = shares as usize;
         let mut weights = Shared::<[f32]>::new_slice(comptime!(config.heads * MAX_SHARES));
         let mut totals = Shared::<[f32]>::new_slice(config.heads);
         for round in 0..config.heads.div_ceil(config.teams()) {

@@ -26,16 +26,17 @@ pub struct AttentionArgs {
     pub k_norm: Option<BufferArg>,
     /// [rows, heads head_dim]; rows that are skipped stay as they are.
     pub out: BufferArg,
-    /// f32 of [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
+    /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
     pub partials: BufferArg,
-    /// u32 of [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time may share it.
+    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time may
+    /// share it.
     pub tickets: BufferArg,
 }
 
 /// Attention of one decode step, in one launch: normalises and turns q and k, writes k and v to the cache, and attends from each row's token to its
 /// sequence. Rows that are idle, and those whose position or slot is outside of the cache, are skipped.
 ///
-/// Two rows of a step must not have the same slot. Buffers other than the workspace may be longer than the shape says: the cache's tables and slots not.
+/// Two rows of a step must not have the same slot: the order of their writes would be anyone's.
 ///
 /// # Errors
 /// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype that

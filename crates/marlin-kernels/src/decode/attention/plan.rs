@@ -13,8 +13,10 @@ pub(super) const MAX_SHARES: usize = 128;
 const MIN_SHARE: usize = 128;
 /// Most positions of a share where no other bound holds: one long sequence in a large batch is still cut.
 const MAX_SHARE: usize = 8192;
-/// Threads of a multiprocessor that the grid is made for: what the registers of these kernels allow, all blocks at once.
-const RESIDENT_THREADS: usize = 512;
+/// Registers of a multiprocessor of NVIDIA's cards.
+const REGISTERS: usize = 65536;
+/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run at once.
+const THREAD_REGISTERS: [usize; 2] = [128, 168];
 /// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
 /// Vectors of f32 that a lane holds as its output.
@@ -250,7 +252,7 @@ impl AttentionPlan {
     /// Sequences are cut so that the blocks of all rows fill the device once. Where the rows alone do so, only long sequences are cut.
     ///
     /// # Errors
-    /// A shape that [`AttentionShape::check`] refuses.
+    /// A shape that [`AttentionShape::check`] refuses, or partials of more elements than 32 bits count.
     pub fn new(shape: &AttentionShape, target: &AttentionTarget) -> Result<Self, KernelError> {
         shape.check()?;
         let config = AttentionConfig::new(shape, target, target.multiprocessors > 1);
@@ -259,12 +261,18 @@ impl AttentionPlan {
         if !config.is_shared {
             return Ok(Self { config, blocks: [1, groups, shape.rows], shares: 1, share: [longest, longest] });
         }
-        let slots = target.multiprocessors * RESIDENT_THREADS / config.threads;
+        let registers = if config.threads >= 256 { THREAD_REGISTERS[0] } else { THREAD_REGISTERS[1] };
+        let slots = target.multiprocessors * (REGISTERS / (registers * config.threads)).max(1);
         let shares = (slots / (groups * shape.rows).max(1)).clamp(1, MAX_SHARES);
         let most = MAX_SHARE.max(longest.div_ceil(MAX_SHARES));
         let grid = shares.min(longest.div_ceil(MIN_SHARE)).max(longest.div_ceil(most));
         let config = AttentionConfig { is_shared: grid > 1, ..config };
-        Ok(Self { config, blocks: [grid, groups, shape.rows], shares, share: [MIN_SHARE, most] })
+        let plan = Self { config, blocks: [grid, groups, shape.rows], shares, share: [MIN_SHARE, most] };
+        let (elements, limit) = (plan.partials(), u32::MAX as usize);
+        if elements > limit {
+            return Err(KernelError::TooLarge { problem: shape.to_string(), elements, limit });
+        }
+        Ok(plan)
     }
 
     /// Elements, in f32, of the buffer in which shares of a sequence leave what they have. What it holds before and after a launch does not matter.
