@@ -70,8 +70,9 @@ impl Histogram {
         let low = u32::cast_from(value);
         let old = self.low[bin].fetch_add(low);
         let mut high = u32::cast_from(value >> 32);
-        // The sum of the low halves wrapped round.
-        if old + low < old {
+        let sum = old + low;
+        // It wrapped round.
+        if sum < low {
             high += 1;
         }
         if high > 0 {

@@ -171,7 +171,8 @@ pub(super) fn choose<F: Float>(
             let logit = filter.logit::<F>(logits, &*seen, token);
             if filter.place(logit, token) <= last {
                 philox(&mut words, token / 4, options.position as u32, options.seed);
-                let word = select(token % 4 < 2, select(token % 4 == 0, words[0], words[1]), select(token % 4 == 2, words[2], words[3]));
+                let i = token % 4;
+                let word = select(i < 2, select(i == 0, words[0], words[1]), select(i == 2, words[2], words[3]));
                 first = max(first, ranked(key(logit / options.temperature + gumbel(word)), token));
             }
             token += comptime!(units as u32);
@@ -187,7 +188,7 @@ pub(super) fn choose<F: Float>(
             let token = !u32::cast_from(first);
             state[words + comptime!(Row::TOKEN)] = i32::cast_from(token);
             let word = (options.seen + token / 32) as usize;
-            seen[word] = seen[word] | (1u32 << (token % 32));
+            seen[word] |= 1u32 << (token % 32);
             position = options.position + 1;
             if position as u32 >= lengths.max_len {
                 position = comptime!(RowState::WINDOW_FULL).runtime();
