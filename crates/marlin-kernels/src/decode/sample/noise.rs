@@ -68,7 +68,7 @@ pub(super) fn gumbel(word: u32) -> f32 {
 
 /// The natural logarithm of a normal positive number, to about an ulp.
 #[cube]
-fn ln(x: f32) -> f32 {
+pub(super) fn ln(x: f32) -> f32 {
     // x = 2^exponent * m, m from sqrt(1/2) to sqrt(2); ln m = 2 atanh((m - 1) / (m + 1)).
     let bits = i32::reinterpret(x);
     let exponent = (bits - 0x3f35_04f3i32) >> 23;
