@@ -45,15 +45,15 @@ impl Step {
         let logits = values(&bytes(&logits, dtype), dtype).into_iter().map(|value| value as f32).collect();
         // A row's slot is not its number.
         let rows = (0..rows).map(|row| Row { slot: (row + 1) as u32, ..random_row(vocab as u32, rng) }).collect();
-        let seen = (0..shape.slots * shape.blocks()).map(|_| rng.random::<u32>() & rng.random::<u32>()).collect();
+        let seen = (0..shape.slots * shape.bitmap_words()).map(|_| rng.random::<u32>() & rng.random::<u32>()).collect();
         Self { shape, logits, rows, seen }
     }
 
     fn host(&mut self) {
-        let (vocab, blocks) = (self.shape.vocab, self.shape.blocks());
+        let (vocab, words) = (self.shape.vocab, self.shape.bitmap_words());
         for (row, logits) in self.rows.iter_mut().zip(self.logits.chunks_exact(vocab)) {
-            let first = row.slot as usize * blocks;
-            sample_host(logits, row, &mut self.seen[first..first + blocks], self.shape.max_len as u32);
+            let first = row.slot as usize * words;
+            sample_host(logits, row, &mut self.seen[first..first + words], self.shape.max_len as u32);
         }
     }
 }
@@ -87,7 +87,7 @@ impl Buffers {
         let args = SampleArgs {
             logits: arg(&self.logits, shape.rows * shape.vocab),
             state: arg(&self.state, shape.rows * Row::WORDS),
-            seen: arg(&self.seen, shape.slots * shape.blocks()),
+            seen: arg(&self.seen, shape.slots * shape.bitmap_words()),
             workspace: arg(&self.workspace, workspace_words(shape)),
         };
         sample(client, shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
@@ -152,16 +152,16 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     }
     for (vocab, rows) in shapes {
         let mut step = Step::random(vocab, rows, dtype, &mut rng);
-        let before = step.rows.clone();
         let buffers = Buffers::new(&client, &step);
         for _ in 0..2 {
+            let before = step.rows.clone();
             buffers.sample(&client);
             step.host();
+            for ((before, expected), found) in before.iter().zip(&step.rows).zip(buffers.rows(&client)) {
+                assert_eq!(found, *expected, "{}, seed {seed}, from {before:?}", step.shape);
+            }
+            assert!(Buffers::read(&client, &buffers.seen) == step.seen, "{}, seed {seed}: bitmaps", step.shape);
         }
-        for ((before, expected), found) in before.iter().zip(&step.rows).zip(buffers.rows(&client)) {
-            assert_eq!(found, *expected, "{}, seed {seed}, from {before:?}", step.shape);
-        }
-        assert!(Buffers::read(&client, &buffers.seen) == step.seen, "{}, seed {seed}: bitmaps", step.shape);
     }
 }
 
@@ -176,7 +176,7 @@ fn equal_logits(device: &Device) {
             shape,
             logits: vec![0.25; rows * vocab],
             rows: (0..rows as u32).map(row).collect(),
-            seen: vec![0; rows * shape.blocks()],
+            seen: vec![0; rows * shape.bitmap_words()],
         };
         let buffers = Buffers::new(&client, &step);
         buffers.sample(&client);

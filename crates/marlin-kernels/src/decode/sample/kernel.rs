@@ -1,18 +1,19 @@
-use super::filter::{Filter, last_kept};
+use super::filter::{Filter, Shortlist};
+use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
-use super::{BLOCK, BROKEN, MIN_TEMPERATURE};
+use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
 use crate::decode::{Row, RowState};
 use cubecl::prelude::*;
 
 /// Lengths as the kernels see them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
-    /// Rows of logits.
-    pub rows: u32,
     /// Logits of a row.
     pub vocab: u32,
-    /// Blocks of a row, and words of a slot's bitmap: vocab / 32, rounded up.
-    pub blocks: u32,
+    /// Chunks of a row.
+    pub chunks: u32,
+    /// Words of a slot's bitmap: vocab / 32, rounded up.
+    pub words: u32,
     /// Positions of the window.
     pub max_len: u32,
 }
@@ -27,9 +28,7 @@ struct Options {
     top_k: u32,
     temperature: f32,
     top_p: f32,
-    penalty: f32,
-    /// The first word of the slot's bitmap.
-    seen: u32,
+    logits: Logits,
     /// The most likely token is chosen.
     greedy: bool,
     /// Top-k or top-p leave tokens out.
@@ -49,89 +48,97 @@ fn options(state: &[i32], row: u32, lengths: &Lengths) -> Options {
         top_k,
         temperature,
         top_p,
-        penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
-        seen: u32::reinterpret(state[words + comptime!(Row::SLOT)]) * lengths.blocks,
+        logits: Logits {
+            first: row * lengths.vocab,
+            vocab: lengths.vocab,
+            seen: u32::reinterpret(state[words + comptime!(Row::SLOT)]) * lengths.words,
+            penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
+        },
         greedy,
         filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32),
     }
 }
 
-/// A logit after the repetition penalty; bit `token % 32` of the word says whether the token occurred.
-#[cube]
-pub(super) fn penalised<F: Float>(logit: F, token: u32, word: u32, penalty: f32) -> f32 {
-    let mut logit = f32::cast_from(logit);
-    if (word >> (token % 32)) & 1 == 1 {
-        if logit > 0.0f32 {
-            logit /= penalty;
-        } else {
-            logit *= penalty;
-        }
-    }
-    logit
-}
-
-/// Writes [key, token] of the best token of each block to `best` [rows, blocks, 2]. One unit a block.
+/// Writes a chunk's record: [key, token] of its best token, then, where the row is filtered, the largest key of each of its blocks.
 ///
 /// The key is of the score, or of the logit where the row is greedy or filtered; it is 0 where no token can be chosen, [`BROKEN`] where a
-/// logit is.
+/// logit is. One cube a chunk of a row.
 #[cube(launch)]
-pub(super) fn score<F: Float>(
-    logits: &[F],
+pub(super) fn score<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
     state: &[i32],
     seen: &[u32],
-    best: &mut [u32],
+    records: &mut [u32],
     lengths: Lengths,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let unit = ABSOLUTE_POS as u32;
-    let row = unit / lengths.blocks;
-    if row >= lengths.rows {
-        terminate!();
-    }
+    let row = CUBE_POS_X / lengths.chunks;
+    let chunk = CUBE_POS_X % lengths.chunks;
     let options = options(state, row, &lengths);
     if options.position < 0 {
         terminate!();
     }
-    let block = unit % lengths.blocks;
-    let word = seen[(options.seen + block) as usize];
-    let random = !options.greedy && !options.filtered;
+    let fours = comptime!(CHUNK / 4);
+    let mut best = Shared::<[u64]>::new_slice(fours);
+    // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at the last.
+    sync_cube();
 
+    let random = !options.greedy && !options.filtered;
     let mut words = Array::<u32>::new(4usize);
-    let mut best_key = 0u32.runtime();
-    let mut best_token = 0u32.runtime();
-    for four in 0..comptime!(BLOCK as u32 / 4) {
-        let first = block * comptime!(BLOCK as u32) + four * 4;
+    for turn in 0..comptime!(fours / units) {
+        let i = turn * units + UNIT_POS_X as usize;
+        let token = chunk * comptime!(CHUNK as u32) + i as u32 * 4;
+        let four = options.logits.four::<F, N>(logits, seen, token, lanes);
         if random {
-            philox(&mut words, first / 4, options.position as u32, options.seed);
+            philox(&mut words, token / 4, options.position as u32, options.seed);
         }
+        let mut first = 0u64.runtime();
         #[unroll]
-        for i in 0..4u32 {
-            let token = first + i;
-            if token < lengths.vocab {
-                let mut score = penalised::<F>(logits[(row * lengths.vocab + token) as usize], token, word, options.penalty);
-                if random {
-                    score = score / options.temperature + gumbel(words[i as usize]);
-                }
-                let key = key(score);
-                if key > best_key {
-                    best_key = key;
-                    best_token = token;
-                }
+        for j in 0..4usize {
+            let mut score = four.extract(j);
+            if random {
+                score = score / options.temperature + gumbel(words[j]);
             }
+            first = max(first, ranked(key(score), token + comptime!(j as u32)));
+        }
+        best[i] = first;
+    }
+
+    #[unroll]
+    for step in 0..comptime!(fours.ilog2()) {
+        let distance = comptime!(1usize << step);
+        sync_cube();
+        if comptime!(distance == BLOCK / 4) && options.filtered {
+            let mut block = UNIT_POS_X as usize;
+            while block < CHUNK_BLOCKS {
+                records[CUBE_POS_X as usize * RECORD + 2 + block] = u32::cast_from(best[block * distance] >> 32);
+                block += units;
+            }
+            sync_cube();
+        }
+        let mut i = UNIT_POS_X as usize * comptime!(2 * distance);
+        while i < fours {
+            best[i] = max(best[i], best[i + distance]);
+            i += comptime!(2 * distance * units);
         }
     }
-    best[(unit * 2) as usize] = best_key;
-    best[(unit * 2 + 1) as usize] = best_token;
+    if UNIT_POS_X == 0 {
+        records[CUBE_POS_X as usize * RECORD] = u32::cast_from(best[0] >> 32);
+        records[CUBE_POS_X as usize * RECORD + 1] = !u32::cast_from(best[0]);
+    }
 }
 
 /// Chooses a row's token and writes its new state. One cube a row.
 #[cube(launch)]
-pub(super) fn choose<F: Float>(
-    logits: &[F],
+pub(super) fn choose<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
     state: &mut [i32],
     seen: &mut [u32],
-    best: &[u32],
+    records: &[u32],
     lengths: Lengths,
+    #[comptime] lanes: usize,
     #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -140,54 +147,60 @@ pub(super) fn choose<F: Float>(
     if options.position < 0 {
         terminate!();
     }
-    let mut shared = Shared::<[u64]>::new_slice(units);
-    // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at the last.
+    let bitmap = options.logits.seen;
+    let mut sums = Shared::<[u64]>::new_slice(comptime!(2 * units));
+    // As in `score`.
     sync_cube();
 
-    let mut first = 0u64.runtime();
-    let mut block = UNIT_POS_X;
-    while block < lengths.blocks {
-        let index = ((row * lengths.blocks + block) * 2) as usize;
-        first = max(first, ranked(best[index], best[index + 1]));
-        block += comptime!(units as u32);
+    let mut best = 0u64.runtime();
+    let mut chunk = UNIT_POS_X;
+    while chunk < lengths.chunks {
+        let record = (row * lengths.chunks + chunk) as usize * RECORD;
+        best = max(best, ranked(records[record], records[record + 1]));
+        chunk += comptime!(units as u32);
     }
-    first = largest(first, &mut shared, units);
+    best = largest(best, &mut sums, units);
 
-    let largest_key = u32::cast_from(first >> 32);
-    if options.filtered && largest_key != 0 && largest_key != BROKEN {
+    let key_of_best = u32::cast_from(best >> 32);
+    if options.filtered && key_of_best != 0 && key_of_best != BROKEN {
         let filter = Filter {
-            first: row * lengths.vocab,
-            vocab: lengths.vocab,
-            seen: options.seen,
-            penalty: options.penalty,
+            logits: options.logits,
             temperature: options.temperature,
-            largest: largest_key,
+            largest: key_of_best,
+            record: row * lengths.chunks,
+            blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
-        let last = last_kept::<F>(&filter, options.top_k, options.top_p, logits, &*seen, &mut shared, units);
-        first = 0u64.runtime();
+        let mut shortlist = Shortlist::new();
+        let last = filter.last_kept::<F, N>(options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
+
+        best = 0u64.runtime();
         let mut words = Array::<u32>::new(4usize);
-        let mut token = UNIT_POS_X;
-        while token < lengths.vocab {
-            let logit = filter.logit::<F>(logits, &*seen, token);
-            if filter.place(logit, token) <= last {
-                philox(&mut words, token / 4, options.position as u32, options.seed);
-                let word = select(token % 4 < 2, select(token % 4 == 0, words[0], words[1]), select(token % 4 == 2, words[2], words[3]));
-                first = max(first, ranked(key(logit / options.temperature + gumbel(word)), token));
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, &*seen, token, lanes);
+            philox(&mut words, token / 4, options.position as u32, options.seed);
+            #[unroll]
+            for j in 0..4usize {
+                let token = token + comptime!(j as u32);
+                if filter.place(four.extract(j), token) <= last {
+                    best = max(best, ranked(key(four.extract(j) / options.temperature + gumbel(words[j])), token));
+                }
             }
-            token += comptime!(units as u32);
+            i += comptime!(units as u32);
         }
-        first = largest(first, &mut shared, units);
+        best = largest(best, &mut sums, units);
     }
 
     if UNIT_POS_X == 0 {
         let words = row as usize * comptime!(Row::WORDS);
-        let key = u32::cast_from(first >> 32);
+        let key = u32::cast_from(best >> 32);
         let mut position = comptime!(RowState::FAILED).runtime();
         if key != 0 && key != BROKEN {
-            let token = !u32::cast_from(first);
+            let token = !u32::cast_from(best);
             state[words + comptime!(Row::TOKEN)] = i32::cast_from(token);
-            let word = (options.seen + token / 32) as usize;
-            seen[word] = seen[word] | (1u32 << (token % 32));
+            let word = (bitmap + token / 32) as usize;
+            seen[word] |= 1u32 << (token % 32);
             position = options.position + 1;
             if position as u32 >= lengths.max_len {
                 position = comptime!(RowState::WINDOW_FULL).runtime();

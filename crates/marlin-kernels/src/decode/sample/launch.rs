@@ -1,17 +1,16 @@
 use super::kernel::{self, LengthsLaunch};
-use super::{BLOCK, TOKEN_BITS};
+use super::{BLOCK, CHUNK, RECORD, TOKEN_BITS};
 use crate::decode::Row;
 use crate::{ActivationDtype, KernelError, Target};
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use std::fmt;
 
-/// Units of a cube of `score`: few, so that one row is spread over many multiprocessors.
-const SCORE_UNITS: u32 = 64;
-/// Units of a cube of `choose`, where the device has as many.
-const CHOOSE_UNITS: u32 = 1024;
+/// Units of a cube of `score`, where the device has as many: each has four tokens.
+const SCORE_UNITS: u32 = 256;
+/// Units of a cube of `choose`, likewise: of 1024, each would have too few registers.
+const CHOOSE_UNITS: u32 = 512;
 
 /// What [`sample`] is launched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +28,13 @@ pub struct SampleShape {
 }
 
 impl SampleShape {
-    /// Words of a slot's bitmap of tokens, and blocks of a row.
-    pub fn blocks(&self) -> usize {
+    /// Words of a slot's bitmap of tokens.
+    pub fn bitmap_words(&self) -> usize {
         self.vocab.div_ceil(BLOCK)
+    }
+
+    fn chunks(&self) -> usize {
+        self.vocab.div_ceil(CHUNK)
     }
 }
 
@@ -57,7 +60,7 @@ pub struct SampleArgs {
 
 /// Words of 32 bits that [`sample`] needs to work in.
 pub fn workspace_words(shape: &SampleShape) -> usize {
-    shape.rows * shape.blocks() * 2
+    shape.rows * shape.chunks() * RECORD
 }
 
 /// Chooses the next token of every row that is at a position: writes it, and the position that follows or how the row ended.
@@ -73,38 +76,44 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     if rows == 0 {
         return Ok(());
     }
-    let blocks = shape.blocks();
     tracing::trace!(%shape, "sample");
+    let [words, chunks] = [shape.bitmap_words(), shape.chunks()].map(|length| length as u32);
+    let lengths = || LengthsLaunch::new(vocab as u32, chunks, words, u32::try_from(max_len).unwrap_or(u32::MAX));
+    // Rows of other lengths do not all start where four logits can be read at once.
+    let lanes = if vocab.is_multiple_of(4) { 4 } else { 1 };
+    // Powers of two, as the reductions need.
     let most = client.properties().hardware.max_units_per_cube;
-    let lengths = || LengthsLaunch::new(rows as u32, vocab as u32, blocks as u32, u32::try_from(max_len).unwrap_or(u32::MAX));
+    let [score_units, choose_units] = [SCORE_UNITS, CHOOSE_UNITS].map(|units| 1 << units.min(most).ilog2());
     let [logits, logits_again] = twice("logits", shape, args.logits)?;
     let [state, state_again] = twice("state", shape, args.state)?;
     let [seen, seen_again] = twice("bitmaps of tokens", shape, args.seen)?;
-    let [best, best_again] = twice("workspace", shape, args.workspace)?;
-    let dim = CubeDim::new_1d(SCORE_UNITS.min(most));
+    let [records, records_again] = twice("workspace", shape, args.workspace)?;
     kernel::score::launch(
         client,
-        calculate_cube_count_elemwise(client, rows * blocks, dim),
-        dim,
+        CubeCount::new_1d(rows as u32 * chunks),
+        CubeDim::new_1d(score_units),
+        lanes,
         logits,
         state,
         seen,
-        best,
+        records,
         lengths(),
+        lanes,
+        score_units as usize,
         dtype.elem(),
     );
-    // A power of two, as its reductions need.
-    let units = 1 << CHOOSE_UNITS.min(most).ilog2();
     kernel::choose::launch(
         client,
         CubeCount::new_1d(rows as u32),
-        CubeDim::new_1d(units),
+        CubeDim::new_1d(choose_units),
+        lanes,
         logits_again,
         state_again,
         seen_again,
-        best_again,
+        records_again,
         lengths(),
-        units as usize,
+        lanes,
+        choose_units as usize,
         dtype.elem(),
     );
     Ok(())
@@ -125,7 +134,7 @@ fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), 
     if vocab == 0 || vocab > 1 << TOKEN_BITS {
         return Err(KernelError::Vocabulary { found: vocab, limit: 1 << TOKEN_BITS });
     }
-    let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.blocks()));
+    let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.bitmap_words()));
     let limit = u32::MAX as usize;
     if elements > limit {
         return Err(KernelError::TooLarge { problem: shape.to_string(), elements, limit });
@@ -139,7 +148,7 @@ fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), 
     let same = |operand, expected, found| expect(operand, expected, found, expected == found);
     same("logits", rows * vocab, args.logits.len())?;
     same("state", rows * Row::WORDS, args.state.len())?;
-    same("bitmaps of tokens", slots * shape.blocks(), args.seen.len())?;
+    same("bitmaps of tokens", slots * shape.bitmap_words(), args.seen.len())?;
     let (needed, found) = (workspace_words(shape), args.workspace.len());
     expect("workspace", needed, found, found >= needed)
 }

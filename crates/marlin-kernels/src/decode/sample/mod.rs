@@ -11,8 +11,8 @@
 //!
 //! | launch | a cube | does |
 //! |---|---|---|
-//! | `score` | some blocks of 32 tokens of a row | the best token of each block: by its score, or by its logit where top-k or top-p are to come |
-//! | `choose` | a row | the best of all blocks; or top-k, top-p and the choice among what they leave; the row's new state |
+//! | `score` | a chunk of 1024 tokens of a row | the chunk's best token: by its score, or by its logit where top-k or top-p are to come, and then the best logit of each block of 32 |
+//! | `choose` | a row | the best of all chunks; or top-k, top-p and the choice among what they leave; the row's new state |
 //!
 //! A row fails ([`RowState::Failed`](super::RowState::Failed)) where a logit is NaN or plus infinity, and where all are minus infinity; the
 //! others go on. Vocabularies past 2^18 tokens are refused.
@@ -20,6 +20,7 @@
 mod filter;
 mod kernel;
 mod launch;
+mod logits;
 mod noise;
 mod reference;
 
@@ -28,8 +29,16 @@ pub use reference::{bitmap, sample_host};
 
 /// Tokens of a block: those of a word of the bitmap of tokens that occurred.
 const BLOCK: usize = 32;
+/// Tokens of a chunk.
+const CHUNK: usize = 1024;
+/// Blocks of a chunk.
+const CHUNK_BLOCKS: usize = CHUNK / BLOCK;
+/// Words of what `score` leaves of a chunk for `choose`: [key, token] of the best token, and a key for each block.
+const RECORD: usize = 2 + CHUNK_BLOCKS;
 /// Bits that hold a token.
 const TOKEN_BITS: usize = 18;
+/// Blocks of the largest vocabulary.
+const MAX_BLOCKS: usize = (1 << TOKEN_BITS) / BLOCK;
 /// Below this temperature the most likely token is chosen.
 const MIN_TEMPERATURE: f32 = 1e-5;
 /// A key past that of every finite value: of NaN and of plus infinity.

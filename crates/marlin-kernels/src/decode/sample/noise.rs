@@ -68,7 +68,7 @@ pub(super) fn gumbel(word: u32) -> f32 {
 
 /// The natural logarithm of a normal positive number, to about an ulp.
 #[cube]
-fn ln(x: f32) -> f32 {
+pub(super) fn ln(x: f32) -> f32 {
     // x = 2^exponent * m, m from sqrt(1/2) to sqrt(2); ln m = 2 atanh((m - 1) / (m + 1)).
     let bits = i32::reinterpret(x);
     let exponent = (bits - 0x3f35_04f3i32) >> 23;
@@ -79,7 +79,7 @@ fn ln(x: f32) -> f32 {
     sum = fma(z, sum, 1.0f32 / 5.0);
     sum = fma(z, sum, 1.0f32 / 3.0);
     sum = fma(z, sum, 1.0f32);
-    fma(f32::cast_from(exponent), 0.693_147_2f32, (s + s) * sum)
+    fma(f32::cast_from(exponent), core::f32::consts::LN_2, (s + s) * sum)
 }
 
 /// exp(x) for x up to 0, as an integer: 2^[`MASS_BITS`] for 0.
@@ -88,7 +88,7 @@ pub(super) fn mass(x: f32) -> u64 {
     let mut mass = 0u64.runtime();
     // exp(-29) is below 2^-41.
     if x > -29.0f32 {
-        let n = fma(x, 1.442_695f32, 0.5f32).floor();
+        let n = fma(x, core::f32::consts::LOG2_E, 0.5f32).floor();
         let mut r = fma(n, -0.693_359_4f32, x);
         r = fma(n, 2.121_944_4e-4f32, r);
         let mut sum = fma(r, 1.0f32 / 5040.0, 1.0f32 / 720.0);

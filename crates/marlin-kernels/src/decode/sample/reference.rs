@@ -1,5 +1,6 @@
 use super::{BLOCK, BROKEN, MASS_BITS, MIN_TEMPERATURE};
 use crate::decode::{Row, RowState};
+use std::f32::consts::{LN_2, LOG2_E};
 
 /// The bitmap of the tokens that occur in a prompt, as [`sample`](super::sample) reads a slot's: bit `token % 32` of word `token / 32`. Tokens
 /// past the vocabulary are left out.
@@ -140,14 +141,14 @@ fn ln(x: f32) -> f32 {
     let s = (m - 1.0) / (m + 1.0);
     let z = s * s;
     let sum = [1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0].into_iter().fold(1.0 / 9.0, |sum: f32, term| z.mul_add(sum, term));
-    (exponent as f32).mul_add(0.693_147_2, (s + s) * sum)
+    (exponent as f32).mul_add(LN_2, (s + s) * sum)
 }
 
 fn mass(x: f32) -> u64 {
     if x <= -29.0 {
         return 0;
     }
-    let n = x.mul_add(1.442_695, 0.5).floor();
+    let n = x.mul_add(LOG2_E, 0.5).floor();
     let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
     let terms = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     let sum = terms.into_iter().fold(1.0 / 5040.0, |sum: f32, term| r.mul_add(sum, term));
