@@ -87,7 +87,7 @@ pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &Row) {
     }
     let Some(&Candidate { logit: largest, .. }) = candidates.first() else { return };
     if row.top_p < 1.0 {
-        let mass = |candidate: &Candidate| mass((candidate.logit - largest) / row.temperature);
+        let mass = |candidate: &Candidate| mass((candidate.logit - largest) * (1.0 / row.temperature));
         let target = fraction(candidates.iter().map(mass).sum(), row.top_p);
         let mut sum = 0;
         let kept = candidates.iter().take_while(|candidate| {
