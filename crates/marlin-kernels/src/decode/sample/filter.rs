@@ -25,6 +25,8 @@ const NOWHERE: u64 = u64::MAX;
 pub(super) struct Filter {
     pub logits: Logits,
     pub temperature: f32,
+    /// One over it.
+    pub inverse_temperature: f32,
     /// The key of the row's largest logit.
     pub largest: u32,
     /// The row's first record.
@@ -155,59 +157,13 @@ impl Filter {
 
     /// What a token counts for top-p: its probability over that of the most likely one.
     fn mass(&self, logit: f32) -> u64 {
-        mass((logit - value(self.largest)) / self.temperature)
+        mass((logit - value(self.largest)) * self.inverse_temperature)
     }
 
     /// The largest key of a block; 0 where none of its tokens can be chosen.
     fn block(&self, records: &[u32], block: u32) -> u32 {
         let chunk_blocks = comptime!(CHUNK_BLOCKS as u32);
         records[(self.record + block / chunk_blocks) as usize * RECORD + 2 + (block % chunk_blocks) as usize]
-    }
-
-    /// The place of the last token that top-k and then top-p keep. The shortlist then has all tokens up to it.
-    pub fn last_kept<F: Float, N: Size>(
-        &self,
-        top_k: u32,
-        top_p: f32,
-        logits: &[Vector<F, N>],
-        seen: &[u32],
-        records: &[u32],
-        shortlist: &mut Shortlist,
-        sums: &mut Shared<[u64]>,
-        #[comptime] lanes: usize,
-        #[comptime] units: usize,
-    ) -> u64 {
-        let mut bins = Bins::new();
-        let mut last = comptime!(NOWHERE - 1).runtime();
-        let mut span = u32::MAX.runtime();
-        if top_k > 0 && top_k < self.logits.vocab {
-            span = self.span_of_k(top_k, records, &mut bins, sums, units);
-        }
-        self.list(span, records, shortlist, units);
-        if top_k > 0 && top_k < self.logits.vocab {
-            last = self.reach::<F, N>(u64::cast_from(top_k), span, last, logits, seen, &*shortlist, &mut bins, sums, false, lanes, units);
-        }
-        if top_p < 1.0f32 {
-            let mut own = 0u64.runtime();
-            let mut i = UNIT_POS_X;
-            while i < shortlist.fours() {
-                let token = shortlist.token(i);
-                let four = self.logits.four::<F, N>(logits, seen, token, lanes);
-                #[unroll]
-                for j in 0..4usize {
-                    if self.place(four.extract(j), token + comptime!(j as u32)) <= last {
-                        own += self.mass(four.extract(j));
-                    }
-                }
-                i += comptime!(units as u32);
-            }
-            let (_, total) = prefix_sum(own, sums, units);
-            let target = max(fraction(total, top_p), 1u64.runtime());
-            span = min(span, self.span_of_rest(total - target));
-            self.list(span, records, shortlist, units);
-            last = self.reach::<F, N>(target, span, last, logits, seen, &*shortlist, &mut bins, sums, true, lanes, units);
-        }
-        last
     }
 
     /// How far the keys of the `k` most likely tokens are below the largest at most, from blocks alone.
@@ -272,75 +228,128 @@ impl Filter {
         }
         sync_cube();
     }
+}
 
-    /// The place of the first token at which the sum of all up to it reaches `target`: a number of tokens, or a mass. Tokens past `end` or
-    /// more than `span` below the largest are not looked at.
-    fn reach<F: Float, N: Size>(
-        &self,
-        target: u64,
-        span: u32,
-        end: u64,
-        logits: &[Vector<F, N>],
-        seen: &[u32],
-        shortlist: &Shortlist,
-        bins: &mut Bins,
-        sums: &mut Shared<[u64]>,
-        #[comptime] by_mass: bool,
-        #[comptime] lanes: usize,
-        #[comptime] units: usize,
-    ) -> u64 {
-        let token_bits = comptime!(TOKEN_BITS as u64);
-        let end = min(end, ((u64::cast_from(span) + 1) << token_bits) - 1);
-        // The bits of the place that are known, how many are not, and what is left to reach among places with those bits.
-        let mut known = 0u64.runtime();
-        let mut unknown = u64::cast_from(32 - span.leading_zeros()) + token_bits;
-        let mut left = target;
-        while unknown > 0 {
-            // The bits of the key end where a turn does.
-            let mut shift = max(unknown, comptime!(DIGIT_BITS as u64)) - comptime!(DIGIT_BITS as u64);
-            if unknown > token_bits {
-                shift = max(shift, token_bits);
-            }
-            bins.clear(units);
-            let mut i = UNIT_POS_X;
-            while i < shortlist.fours() {
-                let token = shortlist.token(i);
-                let four = self.logits.four::<F, N>(logits, seen, token, lanes);
-                #[unroll]
-                for j in 0..4usize {
-                    let place = self.place(four.extract(j), token + comptime!(j as u32));
-                    if place <= end && place >> unknown == known {
-                        let mut counts = 1u64.runtime();
-                        if by_mass {
-                            counts = self.mass(four.extract(j));
-                        }
-                        bins.add((place >> shift) - (known << (unknown - shift)), counts);
-                    }
-                }
-                i += comptime!(units as u32);
-            }
-            let found = bins.find(left, sums, units);
-            left = min(left, found.total);
-            known = (known << (unknown - shift)) | found.bin;
-            unknown = shift;
-
-            // What each token of the bin counts, where that is the same for all.
-            let mut each = 1u64.runtime();
-            if by_mass {
-                each = 0u64.runtime();
-                if unknown <= token_bits {
-                    each = self.mass(value(self.largest - u32::cast_from(known >> (token_bits - unknown))));
-                }
-            }
-            if left + each > found.through {
-                // All of the bin are kept: the last place that has these bits will do.
-                known = ((known + 1) << unknown) - 1;
-                unknown = 0u64.runtime();
-            }
-            left -= found.before;
-        }
-        min(known, end)
+/// The place of the last token that top-k and then top-p keep. The shortlist then has all tokens up to it.
+#[cube]
+pub(super) fn last_kept<F: Float, N: Size>(
+    filter: &Filter,
+    top_k: u32,
+    top_p: f32,
+    logits: &[Vector<F, N>],
+    seen: &[u32],
+    records: &[u32],
+    shortlist: &mut Shortlist,
+    sums: &mut Shared<[u64]>,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+) -> u64 {
+    let mut bins = Bins::new();
+    let everywhere = comptime!(NOWHERE - 1).runtime();
+    let mut last = everywhere;
+    let mut span = u32::MAX.runtime();
+    if top_k > 0 && top_k < filter.logits.vocab {
+        span = filter.span_of_k(top_k, records, &mut bins, sums, units);
     }
+    filter.list(span, records, shortlist, units);
+    if top_k > 0 && top_k < filter.logits.vocab {
+        last = reach::<F, N>(filter, u64::cast_from(top_k), span, last, logits, seen, &*shortlist, &mut bins, sums, false, lanes, units);
+    }
+    if top_p < 1.0f32 {
+        let mut own = 0u64.runtime();
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            #[unroll]
+            for j in 0..4usize {
+                let mut kept = true;
+                if last != everywhere {
+                    kept = filter.place(four.extract(j), token + comptime!(j as u32)) <= last;
+                }
+                if kept {
+                    own += filter.mass(four.extract(j));
+                }
+            }
+            i += comptime!(units as u32);
+        }
+        let (_, total) = prefix_sum(own, sums, units);
+        let target = max(fraction(total, top_p), 1u64.runtime());
+        span = min(span, filter.span_of_rest(total - target));
+        filter.list(span, records, shortlist, units);
+        last = reach::<F, N>(filter, target, span, last, logits, seen, &*shortlist, &mut bins, sums, true, lanes, units);
+    }
+    last
+}
+
+/// The place of the first token at which the sum of all up to it reaches `target`: a number of tokens, or a mass. Tokens past `end` or
+/// more than `span` below the largest are not looked at.
+#[cube]
+fn reach<F: Float, N: Size>(
+    filter: &Filter,
+    target: u64,
+    span: u32,
+    end: u64,
+    logits: &[Vector<F, N>],
+    seen: &[u32],
+    shortlist: &Shortlist,
+    bins: &mut Bins,
+    sums: &mut Shared<[u64]>,
+    #[comptime] by_mass: bool,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+) -> u64 {
+    let token_bits = comptime!(TOKEN_BITS as u64);
+    let end = min(end, ((u64::cast_from(span) + 1) << token_bits) - 1);
+    // The bits of the place that are known, how many are not, and what is left to reach among places with those bits.
+    let mut known = 0u64.runtime();
+    let mut unknown = u64::cast_from(32 - span.leading_zeros()) + token_bits;
+    let mut left = target;
+    while unknown > 0 {
+        // The bits of the key end where a turn does.
+        let mut shift = max(unknown, comptime!(DIGIT_BITS as u64)) - comptime!(DIGIT_BITS as u64);
+        if unknown > token_bits {
+            shift = max(shift, token_bits);
+        }
+        bins.clear(units);
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            #[unroll]
+            for j in 0..4usize {
+                let place = filter.place(four.extract(j), token + comptime!(j as u32));
+                if place <= end && place >> unknown == known {
+                    let mut counts = 1u64.runtime();
+                    if by_mass {
+                        counts = filter.mass(four.extract(j));
+                    }
+                    bins.add((place >> shift) - (known << (unknown - shift)), counts);
+                }
+            }
+            i += comptime!(units as u32);
+        }
+        let found = bins.find(left, sums, units);
+        left = min(left, found.total);
+        known = (known << (unknown - shift)) | found.bin;
+        unknown = shift;
+
+        // What each token of the bin counts, where that is the same for all.
+        let mut each = 1u64.runtime();
+        if by_mass {
+            each = 0u64.runtime();
+            if unknown <= token_bits {
+                each = filter.mass(value(filter.largest - u32::cast_from(known >> (token_bits - unknown))));
+            }
+        }
+        if left + each > found.through {
+            // All of the bin are kept: the last place that has these bits will do.
+            known = ((known + 1) << unknown) - 1;
+            unknown = 0u64.runtime();
+        }
+        left -= found.before;
+    }
+    min(known, end)
 }
 
 /// The sums of the values of all units up to this one, and of all. `sums` has room for two values a unit.

@@ -1,4 +1,4 @@
-use super::filter::{Filter, Shortlist};
+use super::filter::{Filter, Shortlist, last_kept};
 use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
 use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
@@ -166,12 +166,14 @@ pub(super) fn choose<F: Float, N: Size>(
         let filter = Filter {
             logits: options.logits,
             temperature: options.temperature,
+            inverse_temperature: 1.0f32 / options.temperature,
             largest: key_of_best,
             record: row * lengths.chunks,
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
         let mut shortlist = Shortlist::new();
-        let last = filter.last_kept::<F, N>(options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
+        let last =
+            last_kept::<F, N>(&filter, options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
 
         best = 0u64.runtime();
         let mut words = Array::<u32>::new(4usize);

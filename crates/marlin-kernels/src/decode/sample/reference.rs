@@ -47,7 +47,9 @@ fn choose(logits: &[f32], row: &Row, position: u32, seen: &[u32]) -> Option<u32>
     if greedy {
         return largest(candidates.into_iter().map(|candidate| (candidate.key, candidate.token)));
     }
-    filter(&mut candidates, row);
+    if row.top_k > 0 || row.top_p < 1.0 {
+        filter(&mut candidates, row);
+    }
     largest(candidates.into_iter().map(|Candidate { token, logit, .. }| {
         let word = philox([token / 4, position, 0, 0], row.seed)[token as usize % 4];
         (key(logit / row.temperature + gumbel(word)), token)
@@ -87,7 +89,7 @@ pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &Row) {
     }
     let Some(&Candidate { logit: largest, .. }) = candidates.first() else { return };
     if row.top_p < 1.0 {
-        let mass = |candidate: &Candidate| mass((candidate.logit - largest) / row.temperature);
+        let mass = |candidate: &Candidate| mass((candidate.logit - largest) * (1.0 / row.temperature));
         let target = fraction(candidates.iter().map(mass).sum(), row.top_p);
         let mut sum = 0;
         let kept = candidates.iter().take_while(|candidate| {
