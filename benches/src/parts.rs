@@ -71,7 +71,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     part("gate_up", layers, &mut || layer(&|layer| layer.mlp.gate_up_proj.forward_joined(x.clone())))?;
     part("silu and multiply", layers, &mut || layer(&|_| decode::silu_mul(gate_up.clone())))?;
     part("down", layers, &mut || layer(&|layer| layer.mlp.down_proj.forward(gated.clone())))?;
-    part("head", 1, &mut || vec![model.head(x.clone())])?;
+    part("head", 1, &mut || vec![model.decode_head(x.clone())])?;
     part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;
     part("sampling", 1, &mut || {
         // At the same position again: only the row's own kernels change it.

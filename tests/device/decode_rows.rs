@@ -9,7 +9,8 @@ use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::decode::{
-    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm, silu_mul, write_cache,
+    CacheShape, EmbedArgs, HeadArgs, MAX_HEAD_ROWS, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, head, rms_norm, silu_mul,
+    write_cache,
 };
 use marlin_tests::{relative_error, tolerance};
 use rand::rngs::StdRng;
@@ -22,6 +23,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "decode::rms_norm_agrees_with_f64", move |device| norms(device, seed)));
     tests.push(trial(device, "decode::silu_mul_agrees_with_f64", move |device| gates(device, seed)));
     tests.push(trial(device, "decode::embed_copies_the_rows_of_tokens", move |device| embeddings(device, seed)));
+    tests.push(trial(device, "decode::head_agrees_with_f64", move |device| heads(device, seed)));
     tests.push(trial(device, "decode::write_cache_writes_its_positions_alone", move |device| caches(device, seed)));
 }
 
@@ -112,6 +114,29 @@ fn gates(device: &Device, seed: u64) {
             .flat_map(|row| (0..features).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[features + i]).collect::<Vec<_>>())
             .collect();
         check(&shape, &read(&client, out, dtype), &expected, seed);
+    }
+}
+
+fn heads(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+    for shape in shapes(device).into_iter().chain(shapes(device).into_iter().map(|shape| RowsShape { rows: MAX_HEAD_ROWS, ..shape })) {
+        let RowsShape { rows, features, dtype } = shape;
+        let columns = 37;
+        let (x, x_bytes) = random(rows * features, dtype, &mut rng);
+        let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
+        let (out, out_arg) = poisoned(&client, rows * columns, dtype);
+        let args = HeadArgs { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
+        head(&client, &shape, columns, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let terms = |row: usize, column: usize| (0..features).map(move |i| (row * features + i, column * features + i));
+        let sum = |values: &dyn Fn(f64) -> f64| -> Vec<f64> {
+            let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+            places.map(|(row, column)| terms(row, column).map(|(i, j)| values(x[i] * weight[j])).sum()).collect()
+        };
+        let (expected, squares) = (sum(&|term| term), sum(&|term| term * term));
+        let magnitude: Vec<f64> = squares.into_iter().map(f64::sqrt).collect();
+        let error = relative_error(&read(&client, out, dtype), &expected, &magnitude);
+        assert!(error <= tolerance(dtype), "{shape}, seed {seed}: relative error {error:e}");
     }
 }
 

@@ -31,7 +31,7 @@ fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
 }
 
 /// The shipped model in 4 bits, in a folder that lives as long as the guard.
-fn quantised() -> (tempfile::TempDir, PathBuf) {
+pub fn quantised() -> (tempfile::TempDir, PathBuf) {
     let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let target = guard.path().join("int4");
     quantize_folder(&example().join("model"), &target, &SPEC, &QuantizeOptions::default(), |_| {})

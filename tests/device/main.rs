@@ -7,6 +7,7 @@ mod convert;
 mod decode_attention;
 mod decode_rows;
 mod decode_sample;
+mod decoder;
 mod golden;
 mod kernels;
 mod layer;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         convert::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);
+        decoder::add(&mut tests, device);
         llama::add(&mut tests, device);
     }
     let mut arguments = Arguments::from_iter(rest);

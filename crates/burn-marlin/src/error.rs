@@ -32,6 +32,12 @@ pub enum Error {
         /// What the device said.
         reason: String,
     },
+    /// The device did not finish a step of decode.
+    #[error("a step of decode failed on the device: {reason}")]
+    Step {
+        /// What the device said.
+        reason: String,
+    },
     /// A tensor holds another dtype than a quantised weight has, after loading a record that does not belong to it.
     #[error("{tensor} of a quantised weight has dtype {found:?}; expected {expected}")]
     Dtype {

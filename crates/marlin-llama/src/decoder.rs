@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use burn::tensor::{Graph, Int, Tensor, capture};
-use burn_marlin::decode::{self, Row, RowState};
+use burn_marlin::decode::{self, Row, RowState, RowsRead};
 
 use crate::generate::token_tensor;
 use crate::model::{Batch, Place};
@@ -64,6 +64,10 @@ pub struct Decoder<'m> {
     graphs: BTreeMap<usize, StepGraph<'m>>,
     /// By slot.
     sequences: Vec<Option<Sequence>>,
+    /// Sequences that ever joined.
+    joined: u64,
+    /// The step after the last one whose tokens the host has.
+    ahead: Option<Step>,
 }
 
 /// What all steps read and write.
@@ -81,7 +85,16 @@ struct StepGraph<'m> {
     rows: Vec<Row>,
 }
 
+/// A step that was given to the device.
+struct Step {
+    /// Slots and names of the sequences of its rows.
+    sequences: Vec<(usize, u64)>,
+    rows: RowsRead,
+}
+
 struct Sequence {
+    /// No other sequence of this decoder has it.
+    id: u64,
     row: Row,
     /// Tokens that may follow.
     left: usize,
@@ -106,7 +119,7 @@ impl<'m> Decoder<'m> {
         let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);
         let seen = decode::words([slots, config.vocab_size.div_ceil(32)], &device);
         let state = Rc::new(RefCell::new(State { cache, seen }));
-        Ok(Self { model, state, graphs: BTreeMap::new(), sequences: (0..slots).map(|_| None).collect() })
+        Ok(Self { model, state, graphs: BTreeMap::new(), sequences: (0..slots).map(|_| None).collect(), joined: 0, ahead: None })
     }
 
     /// Takes a prompt in: its tokens but the last go through the model, in chunks; the last one is the next step's. Gives the sequence's slot.
@@ -135,7 +148,9 @@ impl<'m> Decoder<'m> {
         }
         decode::write_words(seen, slot, decode::bitmap(prompt, vocab_size).into_iter().map(|word| word as i32).collect());
         let row = options.sampling.row(last, before.len() as u32, slot as u32, options.seed);
-        self.sequences[slot] = Some(Sequence { row, left: options.max_new_tokens, stop_tokens: options.stop_tokens.clone() });
+        self.joined += 1;
+        self.sequences[slot] =
+            Some(Sequence { id: self.joined, row, left: options.max_new_tokens, stop_tokens: options.stop_tokens.clone() });
         Ok(slot)
     }
 
@@ -158,26 +173,51 @@ impl<'m> Decoder<'m> {
 
     /// One token for each sequence, in the order of their slots; none where there is no sequence.
     ///
+    /// On a device that replays graphs the next step is under way when this one's tokens come back. A sequence that joined meanwhile has its first
+    /// token one step later.
+    ///
     /// # Errors
     /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others go on.
     pub fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
-        let slots: Vec<usize> = (0..self.sequences.len()).filter(|&slot| self.sequences[slot].is_some()).collect();
-        if slots.is_empty() {
-            return Ok(Vec::new());
+        let sequences: Vec<(usize, u64)> =
+            self.sequences.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?.id))).collect();
+        let step = match self.ahead.take() {
+            Some(step) => step,
+            None if sequences.is_empty() => return Ok(Vec::new()),
+            None => self.start(sequences.clone()),
+        };
+        // The same sequences go on, and the device knows all of them: it need not wait for the host.
+        let size = step.sequences.len().next_power_of_two();
+        let goes_on = step.sequences == sequences && self.sequences.iter().flatten().all(|sequence| sequence.left > 1);
+        if goes_on && self.graphs.get(&size).is_some_and(|graph| graph.graph.is_hardware()) {
+            self.ahead = Some(self.replay(size, sequences));
         }
+        let rows = step.rows.wait()?;
+        if let Some(graph) = self.graphs.get_mut(&size) {
+            graph.rows.clone_from(&rows);
+        }
+        Ok(step.sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)).collect())
+    }
+
+    /// Starts a step of sequences whose rows the host knows.
+    fn start(&mut self, sequences: Vec<(usize, u64)>) -> Step {
+        let size = sequences.len().next_power_of_two();
         let mut rows: Vec<Row> = self.sequences.iter().flatten().map(|sequence| sequence.row).collect();
-        let size = slots.len().next_power_of_two();
         rows.resize(size, Row::IDLE);
         let graph = self.graph(size);
         if graph.rows != rows {
             decode::write_rows(&mut graph.batch.borrow_mut().rows, 0, &rows);
         }
+        self.replay(size, sequences)
+    }
+
+    /// Starts a step of the rows that the device has.
+    fn replay(&mut self, size: usize, sequences: Vec<(usize, u64)>) -> Step {
+        let graph = self.graph(size);
         // SAFETY: what the graph reads and writes are the model, the state and the batch. The graph's closure owns or borrows them, and they keep
         // their memory: every operation on them writes in place. This decoder is bound to one thread, so all work on them is on one stream.
         unsafe { graph.graph.replay() };
-        graph.rows = decode::read_rows(&graph.batch.borrow().rows)?;
-        let rows = graph.rows[..slots.len()].to_vec();
-        Ok(slots.into_iter().zip(rows).map(|(slot, row)| self.decoded(slot, row)).collect())
+        Step { sequences, rows: decode::start_reading(&graph.batch.borrow().rows) }
     }
 
     /// The step for a number of rows, recorded the first time.
@@ -201,9 +241,9 @@ impl<'m> Decoder<'m> {
         })
     }
 
-    /// What a step gave a sequence, which leaves where it ended.
-    fn decoded(&mut self, slot: usize, row: Row) -> Decoded {
-        let Some(sequence) = &mut self.sequences[slot] else { return Decoded { slot, token: None, end: None } };
+    /// What a step gave a sequence, which leaves where it ended; nothing for one that has left.
+    fn decoded(&mut self, slot: usize, id: u64, row: Row) -> Option<Decoded> {
+        let sequence = self.sequences[slot].as_mut().filter(|sequence| sequence.id == id)?;
         sequence.row = row;
         let token = row.token;
         let decoded = match row.state {
@@ -222,6 +262,6 @@ impl<'m> Decoder<'m> {
         if decoded.end.is_some() {
             self.leave(slot);
         }
-        decoded
+        Some(decoded)
     }
 }

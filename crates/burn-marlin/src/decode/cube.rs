@@ -3,19 +3,27 @@
 use super::ops::DecodeBackend;
 use crate::ops::{OptionalFloat, activation_dtype};
 use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Shape};
-use burn_cubecl::CubeBackend;
+use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use burn_fusion::FusionTensor;
 use bytemuck::cast_slice;
 use cubecl::bytes::Bytes;
+use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
+use cubecl::server::ServerError;
 use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
-use marlin_kernels::decode::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, MAX_HEAD_ROWS, RmsNormArgs, RowsShape, SiluMulArgs};
 use marlin_kernels::{ActivationDtype, KernelError};
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 impl DecodeBackend for CubeBackend {
     fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
@@ -50,6 +58,20 @@ impl DecodeBackend for CubeBackend {
         let (client, shape) = (table.client.clone(), rows_shape(&out));
         let args = EmbedArgs { table: buffer(table), row_state: buffer(rows), out: buffer(out.clone()) };
         launched(decode::embed(&client, &shape, vocab, args));
+        out
+    }
+
+    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ([rows, features], [_, columns]) = (x.shape().dims(), weight.shape().dims());
+        if rows > MAX_HEAD_ROWS || **weight.meta.strides() != [1, features] {
+            return Self::float_matmul(x, weight);
+        }
+        let x = into_contiguous(x);
+        let out = empty(&x, Shape::new([rows, columns]), x.dtype);
+        let (client, shape) = (x.client.clone(), rows_shape(&x));
+        // Its strides say that the transposed tensor is contiguous.
+        let args = HeadArgs { x: buffer(x), weight: weight.into_buffer_arg(), out: buffer(out.clone()) };
+        launched(decode::head(&client, &shape, columns, args));
         out
     }
 
@@ -114,6 +136,31 @@ impl DecodeBackend for CubeBackend {
         let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
         launched(sample::sample(&client, &shape, args));
         (rows, seen)
+    }
+}
+
+/// Words of a tensor on their way to the host.
+pub(super) struct WordsRead(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>);
+
+/// Starts to copy a tensor of i32 without gaps to the host, after the work that was given to its stream before.
+pub(super) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
+    let client = tensor.client.clone();
+    let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
+    WordsRead(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle])))
+}
+
+/// The client of a tensor's device, kept to the end of the program: what [`Client::read_async`] gives borrows the client, and outlives the tensor.
+fn kept_client(tensor: &CubeTensor) -> &'static Client {
+    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
+    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    clients.entry(tensor.device.clone()).or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
+}
+
+impl WordsRead {
+    pub(super) fn wait(self) -> Result<Vec<i32>, ServerError> {
+        let bytes = cubecl::future::block_on(self.0)?;
+        let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
+        Ok(words.map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
     }
 }
 

@@ -68,6 +68,14 @@ pub fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
     portable::embed(table, rows)
 }
 
+/// Rows [rows, K] times a float weight [K, N]: the head of a step, for which Burn's matmul reads a weight at a quarter of the card's rate.
+pub fn head(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    if takes(&x) && weight.dtype() == x.dtype() {
+        return Tensor::from_dispatch(Dispatch::decode_head(x.into_dispatch(), weight.into_dispatch()));
+    }
+    x.matmul(weight)
+}
+
 /// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], of zeros.
 pub fn cache(shape: [usize; 4], dtype: FloatDType, device: &Device) -> Tensor<4> {
     // Rows of tensors of more than one dimension may have gaps between them; in-place kernels want none.
@@ -113,15 +121,58 @@ pub fn write_rows(tensor: &mut Tensor<2, Int>, first: usize, rows: &[Row]) {
     write_words(tensor, first, rows.iter().flat_map(|row| row.to_words()).collect());
 }
 
+/// The rows of a step, on their way to the host: the copy follows the work that was given to the device before, and does not wait for what comes
+/// after.
+pub struct RowsRead(Reading);
+
+enum Reading {
+    /// The copy is under way.
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    Cube(cube::WordsRead),
+    /// It is done.
+    Done(Result<Vec<i32>, Error>),
+}
+
+/// Starts to read the rows of a step.
+pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
+    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    if is_fused(&tensor.device())
+        && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
+    {
+        return RowsRead(Reading::Cube(cube::start_reading(tensor)));
+    }
+    let words = tensor.clone().try_into_data().map_err(|error| unread(&error)).and_then(|data| {
+        let words = data.convert::<i32>().try_into_vec::<i32>();
+        words.map_err(|error| unread(&error))
+    });
+    RowsRead(Reading::Done(words))
+}
+
 /// The rows of a step, on the host.
 ///
 /// # Errors
-/// The device fails: here is where a kernel's fault comes out.
+/// As [`RowsRead::wait`].
 pub fn read_rows(tensor: &Tensor<2, Int>) -> Result<Vec<Row>, Error> {
-    let read = |error: &dyn std::fmt::Debug| Error::Read { tensor: "rows", reason: format!("{error:?}") };
-    let data = tensor.clone().try_into_data().map_err(|error| read(&error))?.convert::<i32>();
-    let words = data.try_into_vec::<i32>().map_err(|error| read(&error))?;
-    Ok(words.as_chunks::<{ Row::WORDS }>().0.iter().copied().map(Row::from_words).collect())
+    start_reading(tensor).wait()
+}
+
+impl RowsRead {
+    /// The rows.
+    ///
+    /// # Errors
+    /// The device fails: here is where a kernel's fault comes out.
+    pub fn wait(self) -> Result<Vec<Row>, Error> {
+        let words = match self.0 {
+            #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+            Reading::Cube(read) => read.wait().map_err(|error| unread(&error)),
+            Reading::Done(words) => words,
+        };
+        Ok(words?.as_chunks::<{ Row::WORDS }>().0.iter().copied().map(Row::from_words).collect())
+    }
+}
+
+fn unread(error: &dyn std::fmt::Debug) -> Error {
+    Error::Step { reason: format!("{error:?}") }
 }
 
 /// A layer's cache in a step.

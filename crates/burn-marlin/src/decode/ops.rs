@@ -37,6 +37,10 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = embed_spec)]
     fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
+    /// Rows times a float weight [K, N].
+    #[fusion(meta = product_spec)]
+    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// `new` [1, kv_heads, seq, head_dim] at a slot and position of a cache.
     #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &usize, _: &usize| cache.clone())]
     fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self>;
@@ -76,6 +80,10 @@ fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
     let last = shape.rank() - 1;
     shape[last] /= 2;
     TensorSpec::new(shape, gate_up.dtype)
+}
+
+fn product_spec(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+    TensorSpec::new(Shape::new([x.shape[0], weight.shape[1]]), x.dtype)
 }
 
 fn embed_spec(table: &TensorSpec, rows: &TensorSpec) -> TensorSpec {

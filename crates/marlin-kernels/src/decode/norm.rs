@@ -79,14 +79,16 @@ fn rms_norm_rows<F: Float, N: Size>(
 ) {
     let unit = UNIT_POS as usize;
     let first = CUBE_POS as usize * vectors;
-    // A row stays in registers between the two passes.
+    // A row stays in registers between the two passes; weights are asked for before the first one waits for its values.
     let each = comptime!(vectors.div_ceil(units));
     let mut values = Array::<Vector<f32, N>>::new(each);
+    let mut weights = Array::<Vector<F, N>>::new(each);
     let mut squares = Vector::<f32, N>::new(0.0);
     #[unroll]
     for i in 0..each {
         let place = unit + i * units;
         if place < vectors {
+            weights[i] = weight[place];
             let value = add(x, &mut residual, first + place);
             values[i] = value;
             squares += value * value;
@@ -103,7 +105,7 @@ fn rms_norm_rows<F: Float, N: Size>(
     for i in 0..each {
         let place = unit + i * units;
         if place < vectors {
-            out[first + place] = Vector::<F, N>::cast_from(values[i] * scale) * weight[place];
+            out[first + place] = Vector::<F, N>::cast_from(values[i] * scale) * weights[i];
         }
     }
 }

@@ -227,7 +227,11 @@ impl WeightSource for RandomWeights<'_> {
         let [k, n] = layer.dims;
         let bias = layer.bias.then(|| Tensor::zeros([n], (self.device, self.dtype)));
         match self.spec.filter(|_| layer.name != "lm_head") {
-            None => Ok(Projection::Dense(Linear { weight: Param::from_tensor(self.normal([k, n])), bias: bias.map(Param::from_tensor) })),
+            // Transposed as those of checkpoints are.
+            None => Ok(Projection::Dense(Linear {
+                weight: Param::from_tensor(self.normal([n, k]).transpose()),
+                bias: bias.map(Param::from_tensor),
+            })),
             Some(spec) => {
                 let activations = ActivationDtype::from(spec.scale_dtype);
                 Ok(Projection::W4A16(W4A16Linear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))

@@ -11,9 +11,9 @@ mod rope;
 mod step;
 
 use burn::module::Module;
-use burn::nn::Embedding;
+use burn::nn::{Embedding, Linear};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
-use burn_marlin::QuantSpec;
+use burn_marlin::{QuantSpec, decode};
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
@@ -209,11 +209,20 @@ impl LlamaModel {
         self.norm.forward_residual(mixed, residual).0
     }
 
-    /// Logits [.., vocab] of the residual stream after the last norm, [.., hidden].
-    pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
+    /// Logits [batch, seq, vocab] of the residual stream after the last norm, [batch, seq, hidden].
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),
             None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
+        }
+    }
+
+    /// Logits [rows, vocab] of the residual stream after the last norm of a decode step, [rows, hidden].
+    pub fn decode_head(&self, hidden: Tensor<2>) -> Tensor<2> {
+        match &self.lm_head {
+            Some(Projection::Dense(Linear { weight, bias: None })) => decode::head(hidden, weight.val()),
+            Some(head) => head.forward(hidden),
+            None => decode::head(hidden, self.embed_tokens.weight.val().transpose()),
         }
     }
 }

@@ -38,6 +38,6 @@ impl LlamaModel {
             mixed = Some(layer.mlp.forward(x));
         }
         let (x, _) = self.norm.forward_residual(mixed, residual);
-        decode::sample(self.head(x), &mut batch.rows, seen, window);
+        decode::sample(self.decode_head(x), &mut batch.rows, seen, window);
     }
 }
