@@ -65,6 +65,13 @@ impl Scales {
         }
     }
 
+    fn first_not_finite(&self) -> Option<usize> {
+        match self {
+            Self::F16(values) => values.iter().position(|value| !value.is_finite()),
+            Self::BF16(values) => values.iter().position(|value| !value.is_finite()),
+        }
+    }
+
     /// Their bytes, two a scale, little-endian.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
@@ -130,11 +137,8 @@ impl PlainWeight {
             return Err(FormatError::ScaleDtypeMismatch { expected: spec.scale_dtype, found: scales.dtype() });
         }
         length("the scales", per_group, scales.len())?;
-        for index in 0..scales.len() {
-            let value = scales.get(index);
-            if !value.is_finite() {
-                return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value });
-            }
+        if let Some(index) = scales.first_not_finite() {
+            return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value: scales.get(index) });
         }
 
         match (&parts.zero_points, spec.zero_points) {
