@@ -25,6 +25,7 @@ use super::layer::LayerTensors;
 use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
 use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
 use crate::layout::PlainLayout;
+use crate::plain::position;
 use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];
@@ -88,7 +89,7 @@ fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointErr
 fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, bits: Bits, version: GptqVersion) -> Result<Vec<u8>, CheckpointError> {
     let mut zero_points = unpack_columns(tensor.words()?, n, bits, &ascending(bits));
     if version == GptqVersion::V1 {
-        if let Some(i) = zero_points.iter().position(|&stored| stored == bits.max()) {
+        if let Some(i) = position(&zero_points, |stored| stored == bits.max()) {
             let max = bits.max();
             return Err(tensor.bad_values(format!(
                 "group {}, column {} stores zero point {max}, which version 1 reads as {}, outside 0..={max}: it was a zero point of 0, packed \
