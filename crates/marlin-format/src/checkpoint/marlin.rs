@@ -49,10 +49,11 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let plain = PlainLayout::new(k, n, spec.bits);
     let words = plain_words(tensors.buffer(&plain), &plain, 2, |row, block| {
         let tile_row = &packed[row / 2 * columns..][..columns];
-        for tile in 0..n / TILE_N {
-            let words = Tile::load(tile_row, tile);
+        let mut tile = Tile::new();
+        for index in 0..n / TILE_N {
+            tile.load(tile_row, index);
             for (row, line) in block.chunks_exact_mut(n).enumerate() {
-                line[TILE_N * tile..].iter_mut().zip(table.words(&words, row)).for_each(|(to, from)| *to = from);
+                line[TILE_N * index..].iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from);
             }
         }
     });

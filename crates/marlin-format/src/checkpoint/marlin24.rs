@@ -109,21 +109,22 @@ fn unpack<const V: usize>(
         let tile_row = row / word_rows;
         let columns = 16 * n / V;
         let packed = &packed[tile_row * columns..][..columns];
-        let metadata = &metadata[tile_row * 2 * n..][..2 * n];
-        for tile in 0..n / TILE_N {
-            let words = Tile::load(packed, tile);
-            let metadata = &metadata[2 * TILE_N * tile..][..2 * TILE_N];
-            let metadata = places.map(|places| places.map(|place| u32::from(u16::from_le_bytes(metadata[place]))));
+        let metadata = metadata[tile_row * 2 * n..][..2 * n].as_chunks::<{ 2 * TILE_N }>().0;
+        let (mut tile, mut nibbles, mut kept) = (Tile::new(), [[0; TILE_N]; 2], [0; TILE_N]);
+        for (index, metadata) in metadata.iter().enumerate() {
+            tile.load(packed, index);
+            for (nibbles, &place) in nibbles.as_flattened_mut().iter_mut().zip(places.as_flattened()) {
+                *nibbles = u32::from(u16::from_le_bytes(metadata[place % (2 * TILE_N)]));
+            }
             // Every row of kept words makes two rows of words.
             for (row, lines) in block.chunks_exact_mut(2 * n).enumerate() {
                 // 16 rows have one value of metadata, which is 4 nibbles; V kept values need V / 2 of them.
-                let (metadata, nibble) = (&metadata[V * row / 8], V * row % 8 / 2);
-                let mut kept = [0; TILE_N];
-                kept.iter_mut().zip(table.words(&words, row)).for_each(|(to, from)| *to = from ^ padding);
+                let (nibbles, first) = (&nibbles[V * row / 8], V * row % 8 / 2);
+                kept.iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from ^ padding);
                 for (half, line) in lines.chunks_exact_mut(n).enumerate() {
-                    let line = &mut line[TILE_N * tile..][..TILE_N];
-                    for ((to, kept), metadata) in line.iter_mut().zip(&kept).zip(metadata) {
-                        *to = expand::<V>(kept >> (16 * half), metadata >> (4 * nibble + V * half)) ^ padding;
+                    let line = &mut line[TILE_N * index..][..TILE_N];
+                    for ((to, kept), nibbles) in line.iter_mut().zip(&kept).zip(nibbles) {
+                        *to = expand::<V>(kept >> (16 * half), nibbles >> (4 * first + V * half)) ^ padding;
                     }
                 }
             }

@@ -20,18 +20,21 @@ impl<const V: usize> Tile<V> {
     /// Words of a lane.
     const LANE: usize = TILE_K * TILE_N / V / 32;
 
-    /// Tile `index` of `words`.
-    pub(crate) fn load(words: &[[u8; 4]], index: usize) -> Self {
-        let mut tile = [0; MAX_WORDS];
-        let words = &words[32 * Self::LANE * index..][..32 * Self::LANE];
-        tile.iter_mut().zip(words).for_each(|(to, &from)| *to = in_pairs::<V>(u32::from_le_bytes(from)));
+    /// A tile for [`load`](Self::load) to fill.
+    pub(crate) fn new() -> Self {
+        Self([0; MAX_WORDS])
+    }
+
+    /// Fills it with tile `index` of `words`.
+    pub(crate) fn load(&mut self, words: &[[u8; 4]], index: usize) {
+        let tile = &mut self.0[..32 * Self::LANE];
+        tile.iter_mut().zip(&words[index * 32 * Self::LANE..]).for_each(|(to, &from)| *to = in_pairs::<V>(u32::from_le_bytes(from)));
         if V == 8 {
-            exchange(&mut tile[..32 * Self::LANE], 2 * Self::LANE, 16, 0x0000_ffff);
-            exchange(&mut tile[..32 * Self::LANE], Self::LANE, 8, 0x00ff_00ff);
+            exchange(tile, 2 * Self::LANE, 16, 0x0000_ffff);
+            exchange(tile, Self::LANE, 8, 0x00ff_00ff);
         } else {
-            exchange(&mut tile, Self::LANE, 16, 0x0000_ffff);
+            exchange(tile, Self::LANE, 16, 0x0000_ffff);
         }
-        Self(tile)
     }
 }
 
