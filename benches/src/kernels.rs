@@ -13,7 +13,7 @@ use marlin_kernels::{ActivationDtype, Problem, repack};
 
 /// Bytes in a second and floating-point operations in a second that an H200 reaches: a plain read of 4 GiB, and a dense product of 8192 cubed
 /// in bf16.
-const READ_RATE: f64 = 4.37e12;
+pub const READ_RATE: f64 = 4.37e12;
 const FLOP_RATE: f64 = 790e12;
 /// A graph holds about this many microseconds of calls.
 const GRAPH_MICROSECONDS: f64 = 4000.0;

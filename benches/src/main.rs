@@ -3,8 +3,10 @@
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 
 mod convert;
+mod decode;
 mod kernels;
 mod operands;
+mod parts;
 mod record;
 mod repack;
 mod shapes;
@@ -27,6 +29,8 @@ struct Cli {
 enum Command {
     /// W4A16 matmuls of Llama's shapes.
     Kernels(KernelArgs),
+    /// Llama decode, with generated weights.
+    Decode(decode::DecodeArgs),
     /// The weights of Llama 2 70B from the plain to the tile layout.
     Repack,
     /// Layers of checkpoints in every format, from a file to the plain layout. Needs no card.
@@ -92,6 +96,8 @@ enum BenchError {
     Device(String),
     #[error(transparent)]
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
+    #[error("{0}")]
+    Model(String),
     #[error("cannot write {path}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("the record is no JSON")]
@@ -101,6 +107,7 @@ enum BenchError {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Kernels(args) => kernels::run(&args),
+        Command::Decode(args) => decode::run(&args),
         Command::Repack => repack::run(),
         Command::Convert(args) => convert::run(&args),
     };

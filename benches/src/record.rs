@@ -28,17 +28,17 @@ pub struct Row {
 
 /// A run on one card.
 #[derive(Debug, Serialize)]
-struct Record<'a> {
+struct Record<'a, R> {
     card: &'a str,
     driver: String,
     date: String,
     /// Of the kernels that were timed: [`marlin_kernels::marlin::digest`].
     digest: String,
-    rows: &'a [Row],
+    rows: &'a [R],
 }
 
 /// Writes the rows of a run.
-pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), BenchError> {
+pub fn write<R: Serialize>(path: &Path, card: &str, rows: &[R]) -> Result<(), BenchError> {
     let digest = marlin_kernels::marlin::digest();
     let date = OffsetDateTime::now_utc().date().to_string();
     let record = Record { card, driver: driver(), date, digest, rows };

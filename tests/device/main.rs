@@ -4,6 +4,10 @@
 //! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
 
 mod convert;
+mod decode_attention;
+mod decode_rows;
+mod decode_sample;
+mod golden;
 mod kernels;
 mod layer;
 mod llama;
@@ -33,8 +37,12 @@ fn main() -> ExitCode {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
+        decode_sample::add(&mut tests, device, options.seed);
+        decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
+        decode_rows::add(&mut tests, device, options.seed);
+        golden::add(&mut tests, device);
         llama::add(&mut tests, device);
     }
     let mut arguments = Arguments::from_iter(rest);

@@ -3,6 +3,7 @@
 //! CubeCL's CUDA text goes through NVRTC with CubeCL's options, then ptxas, then nvdisasm; `rules.rs` says what must and must not come out.
 //! `cargo xtask proof` sets the compiler up and runs this alone; `cargo xtask test` runs it with everything else. It takes no device.
 
+mod decode;
 mod listing;
 mod nvrtc;
 mod records;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
     let report = Arc::new(Report::default());
     let mut tests = samples::trials();
     tests.push(records::trial());
+    tests.extend(decode::trials(toolchain.as_ref()));
     for card in CARDS {
         let all = configs(card.capability, shared_limit(card.capability));
         let mut tiles: Vec<Tile> = Vec::new();

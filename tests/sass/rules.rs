@@ -48,6 +48,23 @@ impl Counts {
     }
 }
 
+/// What a kernel does in local memory, where everything must be in registers, and what ptxas remarks on.
+pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
+    let mut broken: Vec<String> = usage.remarks.iter().map(|remark| format!("ptxas said: {}", remark.trim())).collect();
+    for (what, bytes) in [("a stack frame", usage.stack), ("spills", usage.spills)] {
+        if bytes > 0 {
+            broken.push(format!("{what} of {bytes} bytes where there must be none ({} registers)", usage.registers));
+        }
+    }
+    for mnemonic in ["LDL", "STL"] {
+        let count = code.count(mnemonic, &[]);
+        if count > 0 {
+            broken.push(format!("{count} {mnemonic} where nothing may touch local memory"));
+        }
+    }
+    broken
+}
+
 /// The rules that a compiled configuration breaks, in words.
 pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, code: &Code) -> Vec<String> {
     let tile = &config.tile;
@@ -68,14 +85,8 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(capability));
     rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
 
-    rule(usage.stack == 0, format!("a stack frame of {} bytes where there must be none ({registers} registers)", usage.stack));
-    rule(usage.spills == 0, format!("spills of {} bytes where there must be none ({registers} registers)", usage.spills));
-    for mnemonic in ["LDL", "STL"] {
-        let count = code.count(mnemonic, &[]);
-        rule(count == 0, format!("{count} {mnemonic} where nothing may touch local memory"));
-    }
-    for remark in &usage.remarks {
-        rule(false, format!("ptxas said: {}", remark.trim()));
+    for message in local_memory(usage, code) {
+        rule(false, message);
     }
 
     let counts = Counts::of(config, code);

@@ -14,6 +14,19 @@ pub fn target(device: &Device) -> Target {
     }
 }
 
+/// Bytes that a device can still hold; `None` where it does not say.
+pub fn free_memory(device: &Device) -> Option<usize> {
+    match device.clone().without_autodiff().as_dispatch() {
+        #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+        DispatchDevice::Cube(cube) => {
+            let total = cube.client().properties().memory.max_memory()?;
+            let used = device.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use);
+            Some(total.saturating_sub(used) as usize)
+        }
+        _ => None,
+    }
+}
+
 /// The dtype in which a device holds scales of a format: the format's own where the device has it, f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = match dtype {

@@ -21,6 +21,7 @@
 //! ```
 
 mod convert;
+pub mod decode;
 mod device;
 mod error;
 mod fusion;
@@ -29,7 +30,7 @@ mod ops;
 mod weight;
 
 pub use convert::{LayerReport, LeftReason, Outcome, Report, W4A16};
-pub use device::target;
+pub use device::{free_memory, target};
 pub use error::Error;
 pub use fusion::{FusionCount, fusion_count, install};
 pub use linear::W4A16Linear;

@@ -10,7 +10,7 @@ pub enum KernelError {
     /// A buffer has another length than the problem needs.
     #[error("{operand}: {found} elements where the problem {problem} needs {expected}")]
     BufferLength {
-        /// The operand: activations, words, scales, zero points, row permutation, bias or output.
+        /// The operand, such as activations, words, state or workspace.
         operand: &'static str,
         /// The problem, as words.
         problem: String,
@@ -18,6 +18,14 @@ pub enum KernelError {
         expected: usize,
         /// Elements found.
         found: usize,
+    },
+    /// A shape that no kernel takes.
+    #[error("{problem}: {reason}")]
+    Shape {
+        /// The problem, as words.
+        problem: String,
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// An operand is there that the format does not have, or is missing.
     #[error("{operand}: {found} where the problem {problem} says otherwise")]
@@ -36,6 +44,18 @@ pub enum KernelError {
         operand: &'static str,
         /// The problem, as words.
         problem: String,
+    },
+    /// A range that leaves what it belongs to.
+    #[error("{what}: up to {end} of {limit} asked for, {problem}")]
+    Outside {
+        /// What is counted: slot or positions.
+        what: &'static str,
+        /// The problem, as words.
+        problem: String,
+        /// One past the last one asked for.
+        end: usize,
+        /// How many there are.
+        limit: usize,
     },
     /// A matrix has more elements than the kernels can address.
     #[error("the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}")]
@@ -60,6 +80,14 @@ pub enum KernelError {
     NoBlocks {
         /// The problem, as words.
         problem: String,
+    },
+    /// A vocabulary that sampling does not take.
+    #[error("a vocabulary of {found} tokens; sampling takes 1 to {limit}")]
+    Vocabulary {
+        /// Tokens of the vocabulary.
+        found: usize,
+        /// The most it takes.
+        limit: usize,
     },
     /// A weight of a width that the tile layout, and so the tensor-core kernel, does not hold.
     #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `layout_for` says")]

@@ -194,6 +194,32 @@ pub enum LlamaError {
         /// Positions of the cache.
         room: usize,
     },
+    /// More sequences at once than there is room for.
+    #[error("{asked} sequences at once; there may be 1 to {room}")]
+    TooManySequences {
+        /// Sequences asked for.
+        asked: usize,
+        /// How many there may be.
+        room: usize,
+    },
+    /// A cache that does not fit the device.
+    #[error(
+        "the cache of {slots} sequences of {positions} positions takes {needed} bytes, the device has {free} free; decode fewer sequences, or open \
+         the model with a smaller `max_len`"
+    )]
+    CacheTooLarge {
+        /// Sequences.
+        slots: usize,
+        /// Positions of each.
+        positions: usize,
+        /// Bytes of the cache.
+        needed: usize,
+        /// Bytes that the device has.
+        free: usize,
+    },
+    /// A step of decode that the device did not finish.
+    #[error(transparent)]
+    Step(#[from] burn_marlin::Error),
     /// A next token that cannot be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),

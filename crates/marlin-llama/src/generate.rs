@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use crate::LlamaError;
+use crate::decoder::{Decoded, Decoder, SequenceOptions, StopReason};
 use crate::folder::Llama;
-use crate::model::KvCache;
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::Sampling;
 use crate::tokenizer::TextStream;
-use crate::{LlamaError, LlamaModel};
 
 /// How a text is generated.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,17 +40,6 @@ pub struct Generation {
     pub stop_reason: StopReason,
 }
 
-/// Why a text ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// The model chose one of the stop tokens, this one.
-    StopToken(u32),
-    /// There are as many tokens as were asked for.
-    MaxNewTokens,
-    /// The cache has no room for more.
-    CacheFull,
-}
-
 impl Llama {
     /// Options as the model's makers chose them, for at most `max_new_tokens` tokens.
     pub fn default_options(&self, max_new_tokens: usize) -> GenerateOptions {
@@ -78,20 +67,12 @@ impl Llama {
         options: &GenerateOptions,
         mut on_text: impl FnMut(&str),
     ) -> Result<Generation, LlamaError> {
-        let (tokenizer, vocab_size) = (self.tokenizer()?, self.model.config().vocab_size);
-        if let Some((position, &token)) = prompt.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
-            return Err(LlamaError::Token { token, position, vocab_size });
-        }
-        let mut history = prompt;
-        let (prompt_tokens, room) = (history.len(), self.model.max_len());
-        if prompt_tokens == 0 {
-            return Err(LlamaError::EmptyPrompt);
-        }
-        if prompt_tokens > room {
-            return Err(LlamaError::PromptTooLong { tokens: prompt_tokens, room });
-        }
-        let mut sampler = Sampler::new(options.sampling, options.seed)?;
-        let mut stream = TextStream::after(tokenizer, &history)?;
+        let tokenizer = self.tokenizer()?;
+        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed } = *options;
+        let mut decoder = Decoder::new(&self.model, 1)?;
+        let start = Instant::now();
+        decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
+        let mut stream = TextStream::after(tokenizer, &prompt)?;
         let mut text = String::new();
         let mut show = |piece: Option<String>| {
             if let Some(piece) = piece {
@@ -100,38 +81,27 @@ impl Llama {
             }
         };
 
-        let mut cache = self.model.new_cache(1);
-        let start = Instant::now();
+        let mut tokens = Vec::new();
         let mut prefill = None;
-        let mut unseen = 0;
         let stop_reason = loop {
-            if history.len() - prompt_tokens >= options.max_new_tokens {
+            if max_new_tokens == 0 {
                 break StopReason::MaxNewTokens;
             }
-            if history.len() > room {
-                break StopReason::CacheFull;
-            }
-            let logits = next_logits(&self.model, &history[unseen..], &mut cache)?;
-            unseen = history.len();
+            let Some(Decoded { token, end, .. }) = decoder.step()?.pop() else { break StopReason::MaxNewTokens };
             prefill.get_or_insert_with(|| start.elapsed());
-            let token = sampler.sample(&logits, &history)?;
-            if options.stop_tokens.contains(&token) {
-                break StopReason::StopToken(token);
+            if let Some(token) = token {
+                tokens.push(token);
+                show(stream.push(token)?);
             }
-            history.push(token);
-            show(stream.push(token)?);
+            if let Some(end) = end {
+                break end?;
+            }
         };
         show(stream.finish()?);
         let prefill = prefill.unwrap_or_default();
         let decode = start.elapsed().saturating_sub(prefill);
-        Ok(Generation { text, tokens: history.split_off(prompt_tokens), prompt_tokens, prefill, decode, stop_reason })
+        Ok(Generation { text, tokens, prompt_tokens: prompt.len(), prefill, decode, stop_reason })
     }
-}
-
-/// The logits after `tokens` that follow those in the cache, on the host.
-fn next_logits(model: &LlamaModel, tokens: &[u32], cache: &mut KvCache) -> Result<Vec<f32>, LlamaError> {
-    let logits = model.forward_last(token_tensor(tokens, [1, tokens.len()], &model.device()), cache);
-    logits.try_into_vec_as::<f32>().map_err(|error| LlamaError::Read { tensor: "logits".into(), reason: error.to_string() })
 }
 
 /// Tokens as a tensor [batch, seq].

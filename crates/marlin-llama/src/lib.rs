@@ -18,6 +18,7 @@
 
 mod chat;
 mod config;
+mod decoder;
 mod error;
 mod folder;
 mod generate;
@@ -32,13 +33,14 @@ pub use chat::{ChatTemplate, Message};
 pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
 };
+pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
 pub use folder::{Llama, OpenOptions, OpenProgress};
-pub use generate::{GenerateOptions, Generation, StopReason};
+pub use generate::{GenerateOptions, Generation};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{FileFormat, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
-pub use sampling::{Sampler, Sampling, SamplingError};
+pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;
 pub use tokenizer::{TextStream, Tokenizer};
 

@@ -2,8 +2,8 @@ use super::QuantizedWeight;
 use crate::ops::{W4A16Backend, W4A16Weight};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
-use marlin_format::{Bits, PlainWeight, Scales};
+use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
+use marlin_format::{Bits, PlainWeight, QuantSpec, Scales};
 use marlin_kernels::WeightLayout;
 use std::sync::{Arc, OnceLock};
 
@@ -34,6 +34,22 @@ impl WeightTensors {
                 let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
                 parameter(Tensor::from_data(TensorData::new(rows, [k]), (device, DType::I32)))
             }),
+        }
+    }
+
+    /// Random words and zero points in the plain layout, and one scale for all groups.
+    pub fn random(k: usize, n: usize, spec: &QuantSpec, scale: f64, scale_dtype: DType, device: &Device) -> Self {
+        let layout = WeightLayout::Plain;
+        let bits = |shape: [usize; 2]| {
+            // Two halves: a float of the generator has fewer bits than a word.
+            let half = || Tensor::<2, Int>::random(shape, Distribution::Uniform(-32768.0, 32767.0), (device, DType::I32));
+            parameter(half() * 65536 + half())
+        };
+        Self {
+            words: bits(layout.words(k, n, spec.bits)),
+            scales: Param::initialized(ParamId::new(), Tensor::full(layout.scales(k, n, spec.group), scale, (device, scale_dtype))),
+            zero_points: spec.zero_points.then(|| bits(layout.zero_points(k, n, spec))),
+            row_permutation: None,
         }
     }
 

@@ -3,7 +3,6 @@ use crate::args::LogitsArgs;
 use crate::error::CliError;
 use crate::output;
 use burn::tensor::{Int, Tensor, TensorData};
-use marlin_llama::{LlamaError, SamplingError};
 use serde_json::json;
 
 pub fn run(args: &LogitsArgs) -> Result<(), CliError> {
@@ -22,7 +21,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), CliError> {
     let logits: Vec<f32> = data.iter::<f32>().collect();
     // JSON has no NaN.
     if let Some(token) = logits.iter().position(|logit| !logit.is_finite()) {
-        return Err(LlamaError::from(SamplingError::Logit { token, value: logits[token] }).into());
+        return Err(CliError::NotFinite { token, found: logits[token] });
     }
     output::json(&json!({ "ids": args.ids, "logits": logits }))
 }

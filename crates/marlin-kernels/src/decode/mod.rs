@@ -3,6 +3,18 @@
 //! A step is recorded once as a graph and replayed while sequences grow, so grids, buffers and scalars are fixed, and all that changes from step
 //! to step is in the device's memory: a [`Row`] for each sequence.
 
+pub mod attention;
+mod cache;
+mod embed;
+mod glu;
+mod norm;
 mod row;
+pub mod sample;
+mod shape;
 
+pub use cache::{CacheShape, write_cache};
+pub use embed::{EmbedArgs, embed};
+pub use glu::{SiluMulArgs, silu_mul};
+pub use norm::{RmsNormArgs, rms_norm};
 pub use row::{Row, RowState};
+pub use shape::RowsShape;

@@ -61,4 +61,6 @@ pub use launch::{MatmulArgs, WeightArgs, Workspace, layout, matmul, row_length};
 pub use plan::{Card, Launch, MIN_CAPABILITY, launches, plan};
 #[cfg(feature = "cuda")]
 pub use source::{Source, shared_limit, source};
+#[cfg(feature = "cuda")]
+pub(crate) use source::{cuda_text, properties};
 pub use tiles::configs;

@@ -68,7 +68,12 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         *config,
         dtype.elem(),
     );
-    let definition = define_kernel(&kernel)?;
+    cuda_text(&kernel, capability)
+}
+
+/// The text of any kernel, compiled for [`properties`].
+pub(crate) fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, CompilationError> {
+    let definition = define_kernel(kernel)?;
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &options(capability))?;
     Ok(Source { entry, shared_bytes: compiled.shared_memory_size, text: compiled.source })
@@ -85,7 +90,7 @@ pub fn shared_limit(capability: u32) -> usize {
 }
 
 /// What CubeCL's CUDA runtime says of such a card, as far as these kernels ask for it.
-fn properties(capability: u32) -> Arc<DeviceProperties> {
+pub(crate) fn properties(capability: u32) -> Arc<DeviceProperties> {
     let arch = CudaArchitecture { version: capability, tensor_cores: true };
     let hardware = HardwareProperties {
         load_width: 128,

@@ -1,11 +1,11 @@
 //! The model's tensors by their names in Hugging Face checkpoints: what is asked of random weights and of files, and what is saved.
 
-use std::convert::Infallible;
 use std::ops::Range;
 
 use burn::module::{Param, ParamId};
-use burn::nn::{Embedding, Initializer, Linear};
-use burn::tensor::{Device, Tensor};
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_marlin::{ActivationDtype, QuantSpec, QuantizedWeight, W4A16Linear};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
 use crate::config::{Declaration, LlamaConfig};
@@ -201,29 +201,41 @@ fn group_parts<'a>(group: &'a ProjectionGroup, parent: &str, names: &[&str]) -> 
 /// Random weights, as Hugging Face initialises these models: normal with a standard deviation of 0.02, biases 0, norms 1.
 pub(crate) struct RandomWeights<'a> {
     pub(crate) device: &'a Device,
+    pub(crate) dtype: DType,
+    /// The format of the projections of the layers; float without one.
+    pub(crate) spec: Option<QuantSpec>,
 }
 
 impl RandomWeights<'_> {
-    const MATRIX: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+    fn normal(&self, shape: [usize; 2]) -> Tensor<2> {
+        Tensor::random(shape, Distribution::Normal(0.0, 0.02), (self.device, self.dtype))
+    }
 }
 
 impl WeightSource for RandomWeights<'_> {
-    type Error = Infallible;
+    type Error = burn_marlin::Error;
 
-    fn embedding(&mut self, _: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, Infallible> {
-        Ok(Self::MATRIX.init(shape, self.device))
+    fn embedding(&mut self, _: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, Self::Error> {
+        Ok(Param::from_tensor(self.normal(shape)))
     }
 
-    fn norm(&mut self, _: &str, features: usize) -> Result<Param<Tensor<1>>, Infallible> {
-        Ok(Initializer::Ones.init([features], self.device))
+    fn norm(&mut self, _: &str, features: usize) -> Result<Param<Tensor<1>>, Self::Error> {
+        Ok(Param::from_tensor(Tensor::ones([features], (self.device, self.dtype))))
     }
 
-    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Infallible> {
-        let bias = layer.bias.then(|| Initializer::Zeros.init([layer.dims[1]], self.device));
-        Ok(Projection::Dense(Linear { weight: Self::MATRIX.init(layer.dims, self.device), bias }))
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error> {
+        let [k, n] = layer.dims;
+        let bias = layer.bias.then(|| Tensor::zeros([n], (self.device, self.dtype)));
+        match self.spec.filter(|_| layer.name != "lm_head") {
+            None => Ok(Projection::Dense(Linear { weight: Param::from_tensor(self.normal([k, n])), bias: bias.map(Param::from_tensor) })),
+            Some(spec) => {
+                let activations = ActivationDtype::from(spec.scale_dtype);
+                Ok(Projection::W4A16(W4A16Linear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))
+            }
+        }
     }
 
-    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Infallible> {
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error> {
         let [first, ..] = layers else { return Ok(Vec::new()) };
         let n = layers.iter().map(|layer| layer.dims[1]).sum();
         Ok(vec![self.projection(&LayerShape { dims: [first.dims[0], n], ..first.clone() })?])

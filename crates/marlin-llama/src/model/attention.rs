@@ -1,8 +1,10 @@
 use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
+use burn_marlin::decode::{self, AttentionParts};
 
-use super::cache::LayerCache;
-use super::rope::RopePositions;
+use super::cache::{LayerCache, Place};
+use super::rope::{Rope, RopePositions};
+use super::step::Batch;
 use super::{Projection, ProjectionGroup, RmsNorm};
 
 /// What masked scores become. Not infinite: some shader compilers assume that infinities do not occur.
@@ -31,13 +33,13 @@ impl Attention {
     /// [batch, seq, hidden] to the same shape.
     ///
     /// `mask` [1, 1, seq, positions] is true where a score must not count; none is needed for a single query that sees everything. `cache` is the layer's cache and
-    /// the position of the first query.
+    /// the place of the first query in it.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
         rope: &RopePositions,
         mask: Option<&Tensor<4, Bool>>,
-        cache: Option<(&mut LayerCache, usize)>,
+        cache: Option<(&mut LayerCache, Place)>,
     ) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
         let split = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
@@ -50,11 +52,23 @@ impl Attention {
         let keys = turn(split(keys, self.kv_heads), &self.k_norm);
         let values = split(values, self.kv_heads);
         let (keys, values) = match cache {
-            Some((layer, start)) => layer.append(start, keys, values),
+            Some((layer, place)) => layer.append(place, keys, values),
             None => (keys, values),
         };
         let mixed = self.attend(queries, keys, values, mask).swap_dims(1, 2);
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
+    }
+
+    /// The same for one token of each of a step's rows: [rows, hidden] to the same shape.
+    pub(crate) fn decode(&self, x: Tensor<2>, rope: &Rope, window: Option<usize>, cache: &mut LayerCache, batch: &Batch) -> Tensor<2> {
+        let norms = match (&self.q_norm, &self.k_norm) {
+            (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
+            _ => None,
+        };
+        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window };
+        let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
+        let mixed = decode::attention(self.qkv_proj.forward_joined(x), &batch.rows, cache, &batch.tickets, &parts);
+        self.o_proj.forward(mixed)
     }
 
     /// softmax(q k^T / sqrt(head_dim)) v: [batch, heads, seq, head_dim].

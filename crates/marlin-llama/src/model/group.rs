@@ -41,6 +41,14 @@ impl ProjectionGroup {
         }
     }
 
+    /// [.., K] to all outputs side by side, [.., sum of N].
+    pub fn forward_joined<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.projections.as_slice() {
+            [joined] => joined.forward(x),
+            apart => Tensor::cat(apart.iter().map(|projection| projection.forward(x.clone())).collect(), D - 1),
+        }
+    }
+
     /// The projection of all outputs, where they are one.
     pub fn joined(&self) -> Option<&Projection> {
         match self.projections.as_slice() {

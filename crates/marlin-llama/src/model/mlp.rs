@@ -1,5 +1,6 @@
 use burn::module::Module;
-use burn::tensor::{Tensor, activation};
+use burn::tensor::Tensor;
+use burn_marlin::decode;
 
 use super::{Projection, ProjectionGroup};
 
@@ -13,9 +14,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// [batch, seq, hidden] to the same shape.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let [gate, up] = self.gate_up_proj.forward(x);
-        self.down_proj.forward(activation::silu(gate) * up)
+    /// [.., hidden] to the same shape.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.down_proj.forward(decode::silu_mul(self.gate_up_proj.forward_joined(x)))
     }
 }

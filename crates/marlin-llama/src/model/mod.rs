@@ -8,19 +8,23 @@ mod mlp;
 mod norm;
 mod projection;
 mod rope;
+mod step;
 
 use burn::module::Module;
 use burn::nn::Embedding;
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn_marlin::QuantSpec;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
 pub use cache::KvCache;
+pub(crate) use cache::Place;
 pub use group::ProjectionGroup;
 pub use mlp::Mlp;
 pub use norm::RmsNorm;
 pub use projection::Projection;
 pub use rope::Rope;
+pub(crate) use step::Batch;
 
 use crate::config::LlamaConfig;
 use assemble::RandomWeights;
@@ -74,8 +78,30 @@ impl LlamaModel {
         if let Err(error) = config.validate() {
             panic!("not the configuration of a model: {error}");
         }
-        let Ok(model) = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device });
-        model
+        let dtype = DType::from(device.settings().float_dtype);
+        let model = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device, dtype, spec: None });
+        model.unwrap_or_else(|error| panic!("float weights have no format that could be wrong: {error}"))
+    }
+
+    /// A model with random weights for `max_len` positions, made on the device: for timing. Projections of the layers are in a 4-bit or 8-bit format
+    /// where one is given, everything else is in `dtype`.
+    ///
+    /// # Errors
+    /// A group that does not divide the features of a layer.
+    ///
+    /// # Panics
+    /// Where [`LlamaConfig::validate`] refuses the config.
+    pub fn random(
+        config: &LlamaConfig,
+        max_len: usize,
+        dtype: FloatDType,
+        spec: Option<QuantSpec>,
+        device: &Device,
+    ) -> Result<Self, burn_marlin::Error> {
+        if let Err(error) = config.validate() {
+            panic!("not the configuration of a model: {error}");
+        }
+        Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), spec })
     }
 
     /// The config it was built from.
@@ -98,9 +124,9 @@ impl LlamaModel {
         self.embed_tokens.weight.lazy_device()
     }
 
-    /// An empty cache for `batch` sequences of [`max_len`](Self::max_len) positions.
-    pub fn new_cache(&self, batch: usize) -> KvCache {
-        KvCache::new(&self.config, batch, self.max_len(), self.dtype(), &self.device())
+    /// An empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
+    pub fn new_cache(&self, slots: usize) -> KvCache {
+        KvCache::new(&self.config, slots, self.max_len(), self.dtype(), &self.device())
     }
 
     /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
@@ -108,7 +134,7 @@ impl LlamaModel {
     /// # Panics
     /// Where the cache has no room for `seq` more positions, more room than [`max_len`](Self::max_len), or is for another batch or model.
     pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
-        self.head(self.hidden(tokens, Some(cache)))
+        self.head(self.hidden_after(tokens, cache))
     }
 
     /// The last position's logits [batch, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
@@ -116,7 +142,7 @@ impl LlamaModel {
     /// # Panics
     /// As [`forward`](Self::forward).
     pub fn forward_last(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<2> {
-        let hidden = self.hidden(tokens, Some(cache));
+        let hidden = self.hidden_after(tokens, cache);
         let [batch, seq, features] = hidden.dims();
         let last = hidden.slice([0..batch, seq - 1..seq, 0..features]);
         self.head(last).reshape([batch, self.config.vocab_size])
@@ -141,31 +167,50 @@ impl LlamaModel {
         self.embed_tokens.weight.val().gather(0, rows).reshape([batch, seq, features])
     }
 
+    /// Writes keys and values of tokens [1, seq] to a place of a cache, whose slot has those of all positions before.
+    ///
+    /// # Panics
+    /// Where they do not fit the cache or the model.
+    pub(crate) fn prefill(&self, tokens: Tensor<2, Int>, cache: &mut KvCache, place: Place) {
+        self.hidden(tokens, Some((cache, place)));
+    }
+
+    /// The residual stream after the last norm of tokens [batch, seq] that follow those in the cache.
+    fn hidden_after(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
+        let (seq, place) = (tokens.dims()[1], Place { slot: 0, start: cache.len() });
+        let hidden = self.hidden(tokens, Some((cache, place)));
+        cache.advance(seq);
+        hidden
+    }
+
     /// The residual stream after the last norm, [batch, seq, hidden].
-    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<&mut KvCache>) -> Tensor<3> {
+    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<(&mut KvCache, Place)>) -> Tensor<3> {
         let [_, seq] = tokens.dims();
-        let start = cache.as_ref().map_or(0, |cache| cache.len());
-        let room = cache.as_ref().map_or(usize::MAX, |cache| cache.max_len()).min(self.max_len());
+        let start = cache.as_ref().map_or(0, |(_, place)| place.start);
+        let room = cache.as_ref().map_or(usize::MAX, |(cache, _)| cache.max_len()).min(self.max_len());
         assert!(start + seq <= room, "{seq} tokens after {start} do not fit the {room} positions of the model and its cache");
 
         let device = tokens.device();
-        let mut x = self.embed(tokens);
-        let rope = self.rope.positions(start, seq, FloatDType::from(x.dtype()));
+        let mut residual = self.embed(tokens);
+        let rope = self.rope.positions(start, seq, FloatDType::from(residual.dtype()));
         let mask = causal_mask(start, seq, None, &device);
         let windowed = self.config.sliding_window.and_then(|window| causal_mask(start, seq, Some(window.size), &device));
+        let mut mixed: Option<Tensor<3>> = None;
         for (index, layer) in self.layers.iter().enumerate() {
             let mask = if self.config.window_of(index).is_some() { &windowed } else { &mask };
-            let cache = cache.as_mut().map(|cache| (cache.layer(index), start));
-            x = x.clone() + layer.self_attn.forward(layer.input_layernorm.forward(x), &rope, mask.as_ref(), cache);
-            x = x.clone() + layer.mlp.forward(layer.post_attention_layernorm.forward(x));
+            let cache = cache.as_mut().map(|(cache, place)| (cache.layer(index), *place));
+            let x;
+            (x, residual) = layer.input_layernorm.forward_residual(mixed, residual);
+            let attended = layer.self_attn.forward(x, &rope, mask.as_ref(), cache);
+            let (x, sum) = layer.post_attention_layernorm.forward_add(attended, residual);
+            residual = sum;
+            mixed = Some(layer.mlp.forward(x));
         }
-        if let Some(cache) = cache {
-            cache.advance(seq);
-        }
-        self.norm.forward(x)
+        self.norm.forward_residual(mixed, residual).0
     }
 
-    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+    /// Logits [.., vocab] of the residual stream after the last norm, [.., hidden].
+    pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),
             None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),

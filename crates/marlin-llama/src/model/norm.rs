@@ -1,10 +1,8 @@
 use burn::module::{Module, Param};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
+use burn_marlin::decode;
 
-/// Root mean square norm: `x / sqrt(mean(x^2) + epsilon) * weight`, over the last dimension.
-///
-/// The normalisation is done in f32 and rounded to the activations' dtype before the weight is applied, as Hugging Face's Llama does; Burn's
-/// own `RmsNorm` divides in the activations' dtype.
+/// Root mean square norm over the last dimension: [`decode::rms_norm`]. Burn's own `RmsNorm` divides in the activations' dtype.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// `[hidden]`.
@@ -16,9 +14,19 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// [.., hidden] to the same shape and dtype.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let dtype = FloatDType::from(x.dtype());
-        let x = x.cast(FloatDType::F32);
-        let rms = (x.clone().square().mean_dim(D - 1) + self.epsilon).sqrt();
-        (x / rms).cast(dtype) * self.weight.val().unsqueeze()
+        decode::rms_norm(x, self.weight.val(), self.epsilon)
+    }
+
+    /// The norm of the residual stream after `x` was added to it where there is one, and that stream.
+    pub(crate) fn forward_residual<const D: usize>(&self, x: Option<Tensor<D>>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        match x {
+            Some(x) => self.forward_add(x, residual),
+            None => (self.forward(residual.clone()), residual),
+        }
+    }
+
+    /// The norm of `residual + x`, and that sum.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        decode::add_rms_norm(x, residual, self.weight.val(), self.epsilon)
     }
 }

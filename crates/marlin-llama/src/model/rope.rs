@@ -40,6 +40,11 @@ impl Rope {
         self.cos.dims()[0]
     }
 
+    /// Cosines and sines.
+    pub(crate) fn tables(&self) -> [Tensor<2>; 2] {
+        [self.cos.clone(), self.sin.clone()]
+    }
+
     pub(crate) fn positions(&self, start: usize, seq: usize, dtype: FloatDType) -> RopePositions {
         let part = |table: &Tensor<2>| table.clone().slice_dim(0, start..start + seq).cast(dtype).unsqueeze::<4>();
         RopePositions { cos: part(&self.cos), sin: part(&self.sin) }

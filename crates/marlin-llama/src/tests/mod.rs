@@ -2,6 +2,7 @@
 
 mod architectures;
 mod bad_input;
+mod decoder;
 mod folder;
 mod generate;
 mod golden;

@@ -1,0 +1,243 @@
+//! Decode of Llama's shapes, with generated weights: whole steps, and what a step's time goes to.
+
+use crate::BenchError;
+use crate::kernels::READ_RATE;
+use crate::record;
+use burn::tensor::{Device, FloatDType};
+use clap::{Args, ValueEnum};
+use marlin_format::{GroupSize, QuantSpec};
+use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions};
+use serde::Serialize;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What is timed.
+#[derive(Args)]
+pub struct DecodeArgs {
+    /// Models by their shapes.
+    #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy, Model::Shipped], value_enum)]
+    models: Vec<Model>,
+    /// How the weights of the layers are held.
+    #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
+    weights: Vec<Weights>,
+    /// Sequences at once.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128])]
+    batch: Vec<usize>,
+    /// Tokens of each prompt.
+    #[arg(long, default_value_t = 64)]
+    prompt: usize,
+    /// Tokens that each sequence goes on with.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 512])]
+    new_tokens: Vec<usize>,
+    /// Say what a step's time goes to, part by part.
+    #[arg(long)]
+    parts: bool,
+    /// Positions of the cache; without it as many as a run needs.
+    #[arg(long)]
+    max_len: Option<usize>,
+    /// Write a record of the run to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
+/// A model that is known by its shape.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Model {
+    #[value(name = "llama-2-7b")]
+    Llama2Seven,
+    #[value(name = "llama-3-8b")]
+    Llama3Eight,
+    #[value(name = "llama-2-70b")]
+    Llama2Seventy,
+    /// The model that comes with this project.
+    #[value(name = "train-tiny-llama")]
+    Shipped,
+}
+
+/// How the weights of the layers are held; the head is in f16.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Weights {
+    /// 4 bits, groups of 128, symmetric.
+    W4a16,
+    /// Burn's own layers in f16.
+    F16,
+}
+
+/// One run.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    model: String,
+    weights: String,
+    batch: usize,
+    prompt_tokens: usize,
+    new_tokens: usize,
+    /// From the prompts to the first token of each sequence, in milliseconds, when everything is compiled.
+    ttft_ms: f64,
+    /// Prompt tokens a second.
+    prefill_tokens_per_second: f64,
+    /// Of one step, after the first, in milliseconds.
+    time_per_output_token_ms: f64,
+    tokens_per_second: f64,
+    /// Bytes of weights that a step reads.
+    weight_bytes: usize,
+    /// Those in a second of decode, of the card's read rate.
+    read_fraction: f64,
+}
+
+impl Model {
+    fn config(self) -> Result<LlamaConfig, BenchError> {
+        let config = |hidden: usize,
+                      intermediate: usize,
+                      layers: usize,
+                      heads: usize,
+                      kv_heads: usize,
+                      vocab: usize,
+                      positions: usize,
+                      theta: f64| {
+            json!({
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden,
+                "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+                "rms_norm_eps": 1e-5, "max_position_embeddings": positions, "rope_theta": theta, "eos_token_id": 2,
+            })
+            .to_string()
+        };
+        let text = match self {
+            Self::Llama2Seven => config(4096, 11008, 32, 32, 32, 32000, 4096, 1e4),
+            Self::Llama3Eight => config(4096, 14336, 32, 32, 8, 128_256, 131_072, 5e5),
+            Self::Llama2Seventy => config(8192, 28672, 80, 64, 8, 32000, 4096, 1e4),
+            Self::Shipped => include_str!("../../examples/train-tiny-llama/model/config.json").to_owned(),
+        };
+        LlamaConfig::from_json(&text).map_err(|error| BenchError::Model(error.to_string()))
+    }
+}
+
+/// Times what the arguments name, prints a line each, and writes the record.
+pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
+    let device = Device::cuda(0);
+    let name = burn_marlin::target(&device).name;
+    println!("{name}: {} prompt tokens, f16 activations and head", args.prompt);
+    println!(
+        "{:16} {:6} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
+        "model", "weights", "batch", "new", "TTFT ms", "prefill t/s", "TPOT ms", "tokens/s", "GB/s", "read"
+    );
+    let mut rows = Vec::new();
+    for &model in &args.models {
+        for &weights in &args.weights {
+            let spec = (weights == Weights::W4a16).then_some(QuantSpec::int4(GroupSize::G128));
+            let config = model.config()?;
+            let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
+            let max_len = args.max_len.unwrap_or(args.prompt + longest).min(config.max_position_embeddings);
+            let needed = float_bytes(&config) * if spec.is_some() { 1 } else { 4 } / 4;
+            if burn_marlin::free_memory(&device).is_some_and(|free| free < needed) {
+                println!("{:16} {:6} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
+                continue;
+            }
+            let built = LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device)
+                .map_err(|error| BenchError::Model(error.to_string()))?;
+            let bytes = weight_bytes(&built);
+            for &batch in &args.batch {
+                for &new_tokens in &args.new_tokens {
+                    let times = time(&built, batch, args.prompt, new_tokens)?;
+                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, times));
+                }
+                if args.parts {
+                    crate::parts::report(&built, batch, args.prompt)?;
+                }
+            }
+            drop(built);
+            device.memory_cleanup();
+        }
+    }
+    match &args.record {
+        Some(path) => record::write(path, &name, &rows),
+        None => Ok(()),
+    }
+}
+
+fn value_name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// Bytes of a model in f16.
+fn float_bytes(config: &LlamaConfig) -> usize {
+    let attention = config.hidden_size * (2 * config.query_size() + 2 * config.key_value_size());
+    let layer = attention + 3 * config.hidden_size * config.intermediate_size;
+    2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
+}
+
+/// Bytes of weights that a step reads: all but the embedding, of which it reads a row.
+fn weight_bytes(model: &LlamaModel) -> usize {
+    let config = model.config();
+    let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
+    let projections = model.projections().map(|(_, projection)| match projection {
+        Projection::Dense(linear) => 2 * linear.weight.shape().num_elements(),
+        Projection::W4A16(linear) => linear.weight().size_bytes(),
+    });
+    norms + projections.sum::<usize>()
+}
+
+/// Seconds to the first token of every sequence, and of each step after it.
+struct Times {
+    first: f64,
+    step: f64,
+}
+
+/// Decodes once to compile and record everything, and once more for the time.
+fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
+    let failed = |error: marlin_llama::LlamaError| BenchError::Model(error.to_string());
+    let mut decoder = Decoder::new(model, batch).map_err(failed)?;
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: new_tokens };
+    let vocab = model.config().vocab_size;
+    let mut times = Times { first: 0.0, step: 0.0 };
+    for (round, steps) in [(0, 3), (1, new_tokens)] {
+        let start = Instant::now();
+        for sequence in 0..batch {
+            let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
+            decoder.join(&prompt, &options).map_err(failed)?;
+        }
+        decoder.step().map_err(failed)?;
+        times.first = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        for _ in 1..steps {
+            decoder.step().map_err(failed)?;
+        }
+        times.step = start.elapsed().as_secs_f64() / (steps.max(2) - 1) as f64;
+        for slot in 0..batch {
+            decoder.leave(slot);
+        }
+    }
+    if !decoder.is_captured() {
+        println!("    steps were not recorded as a graph");
+    }
+    Ok(times)
+}
+
+fn report(model: Model, weights: Weights, batch: usize, prompt_tokens: usize, new_tokens: usize, bytes: usize, times: Times) -> Row {
+    let rate = bytes as f64 / times.step;
+    let row = Row {
+        model: value_name(model),
+        weights: value_name(weights),
+        batch,
+        prompt_tokens,
+        new_tokens,
+        ttft_ms: times.first * 1e3,
+        prefill_tokens_per_second: (batch * prompt_tokens) as f64 / times.first,
+        time_per_output_token_ms: times.step * 1e3,
+        tokens_per_second: batch as f64 / times.step,
+        weight_bytes: bytes,
+        read_fraction: rate / READ_RATE,
+    };
+    println!(
+        "{:16} {:6} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>5.1}%",
+        row.model,
+        row.weights,
+        row.ttft_ms,
+        row.prefill_tokens_per_second,
+        row.time_per_output_token_ms,
+        row.tokens_per_second,
+        rate / 1e9,
+        row.read_fraction * 100.0
+    );
+    row
+}

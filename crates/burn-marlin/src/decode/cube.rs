@@ -1,0 +1,158 @@
+//! The operations on CubeCL runtimes.
+
+use super::ops::DecodeBackend;
+use crate::ops::{OptionalFloat, activation_dtype};
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use bytemuck::cast_slice;
+use cubecl::bytes::Bytes;
+use cubecl::prelude::BufferArg;
+use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
+use marlin_kernels::decode::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use marlin_kernels::{ActivationDtype, KernelError};
+
+impl DecodeBackend for CubeBackend {
+    fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        norm(x, None, weight, epsilon)
+    }
+
+    fn decode_add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let residual = into_contiguous(residual);
+        let residual = if residual.can_mut() { residual } else { residual.copy() };
+        (norm(x, Some(&residual), weight, epsilon), residual)
+    }
+
+    fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let gate_up = into_contiguous(gate_up);
+        let mut shape = gate_up.shape();
+        let last = shape.rank() - 1;
+        shape[last] /= 2;
+        let out = empty(&gate_up, shape, gate_up.dtype);
+        let (client, shape) = (gate_up.client.clone(), rows_shape(&out));
+        launched(decode::silu_mul(&client, &shape, SiluMulArgs { gate_up: buffer(gate_up), out: buffer(out.clone()) }));
+        out
+    }
+
+    fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self> {
+        let [vocab, features] = table.shape().dims();
+        let out = empty(&table, Shape::new([rows.shape()[0], features]), table.dtype);
+        let (client, shape) = (table.client.clone(), rows_shape(&out));
+        let args = EmbedArgs { table: buffer(table), row_state: buffer(rows), out: buffer(out.clone()) };
+        launched(decode::embed(&client, &shape, vocab, args));
+        out
+    }
+
+    fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self> {
+        let [slots, kv_heads, max_len, head_dim] = cache.shape().dims();
+        let cache_shape = CacheShape { slots, kv_heads, max_len, head_dim };
+        let (client, shape) = (new.client.clone(), rows_shape(&new));
+        launched(decode::write_cache(&client, &shape, &cache_shape, [slot, start], buffer(new), in_place(&cache)));
+        cache
+    }
+
+    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self> {
+        let after = state.shape().num_elements() - first - words.len();
+        let handle = state.handle.clone().offset_start(4 * first as u64).offset_end(4 * after as u64);
+        state.client.write(&handle, Bytes::from_bytes_vec(cast_slice(&words).to_vec()));
+        state
+    }
+
+    fn decode_attention(
+        qkv: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        q_norm: OptionalFloat<Self>,
+        k_norm: OptionalFloat<Self>,
+        tickets: IntTensor<Self>,
+        shape: AttentionShape,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let client = qkv.client.clone();
+        let plan = launched(AttentionPlan::new(&shape, &AttentionTarget::of(&client)));
+        let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
+        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
+        let args = AttentionArgs {
+            qkv: buffer(qkv),
+            state: buffer(rows),
+            keys: in_place(&keys),
+            values: in_place(&values),
+            cos: buffer(cos),
+            sin: buffer(sin),
+            q_norm: q_norm.into_option().map(buffer),
+            k_norm: k_norm.into_option().map(buffer),
+            out: buffer(out.clone()),
+            partials: buffer(partials),
+            tickets: in_place(&tickets),
+        };
+        launched(attention::attention(&client, &shape, args));
+        (out, keys, values)
+    }
+
+    fn decode_sample(
+        logits: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        seen: IntTensor<Self>,
+        max_len: usize,
+    ) -> (IntTensor<Self>, IntTensor<Self>) {
+        let [count, vocab] = logits.shape().dims();
+        let shape = SampleShape { rows: count, vocab, slots: seen.shape()[0], max_len, dtype: dtype_of(&logits) };
+        let workspace = empty(&logits, Shape::new([sample::workspace_words(&shape).max(1)]), DType::I32);
+        let client = logits.client.clone();
+        let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
+        launched(sample::sample(&client, &shape, args));
+        (rows, seen)
+    }
+}
+
+fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilon: f64) -> CubeTensor {
+    let x = into_contiguous(x);
+    let out = empty(&x, x.shape(), x.dtype);
+    let (client, shape) = (x.client.clone(), rows_shape(&x));
+    let args = RmsNormArgs { x: buffer(x), residual: residual.map(in_place), weight: buffer(weight), out: buffer(out.clone()) };
+    launched(decode::rms_norm(&client, &shape, epsilon as f32, args));
+    out
+}
+
+fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+fn buffer(tensor: CubeTensor) -> BufferArg {
+    into_contiguous(tensor).into_buffer_arg()
+}
+
+/// A tensor that is written: a copy would be written in its place.
+fn in_place(tensor: &CubeTensor) -> BufferArg {
+    assert!(tensor.is_contiguous(), "a tensor {:?} that is written in place must be contiguous", tensor.shape());
+    tensor.clone().into_buffer_arg()
+}
+
+/// A tensor as rows of its last dimension.
+fn rows_shape(tensor: &CubeTensor) -> RowsShape {
+    let shape = tensor.shape();
+    let features = shape[shape.rank() - 1];
+    RowsShape { rows: shape.num_elements() / features.max(1), features, dtype: dtype_of(tensor) }
+}
+
+/// The functions of [`decode`](super) let no other dtype come here.
+fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
+    activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
+}
+
+/// Backend operations have no way to return an error; everything a user can cause was checked before the op.
+fn launched<T>(result: Result<T, KernelError>) -> T {
+    result.unwrap_or_else(|error| panic!("launch refused: {error}"))
+}

@@ -1,0 +1,237 @@
+//! A decode step outside its matmuls: one function for each part, fused kernels where there are, Burn's own operations elsewhere.
+//!
+//! One step takes the next token of each of several sequences through a model. What the step knows of a sequence is a [`Row`]; the rows are a
+//! tensor [rows, [`Row::WORDS`]] on the device, and [`sample`] writes the chosen token and the next position there, so that the next step
+//! needs nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a function takes
+//! by `&mut` is written in place and keeps its memory.
+
+#[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+mod cube;
+mod ops;
+mod portable;
+
+pub use ops::DecodeBackend;
+
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use marlin_kernels::Runtime;
+use marlin_kernels::decode::attention::AttentionShape;
+pub use marlin_kernels::decode::sample::bitmap;
+pub use marlin_kernels::decode::{Row, RowState};
+
+use crate::Error;
+use crate::ops::activation_dtype;
+
+/// Whether a device runs the fused kernels: an NVIDIA card does, without autodiff.
+pub fn is_fused(device: &Device) -> bool {
+    !device.is_autodiff() && crate::target(device).runtime == Runtime::Cuda
+}
+
+/// Whether a tensor's device runs the fused kernels, and they take its dtype.
+fn takes<const D: usize>(x: &Tensor<D>) -> bool {
+    activation_dtype(x.dtype()).is_some() && is_fused(&x.device())
+}
+
+/// RMSNorm (arXiv 1910.07467) over the last dimension: `x / sqrt(mean(x^2) + epsilon) * weight`, [.., hidden] to the same shape and dtype.
+///
+/// The normalisation is done in f32 and rounded to the dtype of `x` before the weight is applied, as Hugging Face's Llama does.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    if takes(&x) {
+        return Tensor::from_dispatch(Dispatch::decode_rms_norm(x.into_dispatch(), weight.into_dispatch(), epsilon));
+    }
+    portable::rms_norm(x, weight, epsilon)
+}
+
+/// The norm of `residual + x`, and that sum; the sum is rounded before it is normalised.
+pub fn add_rms_norm<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> (Tensor<D>, Tensor<D>) {
+    if takes(&x) {
+        let (normalised, sum) = Dispatch::decode_add_rms_norm(x.into_dispatch(), residual.into_dispatch(), weight.into_dispatch(), epsilon);
+        return (Tensor::from_dispatch(normalised), Tensor::from_dispatch(sum));
+    }
+    let sum = residual + x;
+    (portable::rms_norm(sum.clone(), weight, epsilon), sum)
+}
+
+/// `silu(gate) * up` of [.., 2 * features], gates first: [.., features] (SwiGLU, arXiv 2002.05202).
+pub fn silu_mul<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    if takes(&gate_up) {
+        return Tensor::from_dispatch(Dispatch::decode_silu_mul(gate_up.into_dispatch()));
+    }
+    portable::silu_mul(gate_up)
+}
+
+/// The embeddings [rows, hidden] of the rows' tokens, from a table [vocab, hidden]; zeros for rows that are skipped.
+pub fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
+    if takes(&table) {
+        return Tensor::from_dispatch(Dispatch::decode_embed(table.into_dispatch(), rows.clone().into_dispatch()));
+    }
+    portable::embed(table, rows)
+}
+
+/// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], of zeros.
+pub fn cache(shape: [usize; 4], dtype: FloatDType, device: &Device) -> Tensor<4> {
+    // Rows of tensors of more than one dimension may have gaps between them; in-place kernels want none.
+    Tensor::<1>::zeros([shape.iter().product::<usize>()], (device, DType::from(dtype))).reshape(shape)
+}
+
+/// A tensor [rows, words] of i32, of zeros: rows of a step, or what slots have seen.
+pub fn words(shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape)
+}
+
+/// Writes keys or values `new` [1, kv_heads, seq, head_dim] to positions `start..start + seq` of a slot of a cache.
+///
+/// # Panics
+/// Where slot or positions are outside the cache.
+pub fn write_cache(cache: &mut Tensor<4>, new: Tensor<4>, slot: usize, start: usize) {
+    let ([slots, _, max_len, _], seq) = (cache.dims(), new.dims()[2]);
+    assert!(slot < slots && start + seq <= max_len, "slot {slot} of {slots}, positions {start}..{} of {max_len}", start + seq);
+    cache.inplace(|cache| match takes(&cache) {
+        true => Tensor::from_dispatch(Dispatch::decode_write_cache(cache.into_dispatch(), new.into_dispatch(), slot, start)),
+        false => portable::write_cache(cache, new, slot, start),
+    });
+}
+
+/// Writes words of a tensor [rows, words] of i32, from the first word of row `row` on.
+///
+/// # Panics
+/// Where there are more words than the tensor has from there on.
+pub fn write_words(tensor: &mut Tensor<2, Int>, row: usize, words: Vec<i32>) {
+    let [rows, columns] = tensor.dims();
+    assert!(row * columns + words.len() <= rows * columns, "{} words from row {row} of {rows} of {columns}", words.len());
+    tensor.inplace(|tensor| match is_fused(&tensor.device()) {
+        true => Tensor::from_dispatch(Dispatch::decode_write_words(tensor.into_dispatch(), row * columns, words)),
+        false => portable::write_words(tensor, row * columns, words),
+    });
+}
+
+/// Writes rows of a step from row `first` on.
+///
+/// # Panics
+/// Where there are more than the tensor has from there on.
+pub fn write_rows(tensor: &mut Tensor<2, Int>, first: usize, rows: &[Row]) {
+    write_words(tensor, first, rows.iter().flat_map(|row| row.to_words()).collect());
+}
+
+/// The rows of a step, on the host.
+///
+/// # Errors
+/// The device fails: here is where a kernel's fault comes out.
+pub fn read_rows(tensor: &Tensor<2, Int>) -> Result<Vec<Row>, Error> {
+    let read = |error: &dyn std::fmt::Debug| Error::Read { tensor: "rows", reason: format!("{error:?}") };
+    let data = tensor.clone().try_into_data().map_err(|error| read(&error))?.convert::<i32>();
+    let words = data.try_into_vec::<i32>().map_err(|error| read(&error))?;
+    Ok(words.as_chunks::<{ Row::WORDS }>().0.iter().copied().map(Row::from_words).collect())
+}
+
+/// A layer's cache in a step.
+#[derive(Debug)]
+pub struct LayerCache<'a> {
+    /// [slots, kv_heads, max_len, head_dim].
+    pub keys: &'a mut Tensor<4>,
+    /// As the keys.
+    pub values: &'a mut Tensor<4>,
+}
+
+/// What attention of a layer is made of beside its cache.
+#[derive(Debug, Clone)]
+pub struct AttentionParts {
+    /// Query heads.
+    pub heads: usize,
+    /// Cosines and sines, f32 [positions, rotary_dim / 2] each: features `i` and `i + rotary_dim / 2` of a head turn together.
+    pub rope: [Tensor<2>; 2],
+    /// Weights of the RMSNorms of each head of queries and keys, `[head_dim]`, and their epsilon, where the model has them.
+    pub norms: Option<([Tensor<1>; 2], f64)>,
+    /// Only the last so many positions count.
+    pub window: Option<usize>,
+}
+
+/// Attention of a step: normalises and turns queries and keys of `qkv` [rows, (heads + 2 * kv_heads) * head_dim] by each row's position, writes
+/// keys and values to the cache, and attends to all positions of each row's slot up to its own: [rows, heads * head_dim].
+///
+/// `tickets` are zeros [rows, heads] ([`words`]), which a call leaves as they are. Rows that are skipped have no defined output. Two rows must not
+/// have the same slot.
+///
+/// # Panics
+/// Where shapes do not fit each other.
+pub fn attention(
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    tickets: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    let [count, columns] = qkv.dims();
+    let [slots, kv_heads, max_len, head_dim] = cache.keys.dims();
+    let heads = parts.heads;
+    assert!(
+        columns == (heads + 2 * kv_heads) * head_dim && rows.dims() == [count, Row::WORDS] && cache.values.dims() == cache.keys.dims(),
+        "{columns} features do not fit {heads} heads, {kv_heads} of keys, of {head_dim}"
+    );
+    let [cos, sin] = &parts.rope;
+    let (max_positions, rotary_dim) = (cos.dims()[0], 2 * cos.dims()[1]);
+    let shape = AttentionShape {
+        rows: count,
+        heads,
+        kv_heads,
+        head_dim,
+        rotary_dim,
+        slots,
+        max_len,
+        max_positions,
+        window: parts.window,
+        norm_epsilon: parts.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
+        dtype: activation_dtype(qkv.dtype()).unwrap_or(marlin_kernels::ActivationDtype::F32),
+    };
+    if !takes(&qkv) || shape.check().is_err() {
+        return portable::attention(qkv, rows, cache, parts);
+    }
+    let norm = |index: usize| parts.norms.as_ref().map(|(weights, _)| weights[index].clone().into_dispatch()).into();
+    let mut out = None;
+    cache.keys.inplace(|keys| {
+        let mut written = None;
+        cache.values.inplace(|values| {
+            let (attended, keys, values) = Dispatch::decode_attention(
+                qkv.into_dispatch(),
+                rows.clone().into_dispatch(),
+                keys.into_dispatch(),
+                values.into_dispatch(),
+                cos.clone().into_dispatch(),
+                sin.clone().into_dispatch(),
+                norm(0),
+                norm(1),
+                tickets.clone().into_dispatch(),
+                shape,
+            );
+            out = Some(Tensor::from_dispatch(attended));
+            written = Some(Tensor::from_dispatch(keys));
+            Tensor::from_dispatch(values)
+        });
+        written.expect("the closure above ran")
+    });
+    out.expect("the closure above ran")
+}
+
+/// Chooses the next token of each row from logits [rows, vocab], as [`marlin_kernels::decode::sample`] says: the row gets the token and the next
+/// position, or how it ended; `seen` [slots, vocab / 32 up], the bitmaps of the tokens in each slot's sequence, gets the token.
+///
+/// `max_len` are the positions of the window.
+///
+/// # Panics
+/// Where shapes do not fit each other.
+pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2, Int>, max_len: usize) {
+    let ([count, vocab], [_, words]) = (logits.dims(), seen.dims());
+    assert!(rows.dims() == [count, Row::WORDS] && words == vocab.div_ceil(32), "logits [{count}, {vocab}], {words} words of bitmaps");
+    if !takes(&logits) {
+        return portable::sample(logits, rows, seen, max_len);
+    }
+    rows.inplace(|rows| {
+        let mut written = None;
+        seen.inplace(|seen| {
+            let (rows, seen) = Dispatch::decode_sample(logits.into_dispatch(), rows.into_dispatch(), seen.into_dispatch(), max_len);
+            written = Some(Tensor::from_dispatch(rows));
+            Tensor::from_dispatch(seen)
+        });
+        written.expect("the closure above ran")
+    });
+}

@@ -1,0 +1,384 @@
+//! Top-k and top-p: where the tokens end that they keep, from the most likely on.
+//!
+//! Tokens are ordered by place: how far the key of their logit is below the largest, then the token, in one integer. A token counts 1 for
+//! top-k, and for top-p its probability as an integer. The last token kept is the first at which the sum of all up to it reaches k, or p of
+//! the whole. It is found some bits of the place at a time: sums of tokens by these bits, the bits at which the sum is reached, and again
+//! with the next bits among the tokens that have them. Sums of integers are the same in any order.
+//!
+//! What cannot be kept is not looked at: of k blocks, each has a token at least as likely as the least of their best ones, and tokens whose
+//! probabilities together are below 1 - p are past the end. So few blocks are on the shortlist of most rows.
+
+use super::logits::Logits;
+use super::noise::{key, ln, mass, value};
+use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, MAX_BLOCKS, RECORD, TOKEN_BITS};
+use cubecl::prelude::*;
+
+/// Bits of a place that are found at a time.
+const DIGIT_BITS: usize = 9;
+/// Sums by such bits.
+const BINS: usize = 1 << DIGIT_BITS;
+/// The place of a token that is never chosen.
+const NOWHERE: u64 = u64::MAX;
+
+/// A row, as top-k and top-p need it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Filter {
+    pub logits: Logits,
+    pub temperature: f32,
+    /// One over it.
+    pub inverse_temperature: f32,
+    /// The key of the row's largest logit.
+    pub largest: u32,
+    /// The row's first record.
+    pub record: u32,
+    /// Blocks that the row's records have keys of.
+    pub blocks: u32,
+}
+
+/// Blocks of 32 tokens, in any order.
+#[derive(CubeType)]
+pub(super) struct Shortlist {
+    blocks: Shared<[u32]>,
+    length: Shared<[Atomic<u32>]>,
+}
+
+#[cube]
+impl Shortlist {
+    pub fn new() -> Self {
+        Shortlist { blocks: Shared::<[u32]>::new_slice(MAX_BLOCKS), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
+    }
+
+    /// How many times four tokens there are.
+    pub fn fours(&self) -> u32 {
+        self.length[0].load() * comptime!(BLOCK as u32 / 4)
+    }
+
+    /// The first token of four.
+    pub fn token(&self, four: u32) -> u32 {
+        let fours = comptime!(BLOCK as u32 / 4);
+        self.blocks[(four / fours) as usize] * comptime!(BLOCK as u32) + four % fours * 4
+    }
+}
+
+/// Sums of 64 bits by bin, and the bin that a search ends in. The halves of a sum are apart because atomics of 64 bits in shared memory are
+/// slow.
+#[derive(CubeType)]
+struct Bins {
+    low: Shared<[Atomic<u32>]>,
+    high: Shared<[Atomic<u32>]>,
+    /// [bin, sum before it, sum through it].
+    found: Shared<[u64]>,
+}
+
+#[derive(CubeType, Clone, Copy)]
+struct Found {
+    bin: u64,
+    before: u64,
+    through: u64,
+    /// The sum of all bins.
+    total: u64,
+}
+
+#[cube]
+impl Bins {
+    fn new() -> Self {
+        Bins {
+            low: Shared::<[Atomic<u32>]>::new_slice(BINS),
+            high: Shared::<[Atomic<u32>]>::new_slice(BINS),
+            found: Shared::<[u64]>::new_slice(3usize),
+        }
+    }
+
+    fn clear(&self, #[comptime] units: usize) {
+        for turn in 0..comptime!(BINS / units) {
+            self.low[turn * units + UNIT_POS_X as usize].store(0u32);
+            self.high[turn * units + UNIT_POS_X as usize].store(0u32);
+        }
+        sync_cube();
+    }
+
+    fn add(&self, bin: u64, value: u64) {
+        let low = u32::cast_from(value);
+        let sum = self.low[bin as usize].fetch_add(low) + low;
+        let mut high = u32::cast_from(value >> 32);
+        // It wrapped round.
+        if sum < low {
+            high += 1;
+        }
+        if high > 0 {
+            self.high[bin as usize].fetch_add(high);
+        }
+    }
+
+    fn get(&self, bin: usize) -> u64 {
+        (u64::cast_from(self.high[bin].load()) << 32) | u64::cast_from(self.low[bin].load())
+    }
+
+    /// The bin at which the sum of all up to it reaches `target`, or the total where that is less. There must be a sum above 0.
+    fn find(&mut self, target: u64, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> Found {
+        sync_cube();
+        let each = comptime!(BINS / units);
+        let first = UNIT_POS_X as usize * each;
+        let mut own = 0u64.runtime();
+        for i in 0..each {
+            own += self.get(first + i);
+        }
+        let (through, total) = prefix_sum(own, sums, units);
+        let target = min(target, total);
+        if through >= target && through - own < target {
+            let mut bin = first;
+            let mut before = through - own;
+            let mut sum = before + self.get(bin);
+            while sum < target {
+                bin += 1;
+                before = sum;
+                sum += self.get(bin);
+            }
+            self.found[0] = bin as u64;
+            self.found[1] = before;
+            self.found[2] = sum;
+        }
+        sync_cube();
+        Found { bin: self.found[0], before: self.found[1], through: self.found[2], total }
+    }
+}
+
+#[cube]
+impl Filter {
+    /// The place of a token in the order from the most likely to the least.
+    pub fn place(&self, logit: f32, token: u32) -> u64 {
+        let key = key(logit);
+        let mut place = NOWHERE.runtime();
+        if key != 0 && key != BROKEN {
+            place = (u64::cast_from(self.largest - key) << comptime!(TOKEN_BITS as u64)) | u64::cast_from(token);
+        }
+        place
+    }
+
+    /// What a token counts for top-p: its probability over that of the most likely one.
+    fn mass(&self, logit: f32) -> u64 {
+        mass((logit - value(self.largest)) * self.inverse_temperature)
+    }
+
+    /// The largest key of a block; 0 where none of its tokens can be chosen.
+    fn block(&self, records: &[u32], block: u32) -> u32 {
+        let chunk_blocks = comptime!(CHUNK_BLOCKS as u32);
+        records[(self.record + block / chunk_blocks) as usize * RECORD + 2 + (block % chunk_blocks) as usize]
+    }
+
+    /// How far the keys of the `k` most likely tokens are below the largest at most, from blocks alone.
+    fn span_of_k(&self, k: u32, records: &[u32], bins: &mut Bins, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> u32 {
+        let mut known = 0u64.runtime();
+        let mut target = u64::cast_from(k);
+        let mut unknown = 32u64.runtime();
+        let mut few = false;
+        // The bits left after two turns matter little.
+        while unknown > comptime!(32 - 2 * DIGIT_BITS as u64) {
+            let shift = unknown - comptime!(DIGIT_BITS as u64);
+            bins.clear(units);
+            let mut block = UNIT_POS_X;
+            while block < self.blocks {
+                let key = self.block(records, block);
+                let distance = u64::cast_from(self.largest - key);
+                if key != 0 && distance >> unknown == known {
+                    bins.add((distance >> shift) & comptime!(BINS as u64 - 1), 1u64.runtime());
+                }
+                block += comptime!(units as u32);
+            }
+            let found = bins.find(target, sums, units);
+            if found.total < target {
+                few = true;
+            }
+            known = (known << comptime!(DIGIT_BITS as u64)) | found.bin;
+            target = min(target, found.total) - found.before;
+            unknown = shift;
+        }
+        let mut span = u32::cast_from(((known + 1) << unknown) - 1);
+        if few {
+            span = u32::MAX.runtime();
+        }
+        span
+    }
+
+    /// How far the keys are below the largest at most of tokens that are not all past the end, where the tokens past it have `rest` of mass.
+    fn span_of_rest(&self, rest: u64) -> u32 {
+        // Tokens of less mass than this are less than the rest, all together. Half of it leaves room for rounding.
+        let least = max(rest / u64::cast_from(self.logits.vocab) / 2, 1u64.runtime());
+        let largest = value(self.largest);
+        let depth = comptime!(MASS_BITS as f32 * core::f32::consts::LN_2).runtime() - ln(f32::cast_from(least));
+        let margin = max(largest, -largest) * 1e-6f32;
+        self.largest - key(largest - depth * self.temperature - margin)
+    }
+
+    /// Puts the blocks on the shortlist whose largest key is no more than `span` below the row's.
+    fn list(&self, span: u32, records: &[u32], shortlist: &mut Shortlist, #[comptime] units: usize) {
+        sync_cube();
+        if UNIT_POS_X == 0 {
+            shortlist.length[0].store(0u32);
+        }
+        sync_cube();
+        let mut block = UNIT_POS_X;
+        while block < self.blocks {
+            let key = self.block(records, block);
+            if key != 0 && self.largest - key <= span {
+                let at = shortlist.length[0].fetch_add(1u32);
+                shortlist.blocks[at as usize] = block;
+            }
+            block += comptime!(units as u32);
+        }
+        sync_cube();
+    }
+}
+
+/// The place of the last token that top-k and then top-p keep. The shortlist then has all tokens up to it.
+#[cube]
+pub(super) fn last_kept<F: Float, N: Size>(
+    filter: &Filter,
+    top_k: u32,
+    top_p: f32,
+    logits: &[Vector<F, N>],
+    seen: &[u32],
+    records: &[u32],
+    shortlist: &mut Shortlist,
+    sums: &mut Shared<[u64]>,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+) -> u64 {
+    let mut bins = Bins::new();
+    let everywhere = comptime!(NOWHERE - 1).runtime();
+    let mut last = everywhere;
+    let mut span = u32::MAX.runtime();
+    if top_k > 0 && top_k < filter.logits.vocab {
+        span = filter.span_of_k(top_k, records, &mut bins, sums, units);
+    }
+    filter.list(span, records, shortlist, units);
+    if top_k > 0 && top_k < filter.logits.vocab {
+        last = reach::<F, N>(filter, u64::cast_from(top_k), span, last, logits, seen, &*shortlist, &mut bins, sums, false, lanes, units);
+    }
+    if top_p < 1.0f32 {
+        let mut own = 0u64.runtime();
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            #[unroll]
+            for j in 0..4usize {
+                let mut kept = true;
+                if last != everywhere {
+                    kept = filter.place(four.extract(j), token + comptime!(j as u32)) <= last;
+                }
+                if kept {
+                    own += filter.mass(four.extract(j));
+                }
+            }
+            i += comptime!(units as u32);
+        }
+        let (_, total) = prefix_sum(own, sums, units);
+        let target = max(fraction(total, top_p), 1u64.runtime());
+        span = min(span, filter.span_of_rest(total - target));
+        filter.list(span, records, shortlist, units);
+        last = reach::<F, N>(filter, target, span, last, logits, seen, &*shortlist, &mut bins, sums, true, lanes, units);
+    }
+    last
+}
+
+/// The place of the first token at which the sum of all up to it reaches `target`: a number of tokens, or a mass. Tokens past `end` or
+/// more than `span` below the largest are not looked at.
+#[cube]
+fn reach<F: Float, N: Size>(
+    filter: &Filter,
+    target: u64,
+    span: u32,
+    end: u64,
+    logits: &[Vector<F, N>],
+    seen: &[u32],
+    shortlist: &Shortlist,
+    bins: &mut Bins,
+    sums: &mut Shared<[u64]>,
+    #[comptime] by_mass: bool,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+) -> u64 {
+    let token_bits = comptime!(TOKEN_BITS as u64);
+    let end = min(end, ((u64::cast_from(span) + 1) << token_bits) - 1);
+    // The bits of the place that are known, how many are not, and what is left to reach among places with those bits.
+    let mut known = 0u64.runtime();
+    let mut unknown = u64::cast_from(32 - span.leading_zeros()) + token_bits;
+    let mut left = target;
+    while unknown > 0 {
+        // The bits of the key end where a turn does.
+        let mut shift = max(unknown, comptime!(DIGIT_BITS as u64)) - comptime!(DIGIT_BITS as u64);
+        if unknown > token_bits {
+            shift = max(shift, token_bits);
+        }
+        bins.clear(units);
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            #[unroll]
+            for j in 0..4usize {
+                let place = filter.place(four.extract(j), token + comptime!(j as u32));
+                if place <= end && place >> unknown == known {
+                    let mut counts = 1u64.runtime();
+                    if by_mass {
+                        counts = filter.mass(four.extract(j));
+                    }
+                    bins.add((place >> shift) - (known << (unknown - shift)), counts);
+                }
+            }
+            i += comptime!(units as u32);
+        }
+        let found = bins.find(left, sums, units);
+        left = min(left, found.total);
+        known = (known << (unknown - shift)) | found.bin;
+        unknown = shift;
+
+        // What each token of the bin counts, where that is the same for all.
+        let mut each = 1u64.runtime();
+        if by_mass {
+            each = 0u64.runtime();
+            if unknown <= token_bits {
+                each = filter.mass(value(filter.largest - u32::cast_from(known >> (token_bits - unknown))));
+            }
+        }
+        if left + each > found.through {
+            // All of the bin are kept: the last place that has these bits will do.
+            known = ((known + 1) << unknown) - 1;
+            unknown = 0u64.runtime();
+        }
+        left -= found.before;
+    }
+    min(known, end)
+}
+
+/// The sums of the values of all units up to this one, and of all. `sums` has room for two values a unit.
+#[cube]
+fn prefix_sum(value: u64, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> (u64, u64) {
+    let unit = UNIT_POS_X as usize;
+    let mut sum = value;
+    // Every turn reads one half and writes the other.
+    let mut half = 0usize.runtime();
+    sums[unit] = sum;
+    sync_cube();
+    let mut distance = 1usize.runtime();
+    while distance < units {
+        if unit >= distance {
+            sum += sums[half + unit - distance];
+        }
+        half = comptime!(units).runtime() - half;
+        sums[half + unit] = sum;
+        sync_cube();
+        distance *= 2;
+    }
+    let total = sums[half + comptime!(units - 1)];
+    (sum, total)
+}
+
+/// p of a sum, rounded up. p is taken in steps of 2^-32.
+#[cube]
+fn fraction(sum: u64, p: f32) -> u64 {
+    let p = u64::cast_from(p * 4_294_967_296.0f32);
+    let low = (sum & 0xffff_ffffu64) * p + 0xffff_ffffu64;
+    (sum >> 32) * p + (low >> 32)
+}

@@ -1,0 +1,161 @@
+//! Several sequences at once, on random models.
+
+use burn::tensor::{Device, Tensor};
+use marlin_format::checkpoint::Dtype;
+use rand::RngExt;
+use serde_json::json;
+
+use super::support::*;
+use crate::generate::token_tensor;
+use crate::{Architecture, Decoded, Decoder, LlamaConfig, LlamaError, LlamaModel, Sampling, SamplingError, SequenceOptions, StopReason};
+
+const GREEDY: SequenceOptions =
+    SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+
+fn model(config: &LlamaConfig) -> LlamaModel {
+    let (_parent, dir) = temporary();
+    write_folder(&dir, config, &random_weights(config, &mut rng()), Dtype::F32);
+    open(&dir).model
+}
+
+/// What a prompt goes on with alone, and how it ends.
+fn alone(model: &LlamaModel, prompt: &[u32], options: &SequenceOptions) -> (Vec<u32>, Option<Result<StopReason, SamplingError>>) {
+    let mut decoder = Decoder::new(model, 1).unwrap();
+    let slot = decoder.join(prompt, options).unwrap();
+    let mut tokens = Vec::new();
+    loop {
+        let decoded = decoder.step().unwrap();
+        let [Decoded { slot: found, token, end }] = &decoded[..] else { panic!("{decoded:?}") };
+        assert_eq!(*found, slot);
+        tokens.extend(token);
+        if end.is_some() {
+            assert_eq!(decoder.sequences(), 0);
+            return (tokens, end.clone());
+        }
+    }
+}
+
+#[test]
+fn every_architecture_decodes_what_its_full_pass_predicts() {
+    let configs = [
+        config(),
+        config_with(json!({ "tie_word_embeddings": true, "head_dim": 10 })),
+        config_of(Architecture::Mistral, json!({ "sliding_window": 5 })),
+        config_of(Architecture::Qwen2, json!({})),
+        config_of(Architecture::Qwen3, json!({})),
+        config_of(Architecture::Phi3, json!({ "partial_rotary_factor": 0.6 })),
+    ];
+    for config in configs {
+        let model = model(&config);
+        let mut tokens = random_tokens(9, config.vocab_size, &mut rng());
+        let (new, end) = alone(&model, &tokens, &SequenceOptions { max_new_tokens: 12, ..GREEDY });
+        assert_eq!((new.len(), end), (12, Some(Ok(StopReason::MaxNewTokens))));
+        for token in new {
+            let logits = model.forward_full(token_tensor(&tokens, [1, tokens.len()], &Device::flex())).try_into_vec_as::<f32>().unwrap();
+            let last = &logits[(tokens.len() - 1) * config.vocab_size..];
+            let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+            assert!(last[best] - last[token as usize] < 1e-4, "{}: token {token} instead of {best} after {tokens:?}", config.architecture);
+            tokens.push(token);
+        }
+    }
+}
+
+#[test]
+fn sequences_that_join_and_leave_decode_as_if_alone() {
+    let config = config();
+    let model = model(&config);
+    let mut rng = rng();
+    let slots = 5;
+    let mut decoder = Decoder::new(&model, slots).unwrap();
+    let sampling = Sampling { temperature: 0.9, top_k: Some(20), top_p: 0.95, repetition_penalty: 1.1 };
+    // Of each slot: the prompt, its options and what came.
+    let mut running: Vec<Option<(Vec<u32>, SequenceOptions, Vec<u32>)>> = vec![None; slots];
+    let mut finished = 0;
+    for step in 0..80 {
+        while step < 60 && rng.random_bool(0.4) && decoder.sequences() < slots {
+            let prompt = random_tokens(rng.random_range(1..20), config.vocab_size, &mut rng);
+            let sampling = if rng.random_bool(0.5) { sampling } else { Sampling::GREEDY };
+            let options =
+                SequenceOptions { sampling, seed: rng.random(), stop_tokens: vec![5, 6], max_new_tokens: rng.random_range(1..12) };
+            let slot = decoder.join(&prompt, &options).unwrap();
+            assert!(running[slot].replace((prompt, options, Vec::new())).is_none(), "slot {slot} was in use");
+        }
+        for Decoded { slot, token, end } in decoder.step().unwrap() {
+            running[slot].as_mut().unwrap().2.extend(token);
+            if end.is_some() {
+                let (prompt, options, tokens) = running[slot].take().unwrap();
+                assert_eq!((tokens, end), alone(&model, &prompt, &options), "after {prompt:?}");
+                finished += 1;
+            }
+        }
+        // One is taken out early.
+        if step == 30
+            && let Some(slot) = running.iter().position(Option::is_some)
+        {
+            decoder.leave(slot);
+            running[slot] = None;
+        }
+    }
+    assert!(decoder.step().unwrap().is_empty() && finished > 10, "{finished} sequences ended");
+}
+
+#[test]
+fn a_sequence_that_fails_leaves_the_others_running() {
+    let config = config();
+    let mut model = model(&config);
+    // Token 3 breaks every sequence that has it.
+    let table = model.embed_tokens.weight.val();
+    let broken = Tensor::full([1, config.hidden_size], f32::NAN, &Device::flex());
+    model.embed_tokens.weight = crate::model::loaded(table.slice_assign([3..4, 0..config.hidden_size], broken));
+    let expected = alone(&model, &[1, 2, 4], &SequenceOptions { max_new_tokens: 4, stop_tokens: vec![3], ..GREEDY });
+
+    let mut decoder = Decoder::new(&model, 2).unwrap();
+    let good = decoder.join(&[1, 2, 4], &SequenceOptions { max_new_tokens: 4, stop_tokens: vec![3], ..GREEDY }).unwrap();
+    let bad = decoder.join(&[1, 3, 4], &GREEDY).unwrap();
+    let mut tokens = Vec::new();
+    let mut ends = vec![None; 2];
+    while decoder.sequences() > 0 {
+        for Decoded { slot, token, end } in decoder.step().unwrap() {
+            if slot == good {
+                tokens.extend(token);
+            }
+            ends[slot] = end.or(ends[slot].take());
+        }
+    }
+    assert_eq!(ends[bad], Some(Err(SamplingError::NoToken)));
+    assert_eq!((tokens, ends[good].clone()), expected);
+}
+
+#[test]
+fn a_sequence_ends_at_its_window() {
+    let config = config_with(json!({ "max_position_embeddings": 600 }));
+    let model = model(&config);
+    // More than one chunk of prefill.
+    let prompt = random_tokens(590, config.vocab_size, &mut rng());
+    let (tokens, end) = alone(&model, &prompt, &GREEDY);
+    // The last one is chosen from the logits of the last position, and is not in the cache.
+    assert_eq!((tokens.len(), end), (11, Some(Ok(StopReason::CacheFull))));
+    let full = model.forward_full(token_tensor(&prompt, [1, 590], &Device::flex())).try_into_vec_as::<f32>().unwrap();
+    let last = &full[589 * config.vocab_size..];
+    let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
+    assert!(last[best] - last[tokens[0] as usize] < 1e-4);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_sizes() {
+    let config = config();
+    let model = model(&config);
+    for slots in [0, 129] {
+        assert!(matches!(Decoder::new(&model, slots), Err(LlamaError::TooManySequences { asked, room: 128 }) if asked == slots));
+    }
+    let mut decoder = Decoder::new(&model, 1).unwrap();
+    assert!(matches!(decoder.join(&[], &GREEDY), Err(LlamaError::EmptyPrompt)));
+    assert!(matches!(decoder.join(&[1; 97], &GREEDY), Err(LlamaError::PromptTooLong { tokens: 97, room: 96 })));
+    assert!(matches!(decoder.join(&[1, 71], &GREEDY), Err(LlamaError::Token { token: 71, position: 1, vocab_size: 71 })));
+    let sampling = Sampling { top_k: Some(0), ..Sampling::GREEDY };
+    let refused = decoder.join(&[1], &SequenceOptions { sampling, ..GREEDY });
+    assert!(matches!(refused, Err(LlamaError::Sampling(SamplingError::Option { option: "top_k", .. }))));
+    decoder.join(&[1], &GREEDY).unwrap();
+    let error = decoder.join(&[1], &GREEDY).expect_err("one slot");
+    assert!(matches!(error, LlamaError::TooManySequences { asked: 2, room: 1 }), "{error}");
+}

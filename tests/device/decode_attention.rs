@@ -1,0 +1,470 @@
+//! Decode attention, launched on raw buffers: caches full of NaN past each sequence, poisoned outputs, every length around an edge.
+
+use crate::kernels::{buffer, bytes, client, values};
+use crate::setup::{Named, computes, trial};
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use cubecl::server::Handle;
+use libtest_mimic::Trial;
+use marlin_kernels::decode::attention::{AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget, attention};
+use marlin_kernels::decode::{Row, RowState};
+use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_tests::{relative_error, tolerance};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name == "flex" {
+        return;
+    }
+    let is_cuda = device.name == "cuda";
+    let mut add = |name: &str, body: fn(&Device, bool, u64)| {
+        tests.push(trial(device, &format!("decode::attention::{name}"), move |device| body(device, is_cuda, seed)));
+    };
+    add("agrees_with_f64", agrees);
+    add("grows_a_sequence", grows);
+    add("skips_rows_outside_of_the_cache", skips);
+    add("refuses_wrong_operands", refusals);
+    if is_cuda {
+        add("agrees_with_f64_on_long_sequences", long);
+        add("gives_the_same_bits_a_hundred_times", repeats);
+    }
+}
+
+/// A shape for tests: four slots more than rows, so that some belong to nobody.
+fn shape(rows: usize, [heads, kv_heads]: [usize; 2], head_dim: usize, max_len: usize, dtype: ActivationDtype) -> AttentionShape {
+    AttentionShape {
+        rows,
+        heads,
+        kv_heads,
+        head_dim,
+        rotary_dim: head_dim,
+        slots: rows + 4,
+        max_len,
+        max_positions: max_len + 3,
+        window: None,
+        norm_epsilon: None,
+        dtype,
+    }
+}
+
+/// Operands on the host, every value exact in its dtype.
+struct Operands {
+    rows: Vec<Row>,
+    qkv: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    /// Weights of the norms of q and of k.
+    norms: [Vec<f32>; 2],
+}
+
+impl Operands {
+    /// Random operands for rows at `positions`, `None` for an idle one; in slots of no order. The cache is NaN from each row's position on.
+    fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut slots: Vec<usize> = (0..shape.slots).collect();
+        for i in (1..slots.len()).rev() {
+            slots.swap(i, rng.random_range(0..=i));
+        }
+        let rows = (0..shape.rows).map(|row| row_at(positions[row % positions.len()], slots[row])).collect::<Vec<_>>();
+        let mut random = |count: usize, size: f32| rounded((0..count).map(|_| rng.random_range(-size..size)).collect(), shape.dtype);
+        let mut operands = Self {
+            qkv: random(shape.rows * shape.qkv_columns(), 2.5),
+            keys: vec![f32::NAN; shape.cache_elements()],
+            values: vec![f32::NAN; shape.cache_elements()],
+            cos: Vec::new(),
+            sin: Vec::new(),
+            norms: [random(shape.head_dim, 2.0), random(shape.head_dim, 2.0)],
+            rows,
+        };
+        for row in &operands.rows {
+            let RowState::At(position) = row.state else { continue };
+            for head in 0..shape.kv_heads {
+                let base = cache_index(shape, row.slot as usize, head, 0);
+                let cached = base..base + (position as usize).min(shape.max_len) * shape.head_dim;
+                operands.keys[cached.clone()].copy_from_slice(&random(cached.len(), 2.5));
+                operands.values[cached.clone()].copy_from_slice(&random(cached.len(), 1.0));
+            }
+        }
+        for position in 0..shape.max_positions {
+            for i in 0..shape.rotary_dim / 2 {
+                let angle = position as f64 * 10_000f64.powf(-2.0 * i as f64 / shape.rotary_dim as f64);
+                operands.cos.push(angle.cos() as f32);
+                operands.sin.push(angle.sin() as f32);
+            }
+        }
+        operands
+    }
+
+    /// A head of q (0), k (1) or v (2) of a row.
+    fn head(&self, shape: &AttentionShape, row: usize, part: usize, head: usize) -> &[f32] {
+        let first = [0, shape.heads, shape.heads + shape.kv_heads][part] + head;
+        let start = row * shape.qkv_columns() + first * shape.head_dim;
+        &self.qkv[start..start + shape.head_dim]
+    }
+
+    /// A head of q (0) or k (1), normalised and turned.
+    fn turned(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
+        let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
+        if let Some(epsilon) = shape.norm_epsilon {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
+            x.iter_mut().zip(&self.norms[part]).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+        }
+        let half = shape.rotary_dim / 2;
+        for i in 0..half {
+            let (cos, sin) = (f64::from(self.cos[position * half + i]), f64::from(self.sin[position * half + i]));
+            (x[i], x[i + half]) = (x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin);
+        }
+        x
+    }
+}
+
+fn row_at(position: Option<usize>, slot: usize) -> Row {
+    let state = position.map_or(RowState::Idle, |position| RowState::At(position as u32));
+    Row { token: 7, state, slot: slot as u32, ..Row::IDLE }
+}
+
+fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
+    crate::kernels::values(&bytes(&values, dtype), dtype).into_iter().map(|value| value as f32).collect()
+}
+
+fn cache_index(shape: &AttentionShape, slot: usize, head: usize, position: usize) -> usize {
+    ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
+}
+
+/// Buffers of a shape that live from launch to launch.
+struct Bench {
+    client: Client,
+    shape: AttentionShape,
+    buffers: [(Handle, usize); 11],
+}
+
+/// Numbers of [`Bench`]'s buffers.
+const QKV: usize = 0;
+const STATE: usize = 1;
+const KEYS: usize = 2;
+const VALUES: usize = 3;
+const OUT: usize = 8;
+const TICKETS: usize = 10;
+
+impl Bench {
+    fn new(client: &Client, shape: &AttentionShape, operands: &Operands) -> Self {
+        let plan = AttentionPlan::new(shape, &AttentionTarget::of(client)).unwrap_or_else(|error| panic!("{error}"));
+        let (dtype, outputs) = (shape.dtype, shape.rows * shape.heads * shape.head_dim);
+        let make = |bytes: Vec<u8>, length: usize| (client.create_from_slice(&bytes), length);
+        let floats = |values: &[f32]| make(bytes(values, dtype), values.len());
+        let table = |values: &[f32]| make(bytes(&padded(values), ActivationDtype::F32), values.len());
+        let buffers = [
+            floats(&operands.qkv),
+            make(state_bytes(&operands.rows), operands.rows.len() * Row::WORDS),
+            floats(&operands.keys),
+            floats(&operands.values),
+            table(&operands.cos),
+            table(&operands.sin),
+            floats(&operands.norms[0]),
+            floats(&operands.norms[1]),
+            floats(&vec![f32::NAN; outputs]),
+            make(bytes(&vec![f32::NAN; plan.partials()], ActivationDtype::F32), plan.partials()),
+            make(vec![0; 4 * plan.tickets()], plan.tickets()),
+        ];
+        Self { client: client.clone(), shape: *shape, buffers }
+    }
+
+    fn arg(&self, buffer: usize) -> BufferArg {
+        let (handle, length) = &self.buffers[buffer];
+        // SAFETY: the buffer was made for these elements.
+        unsafe { BufferArg::from_raw_parts(handle.clone(), *length) }
+    }
+
+    fn args(&self) -> AttentionArgs {
+        let norm = |buffer| self.shape.norm_epsilon.map(|_| self.arg(buffer));
+        AttentionArgs {
+            qkv: self.arg(QKV),
+            state: self.arg(STATE),
+            keys: self.arg(KEYS),
+            values: self.arg(VALUES),
+            cos: self.arg(4),
+            sin: self.arg(5),
+            q_norm: norm(6),
+            k_norm: norm(7),
+            out: self.arg(OUT),
+            partials: self.arg(9),
+            tickets: self.arg(TICKETS),
+        }
+    }
+
+    fn write(&mut self, buffer: usize, bytes: &[u8]) {
+        self.buffers[buffer].0 = self.client.create_from_slice(bytes);
+    }
+
+    fn launch(&self) {
+        attention(&self.client, &self.shape, self.args()).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn read(&self, buffer: usize) -> Vec<u8> {
+        self.client.read_one(self.buffers[buffer].0.clone()).unwrap_or_else(|error| panic!("{}: {error}", self.shape)).to_vec()
+    }
+
+    fn floats(&self, buffer: usize) -> Vec<f64> {
+        values(&self.read(buffer), self.shape.dtype)
+    }
+}
+
+/// A buffer of no elements is none: a table without angles has one.
+fn padded(values: &[f32]) -> Vec<f32> {
+    if values.is_empty() { vec![0.0] } else { values.to_vec() }
+}
+
+fn state_bytes(rows: &[Row]) -> Vec<u8> {
+    rows.iter().flat_map(|row| row.to_words()).flat_map(i32::to_le_bytes).collect()
+}
+
+/// The output of a row in f64, and the size of what was summed: from the definition, over the keys of `operands` and the token's own.
+fn reference(shape: &AttentionShape, operands: &Operands, row: usize, position: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut out, mut magnitude) = (Vec::new(), Vec::new());
+    let slot = operands.rows[row].slot as usize;
+    let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
+    for head in 0..shape.heads {
+        let kv_head = head / (shape.heads / shape.kv_heads);
+        let query = operands.turned(shape, row, 0, head, position);
+        let key = operands.turned(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
+        let key = rounded(key, shape.dtype);
+        let at = |cache: &'_ [f32], position: usize| {
+            let start = cache_index(shape, slot, kv_head, position);
+            cache[start..start + shape.head_dim].to_vec()
+        };
+        let dot = |key: &[f32]| key.iter().zip(&query).map(|(&k, q)| f64::from(k) * q).sum::<f64>() / (shape.head_dim as f64).sqrt();
+        let mut scores: Vec<f64> = (first..position).map(|position| dot(&at(&operands.keys, position))).collect();
+        scores.push(dot(&key));
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let parts: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+        let total: f64 = parts.iter().sum();
+        let (mut sum, mut squares) = (vec![0.0; shape.head_dim], vec![0.0; shape.head_dim]);
+        for (i, part) in parts.iter().enumerate() {
+            let own = || operands.head(shape, row, 2, kv_head).to_vec();
+            let value = if first + i == position { own() } else { at(&operands.values, first + i) };
+            for (feature, value) in value.into_iter().enumerate() {
+                let term = part / total * f64::from(value);
+                sum[feature] += term;
+                squares[feature] += term * term;
+            }
+        }
+        out.extend(sum);
+        magnitude.extend(squares.into_iter().map(f64::sqrt));
+    }
+    (out, magnitude)
+}
+
+/// Launches once and checks everything: outputs, the cache where it was written, and that nothing else was.
+fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], seed: u64) {
+    let operands = Operands::random(shape, positions, seed);
+    let bench = Bench::new(client, shape, &operands);
+    let before = [KEYS, VALUES].map(|cache| bench.read(cache));
+    bench.launch();
+    let name = format!("{shape}, window {:?}, norms {:?}, seed {seed}", shape.window, shape.norm_epsilon);
+
+    let out = bench.floats(OUT);
+    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+        match operands.rows[row].state {
+            RowState::At(position) => {
+                let (expected, magnitude) = reference(shape, &operands, row, position as usize);
+                let error = relative_error(out, &expected, &magnitude);
+                assert!(error <= tolerance(shape.dtype), "{name}: row {row} at {position}: relative error {error:e}");
+            }
+            _ => assert!(out.iter().all(|value| value.is_nan()), "{name}: idle row {row} was written"),
+        }
+    }
+    assert!(bench.read(TICKETS).iter().all(|&byte| byte == 0), "{name}: tickets are left");
+    check_cache(&bench, &operands, before, &name);
+}
+
+/// The cache has each token's key, rounded, and its value, and is otherwise as `before`.
+fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &str) {
+    let shape = &bench.shape;
+    let each = bytes(&[0.0], shape.dtype).len();
+    let epsilon = match shape.dtype {
+        ActivationDtype::F32 => 1e-6,
+        ActivationDtype::F16 => f64::from(half::f16::EPSILON),
+        ActivationDtype::BF16 => f64::from(half::bf16::EPSILON),
+    };
+    for (part, mut expected) in before.into_iter().enumerate() {
+        let found = bench.read([KEYS, VALUES][part]);
+        for (row, state) in operands.rows.iter().enumerate() {
+            let RowState::At(position) = state.state else { continue };
+            for head in 0..shape.kv_heads {
+                let start = cache_index(shape, state.slot as usize, head, position as usize) * each;
+                let place = start..start + shape.head_dim * each;
+                let written = values(&found[place.clone()], shape.dtype);
+                let exact = match part {
+                    0 => operands.turned(shape, row, 1, head, position as usize),
+                    _ => operands.head(shape, row, 2, head).iter().map(|&value| f64::from(value)).collect(),
+                };
+                for (written, exact) in written.iter().zip(&exact) {
+                    let allowed = if part == 0 { epsilon * exact.abs() + 1e-6 } else { 0.0 };
+                    let difference = (written - exact).abs();
+                    assert!(difference <= allowed, "{name}: row {row} at {position}: {written} in the cache, {exact} expected");
+                }
+                expected[place.clone()].copy_from_slice(&found[place]);
+            }
+        }
+        assert!(found == expected, "{name}: the cache has changed elsewhere");
+    }
+}
+
+/// Lengths around the edges of tiles and shares, and an idle row.
+fn edges(max_len: usize) -> Vec<Option<usize>> {
+    let edges = [0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, max_len - 1];
+    edges.into_iter().filter(|&position| position < max_len).map(Some).chain([None]).collect()
+}
+
+fn agrees(device: &Device, is_cuda: bool, seed: u64) {
+    let client = client(device);
+    let mut dtypes = [ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32]
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .cycle();
+    let mut shapes = Vec::new();
+    let max_len = if is_cuda { 2500 } else { 70 };
+    let (head_dims, groups): (&[usize], &[usize]) =
+        if is_cuda { (&[8, 64, 80, 96, 128, 256], &[1, 4, 7, 8, 12]) } else { (&[16, 40], &[1, 4]) };
+    for &head_dim in head_dims {
+        for &group in groups {
+            let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
+            shapes.push(shape(if is_cuda { 12 } else { 6 }, [2 * group, 2], head_dim, max_len, dtype));
+        }
+    }
+    // Rows alone, so that sequences are cut finely; norms, windows, parts of heads turned, and none.
+    let (head_dim, groups) = if is_cuda { (128, [4, 1]) } else { (16, [4, 1]) };
+    for group in groups {
+        let mut plain = || shape(1, [2 * group, 2], head_dim, max_len, dtypes.next().unwrap_or(ActivationDtype::F32));
+        shapes.push(plain());
+        shapes.push(AttentionShape { norm_epsilon: Some(1e-6), ..plain() });
+        shapes.push(AttentionShape { window: Some(40), rotary_dim: head_dim / 4 * 2 + 4, ..plain() });
+        shapes.push(AttentionShape { window: Some(1), rotary_dim: 0, norm_epsilon: Some(1e-5), ..plain() });
+    }
+    for shape in shapes {
+        if shape.rows > 1 {
+            check(&client, &shape, &edges(max_len), seed);
+        } else {
+            edges(max_len).iter().for_each(|position| check(&client, &shape, &[*position], seed));
+        }
+    }
+    // More blocks than the device runs at once: rows are not cut.
+    if is_cuda {
+        check(&client, &shape(130, [8, 8], 128, 600, ActivationDtype::F16), &edges(600), seed);
+    }
+}
+
+fn long(device: &Device, _: bool, seed: u64) {
+    let client = client(device);
+    for (rows, heads, max_len, dtype) in [
+        (1, [4, 1], 131_072, ActivationDtype::F16),
+        (1, [8, 1], 131_072, ActivationDtype::BF16),
+        (3, [2, 2], 40_000, ActivationDtype::F16),
+        // A long one among many: shares of the greatest length.
+        (40, [8, 8], 17_000, ActivationDtype::F16),
+    ] {
+        let shape = AttentionShape { slots: rows, ..shape(rows, heads, 128, max_len, dtype) };
+        let mut positions = vec![Some(100); rows];
+        positions[rows / 2] = Some(max_len - 1);
+        check(&client, &shape, &positions, seed);
+        let window = AttentionShape { window: Some(max_len / 3), ..shape };
+        check(&client, &window, &positions, seed);
+    }
+}
+
+/// One sequence from an empty cache on, token after token over the same buffers.
+fn grows(device: &Device, is_cuda: bool, seed: u64) {
+    let client = client(device);
+    let steps = if is_cuda { 700 } else { 20 };
+    let dtype = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let shape = AttentionShape { slots: 2, ..shape(2, [4, 2], if is_cuda { 64 } else { 16 }, steps, dtype) };
+    let mut operands = Operands::random(&shape, &[Some(0)], seed);
+    let mut bench = Bench::new(&client, &shape, &operands);
+    for position in 0..steps {
+        // The second row is one behind the first.
+        let positions = [Some(position), position.checked_sub(1)];
+        let fresh = Operands::random(&shape, &[None], seed + position as u64);
+        operands.qkv = fresh.qkv;
+        for (row, position) in operands.rows.iter_mut().zip(positions) {
+            *row = row_at(position, row.slot as usize);
+        }
+        bench.write(QKV, &bytes(&operands.qkv, dtype));
+        bench.write(STATE, &state_bytes(&operands.rows));
+        bench.launch();
+        let out = bench.floats(OUT);
+        for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+            let Some(position) = positions[row] else { continue };
+            let (expected, magnitude) = reference(&shape, &operands, row, position);
+            let error = relative_error(out, &expected, &magnitude);
+            assert!(error <= tolerance(dtype), "{shape}, seed {seed}: row {row} at {position}: relative error {error:e}");
+            for head in 0..shape.kv_heads {
+                let start = cache_index(&shape, operands.rows[row].slot as usize, head, position);
+                let key = operands.turned(&shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
+                let value = operands.head(&shape, row, 2, head).to_vec();
+                operands.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, dtype));
+                operands.values[start..start + shape.head_dim].copy_from_slice(&value);
+            }
+        }
+    }
+}
+
+fn skips(device: &Device, _: bool, seed: u64) {
+    let client = client(device);
+    let shape = shape(4, [2, 1], 16, 24, ActivationDtype::F32);
+    let mut operands = Operands::random(&shape, &[Some(5)], seed);
+    operands.rows[0] = row_at(Some(shape.max_len), 0);
+    operands.rows[1] = row_at(Some(3), shape.slots);
+    operands.rows[2].state = RowState::Failed;
+    operands.rows[3].state = RowState::WindowFull;
+    let bench = Bench::new(&client, &shape, &operands);
+    let before = [KEYS, VALUES, OUT].map(|buffer| bench.read(buffer));
+    bench.launch();
+    assert!([KEYS, VALUES, OUT].map(|buffer| bench.read(buffer)) == before, "seed {seed}: a row outside of the cache was written");
+}
+
+/// Blocks that meet in any order give the same bits.
+fn repeats(device: &Device, _: bool, seed: u64) {
+    let client = client(device);
+    for (rows, heads, max_len) in [(1, [8, 2], 30_000), (16, [8, 8], 900)] {
+        let shape = shape(rows, heads, 128, max_len, ActivationDtype::F16);
+        let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(max_len - 1), Some(max_len / 2)], seed));
+        bench.launch();
+        let first = bench.read(OUT);
+        for run in 1..100 {
+            bench.launch();
+            assert!(bench.read(OUT) == first, "{shape}, seed {seed}: run {run} differs");
+        }
+    }
+}
+
+fn refusals(device: &Device, _: bool, seed: u64) {
+    let client = client(device);
+    let shape = shape(2, [4, 2], 16, 24, ActivationDtype::F32);
+    let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
+    let short = || buffer(&client, &[0; 4], 1);
+    let length = |args: AttentionArgs, expected: &str| {
+        let result = attention(&client, &shape, args);
+        assert!(matches!(&result, Err(KernelError::BufferLength { operand, .. }) if *operand == expected), "{expected}: {result:?}");
+    };
+    length(AttentionArgs { qkv: short(), ..bench.args() }, "qkv");
+    length(AttentionArgs { state: short(), ..bench.args() }, "state");
+    length(AttentionArgs { keys: short(), ..bench.args() }, "keys");
+    length(AttentionArgs { values: short(), ..bench.args() }, "values");
+    length(AttentionArgs { cos: short(), ..bench.args() }, "cosines");
+    length(AttentionArgs { sin: short(), ..bench.args() }, "sines");
+    length(AttentionArgs { out: short(), ..bench.args() }, "output");
+    let result = attention(&client, &shape, AttentionArgs { q_norm: Some(short()), ..bench.args() });
+    assert!(matches!(result, Err(KernelError::Presence { operand: "norm of q", .. })), "{result:?}");
+    let normed = AttentionShape { norm_epsilon: Some(1e-6), ..shape };
+    let result = attention(&client, &normed, bench.args());
+    assert!(matches!(result, Err(KernelError::Presence { operand: "norm of q", .. })), "{result:?}");
+    let result = attention(&client, &AttentionShape { rotary_dim: 5, ..shape }, bench.args());
+    assert!(matches!(result, Err(KernelError::Shape { .. })), "{result:?}");
+}

@@ -1,0 +1,170 @@
+//! The kernels around a decode step's matmuls that work row by row, against f64, on outputs full of NaN.
+
+use crate::kernels::{buffer, bytes, client, values, words};
+use crate::setup::{Named, computes, trial};
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use cubecl::server::Handle;
+use libtest_mimic::Trial;
+use marlin_kernels::ActivationDtype;
+use marlin_kernels::decode::{
+    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm, silu_mul, write_cache,
+};
+use marlin_tests::{relative_error, tolerance};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name == "flex" {
+        return;
+    }
+    tests.push(trial(device, "decode::rms_norm_agrees_with_f64", move |device| norms(device, seed)));
+    tests.push(trial(device, "decode::silu_mul_agrees_with_f64", move |device| gates(device, seed)));
+    tests.push(trial(device, "decode::embed_copies_the_rows_of_tokens", move |device| embeddings(device, seed)));
+    tests.push(trial(device, "decode::write_cache_writes_its_positions_alone", move |device| caches(device, seed)));
+}
+
+const DTYPES: [ActivationDtype; 3] = [ActivationDtype::F32, ActivationDtype::F16, ActivationDtype::BF16];
+
+/// Rows and features: vectors of every width, rows of less and more than a cube.
+fn shapes(device: &Device) -> Vec<RowsShape> {
+    let all = [(1, 64), (3, 100), (2, 33), (1, 4096), (5, 896), (2, 14_336)];
+    let few = if *device == Device::cpu() { 3 } else { all.len() };
+    let dtypes = DTYPES.into_iter().filter(|&dtype| computes(device, dtype));
+    dtypes.flat_map(|dtype| all[..few].iter().map(move |&(rows, features)| RowsShape { rows, features, dtype })).collect()
+}
+
+/// Values as they are in a dtype, and their bytes.
+fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64>, Vec<u8>) {
+    let bytes = bytes(&(0..elements).map(|_| rng.random_range(-3.0f32..3.0)).collect::<Vec<_>>(), dtype);
+    (values(&bytes, dtype), bytes)
+}
+
+/// A buffer that is read back, and as an argument.
+fn output(client: &Client, content: &[u8], elements: usize) -> (Handle, BufferArg) {
+    let handle = client.create_from_slice(content);
+    // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
+    let arg = unsafe { BufferArg::from_raw_parts(handle.clone(), elements) };
+    (handle, arg)
+}
+
+fn poisoned(client: &Client, elements: usize, dtype: ActivationDtype) -> (Handle, BufferArg) {
+    output(client, &bytes(&vec![f32::NAN; elements], dtype), elements)
+}
+
+fn read(client: &Client, handle: Handle, dtype: ActivationDtype) -> Vec<f64> {
+    values(&client.read_one(handle).unwrap_or_else(|error| panic!("{error}")), dtype)
+}
+
+fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
+    let error = relative_error(found, expected, expected);
+    assert!(error <= tolerance(shape.dtype), "{shape}, seed {seed}: relative error {error:e}");
+}
+
+fn norms(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+    for shape in shapes(device) {
+        let RowsShape { rows, features, dtype } = shape;
+        for with_residual in [false, true] {
+            let (x, x_bytes) = random(rows * features, dtype, &mut rng);
+            let (added, residual_bytes) = random(rows * features, dtype, &mut rng);
+            let (weight, weight_bytes) = random(features, dtype, &mut rng);
+            let (out, out_arg) = poisoned(&client, rows * features, dtype);
+            let (residual, residual_arg) = output(&client, &residual_bytes, rows * features);
+            let args = RmsNormArgs {
+                x: buffer(&client, &x_bytes, rows * features),
+                residual: with_residual.then_some(residual_arg),
+                weight: buffer(&client, &weight_bytes, features),
+                out: out_arg,
+            };
+            rms_norm(&client, &shape, 1e-5, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+
+            // The sum is rounded, and what is normalised is the rounded one.
+            let sum = read(&client, residual, dtype);
+            let exact: Vec<f64> = x.iter().zip(&added).map(|(x, added)| if with_residual { x + added } else { *added }).collect();
+            check(&shape, &sum, &exact, seed);
+            let normalised = if with_residual { sum } else { x };
+            let expected: Vec<f64> = normalised
+                .chunks(features)
+                .flat_map(|row| {
+                    let mean = row.iter().map(|value| value * value).sum::<f64>() / features as f64;
+                    row.iter().zip(&weight).map(move |(value, weight)| value / (mean + 1e-5).sqrt() * weight)
+                })
+                .collect();
+            check(&shape, &read(&client, out, dtype), &expected, seed);
+        }
+    }
+}
+
+fn gates(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+    for shape in shapes(device) {
+        let RowsShape { rows, features, dtype } = shape;
+        let (gate_up, gate_up_bytes) = random(2 * rows * features, dtype, &mut rng);
+        let (out, out_arg) = poisoned(&client, rows * features, dtype);
+        let args = SiluMulArgs { gate_up: buffer(&client, &gate_up_bytes, 2 * rows * features), out: out_arg };
+        silu_mul(&client, &shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let expected: Vec<f64> = gate_up
+            .chunks(2 * features)
+            .flat_map(|row| (0..features).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[features + i]).collect::<Vec<_>>())
+            .collect();
+        check(&shape, &read(&client, out, dtype), &expected, seed);
+    }
+}
+
+fn embeddings(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let vocab = 50;
+    for shape in shapes(device) {
+        let RowsShape { rows, features, dtype } = shape;
+        let (table, table_bytes) = random(vocab * features, dtype, &mut rng);
+        // The last token, then a row that is skipped, then a token outside the vocabulary.
+        let row = |token, state| Row { token, state, ..Row::IDLE };
+        let state: Vec<Row> =
+            (0..rows).map(|i| [row(49, RowState::At(7)), row(3, RowState::Idle), row(50, RowState::At(0))][i % 3]).collect();
+        let (out, out_arg) = poisoned(&client, rows * features, dtype);
+        let args = EmbedArgs {
+            table: buffer(&client, &table_bytes, vocab * features),
+            row_state: words(&client, state.iter().flat_map(|row| row.to_words()).map(|word| word as u32)),
+            out: out_arg,
+        };
+        embed(&client, &shape, vocab, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let found = read(&client, out, dtype);
+        for (row, found) in found.chunks(features).enumerate() {
+            let expected = if row % 3 == 0 { &table[49 * features..] } else { &vec![0.0; features] };
+            assert!(found == expected, "{shape}, seed {seed}: row {row}");
+        }
+    }
+}
+
+fn caches(device: &Device, seed: u64) {
+    let client = client(device);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let cache_shape = CacheShape { slots: 3, kv_heads: 2, max_len: 9, head_dim: 40 };
+    let CacheShape { slots, kv_heads, max_len, head_dim } = cache_shape;
+    for dtype in DTYPES.into_iter().filter(|&dtype| computes(device, dtype)) {
+        for (slot, start, seq) in [(0, 0, 9), (2, 8, 1), (1, 3, 4)] {
+            let shape = RowsShape { rows: kv_heads * seq, features: head_dim, dtype };
+            let (mut expected, cache_bytes) = random(cache_shape.elements(), dtype, &mut rng);
+            let (new, new_bytes) = random(kv_heads * seq * head_dim, dtype, &mut rng);
+            let (cache, cache_arg) = output(&client, &cache_bytes, cache_shape.elements());
+            write_cache(&client, &shape, &cache_shape, [slot, start], buffer(&client, &new_bytes, new.len()), cache_arg)
+                .unwrap_or_else(|error| panic!("{shape}: {error}"));
+            for (head, new) in new.chunks(seq * head_dim).enumerate() {
+                let first = ((slot * kv_heads + head) * max_len + start) * head_dim;
+                expected[first..first + new.len()].copy_from_slice(new);
+            }
+            assert!(read(&client, cache, dtype) == expected, "{shape}, slot {slot}, from {start}, seed {seed}");
+        }
+    }
+    let shape = RowsShape { rows: 2, features: head_dim, dtype: ActivationDtype::F32 };
+    for (slot, start) in [(slots, 0), (0, max_len)] {
+        let zeros = |elements: usize| buffer(&client, &vec![0; 4 * elements], elements);
+        let refused = write_cache(&client, &shape, &cache_shape, [slot, start], zeros(2 * head_dim), zeros(cache_shape.elements()));
+        assert!(refused.is_err(), "slot {slot}, position {start}");
+    }
+}

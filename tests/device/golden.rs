@@ -1,0 +1,84 @@
+//! Weights as the formats' own packers wrote them, on the device: `tests/golden`, whose README says how they are made.
+
+use crate::setup::{Named, computes, trial};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn_marlin::QuantizedWeight;
+use libtest_mimic::Trial;
+use marlin_format::PlainWeight;
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, read_layer};
+use marlin_kernels::ActivationDtype;
+use marlin_tests::{relative_error, tolerance};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(device, "golden::every_format_comes_back_from_the_device", comes_back));
+    tests.push(trial(device, "golden::every_format_multiplies_as_f64_does", multiplies));
+}
+
+/// Beside this crate, or below the current folder where the binary was carried elsewhere.
+fn folder() -> PathBuf {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    if built.exists() { built } else { PathBuf::from("tests/golden") }
+}
+
+/// The first layers of each folder that differ in format or shape, by name.
+fn weights() -> BTreeMap<String, PlainWeight> {
+    let must = |error: &dyn std::fmt::Display| -> ! { panic!("{error}") };
+    let text = std::fs::read(folder().join("index.json")).unwrap_or_else(|error| must(&error));
+    let index: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_else(|error| must(&error));
+    let mut weights = BTreeMap::new();
+    for entry in index {
+        let (Some(name), Some(layers)) = (entry["name"].as_str(), entry["layers"].as_object()) else { panic!("{entry}") };
+        let dir = folder().join(name);
+        let Some(quantization) = Quantization::read(&dir).unwrap_or_else(|error| must(&error)) else { continue };
+        let checkpoint = Checkpoint::open(&dir).unwrap_or_else(|error| must(&error));
+        for layer in layers.keys() {
+            let format = quantization.layer(layer).unwrap_or_else(|error| must(&error));
+            assert!(format != LayerFormat::Float, "{name}: {layer}");
+            let weight = read_layer(&checkpoint, layer, &format).unwrap_or_else(|error| must(&error));
+            weights.entry(format!("{name}: {format}, {} x {}", weight.k(), weight.n())).or_insert(weight);
+        }
+    }
+    assert!(weights.len() > 80, "{} weights", weights.len());
+    weights
+}
+
+fn comes_back(device: &Device) {
+    for (name, weight) in weights() {
+        let found = QuantizedWeight::from_plain(&weight, device).to_plain().unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(found == weight, "{name}: the device gives another weight");
+    }
+}
+
+fn multiplies(device: &Device) {
+    let rows = 3;
+    for (name, weight) in weights() {
+        let (k, n) = (weight.k(), weight.n());
+        let dtype = ActivationDtype::from(weight.spec().scale_dtype);
+        if !computes(device, dtype) {
+            continue;
+        }
+        let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device).cast(match dtype {
+            ActivationDtype::BF16 => FloatDType::BF16,
+            _ => FloatDType::F16,
+        });
+        let values = |tensor: Tensor<2>| {
+            let data = tensor.into_data().convert::<f64>();
+            data.try_into_vec::<f64>().unwrap_or_else(|error| panic!("{name}: {error:?}"))
+        };
+        let found = values(QuantizedWeight::from_plain(&weight, device).matmul(x.clone()));
+        let (x, floats) = (values(x), weight.dequantize());
+        let mut expected = vec![0.0; rows * n];
+        let mut magnitude = vec![0.0; rows * n];
+        for (index, &weight) in floats.iter().enumerate() {
+            for row in 0..rows {
+                let product = x[row * k + index / n] * f64::from(weight);
+                expected[row * n + index % n] += product;
+                magnitude[row * n + index % n] += product.abs();
+            }
+        }
+        let error = relative_error(&found, &expected, &magnitude);
+        assert!(error <= tolerance(dtype), "{name}: relative error {error:e}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The kernels of a decode step outside its matmuls: a few configurations of each on every card, which must keep all they hold in registers.
+
+use crate::listing::{Code, Usage};
+use crate::rules;
+use crate::toolchain::Toolchain;
+use crate::{CARDS, Card};
+use libtest_mimic::{Completion, Failed, Trial};
+use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
+use marlin_kernels::decode::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_kernels::marlin::{Source, shared_limit};
+use std::error::Error;
+use std::sync::Arc;
+
+/// One test a kernel and card.
+pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
+    CARDS.iter().map(|&card| trial(card, "attention", attention_sources, toolchain.cloned())).collect()
+}
+
+/// What a source is of, and the source.
+type Named = (String, Source);
+/// The sources of a kernel on a card.
+type Sources = fn(Card) -> Result<Vec<Named>, Box<dyn Error>>;
+
+fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolchain>>) -> Trial {
+    Trial::ignorable_test(format!("{}::decode::{kernel}", card.arch), move || {
+        let Some(toolchain) = toolchain else {
+            return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
+        };
+        let mut broken = Vec::new();
+        for (name, source) in sources(card)? {
+            let compiled = toolchain.compile(&source.text, card.arch)?;
+            let usage = Usage::parse(&compiled.assembler_log)?;
+            let code = Code::parse(&compiled.listing)?;
+            let shared = source.shared_bytes + usage.static_shared;
+            println!("{} {name}: {} registers, {shared} B shared, {} instructions", card.arch, usage.registers, code.len());
+            broken.extend(rules::local_memory(&usage, &code).into_iter().map(|rule| format!("{name}: {rule}")));
+            if shared > shared_limit(card.capability) {
+                broken.push(format!("{name}: {shared} bytes of shared memory where a block may have {}", shared_limit(card.capability)));
+            }
+        }
+        if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
+    })
+}
+
+/// Groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype.
+fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
+    let sources = [
+        (128, 1, false, F16),
+        (128, 4, false, F16),
+        (128, 7, false, BF16),
+        (128, 8, false, F16),
+        (128, 4, true, BF16),
+        (64, 8, false, BF16),
+        (80, 1, false, F16),
+        (96, 1, false, F16),
+        (256, 4, true, F16),
+        (128, 4, false, F32),
+    ];
+    let target = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
+    sources
+        .into_iter()
+        .map(|(head_dim, group, has_norm, dtype)| attention_source(card, &target, head_dim, group, has_norm, dtype))
+        .collect()
+}
+
+fn attention_source(
+    card: Card,
+    target: &AttentionTarget,
+    head_dim: usize,
+    group: usize,
+    has_norm: bool,
+    dtype: ActivationDtype,
+) -> Result<Named, Box<dyn Error>> {
+    let shape = AttentionShape {
+        rows: 1,
+        heads: group,
+        kv_heads: 1,
+        head_dim,
+        rotary_dim: head_dim,
+        slots: 1,
+        max_len: 4096,
+        max_positions: 4096,
+        window: None,
+        norm_epsilon: has_norm.then_some(1e-6),
+        dtype,
+    };
+    let config = AttentionPlan::new(&shape, target)?.config;
+    let name = format!("attention of {group} x {head_dim} in {dtype}{}", if has_norm { " with norms" } else { "" });
+    Ok((name, attention::source(&config, has_norm, dtype, card.capability)?))
+}
