@@ -1,7 +1,8 @@
-//! Times the kernels on an NVIDIA card, as the README of this folder says: `cargo xtask bench kernels`.
+//! Times the kernels on an NVIDIA card, and the reading of checkpoints, as the README of this folder says: `cargo xtask bench kernels`.
 //!
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 
+mod convert;
 mod decode;
 mod kernels;
 mod operands;
@@ -32,6 +33,8 @@ enum Command {
     Decode(decode::DecodeArgs),
     /// The weights of Llama 2 70B from the plain to the tile layout.
     Repack,
+    /// Layers of checkpoints in every format, from a file to the plain layout. Needs no card.
+    Convert(ConvertArgs),
 }
 
 /// What is timed.
@@ -63,6 +66,16 @@ struct KernelArgs {
     record: Option<PathBuf>,
 }
 
+/// What is read.
+#[derive(Args)]
+struct ConvertArgs {
+    /// Only formats with all of these words in their names, such as `gptq int8`.
+    words: Vec<String>,
+    /// Group size: 32, 64, 128, or -1 for a whole column.
+    #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
+    group: GroupSize,
+}
+
 fn group(text: &str) -> Result<GroupSize, String> {
     let rows: i64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
     GroupSize::try_from(rows).map_err(|error| error.to_string())
@@ -81,6 +94,8 @@ enum BenchError {
     Kernel(#[from] marlin_kernels::KernelError),
     #[error("the device failed: {0}")]
     Device(String),
+    #[error(transparent)]
+    Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
     #[error("{0}")]
     Model(String),
     #[error("cannot write {path}", path = path.display())]
@@ -94,6 +109,7 @@ fn main() -> ExitCode {
         Command::Kernels(args) => kernels::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Repack => repack::run(),
+        Command::Convert(args) => convert::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

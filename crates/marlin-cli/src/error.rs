@@ -25,7 +25,7 @@ pub enum CliError {
     TooManyIds { found: usize, max_len: usize },
     #[error("the device did not return the logits: {0}")]
     Read(String),
-    #[error("the logit of token {token} is {found}: a weight is not finite, or the activations overflow (try --dtype f32)")]
+    #[error("the logit of token {token} is {found}; are the weights broken, or the activations too large for their dtype?")]
     NotFinite { token: usize, found: f32 },
     #[error("the input could not be read")]
     Input(#[source] std::io::Error),

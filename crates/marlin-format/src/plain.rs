@@ -65,6 +65,13 @@ impl Scales {
         }
     }
 
+    fn first_not_finite(&self) -> Option<usize> {
+        match self {
+            Self::F16(values) => position(values, |value| !value.is_finite()),
+            Self::BF16(values) => position(values, |value| !value.is_finite()),
+        }
+    }
+
     /// Their bytes, two a scale, little-endian.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
@@ -130,11 +137,8 @@ impl PlainWeight {
             return Err(FormatError::ScaleDtypeMismatch { expected: spec.scale_dtype, found: scales.dtype() });
         }
         length("the scales", per_group, scales.len())?;
-        for index in 0..scales.len() {
-            let value = scales.get(index);
-            if !value.is_finite() {
-                return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value });
-            }
+        if let Some(index) = scales.first_not_finite() {
+            return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value: scales.get(index) });
         }
 
         match (&parts.zero_points, spec.zero_points) {
@@ -144,7 +148,7 @@ impl PlainWeight {
             (Some(zero_points), true) => {
                 length("the zero points", per_group, zero_points.len())?;
                 let max = spec.bits.max();
-                if let Some(index) = zero_points.iter().position(|&zero_point| zero_point > max) {
+                if let Some(index) = position(zero_points, |zero_point| zero_point > max) {
                     return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index], max });
                 }
             }
@@ -264,6 +268,14 @@ impl fmt::Debug for PlainWeight {
             .field("spec", &format_args!("{}", self.parts.spec))
             .field("row_permutation", &self.parts.row_permutation.is_some())
             .finish_non_exhaustive()
+    }
+}
+
+/// The first value that `is_bad`. All are judged before it is looked for: without a branch for each, many are at a time.
+pub(crate) fn position<T: Copy>(values: &[T], is_bad: impl Fn(T) -> bool) -> Option<usize> {
+    match values.iter().fold(false, |any, &value| any | is_bad(value)) {
+        true => values.iter().position(|&value| is_bad(value)),
+        false => None,
     }
 }
 

@@ -8,7 +8,9 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_marlin::{QuantizedWeight, W4A16Linear};
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, LayerFormat, Quantization, TensorView, layer_tensors, read_layer};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, Dtype, LayerFormat, Quantization, TensorView, layer_format, layer_tensors, read_layer,
+};
 use marlin_format::{JoinError, PlainWeight};
 
 use crate::LlamaError;
@@ -259,10 +261,7 @@ impl FileWeights<'_> {
     fn weight(&mut self, layer: &LayerShape) -> Result<LayerWeight, LlamaError> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
         let invalid = |source| LlamaError::QuantizationConfig { path: self.config_path.into(), source };
-        let format = match &self.quantization {
-            Some(quantization) => quantization.layer(name).map_err(invalid)?,
-            None => LayerFormat::Float,
-        };
+        let format = layer_format(self.quantization.as_ref(), name).map_err(invalid)?;
         if format == LayerFormat::Float {
             return Ok(LayerWeight::Float(self.tensor(format!("{name}.weight"), [n, k])?));
         }

@@ -6,7 +6,7 @@ use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{ActivationDtype, Bits, GroupSize, Problem, ScaleDtype, target};
 use marlin_format::PlainWeight;
-use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_tensors, read_layer};
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
 use marlin_kernels::{layout_for, select};
 use serde::Serialize;
 
@@ -59,10 +59,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
             continue;
         }
         let (layer, _) = name.rsplit_once('.').unwrap_or((name, ""));
-        let format = match &quantization {
-            Some(quantization) => quantization.layer(layer).map_err(|source| CliError::Config { dir: args.dir.clone(), source })?,
-            None => LayerFormat::Float,
-        };
+        let format = layer_format(quantization.as_ref(), layer).map_err(|source| CliError::Config { dir: args.dir.clone(), source })?;
         let tensors = layer_tensors(&checkpoint, layer, &format);
         let row = if format != LayerFormat::Float && tensors.iter().any(|tensor| tensor == name) {
             let weight = read_layer(&checkpoint, layer, &format)?;
@@ -71,7 +68,9 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
                 checkpoint.release(&tensor);
                 counted.insert(tensor);
             }
-            quantized_row(layer, &format, &weight, bytes, &device)
+            let row = quantized_row(layer, &format, &weight, bytes, &device);
+            checkpoint.recycle(weight);
+            row
         } else {
             let tensor = checkpoint.tensor(name)?;
             let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
@@ -95,10 +94,8 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
 
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes: usize, device: &Device) -> Row {
     let (k, n, spec, permuted) = (weight.k(), weight.n(), weight.spec(), weight.row_permutation().is_some());
-    let (scales, float) = match spec.scale_dtype {
-        ScaleDtype::F16 => (ActivationDtype::F16, FloatDType::F16),
-        ScaleDtype::BF16 => (ActivationDtype::BF16, FloatDType::BF16),
-    };
+    let scales = ActivationDtype::from(spec.scale_dtype);
+    let float = if scales == ActivationDtype::BF16 { FloatDType::BF16 } else { FloatDType::F16 };
     let activations = if device.supports_dtype(float) { scales } else { ActivationDtype::F32 };
     let problem = Problem { m: 1, n, k, spec, activations, scales, permuted };
     let target = target(device);

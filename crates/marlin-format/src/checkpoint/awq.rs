@@ -19,6 +19,7 @@
 use super::layer::LayerTensors;
 use super::packed::{FileWords, plain_words, unpack_columns};
 use super::{Checkpoint, CheckpointError};
+use crate::layout::{PlainLayout, exchange};
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 3] = [WEIGHT, ZERO_POINTS, SCALES];
@@ -54,10 +55,10 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
         None => None,
     };
 
-    let source = weight.words()?;
+    let (source, layout) = (weight.words()?, PlainLayout::new(k, n, spec.bits));
     // Rows past K, in the last row of words.
     let no_row = vec![[0; 4]; word_columns];
-    let words = plain_words(k, n, spec.bits, 1, |word_row, line| {
+    let words = plain_words(tensors.buffer(&layout), &layout, 1, |word_row, line| {
         let row = |i: usize| source.get((8 * word_row + i) * word_columns..).filter(|row| !row.is_empty()).unwrap_or(&no_row);
         let rows: [&FileWords; 8] = std::array::from_fn(|i| &row(i)[..word_columns]);
         let (blocks, rest) = line.as_chunks_mut::<{ 8 * LANES }>();
@@ -81,24 +82,11 @@ fn unpack<const L: usize>(rows: [&FileWords; 8], first: usize, columns: &mut [u3
         std::array::from_fn(|lane| u32::from_le_bytes(row[lane]))
     });
     // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word `i`.
-    swap::<4, L>(&mut words, 0x0000_ffff);
-    swap::<2, L>(&mut words, 0x00ff_00ff);
-    swap::<1, L>(&mut words, 0x0f0f_0f0f);
+    let runs = words.as_flattened_mut();
+    exchange(runs, 4 * L, 16, 0x0000_ffff);
+    exchange(runs, 2 * L, 8, 0x00ff_00ff);
+    exchange(runs, L, 4, 0x0f0f_0f0f);
     for (lane, columns) in columns.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         *columns = NIBBLES.map(|nibble| words[nibble][lane]);
-    }
-}
-
-/// One of the three steps of a transposition, of blocks of `D x D` nibbles: swaps the upper halves (those not in `mask`) of words with the
-/// lower halves of the words `D` after them.
-#[inline]
-fn swap<const D: usize, const L: usize>(words: &mut [[u32; L]; 8], mask: u32) {
-    for block in words.chunks_exact_mut(2 * D) {
-        let (first, second) = block.split_at_mut(D);
-        for (first, second) in first.as_flattened_mut().iter_mut().zip(second.as_flattened_mut()) {
-            let (low, high) = (*first, *second);
-            *first = (low & mask) | ((high & mask) << (4 * D));
-            *second = ((low >> (4 * D)) & mask) | (high & !mask);
-        }
     }
 }

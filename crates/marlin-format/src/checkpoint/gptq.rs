@@ -22,8 +22,10 @@
 use serde_json::{Map, Value, json};
 
 use super::layer::LayerTensors;
-use super::packed::{ascending, from_rows, natural_words, pack_columns, rows_mask, unpack_columns};
+use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
 use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
+use crate::layout::PlainLayout;
+use crate::plain::position;
 use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];
@@ -71,7 +73,8 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
         _ => None,
     };
 
-    let words = from_rows(weight.words()?, n, k, n, bits, row_permutation.as_deref());
+    let layout = PlainLayout::new(k, n, bits);
+    let words = from_rows(tensors.buffer(&layout), &layout, weight.words()?, n, row_permutation.as_deref());
     let spec = format.spec.with_scale_dtype(scales.dtype());
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation })
         .map_err(|source| tensors.invalid(&weight, source))
@@ -86,7 +89,7 @@ fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointErr
 fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, bits: Bits, version: GptqVersion) -> Result<Vec<u8>, CheckpointError> {
     let mut zero_points = unpack_columns(tensor.words()?, n, bits, &ascending(bits));
     if version == GptqVersion::V1 {
-        if let Some(i) = zero_points.iter().position(|&stored| stored == bits.max()) {
+        if let Some(i) = position(&zero_points, |stored| stored == bits.max()) {
             let max = bits.max();
             return Err(tensor.bad_values(format!(
                 "group {}, column {} stores zero point {max}, which version 1 reads as {}, outside 0..={max}: it was a zero point of 0, packed \
@@ -122,10 +125,10 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
-    let columns = weight.layout().columns();
-    let mut words: Vec<u32> = natural_words(weight).chunks_exact(columns).flat_map(|line| &line[..n]).copied().collect();
-    let last_row = weight.layout().rows() - 1;
-    let mask = rows_mask(k, last_row, spec.bits);
+    let layout = weight.layout();
+    let mut words: Vec<u32> = natural_words(weight).chunks_exact(layout.columns()).flat_map(|line| &line[..n]).copied().collect();
+    let last_row = layout.rows() - 1;
+    let mask = layout.rows_mask(last_row);
     words[last_row * n..].iter_mut().for_each(|word| *word &= mask);
 
     let zero_points = match weight.zero_points() {

@@ -1,7 +1,18 @@
 //! Reading a layer in whatever format it is.
 
-use super::{Checkpoint, CheckpointError, LayerFormat, TensorView, awq, compressed_tensors, gptq, marlin, marlin24};
+use super::{
+    Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, TensorView, awq, compressed_tensors, gptq, marlin, marlin24,
+};
+use crate::layout::PlainLayout;
 use crate::{FormatError, PlainWeight, QuantSpec};
+
+/// How `layer` is held, by what the configs of its folder say ([`Quantization::read`]): as floats where they say nothing.
+///
+/// # Errors
+/// As [`Quantization::layer`].
+pub fn layer_format(quantization: Option<&Quantization>, layer: &str) -> Result<LayerFormat, ConfigError> {
+    quantization.map_or(Ok(LayerFormat::Float), |quantization| quantization.layer(layer))
+}
 
 /// The names of the tensors that hold the weight of `layer`, of those that the checkpoint has. A `bias` is not one of them.
 ///
@@ -70,6 +81,11 @@ impl<'a> LayerTensors<'a> {
             (None, true) => Err(CheckpointError::MissingZeroPoints { dir: self.checkpoint.dir().into(), tensor: self.name(tensor) }),
             (found, _) => Ok(found),
         }
+    }
+
+    /// Words for a weight in `layout`, whatever they are.
+    pub(super) fn buffer(&self, layout: &PlainLayout) -> Vec<u32> {
+        self.checkpoint.buffer(layout.words())
     }
 
     pub(super) fn missing(&self, tensor: &str) -> CheckpointError {

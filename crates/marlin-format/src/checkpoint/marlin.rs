@@ -14,7 +14,7 @@
 use super::layer::LayerTensors;
 use super::packed::plain_words;
 use super::{Checkpoint, CheckpointError};
-use crate::layout::{MarlinLayout, ScaleLayout, Tile, TileTable};
+use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, TILE_N, Tile, TileTable};
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 2] = [WEIGHT, SCALES];
@@ -46,12 +46,14 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 
     let packed = weight.words()?;
     let table = TileTable::<8>::new(|row, column| layout.index(row, column));
-    let words = plain_words(k, n, spec.bits, 2, |row, block| {
+    let plain = PlainLayout::new(k, n, spec.bits);
+    let words = plain_words(tensors.buffer(&plain), &plain, 2, |row, block| {
         let tile_row = &packed[row / 2 * columns..][..columns];
-        for tile in 0..n / 64 {
-            let words = Tile::load::<8>(tile_row, tile);
+        let mut tile = Tile::new();
+        for index in 0..n / TILE_N {
+            tile.load(tile_row, index);
             for (row, line) in block.chunks_exact_mut(n).enumerate() {
-                line[64 * tile..].iter_mut().zip(table.words(&words, row)).for_each(|(to, from)| *to = from);
+                line[TILE_N * index..].iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from);
             }
         }
     });

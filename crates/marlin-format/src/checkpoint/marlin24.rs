@@ -18,7 +18,8 @@ use rayon::prelude::*;
 use super::layer::LayerTensors;
 use super::packed::{FileWords, plain_words};
 use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorView};
-use crate::layout::{Marlin24Layout, Tile, TileTable};
+use crate::layout::{Marlin24Layout, PlainLayout, TILE_N, Tile, TileTable, gather};
+use crate::plain::position;
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// The names of weight, metadata and scales.
@@ -56,17 +57,19 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
         Marlin24Names::Gptq => groups > 1,
         Marlin24Names::CompressedTensors => groups > 2,
     };
-    let natural = |position: usize| layout.scale_index(position / n, position % n, permuted);
+    let place = |group, column| layout.scale_index(group, column, permuted);
     let scales = match scales.expect_shape(&[groups, n])?.scales()? {
-        Scales::F16(packed) => Scales::F16((0..packed.len()).map(|position| packed[natural(position)]).collect()),
-        Scales::BF16(packed) => Scales::BF16((0..packed.len()).map(|position| packed[natural(position)]).collect()),
+        Scales::F16(packed) => Scales::F16(gather(&packed, [groups, n], place)),
+        Scales::BF16(packed) => Scales::BF16(gather(&packed, [groups, n], place)),
     };
 
     let packed = weight.words()?;
     let pairs = metadata_of(&metadata)?;
+    let plain = PlainLayout::new(k, n, spec.bits);
+    let words = tensors_of_layer.buffer(&plain);
     let words = match spec.bits {
-        Bits::Four => unpack::<8>(packed, pairs, &layout, k, n, spec.bits),
-        Bits::Eight => unpack::<4>(packed, pairs, &layout, k, n, spec.bits),
+        Bits::Four => unpack::<8>(words, &plain, packed, pairs, &layout),
+        Bits::Eight => unpack::<4>(words, &plain, packed, pairs, &layout),
     };
     let spec = spec.with_scale_dtype(scales.dtype());
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points: None, row_permutation: None }).map_err(invalid)
@@ -77,12 +80,10 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
     if tensor.dtype() != Dtype::I16 {
         return Err(tensor.wrong_dtype("I16"));
     }
-    let valid = |nibble: u8| nibble & 3 < nibble >> 2;
-    let valid_byte: [bool; 256] = std::array::from_fn(|byte| valid(byte as u8 & 0xf) && valid(byte as u8 >> 4));
+    let invalid = |byte: u8| (byte & 3 >= (byte >> 2) & 3) | ((byte >> 4) & 3 >= byte >> 6);
     const BLOCK: usize = 1 << 16;
     let bytes = tensor.bytes();
-    let bad_in_block =
-        |(block, bytes): (usize, &[u8])| bytes.iter().position(|&byte| !valid_byte[usize::from(byte)]).map(|at| block * BLOCK + at);
+    let bad_in_block = |(block, bytes): (usize, &[u8])| position(bytes, invalid).map(|at| block * BLOCK + at);
     match bytes.par_chunks(BLOCK).enumerate().find_map_first(bad_in_block) {
         None => Ok(bytes.as_chunks().0),
         Some(at) => Err(tensor.bad_values(format!(
@@ -92,50 +93,65 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
     }
 }
 
-/// To [`PlainLayout`](crate::layout::PlainLayout), `V` values to a word.
-fn unpack<const V: usize>(packed: &FileWords, metadata: &[[u8; 2]], layout: &Marlin24Layout, k: usize, n: usize, bits: Bits) -> Vec<u32> {
+/// To [`PlainLayout`], `V` values to a word.
+fn unpack<const V: usize>(
+    words: Vec<u32>,
+    plain: &PlainLayout,
+    packed: &FileWords,
+    metadata: &[[u8; 2]],
+    layout: &Marlin24Layout,
+) -> Vec<u32> {
     let table = TileTable::<V>::new(|row, column| layout.index(row, column));
     // In one tile of 16 kept rows, by half of its rows and column.
-    let places: [[usize; 64]; 2] = std::array::from_fn(|half| std::array::from_fn(|column| layout.metadata_index(half, column)));
-    let word_rows = 32 / V;
-    plain_words(k, n, bits, word_rows, |row, block| {
+    let places: [[usize; TILE_N]; 2] = std::array::from_fn(|half| std::array::from_fn(|column| layout.metadata_index(half, column)));
+    let (n, padding, word_rows) = (plain.n, plain.bits.padding_word(), 32 / V);
+    plain_words(words, plain, word_rows, |row, block| {
         let tile_row = row / word_rows;
         let columns = 16 * n / V;
         let packed = &packed[tile_row * columns..][..columns];
-        let metadata = &metadata[tile_row * 2 * n..][..2 * n];
-        for tile in 0..n / 64 {
-            let words = Tile::load::<V>(packed, tile);
-            let metadata = &metadata[128 * tile..][..128];
+        let metadata = metadata[tile_row * 2 * n..][..2 * n].as_chunks::<{ 2 * TILE_N }>().0;
+        let (mut tile, mut nibbles, mut kept) = (Tile::new(), [[0; TILE_N]; 2], [0; TILE_N]);
+        for (index, metadata) in metadata.iter().enumerate() {
+            tile.load(packed, index);
+            for (nibbles, &place) in nibbles.as_flattened_mut().iter_mut().zip(places.as_flattened()) {
+                *nibbles = u32::from(u16::from_le_bytes(metadata[place % (2 * TILE_N)]));
+            }
             // Every row of kept words makes two rows of words.
             for (row, lines) in block.chunks_exact_mut(2 * n).enumerate() {
-                let (upper, lower) = lines.split_at_mut(n);
-                let (upper, lower) = (&mut upper[64 * tile..][..64], &mut lower[64 * tile..][..64]);
                 // 16 rows have one value of metadata, which is 4 nibbles; V kept values need V / 2 of them.
-                let (half, shift) = (V * row / 8, 4 * (V * row % 8 / 2));
-                for (column, kept) in table.words(&words, row).enumerate() {
-                    let nibbles = u16::from_le_bytes(metadata[places[half][column]]) >> shift;
-                    [upper[column], lower[column]] = expand::<V>(kept, nibbles.into(), bits.padding_word());
+                let (nibbles, first) = (&nibbles[V * row / 8], V * row % 8 / 2);
+                kept.iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from ^ padding);
+                for (half, line) in lines.chunks_exact_mut(n).enumerate() {
+                    let line = &mut line[TILE_N * index..][..TILE_N];
+                    for ((to, kept), nibbles) in line.iter_mut().zip(&kept).zip(nibbles) {
+                        *to = expand::<V>(kept >> (16 * half), nibbles >> (4 * first + V * half)) ^ padding;
+                    }
                 }
             }
         }
     })
 }
 
-/// `V` kept values, low first, to the twice as many among which they were kept.
+/// The lower 16 bits of kept values in the word of the `V` values among which they were kept, the others 0; a nibble for every four of these
+/// says which of them the two kept ones are. Without branches and tables, so that many words go at a time.
 #[inline]
-fn expand<const V: usize>(kept: u32, nibbles: u32, padding: u32) -> [u32; 2] {
-    let (bits, max) = (32 / V as u32, u32::MAX >> (32 - 32 / V));
-    // A product with a power of two in place of a shift by a variable, which takes three times as long.
-    let places: [u32; 4] = std::array::from_fn(|place| 1 << (bits * place as u32));
-    let mut words = [padding; 2];
-    // Differences from the padding, so that they can be put in its place by xor.
-    let kept = kept ^ padding;
-    for four in 0..V / 2 {
-        let pair = kept >> (2 * bits * four as u32);
-        let nibble = nibbles >> (4 * four);
-        let first = (pair & max) * places[(nibble & 3) as usize];
-        let second = ((pair >> bits) & max) * places[((nibble >> 2) & 3) as usize];
-        words[four / (V / 4)] ^= (first ^ second) << (4 * bits * (four % (V / 4)) as u32 % 32);
-    }
-    words
+fn expand<const V: usize>(kept: u32, nibbles: u32) -> u32 {
+    let bits = 32 / V;
+    // The bits of four values, and the lowest bit of every four.
+    let four = u32::MAX >> (32 - 4 * bits);
+    let ones = u32::MAX / four;
+    // Fields of `width` bits to the lowest ones of every four.
+    let spread = |fields: u32, width: usize| {
+        (0..V / 4).fold(0, |spread, i| spread | (((fields >> (width * i)) & ((1 << width) - 1)) << (4 * bits * i)))
+    };
+    let (pairs, nibbles) = (spread(kept, 2 * bits), spread(nibbles, 4));
+    // Values up by 0 to 3 places: by one where the lower bit of `places` is set, then by two where the upper one is.
+    let place = |values: u32, places: u32| {
+        let odd = (places & ones) * four;
+        let values = (values & !odd) | ((values << bits) & odd);
+        let upper = ((places >> 1) & ones) * four;
+        (values & !upper) | ((values << (2 * bits)) & upper)
+    };
+    let value = ones * ((1 << bits) - 1);
+    place(pairs & value, nibbles) | place((pairs >> bits) & value, nibbles >> 2)
 }

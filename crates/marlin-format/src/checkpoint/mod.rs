@@ -5,7 +5,7 @@
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
 //! | what a folder's configs say of every layer | [`Quantization`], [`LayerFormat`] |
-//! | read a quantised layer, whatever its format | [`read_layer`], [`layer_tensors`] |
+//! | read a quantised layer, whatever its format | [`layer_format`], [`layer_tensors`], [`read_layer`] |
 //! | compressed-tensors, pack-quantized: read and write | [`compressed_tensors`] |
 //! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
 //! | AWQ, Marlin and Marlin 2:4: read | [`awq`], [`marlin`], [`marlin24`] |
@@ -31,7 +31,7 @@ mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
-pub use layer::{layer_tensors, read_layer};
+pub use layer::{layer_format, layer_tensors, read_layer};
 pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;

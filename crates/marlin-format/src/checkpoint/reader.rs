@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use memmap2::Mmap;
 use safetensors::Dtype;
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
+use crate::PlainWeight;
 
 /// The tensors of a folder, mapped into memory: opening reads the headers only.
 ///
@@ -21,6 +23,8 @@ pub struct Checkpoint {
     files: Vec<(PathBuf, Mmap)>,
     /// By name: the index into `files`, and what that file's header says.
     tensors: BTreeMap<String, (usize, Entry)>,
+    /// Words of weights that were given back.
+    spare: Mutex<Vec<Vec<u32>>>,
 }
 
 /// What a checkpoint says of one tensor.
@@ -51,7 +55,7 @@ impl Checkpoint {
     /// missing, lack a tensor the index names, or share one; and files that are truncated, too long, or whose headers lie.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let dir = dir.as_ref();
-        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), spare: Mutex::default() };
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if single.exists() {
             checkpoint.add_file(single)?;
@@ -117,6 +121,30 @@ impl Checkpoint {
         }
         #[cfg(not(unix))]
         let _ = name;
+    }
+
+    /// Takes back the memory of a weight that is not needed any more: layers that are read from here on go there. Memory that is new to the
+    /// process takes longer, page by page, than converting a layer.
+    pub fn recycle(&self, weight: PlainWeight) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(weight.into_parts().words);
+    }
+
+    /// A buffer of this many words, whatever they are: the smallest that is large enough of those that were given back.
+    pub(super) fn buffer(&self, words: usize) -> Vec<u32> {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let fitting = spare.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= words);
+        match fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(index, _)| index) {
+            Some(index) => {
+                let mut buffer = spare.swap_remove(index);
+                buffer.resize(words, 0);
+                buffer
+            }
+            None => {
+                // In its place: there are never more of them than there were weights at a time.
+                spare.pop();
+                vec![0; words]
+            }
+        }
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {

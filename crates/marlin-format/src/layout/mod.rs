@@ -24,7 +24,8 @@ pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
 pub use zeros::ZeroLayout;
 
-pub(crate) use tile::{Tile, TileTable};
+pub(crate) use scales::gather;
+pub(crate) use tile::{TILE_N, Tile, TileTable, exchange};
 
 use crate::Bits;
 

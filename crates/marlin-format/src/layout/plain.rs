@@ -11,9 +11,9 @@ use crate::Bits;
 /// Rows past K and columns past N hold the [midpoint](Bits::midpoint), 8 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlainLayout {
-    k: usize,
-    n: usize,
-    bits: Bits,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) bits: Bits,
 }
 
 impl PlainLayout {
@@ -43,6 +43,22 @@ impl PlainLayout {
         WordIndex { word: k / per_word * self.columns() + n, slot: k % per_word, bits: self.bits }
     }
 
+    /// The bits of the words in row `row` whose values are rows below K.
+    pub(crate) fn rows_mask(&self, row: usize) -> u32 {
+        let rows = self.k.saturating_sub(self.bits.per_word() * row);
+        if rows >= self.bits.per_word() { u32::MAX } else { !(u32::MAX << (self.bits.count() * rows)) }
+    }
+
+    /// Writes the midpoint past K and N. `words` has [`words`](Self::words) words.
+    pub(crate) fn pad(&self, words: &mut [u32]) {
+        let (columns, last_row, padding) = (self.columns(), self.rows() - 1, self.bits.padding_word());
+        if self.n < columns {
+            words.chunks_exact_mut(columns).for_each(|line| line[self.n..].fill(padding));
+        }
+        let mask = self.rows_mask(last_row);
+        words[last_row * columns..].iter_mut().for_each(|word| *word = (*word & mask) | (padding & !mask));
+    }
+
     /// Words that hold padding only.
     pub(crate) fn padding(&self) -> Vec<u32> {
         vec![self.bits.padding_word(); self.words()]
@@ -62,13 +78,8 @@ impl PlainLayout {
     /// The first word whose values past K or N are not the midpoint, if any. `words` has [`words`](Self::words) words.
     pub(crate) fn bad_padding(&self, words: &[u32]) -> Option<usize> {
         let columns = self.columns();
-        // Values past K are the upper ones of the last row of words.
-        let per_word = self.bits.per_word();
-        let last_row = self.rows().saturating_sub(1);
-        let rows_in_last = self.k - per_word * last_row;
-        let past_k = if rows_in_last >= per_word { 0 } else { u32::MAX << (self.bits.count() * rows_in_last) };
         for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {
-            let past_k = if row == last_row { past_k } else { 0 };
+            let past_k = !self.rows_mask(row);
             // Most rows hold padding past N only.
             let first = if past_k == 0 { self.n } else { 0 };
             for (column, &word) in line.iter().enumerate().skip(first) {

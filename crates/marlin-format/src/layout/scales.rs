@@ -118,10 +118,19 @@ impl ScaleLayout {
     /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
     pub fn unpack_values<T: Copy>(&self, packed: &[T]) -> Result<Vec<T>, FormatError> {
         self.check("the scales in Marlin layout", self.len(), packed.len())?;
-        Ok((0..self.groups * self.n).map(|position| packed[self.index(position / self.n, position % self.n)]).collect())
+        Ok(gather(packed, [self.groups, self.n], |g, n| self.index(g, n)))
     }
 
     fn check(&self, what: &'static str, expected: usize, found: usize) -> Result<(), FormatError> {
         if found == expected { Ok(()) } else { Err(FormatError::Length { what, k: self.k, n: self.n, expected, found }) }
     }
+}
+
+/// Values `[rows, columns]` from where `place` says that they are in `values`.
+pub(crate) fn gather<T: Copy>(values: &[T], [rows, columns]: [usize; 2], place: impl Fn(usize, usize) -> usize) -> Vec<T> {
+    let mut gathered = Vec::with_capacity(rows * columns);
+    for row in 0..rows {
+        gathered.extend((0..columns).map(|column| values[place(row, column)]));
+    }
+    gathered
 }

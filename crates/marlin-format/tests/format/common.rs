@@ -1,7 +1,7 @@
 //! Random weights and folders.
 
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorData, TensorSpec};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, LayerFormat, TensorData, TensorSpec, layer_tensors, read_layer};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
@@ -118,6 +118,29 @@ pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_o
 
 pub fn random_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainWeight {
     PlainWeight::new(random_parts(rng, k, n, spec, act_order)).unwrap()
+}
+
+/// Written as `tensors_of` says and read again, a weight is the same; of an act-order one the order of rows inside a group may change, once.
+/// The dtype of scales is the file's, whatever `format` says.
+pub fn comes_back(
+    weight: &PlainWeight,
+    format: &LayerFormat,
+    tensors_of: impl Fn(&str, &PlainWeight) -> Vec<TensorData>,
+) -> Result<(), TestCaseError> {
+    let (_folder, written) = checkpoint(&tensors_of(LAYER, weight));
+    let back = read_layer(&written, LAYER, format).unwrap();
+    prop_assert_eq!((back.k(), back.n(), back.spec()), (weight.k(), weight.n(), weight.spec()));
+    prop_assert_eq!(back.dequantize(), weight.dequantize());
+    if weight.row_permutation().is_none() {
+        prop_assert_eq!(&back, weight);
+    }
+    let (_folder, again) = checkpoint(&tensors_of(LAYER, &back));
+    prop_assert_eq!(read_layer(&again, LAYER, format).unwrap(), back);
+
+    let mut tensors = layer_tensors(&written, LAYER, format);
+    tensors.sort_unstable();
+    prop_assert_eq!(tensors, written.names().collect::<Vec<_>>());
+    Ok(())
 }
 
 /// `count` scales of 1, 2, 3, ...: all different while below 256 (bf16) or 2048 (f16).

@@ -1,14 +1,12 @@
 use half::f16;
 use marlin_format::checkpoint::compressed_tensors::{contains, tensor_specs, tensors_of, to_plain};
-use marlin_format::checkpoint::{
-    CheckpointError, Dtype, LayerFormat, PackQuantizedFormat, TensorData, TensorSpec, layer_tensors, read_layer,
-};
+use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, PackQuantizedFormat, TensorData, TensorSpec};
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, any_problem, cases, checkpoint, message, random_weight, rng, tensor, words};
+use crate::common::{LAYER, any_problem, cases, checkpoint, comes_back, message, random_weight, rng, tensor, words};
 
 proptest! {
     #![proptest_config(cases(60))]
@@ -21,24 +19,8 @@ proptest! {
         prop_assert_eq!(specs, tensor_specs(LAYER, k, n, &spec, act_order));
         let (_folder, checkpoint) = checkpoint(&tensors);
         prop_assert!(contains(&checkpoint, LAYER) && !contains(&checkpoint, "model"));
-        // The scale dtype is the file's, whatever the caller's spec says.
-        let back = to_plain(&checkpoint, LAYER, &spec.with_scale_dtype(ScaleDtype::F16)).unwrap();
-        prop_assert_eq!((back.k(), back.n(), back.spec()), (k, n, spec));
-        prop_assert_eq!(back.dequantize(), weight.dequantize());
-        let format = LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order });
-        prop_assert_eq!(&read_layer(&checkpoint, LAYER, &format).unwrap(), &back);
-        let mut names: Vec<&str> = checkpoint.names().collect();
-        names.sort_unstable();
-        let mut listed = layer_tensors(&checkpoint, LAYER, &format);
-        listed.sort_unstable();
-        prop_assert_eq!(listed, names);
-        if act_order {
-            // Written and read again, the order of rows inside a group no longer changes.
-            let (_folder, again) = crate::common::checkpoint(&tensors_of(LAYER, &back));
-            prop_assert_eq!(to_plain(&again, LAYER, &spec).unwrap(), back);
-        } else {
-            prop_assert_eq!(back, weight);
-        }
+        let format = PackQuantizedFormat { spec: spec.with_scale_dtype(ScaleDtype::F16), act_order };
+        comes_back(&weight, &LayerFormat::PackQuantized(format), tensors_of)?;
     }
 
     /// Every value where the format's description says, read from the bytes without this crate.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Quantization, layer_tensors, read_layer};
+use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
 use marlin_format::{PlainWeight, ScaleDtype};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -110,7 +110,7 @@ fn every_tensor_belongs_to_a_layer_in_its_format() {
                 assert!(name.ends_with("_proj.bias"), "{}: {name}", golden.name);
                 continue;
             };
-            let format = quantization.as_ref().map_or(LayerFormat::Float, |quantization| quantization.layer(layer).unwrap());
+            let format = layer_format(quantization.as_ref(), layer).unwrap();
             let linear = layer.ends_with("_proj") || layer == "lm_head";
             assert!(!linear || format == LayerFormat::Float, "{}: {name} is there, and the config says {format}", golden.name);
         }

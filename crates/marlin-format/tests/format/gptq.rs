@@ -10,7 +10,8 @@ use rand::rngs::StdRng;
 use serde_json::json;
 
 use crate::common::{
-    LAYER, any_problem, cases, checkpoint, message, natural_groups, natural_values, packed, random_parts, random_weight, rng, tensor, words,
+    LAYER, any_problem, cases, checkpoint, comes_back, message, natural_groups, natural_values, packed, random_parts, random_weight, rng,
+    tensor, words,
 };
 
 fn format(spec: QuantSpec, version: GptqVersion) -> LayerFormat {
@@ -54,17 +55,7 @@ proptest! {
         let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
         prop_assert_eq!(specs, tensor_specs(LAYER, k, n, &spec));
 
-        let (_folder, checkpoint) = checkpoint(&tensors);
-        let format = format(spec.with_scale_dtype(ScaleDtype::F16), GptqVersion::V2);
-        let back = read_layer(&checkpoint, LAYER, &format).unwrap();
-        prop_assert_eq!((back.k(), back.n(), back.spec()), (k, n, spec));
-        prop_assert_eq!(back.dequantize(), weight.dequantize());
-        if !act_order {
-            prop_assert_eq!(&back, &weight);
-        }
-        prop_assert_eq!(read(&tensors_of(LAYER, &back), &format).unwrap(), back);
-        let names = layer_tensors(&checkpoint, LAYER, &format);
-        prop_assert_eq!(names, ["qweight", "qzeros", "scales", "g_idx"].map(|name| format!("{LAYER}.{name}")));
+        comes_back(&weight, &format(spec.with_scale_dtype(ScaleDtype::F16), GptqVersion::V2), tensors_of)?;
     }
 
     /// Version 1 stores z - 1 and holds every zero point but 0.

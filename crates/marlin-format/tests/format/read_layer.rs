@@ -78,6 +78,24 @@ fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorDa
     }
 }
 
+/// A layer in the memory of another weight holds nothing of it.
+#[test]
+fn layers_go_into_recycled_memory() {
+    let rng = &mut rng();
+    for (format, tensors) in samples(rng) {
+        let (_folder, checkpoint) = checkpoint(&tensors);
+        let fresh = read_layer(&checkpoint, LAYER, &format).unwrap();
+        let large = random_weight(rng, fresh.k() + 40, fresh.n() + 40, QuantSpec::int8(GroupSize::Channel), false);
+        let small = random_weight(rng, 9, 1, QuantSpec::int4(GroupSize::Channel), false);
+        let memory = large.words().as_ptr();
+        checkpoint.recycle(large);
+        checkpoint.recycle(small);
+        let again = read_layer(&checkpoint, LAYER, &format).unwrap();
+        assert_eq!(again.words().as_ptr(), memory, "{format}");
+        assert_eq!(again, fresh, "{format}");
+    }
+}
+
 /// Whatever is wrong with a layer, reading it is an error that names it, or a weight that holds together; never a panic.
 #[test]
 fn mutated_layers_never_panic() {

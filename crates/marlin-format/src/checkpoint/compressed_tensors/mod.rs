@@ -23,8 +23,8 @@ use rayon::prelude::*;
 
 use super::layer::LayerTensors;
 use super::packed::{
-    FileWords, TRANSPOSE_ROWS, ascending, from_rows, natural_words, pack_columns, plain_words, rows_mask, transpose_into, transposed,
-    unpack_columns,
+    FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, natural_words, pack_columns, permuted_words, plain_words, transpose_into,
+    transposed, unpack_columns,
 };
 use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
 use crate::layout::PlainLayout;
@@ -83,7 +83,8 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
         None => None,
     };
 
-    let words = unpack_words(weight.words()?, k, n, bits, row_permutation.as_deref());
+    let layout = PlainLayout::new(k, n, bits);
+    let words = unpack_words(tensors.buffer(&layout), &layout, weight.words()?, row_permutation.as_deref());
     let spec = spec.with_scale_dtype(scales.dtype());
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation }).map_err(invalid)
 }
@@ -137,15 +138,17 @@ fn name(layer: &str, tensor: &str) -> String {
 }
 
 /// Words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order of the permutation.
-fn unpack_words(packed: &FileWords, k: usize, n: usize, bits: Bits, permutation: Option<&[u32]>) -> Vec<u32> {
-    let layout = PlainLayout::new(k, n, bits);
+fn unpack_words(words: Vec<u32>, layout: &PlainLayout, packed: &FileWords, permutation: Option<&[u32]>) -> Vec<u32> {
+    let (n, rows, columns) = (layout.n, layout.rows(), layout.columns());
     // Both hold a run of rows of K in a word: only the words are transposed.
-    let words = plain_words(k, n, bits, TRANSPOSE_ROWS, |row, block| {
-        transpose_into(packed, [n, layout.rows()], row, block, layout.columns(), u32::from_le_bytes);
-    });
     match permutation {
-        None => words,
-        Some(_) => from_rows(bytemuck::cast_slice(&words), layout.columns(), k, n, bits, permutation),
+        None => plain_words(words, layout, TRANSPOSE_ROWS, |row, block| {
+            transpose_into(packed, [n, rows], row, block, columns, u32::from_le_bytes);
+        }),
+        Some(permutation) => permuted_words(words, layout, permutation, |column, lines| {
+            let width = PERMUTED_COLUMNS.min(n - column);
+            transpose_into(&packed[column * rows..], [width, rows], 0, lines.as_flattened_mut(), PERMUTED_COLUMNS, u32::from_le_bytes);
+        }),
     }
 }
 
@@ -154,7 +157,7 @@ fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let (n, layout) = (weight.n(), weight.layout());
     let (rows, columns) = (layout.rows(), layout.columns());
     let words = natural_words(weight);
-    let last_mask = rows_mask(weight.k(), rows - 1, weight.spec().bits);
+    let last_mask = layout.rows_mask(rows - 1);
     let mut packed = vec![0u32; n * rows];
     packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
         transpose_into(&words, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |word| word);
