@@ -186,7 +186,9 @@ impl WeightSource for FileWeights<'_> {
         let biases = layers.iter().map(|layer| self.bias(layer)).collect::<Result<Vec<_>, _>>()?;
         match LayerWeight::join(&weights) {
             Ok(joined) => {
-                drop(weights);
+                for weight in weights {
+                    self.recycle(weight);
+                }
                 // All of them have one, or none.
                 let biases: Option<Vec<Tensor<1>>> = biases.into_iter().collect();
                 let names = layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -289,8 +291,16 @@ impl FileWeights<'_> {
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
             LayerWeight::Plain(plain) => {
                 let linear = W4A16Linear::new(QuantizedWeight::from_plain(&plain, self.device), bias);
+                self.recycle(LayerWeight::Plain(plain));
                 Ok(Projection::W4A16(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
             }
+        }
+    }
+
+    /// The next layers are read into the memory of this one.
+    fn recycle(&self, weight: LayerWeight) {
+        if let LayerWeight::Plain(plain) = weight {
+            self.checkpoint.recycle(plain);
         }
     }
 

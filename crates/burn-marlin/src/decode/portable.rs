@@ -37,7 +37,7 @@ pub(super) fn write_cache(cache: Tensor<4>, new: Tensor<4>, slot: usize, start: 
 pub(super) fn write_words(tensor: Tensor<2, Int>, first: usize, words: Vec<i32>) -> Tensor<2, Int> {
     let (shape, device, count) = (tensor.dims(), tensor.device(), words.len());
     let new = Tensor::from_data(TensorData::new(words, [count]), (&device, DType::I32));
-    tensor.reshape([shape[0] * shape[1]]).slice_assign([first..first + count], new).reshape(shape)
+    tensor.reshape([shape[0] * shape[1]]).slice_assign(first..first + count, new).reshape(shape)
 }
 
 pub(super) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache<'_>, parts: &AttentionParts) -> Tensor<2> {

@@ -71,7 +71,7 @@ fn head_columns<F: Float, N: Size>(
     #[unroll(plane > 1)]
     for i in 0..comptime!(vectors.div_ceil(plane)) {
         let place = unit + i * plane;
-        if comptime!(vectors % plane == 0) || place < vectors {
+        if comptime!(vectors.is_multiple_of(plane)) || place < vectors {
             let weights = Vector::<f32, N>::cast_from(weight[column * vectors + place]);
             #[unroll]
             for row in 0..rows {

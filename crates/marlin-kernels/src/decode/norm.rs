@@ -78,7 +78,7 @@ fn rms_norm_rows<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let unit = UNIT_POS as usize;
-    let first = CUBE_POS as usize * vectors;
+    let first = CUBE_POS * vectors;
     // A row stays in registers between the two passes; weights are asked for before the first one waits for its values.
     let each = comptime!(vectors.div_ceil(units));
     let mut values = Array::<Vector<f32, N>>::new(each);
@@ -133,7 +133,7 @@ pub(super) fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] plane: 
     let mut sum = of_plane;
     if comptime!(planes > 1) {
         let mut sums = Shared::<[f32]>::new_slice(planes);
-        if UNIT_POS as usize % plane == 0 {
+        if UNIT_POS_PLANE == 0 {
             sums[UNIT_POS as usize / plane] = of_plane;
         }
         sync_cube();
