@@ -332,6 +332,8 @@ fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: Atte
         }
     }
     if place.has_token {
+        // Every team works it out, since a shuffle is for whole planes.
+        let is_mine = place.team == 0;
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
             let mut score = 0.0f32.runtime();
@@ -339,16 +341,11 @@ fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: Atte
             for j in 0..count {
                 let key = staged_vector(staged, config.heads, j, place, config);
                 score += dot(staged_vector(staged, head, j, place, config), key);
+                let value = staged_vector(staged, comptime!(config.heads + 1), j, place, config);
+                sums.out[head * count + j] = select(is_mine, value, F8::new(0.0));
             }
-            score = team_sum(score, config);
-            if place.team == 0 {
-                sums.best[head] = score;
-                sums.total[head] = 1.0;
-                #[unroll(config.unrolls())]
-                for j in 0..count {
-                    sums.out[head * count + j] = staged_vector(staged, comptime!(config.heads + 1), j, place, config);
-                }
-            }
+            sums.best[head] = select(is_mine, team_sum(score, config), NONE);
+            sums.total[head] = select(is_mine, 1.0f32.runtime(), 0.0f32.runtime());
         }
     }
 }
@@ -573,20 +570,21 @@ fn combine<F: Float>(
         for round in 0..config.heads.div_ceil(config.teams()) {
             let head = min(round * config.teams() + place.team as usize, comptime!(config.heads - 1));
             let best = first + outputs + 2 * head;
+            // Every lane goes as many rounds, the last share again where it has none: a shuffle is for whole planes.
+            let rounds = shares.div_ceil(config.lanes);
             let mut most = NONE.runtime();
-            let mut share = place.lane as usize;
-            while share < shares {
+            for round in 0..rounds {
+                let share = min(round * config.lanes + place.lane as usize, shares - 1);
                 most = max(most, partials[best + share * stride]);
-                share += config.lanes;
             }
             most = team_max(most, config);
             let mut sum = 0.0f32.runtime();
-            let mut share = place.lane as usize;
-            while share < shares {
+            for round in 0..rounds {
+                let own = round * config.lanes + place.lane as usize;
+                let share = min(own, shares - 1);
                 let weight = (partials[best + share * stride] - most).exp();
                 weights[head * MAX_SHARES + share] = weight;
-                sum += weight * partials[best + share * stride + 1];
-                share += config.lanes;
+                sum += select(own < shares, weight * partials[best + share * stride + 1], 0.0f32.runtime());
             }
             totals[head] = team_sum(sum, config);
         }
