@@ -62,13 +62,13 @@ struct Sums {
     out: Array<F8>,
 }
 
-/// Buffers as in [`AttentionArgs`](super::AttentionArgs); the grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values as the words that hold [`VECTOR`] elements; the grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn attention<F: Float>(
+pub(super) fn attention<F: Float, W: Size>(
     qkv: &[F],
     state: &[i32],
-    keys: &mut [Vector<F, N>],
-    values: &mut [Vector<F, N>],
+    keys: &mut [Vector<u32, W>],
+    values: &mut [Vector<u32, W>],
     cos: &[f32],
     sin: &[f32],
     q_norm: ComptimeOption<&[F]>,
@@ -93,8 +93,8 @@ pub(super) fn attention<F: Float>(
 
     // The first keys and values are under way while q is made ready.
     let held = comptime!(config.positions * config.lane_vectors());
-    let mut key = Array::<Vector<F, N>>::new(held);
-    let mut value = Array::<Vector<F, N>>::new(held);
+    let mut key = Array::<Vector<u32, W>>::new(held);
+    let mut value = Array::<Vector<u32, W>>::new(held);
     if place.start < place.end {
         load(&*keys, &mut key, place.start, &place, config);
         load(&*values, &mut value, place.start, &place, config);
@@ -113,7 +113,7 @@ pub(super) fn attention<F: Float>(
     };
     start(&mut sums, staged, &place, config);
     if place.has_token && place.is_first {
-        write_token(keys, values, staged, &place, config);
+        write_token::<F, W>(keys, values, staged, &place, config);
     }
 
     // The next keys and values are asked for as soon as there is room: past the share's end that is its last position, again and for nothing.
@@ -121,9 +121,9 @@ pub(super) fn attention<F: Float>(
     let mut first = place.start;
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
-        score(&mut scores, &key, staged, first, &place, config);
+        score::<F, W>(&mut scores, &key, staged, first, &place, config);
         load(&*keys, &mut key, first + tile, &place, config);
-        accumulate(&mut sums, &mut scores, &value, config);
+        accumulate::<F, W>(&mut sums, &mut scores, &value, config);
         load(&*values, &mut value, first + tile, &place, config);
         first += tile;
     }
@@ -166,7 +166,13 @@ fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] conf
 
 /// Reads the vectors of keys or values that a lane has at the team's positions of a tile. Past the share's end it reads its last position again.
 #[cube]
-fn load<F: Float>(cache: &[Vector<F, N>], held: &mut Array<Vector<F, N>>, first: u32, place: &Place, #[comptime] config: AttentionConfig) {
+fn load<W: Size>(
+    cache: &[Vector<u32, W>],
+    held: &mut Array<Vector<u32, W>>,
+    first: u32,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) {
     let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
     #[unroll(config.unrolls())]
     for i in 0..config.positions {
@@ -290,7 +296,7 @@ fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: 
         let mut squares = 0.0f32.runtime();
         for j in 0..config.lane_vectors() {
             let x = F8::cast_from(qkv[(base + lane_vector(j, place, config)) as usize]);
-            squares += select(has_vector(j, place, config), dot(x, x), 0.0f32.runtime());
+            squares = select(has_vector(j, place, config), add_dot(squares, x, x), squares);
         }
         squares = team_sum(squares, config);
         norms[head as usize] = (squares * comptime!(1.0 / config.head_dim as f32) + lengths.epsilon).inverse_sqrt();
@@ -340,7 +346,7 @@ fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: Atte
             #[unroll(config.unrolls())]
             for j in 0..count {
                 let key = staged_vector(staged, config.heads, j, place, config);
-                score += dot(staged_vector(staged, head, j, place, config), key);
+                score = add_dot(score, staged_vector(staged, head, j, place, config), key);
                 let value = staged_vector(staged, comptime!(config.heads + 1), j, place, config);
                 sums.out[head * count + j] = select(is_mine, value, F8::new(0.0));
             }
@@ -352,9 +358,9 @@ fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: Atte
 
 /// Writes the token's key and value to the cache.
 #[cube]
-fn write_token<F: Float>(
-    keys: &mut [Vector<F, N>],
-    values: &mut [Vector<F, N>],
+fn write_token<F: Float, W: Size>(
+    keys: &mut [Vector<u32, W>],
+    values: &mut [Vector<u32, W>],
     staged: &[F8],
     place: &Place,
     #[comptime] config: AttentionConfig,
@@ -364,17 +370,17 @@ fn write_token<F: Float>(
         let vector = round * comptime!(config.threads as u32) + UNIT_POS_X;
         if vector < vectors {
             let index = place.cache + (place.position * vectors + vector) as usize;
-            keys[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32) * vectors + vector) as usize]);
-            values[index] = Vector::<F, N>::cast_from(staged[(comptime!(config.heads as u32 + 1) * vectors + vector) as usize]);
+            keys[index] = narrow::<F, W>(staged[(comptime!(config.heads as u32) * vectors + vector) as usize]);
+            values[index] = narrow::<F, W>(staged[(comptime!(config.heads as u32 + 1) * vectors + vector) as usize]);
         }
     }
 }
 
 /// The scores of the team's positions of a tile, of all heads.
 #[cube]
-fn score<F: Float>(
+fn score<F: Float, W: Size>(
     scores: &mut Array<f32>,
-    key: &Array<Vector<F, N>>,
+    key: &Array<Vector<u32, W>>,
     staged: &[F8],
     first: u32,
     place: &Place,
@@ -390,14 +396,14 @@ fn score<F: Float>(
         let mut wide = Array::<F8>::new(positions);
         #[unroll(config.unrolls())]
         for i in 0..positions {
-            wide[i] = F8::cast_from(key[i * count + j]);
+            wide[i] = widen::<F, W>(key[i * count + j]);
         }
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
             let query = staged_vector(staged, head, j, place, config);
             #[unroll(config.unrolls())]
             for i in 0..positions {
-                scores[head * positions + i] += dot(query, wide[i]);
+                scores[head * positions + i] = add_dot(scores[head * positions + i], query, wide[i]);
             }
         }
     }
@@ -414,7 +420,12 @@ fn score<F: Float>(
 
 /// Adds the values of a tile to a team's sums.
 #[cube]
-fn accumulate<F: Float>(sums: &mut Sums, scores: &mut Array<f32>, value: &Array<Vector<F, N>>, #[comptime] config: AttentionConfig) {
+fn accumulate<F: Float, W: Size>(
+    sums: &mut Sums,
+    scores: &mut Array<f32>,
+    value: &Array<Vector<u32, W>>,
+    #[comptime] config: AttentionConfig,
+) {
     let (positions, count) = comptime!((config.positions, config.lane_vectors()));
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
@@ -443,7 +454,7 @@ fn accumulate<F: Float>(sums: &mut Sums, scores: &mut Array<f32>, value: &Array<
     for i in 0..positions {
         #[unroll(config.unrolls())]
         for j in 0..count {
-            let wide = F8::cast_from(value[i * count + j]);
+            let wide = widen::<F, W>(value[i * count + j]);
             #[unroll(config.unrolls())]
             for head in 0..config.heads {
                 sums.out[head * count + j] += wide * F8::new(scores[head * positions + i]);
@@ -602,12 +613,25 @@ fn combine<F: Float>(
     }
 }
 
-/// The sum of two vectors' products.
+/// Elements in f32 of the words that hold them. Keys and values stay words from load to use: the compiler takes halves apart, and so waits for them,
+/// right where they are loaded.
 #[cube]
-fn dot(a: F8, b: F8) -> f32 {
-    let mut sum = a.extract(0usize) * b.extract(0usize);
+fn widen<F: Float, W: Size>(words: Vector<u32, W>) -> F8 {
+    F8::cast_from(Vector::<F, N>::reinterpret(words))
+}
+
+/// Elements rounded, in words.
+#[cube]
+fn narrow<F: Float, W: Size>(elements: F8) -> Vector<u32, W> {
+    Vector::<u32, W>::reinterpret(Vector::<F, N>::cast_from(elements))
+}
+
+/// A sum and the sum of two vectors' products.
+#[cube]
+fn add_dot(sum: f32, a: F8, b: F8) -> f32 {
+    let mut sum = sum;
     #[unroll]
-    for i in 1..VECTOR {
+    for i in 0..VECTOR {
         sum += a.extract(i) * b.extract(i);
     }
     sum

@@ -1,7 +1,7 @@
 use super::kernel::{self, LengthsLaunch};
 use super::plan::{AttentionPlan, AttentionShape, AttentionTarget, VECTOR};
 use crate::decode::Row;
-use crate::{KernelError, Target};
+use crate::{ActivationDtype, KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
@@ -61,6 +61,7 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
             CubeCount::new_3d(blocks, groups, rows),
             CubeDim::new_1d(plan.config.threads as u32),
             AddressType::from_len(shape.cache_elements() / VECTOR),
+            words(shape.dtype),
             args.qkv,
             args.state,
             args.keys,
@@ -78,6 +79,11 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
         );
     }
     Ok(())
+}
+
+/// Words of 32 bits that hold a vector's elements.
+pub(super) fn words(dtype: ActivationDtype) -> usize {
+    VECTOR * dtype.elem().size() / size_of::<u32>()
 }
 
 /// Checks all that the kernel assumes of its operands and the device.
