@@ -176,7 +176,7 @@ impl AttentionConfig {
         let most = (OUTPUT_VECTORS / lane_vectors).max(1);
         // More heads than a block holds are cut evenly, and each part reads the keys again.
         let heads = (1..=group.min(most)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
-        let threads = if heads * lane_vectors <= 2 { 256 } else { 128 };
+        let threads = if heads * lane_vectors <= 4 { 256 } else { 128 };
         let threads = power_of_two_below(threads.min(target.units).min(SHARED_VECTORS / (lane_vectors * heads)));
         let positions = if lanes == 1 {
             1
