@@ -26,11 +26,15 @@
 //! arrive, by a ticket, adds them in the order of the shares.
 
 #[allow(clippy::collapsible_if, reason = "of two conditions the outer is known when a kernel is made, the inner when it runs")]
+mod finish;
 mod kernel;
 mod launch;
 mod plan;
+mod softmax;
 #[cfg(feature = "cuda")]
 mod source;
+mod stage;
+mod team;
 
 pub use launch::{AttentionArgs, attention};
 pub use plan::{AttentionConfig, AttentionPlan, AttentionShape, AttentionTarget};

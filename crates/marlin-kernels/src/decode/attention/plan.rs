@@ -83,14 +83,15 @@ impl AttentionShape {
             rows.saturating_mul(self.qkv_columns()),
             max_len.saturating_mul(head_dim),
             max_positions.saturating_mul(rotary_dim / 2),
-            slots,
+            slots.saturating_mul(kv_heads),
             self.window.unwrap_or(1),
         ];
         let (elements, limit) = (largest.into_iter().max().unwrap_or(0), i32::MAX as usize);
         if elements > limit {
             return Err(KernelError::TooLarge { problem: self.to_string(), elements, limit });
         }
-        Ok(())
+        let (elements, limit) = (self.cache_elements(), isize::MAX as usize / size_of::<f32>());
+        if elements > limit { Err(KernelError::TooLarge { problem: self.to_string(), elements, limit }) } else { Ok(()) }
     }
 
     /// Features of the qkv projection's output.
@@ -100,7 +101,7 @@ impl AttentionShape {
 
     /// Elements of the cache of keys, and of that of values.
     pub fn cache_elements(&self) -> usize {
-        self.slots * self.kv_heads * self.max_len * self.head_dim
+        [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
     }
 
     /// Positions of which the longest sequence reads keys from the cache.
@@ -395,7 +396,12 @@ mod tests {
         ] {
             assert!(matches!(bad.check(), Err(KernelError::Shape { .. })), "{bad}");
         }
-        let large = AttentionShape { max_len: 1 << 31, max_positions: 1 << 31, ..good };
-        assert!(matches!(large.check(), Err(KernelError::TooLarge { .. })));
+        for large in [
+            AttentionShape { max_len: 1 << 31, max_positions: 1 << 31, ..good },
+            AttentionShape { slots: usize::MAX, ..good },
+            AttentionShape { rows: 60_000, heads: 60_000, kv_heads: 60_000, ..good },
+        ] {
+            assert!(matches!(large.check(), Err(KernelError::TooLarge { .. })), "{large}");
+        }
     }
 }
