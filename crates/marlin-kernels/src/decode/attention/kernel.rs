@@ -48,7 +48,8 @@ pub(super) struct Place {
     pub lane: u32,
 }
 
-/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values as the words that hold [`VECTOR`](super::plan::VECTOR) elements; the grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values as the words that hold [`VECTOR`](super::plan::VECTOR) elements; the
+/// grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attention<F: Float, W: Size>(
     qkv: &[F],

@@ -28,7 +28,8 @@ pub struct AttentionArgs {
     pub out: BufferArg,
     /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
     pub partials: BufferArg,
-    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time may
+    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time
+    /// may
     /// share it.
     pub tickets: BufferArg,
 }
@@ -39,7 +40,8 @@ pub struct AttentionArgs {
 /// Two rows of a step must not have the same slot: the order of their writes would be anyone's.
 ///
 /// # Errors
-/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype that
+/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype
+/// that
 /// the device lacks.
 pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -> Result<(), KernelError> {
     let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))?;

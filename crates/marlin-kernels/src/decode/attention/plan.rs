@@ -9,13 +9,14 @@ use std::fmt;
 pub(super) const VECTOR: usize = 8;
 /// Most shares of a sequence.
 pub(super) const MAX_SHARES: usize = 128;
-/// Fewest positions of a share but the last: below it, meeting costs more than a shorter share saves.
+/// Fewest positions of a share but the last: two tiles, about what it costs two shares to meet. Estimated, not measured.
 const MIN_SHARE: usize = 128;
 /// Most positions of a share where no other bound holds: one long sequence in a large batch is still cut.
 const MAX_SHARE: usize = 8192;
 /// Registers of a multiprocessor of NVIDIA's cards.
 const REGISTERS: usize = 65536;
-/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run at once.
+/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run at
+/// once.
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
 /// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
