@@ -29,8 +29,7 @@ pub struct AttentionArgs {
     /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
     pub partials: BufferArg,
     /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time
-    /// may
-    /// share it.
+    /// may share it.
     pub tickets: BufferArg,
 }
 
@@ -41,8 +40,7 @@ pub struct AttentionArgs {
 ///
 /// # Errors
 /// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype
-/// that
-/// the device lacks.
+/// that the device lacks.
 pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -> Result<(), KernelError> {
     let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))?;
     check(client, shape, &plan, &args)?;

@@ -15,8 +15,8 @@ const MIN_SHARE: usize = 128;
 const MAX_SHARE: usize = 8192;
 /// Registers of a multiprocessor of NVIDIA's cards.
 const REGISTERS: usize = 65536;
-/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run at
-/// once.
+/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run
+/// at once.
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
 /// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
