@@ -1,7 +1,7 @@
 use super::kernel::{self, LengthsLaunch};
 use super::plan::{AttentionPlan, AttentionShape, AttentionTarget, VECTOR};
 use crate::decode::Row;
-use crate::{KernelError, Target};
+use crate::{ActivationDtype, KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
@@ -28,8 +28,8 @@ pub struct AttentionArgs {
     pub out: BufferArg,
     /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
     pub partials: BufferArg,
-    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time may
-    /// share it.
+    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time
+    /// may share it.
     pub tickets: BufferArg,
 }
 
@@ -39,8 +39,8 @@ pub struct AttentionArgs {
 /// Two rows of a step must not have the same slot: the order of their writes would be anyone's.
 ///
 /// # Errors
-/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype that
-/// the device lacks.
+/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype
+/// that the device lacks.
 pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -> Result<(), KernelError> {
     let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))?;
     check(client, shape, &plan, &args)?;
@@ -61,6 +61,7 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
             CubeCount::new_3d(blocks, groups, rows),
             CubeDim::new_1d(plan.config.threads as u32),
             AddressType::from_len(shape.cache_elements() / VECTOR),
+            words(shape.dtype),
             args.qkv,
             args.state,
             args.keys,
@@ -78,6 +79,11 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
         );
     }
     Ok(())
+}
+
+/// Words of 32 bits that hold a vector's elements.
+pub(super) fn words(dtype: ActivationDtype) -> usize {
+    VECTOR * dtype.elem().size() / size_of::<u32>()
 }
 
 /// Checks all that the kernel assumes of its operands and the device.

@@ -9,13 +9,14 @@ use std::fmt;
 pub(super) const VECTOR: usize = 8;
 /// Most shares of a sequence.
 pub(super) const MAX_SHARES: usize = 128;
-/// Fewest positions of a share but the last: below it, meeting costs more than a shorter share saves.
+/// Fewest positions of a share but the last: two tiles, about what it costs two shares to meet. Estimated, not measured.
 const MIN_SHARE: usize = 128;
 /// Most positions of a share where no other bound holds: one long sequence in a large batch is still cut.
 const MAX_SHARE: usize = 8192;
 /// Registers of a multiprocessor of NVIDIA's cards.
 const REGISTERS: usize = 65536;
-/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run at once.
+/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run
+/// at once.
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
 /// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
@@ -83,14 +84,15 @@ impl AttentionShape {
             rows.saturating_mul(self.qkv_columns()),
             max_len.saturating_mul(head_dim),
             max_positions.saturating_mul(rotary_dim / 2),
-            slots,
+            slots.saturating_mul(kv_heads),
             self.window.unwrap_or(1),
         ];
         let (elements, limit) = (largest.into_iter().max().unwrap_or(0), i32::MAX as usize);
         if elements > limit {
             return Err(KernelError::TooLarge { problem: self.to_string(), elements, limit });
         }
-        Ok(())
+        let (elements, limit) = (self.cache_elements(), isize::MAX as usize / size_of::<f32>());
+        if elements > limit { Err(KernelError::TooLarge { problem: self.to_string(), elements, limit }) } else { Ok(()) }
     }
 
     /// Features of the qkv projection's output.
@@ -100,7 +102,7 @@ impl AttentionShape {
 
     /// Elements of the cache of keys, and of that of values.
     pub fn cache_elements(&self) -> usize {
-        self.slots * self.kv_heads * self.max_len * self.head_dim
+        [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
     }
 
     /// Positions of which the longest sequence reads keys from the cache.
@@ -176,7 +178,7 @@ impl AttentionConfig {
         let most = (OUTPUT_VECTORS / lane_vectors).max(1);
         // More heads than a block holds are cut evenly, and each part reads the keys again.
         let heads = (1..=group.min(most)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
-        let threads = if heads * lane_vectors <= 2 { 256 } else { 128 };
+        let threads = if heads * lane_vectors <= 4 { 256 } else { 128 };
         let threads = power_of_two_below(threads.min(target.units).min(SHARED_VECTORS / (lane_vectors * heads)));
         let positions = if lanes == 1 {
             1
@@ -395,7 +397,12 @@ mod tests {
         ] {
             assert!(matches!(bad.check(), Err(KernelError::Shape { .. })), "{bad}");
         }
-        let large = AttentionShape { max_len: 1 << 31, max_positions: 1 << 31, ..good };
-        assert!(matches!(large.check(), Err(KernelError::TooLarge { .. })));
+        for large in [
+            AttentionShape { max_len: 1 << 31, max_positions: 1 << 31, ..good },
+            AttentionShape { slots: usize::MAX, ..good },
+            AttentionShape { rows: 60_000, heads: 60_000, kv_heads: 60_000, ..good },
+        ] {
+            assert!(matches!(large.check(), Err(KernelError::TooLarge { .. })), "{large}");
+        }
     }
 }

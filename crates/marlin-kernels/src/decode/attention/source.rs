@@ -43,6 +43,7 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             share_most: (),
             epsilon: (),
         },
+        super::launch::words(dtype),
         *config,
         dtype.elem(),
     );

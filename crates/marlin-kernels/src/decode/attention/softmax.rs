@@ -1,0 +1,138 @@
+//! Online softmax of a team over its positions (arXiv 1805.02867).
+
+use super::kernel::Place;
+use super::plan::AttentionConfig;
+use super::team::{F8, add_dot, staged_vector, team_sum, widen};
+use cubecl::prelude::*;
+
+/// Below every score, and still far enough from minus infinity that it can be taken off itself.
+pub(super) const NONE: f32 = -1e30;
+/// A score that counts for nothing beside [`NONE`].
+const MASKED: f32 = -3e38;
+
+/// Online softmax of a team, for each of the block's heads: the largest score, the sum of exponentials, and the lane's part of the output.
+#[derive(CubeType)]
+pub(super) struct Sums {
+    pub best: Array<f32>,
+    pub total: Array<f32>,
+    pub out: Array<F8>,
+}
+
+/// Sums of nothing; in the first team of the block that has the token, of the token.
+#[cube]
+pub(super) fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: AttentionConfig) {
+    let count = comptime!(config.lane_vectors());
+    #[unroll(config.unrolls())]
+    for head in 0..config.heads {
+        sums.best[head] = NONE;
+        sums.total[head] = 0.0;
+        #[unroll(config.unrolls())]
+        for j in 0..count {
+            sums.out[head * count + j] = F8::new(0.0);
+        }
+    }
+    if place.has_token {
+        // Every team works it out, since a shuffle is for whole planes.
+        let is_mine = place.team == 0;
+        #[unroll(config.unrolls())]
+        for head in 0..config.heads {
+            let mut score = 0.0f32.runtime();
+            #[unroll(config.unrolls())]
+            for j in 0..count {
+                let key = staged_vector(staged, config.heads, j, place, config);
+                score = add_dot(score, staged_vector(staged, head, j, place, config), key);
+                let value = staged_vector(staged, comptime!(config.heads + 1), j, place, config);
+                sums.out[head * count + j] = select(is_mine, value, F8::new(0.0));
+            }
+            sums.best[head] = select(is_mine, team_sum(score, config), NONE);
+            sums.total[head] = select(is_mine, 1.0f32.runtime(), 0.0f32.runtime());
+        }
+    }
+}
+
+/// The scores of the team's positions of a tile, of all heads.
+#[cube]
+pub(super) fn score<F: Float, W: Size>(
+    scores: &mut Array<f32>,
+    key: &Array<Vector<u32, W>>,
+    staged: &[F8],
+    first: u32,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) {
+    let (positions, count) = comptime!((config.positions, config.lane_vectors()));
+    #[unroll(config.unrolls())]
+    for i in 0..comptime!(config.heads * config.positions) {
+        scores[i] = 0.0;
+    }
+    #[unroll(config.unrolls())]
+    for j in 0..count {
+        let mut wide = Array::<F8>::new(positions);
+        #[unroll(config.unrolls())]
+        for i in 0..positions {
+            wide[i] = widen::<F, W>(key[i * count + j]);
+        }
+        #[unroll(config.unrolls())]
+        for head in 0..config.heads {
+            let query = staged_vector(staged, head, j, place, config);
+            #[unroll(config.unrolls())]
+            for i in 0..positions {
+                scores[head * positions + i] = add_dot(scores[head * positions + i], query, wide[i]);
+            }
+        }
+    }
+    #[unroll(config.unrolls())]
+    for i in 0..positions {
+        let is_there = first + u32::cast_from(i) * comptime!(config.teams() as u32) + place.team < place.end;
+        #[unroll(config.unrolls())]
+        for head in 0..config.heads {
+            let sum = team_sum(scores[head * positions + i], config);
+            scores[head * positions + i] = select(is_there, sum, MASKED);
+        }
+    }
+}
+
+/// Adds the values of a tile to a team's sums.
+#[cube]
+pub(super) fn accumulate<F: Float, W: Size>(
+    sums: &mut Sums,
+    scores: &mut Array<f32>,
+    value: &Array<Vector<u32, W>>,
+    #[comptime] config: AttentionConfig,
+) {
+    let (positions, count) = comptime!((config.positions, config.lane_vectors()));
+    #[unroll(config.unrolls())]
+    for head in 0..config.heads {
+        let old = sums.best[head];
+        let mut best = old;
+        #[unroll(config.unrolls())]
+        for i in 0..positions {
+            best = max(best, scores[head * positions + i]);
+        }
+        let kept = (old - best).exp();
+        let mut total = sums.total[head] * kept;
+        #[unroll(config.unrolls())]
+        for i in 0..positions {
+            let part = (scores[head * positions + i] - best).exp();
+            total += part;
+            scores[head * positions + i] = part;
+        }
+        sums.best[head] = best;
+        sums.total[head] = total;
+        #[unroll(config.unrolls())]
+        for j in 0..count {
+            sums.out[head * count + j] *= F8::new(kept);
+        }
+    }
+    #[unroll(config.unrolls())]
+    for i in 0..positions {
+        #[unroll(config.unrolls())]
+        for j in 0..count {
+            let wide = widen::<F, W>(value[i * count + j]);
+            #[unroll(config.unrolls())]
+            for head in 0..config.heads {
+                sums.out[head * count + j] += wide * F8::new(scores[head * positions + i]);
+            }
+        }
+    }
+}
