@@ -60,6 +60,14 @@ fn every_architecture_decodes_what_its_full_pass_predicts() {
     }
 }
 
+/// A sequence of a slot, and what came of it.
+#[derive(Clone)]
+struct Running {
+    prompt: Vec<u32>,
+    options: SequenceOptions,
+    tokens: Vec<u32>,
+}
+
 #[test]
 fn sequences_that_join_and_leave_decode_as_if_alone() {
     let config = config();
@@ -68,8 +76,7 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
     let slots = 5;
     let mut decoder = Decoder::new(&model, slots).unwrap();
     let sampling = Sampling { temperature: 0.9, top_k: Some(20), top_p: 0.95, repetition_penalty: 1.1 };
-    // Of each slot: the prompt, its options and what came.
-    let mut running: Vec<Option<(Vec<u32>, SequenceOptions, Vec<u32>)>> = vec![None; slots];
+    let mut running: Vec<Option<Running>> = vec![None; slots];
     let mut finished = 0;
     for step in 0..80 {
         while step < 60 && rng.random_bool(0.4) && decoder.sequences() < slots {
@@ -78,12 +85,12 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
             let options =
                 SequenceOptions { sampling, seed: rng.random(), stop_tokens: vec![5, 6], max_new_tokens: rng.random_range(1..12) };
             let slot = decoder.join(&prompt, &options).unwrap();
-            assert!(running[slot].replace((prompt, options, Vec::new())).is_none(), "slot {slot} was in use");
+            assert!(running[slot].replace(Running { prompt, options, tokens: Vec::new() }).is_none(), "slot {slot} was in use");
         }
         for Decoded { slot, token, end } in decoder.step().unwrap() {
-            running[slot].as_mut().unwrap().2.extend(token);
+            running[slot].as_mut().unwrap().tokens.extend(token);
             if end.is_some() {
-                let (prompt, options, tokens) = running[slot].take().unwrap();
+                let Running { prompt, options, tokens } = running[slot].take().unwrap();
                 assert_eq!((tokens, end), alone(&model, &prompt, &options), "after {prompt:?}");
                 finished += 1;
             }
