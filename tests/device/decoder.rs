@@ -17,7 +17,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 }
 
 fn open(folder: &Path, device: &Device, dtype: FloatDType) -> Llama {
-    let options = OpenOptions { dtype: Some(dtype), max_len: Some(256), with_tokenizer: true };
+    let options = OpenOptions { dtype: Some(dtype), max_len: Some(256), with_tokenizer: true, head: None };
     Llama::open(folder, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 

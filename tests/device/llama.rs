@@ -26,7 +26,7 @@ fn example() -> PathBuf {
 }
 
 fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
-    let options = OpenOptions { dtype, max_len: None, with_tokenizer: true };
+    let options = OpenOptions { dtype, max_len: None, with_tokenizer: true, head: None };
     Llama::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 

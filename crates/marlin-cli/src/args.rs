@@ -48,6 +48,9 @@ pub struct ModelArgs {
     /// Positions of the cache; without it 4096, or what the model was made for where that is less.
     #[arg(long)]
     pub max_len: Option<usize>,
+    /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(Bits::try_from))]
+    pub head: Option<Bits>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

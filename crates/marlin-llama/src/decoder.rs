@@ -122,6 +122,29 @@ impl<'m> Decoder<'m> {
         Ok(Self { model, state, graphs: BTreeMap::new(), sequences: (0..slots).map(|_| None).collect(), joined: 0, ahead: None })
     }
 
+    /// Compiles and records what a prompt of so many tokens and a step of one sequence need, so that neither takes its time later. What it writes to the
+    /// cache is written over by the next prompt. Only where steps run as graphs: elsewhere there is nothing to prepare.
+    ///
+    /// # Panics
+    /// Where a sequence is in.
+    pub fn warm_up(&mut self, prompt_tokens: usize) {
+        assert!(self.sequences() == 0, "a sequence is in");
+        if !decode::is_fused(&self.model.device()) {
+            return;
+        }
+        self.prefill(&vec![0; prompt_tokens.clamp(1, self.model.max_len()) - 1], 0);
+        self.graph(1);
+    }
+
+    /// Takes tokens through the model to the beginning of a slot.
+    fn prefill(&mut self, tokens: &[u32], slot: usize) {
+        let cache = &mut self.state.borrow_mut().cache;
+        for (chunk, tokens) in tokens.chunks(PREFILL_CHUNK).enumerate() {
+            let tokens = token_tensor(tokens, [1, tokens.len()], &self.model.device());
+            self.model.prefill(tokens, cache, Place { slot, start: chunk * PREFILL_CHUNK });
+        }
+    }
+
     /// Takes a prompt in: its tokens but the last go through the model, in chunks; the last one is the next step's. Gives the sequence's slot.
     ///
     /// # Errors
@@ -140,12 +163,8 @@ impl<'m> Decoder<'m> {
         let Some(slot) = self.sequences.iter().position(Option::is_none) else {
             return Err(LlamaError::TooManySequences { asked: self.sequences.len() + 1, room: self.sequences.len() });
         };
-        let mut state = self.state.borrow_mut();
-        let State { cache, seen } = &mut *state;
-        for (chunk, tokens) in before.chunks(PREFILL_CHUNK).enumerate() {
-            let tokens = token_tensor(tokens, [1, tokens.len()], &self.model.device());
-            self.model.prefill(tokens, cache, Place { slot, start: chunk * PREFILL_CHUNK });
-        }
+        self.prefill(before, slot);
+        let seen = &mut self.state.borrow_mut().seen;
         decode::write_words(seen, slot, decode::bitmap(prompt, vocab_size).into_iter().map(|word| word as i32).collect());
         let row = options.sampling.row(last, before.len() as u32, slot as u32, options.seed);
         self.joined += 1;

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use marlin_format::checkpoint::{
     Checkpoint, CheckpointError, Dtype, LayerFormat, Quantization, TensorView, layer_format, layer_tensors, read_layer,
 };
-use marlin_format::{JoinError, PlainWeight};
+use marlin_format::{JoinError, PlainWeight, QuantSpec};
 
 use crate::LlamaError;
 use crate::config::{GenerationConfig, LlamaConfig};
@@ -27,6 +27,8 @@ pub struct OpenOptions {
     pub max_len: Option<usize>,
     /// Whether `tokenizer.json` is read. Texts need it.
     pub with_tokenizer: bool,
+    /// The format that a float output head is rounded to, tied to the embedding or not; without one it stays float.
+    pub head: Option<QuantSpec>,
 }
 
 impl OpenOptions {
@@ -36,7 +38,7 @@ impl OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { dtype: None, max_len: None, with_tokenizer: true }
+        Self { dtype: None, max_len: None, with_tokenizer: true, head: None }
     }
 }
 
@@ -117,8 +119,11 @@ impl Llama {
             total: checkpoint.size_bytes(),
             on_progress: &mut on_progress,
         };
-        let model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
+        let mut model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
         source.refuse_surplus(&config)?;
+        if let Some(spec) = &options.head {
+            model.quantize_head(spec).map_err(|source| LlamaError::Layer { layer: "lm_head".into(), source })?;
+        }
         tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
         Ok(Self { model, tokenizer, generation })
     }

@@ -32,7 +32,9 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time from the prompt's tokens to the first logits on the host.
+    /// The time before that to compile and record what runs on the device, where steps are graphs: a first prompt takes longest.
+    pub warm_up: Duration,
+    /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
     /// The time after that.
     pub decode: Duration,
@@ -71,6 +73,9 @@ impl Llama {
         let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed } = *options;
         let mut decoder = Decoder::new(&self.model, 1)?;
         let start = Instant::now();
+        decoder.warm_up(prompt.len());
+        let warm_up = start.elapsed();
+        let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
         let mut stream = TextStream::after(tokenizer, &prompt)?;
         let mut text = String::new();
@@ -100,7 +105,7 @@ impl Llama {
         show(stream.finish()?);
         let prefill = prefill.unwrap_or_default();
         let decode = start.elapsed().saturating_sub(prefill);
-        Ok(Generation { text, tokens, prompt_tokens: prompt.len(), prefill, decode, stop_reason })
+        Ok(Generation { text, tokens, prompt_tokens: prompt.len(), warm_up, prefill, decode, stop_reason })
     }
 }
 

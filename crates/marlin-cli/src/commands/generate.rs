@@ -15,6 +15,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "text": generation.text,
             "tokens": generation.tokens,
             "prompt_tokens": generation.prompt_tokens,
+            "warm_up_seconds": generation.warm_up.as_secs_f64(),
             "prefill_seconds": generation.prefill.as_secs_f64(),
             "decode_seconds": generation.decode.as_secs_f64(),
             "stop_reason": stop_reason(&generation),
@@ -29,6 +30,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     })?;
     result?;
     output::line(before)?;
+    if !generation.warm_up.is_zero() {
+        eprintln!("warm-up: {:.1} s", generation.warm_up.as_secs_f64());
+    }
     // The first new token belongs to the prefill.
     let decoded = generation.tokens.len().saturating_sub(1);
     eprintln!(

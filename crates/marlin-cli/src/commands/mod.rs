@@ -13,6 +13,7 @@ use crate::device;
 use crate::error::CliError;
 use crate::output;
 use burn::tensor::FloatDType;
+use marlin_format::{Bits, GroupSize, QuantSpec};
 use marlin_llama::{GenerateOptions, Llama, OpenOptions};
 
 /// Opens the model of a command.
@@ -23,7 +24,11 @@ fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
         DtypeName::Bf16 => FloatDType::BF16,
         DtypeName::F32 => FloatDType::F32,
     });
-    let options = OpenOptions { dtype, max_len: args.max_len, with_tokenizer };
+    let head = args.head.map(|bits| match bits {
+        Bits::Four => QuantSpec::int4(GroupSize::G128),
+        Bits::Eight => QuantSpec::int8(GroupSize::G128),
+    });
+    let options = OpenOptions { dtype, max_len: args.max_len, with_tokenizer, head };
     let bar = output::progress_of_bytes(0);
     let llama = Llama::open_with(&args.dir, &device, &options, |progress| {
         bar.set_length(progress.total as u64);

@@ -13,7 +13,7 @@ mod step;
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
-use burn_marlin::{QuantSpec, decode};
+use burn_marlin::{QuantSpec, QuantizedWeight, W4A16Linear, decode};
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
@@ -102,6 +102,21 @@ impl LlamaModel {
             panic!("not the configuration of a model: {error}");
         }
         Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), spec })
+    }
+
+    /// Rounds a float head to the nearest values of a 4-bit or 8-bit format, on the host. A head that is tied to the embedding gets a weight of its
+    /// own; the embedding stays as it is. One that is quantised already stays, too.
+    ///
+    /// # Errors
+    /// A group that does not divide the hidden features, values that are not finite, or a device that fails.
+    pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
+        let (weight, bias) = match &self.lm_head {
+            Some(Projection::W4A16(_)) => return Ok(()),
+            Some(Projection::Dense(Linear { weight, bias })) => (weight.val(), bias.as_ref().map(|bias| bias.val())),
+            None => (self.embed_tokens.weight.val().transpose(), None),
+        };
+        self.lm_head = Some(Projection::W4A16(W4A16Linear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
+        Ok(())
     }
 
     /// The config it was built from.

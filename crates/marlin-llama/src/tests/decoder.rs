@@ -2,12 +2,16 @@
 
 use burn::tensor::{Device, Tensor};
 use marlin_format::checkpoint::Dtype;
+use marlin_format::{GroupSize, QuantSpec};
 use rand::RngExt;
 use serde_json::json;
 
 use super::support::*;
 use crate::generate::token_tensor;
-use crate::{Architecture, Decoded, Decoder, LlamaConfig, LlamaError, LlamaModel, Sampling, SamplingError, SequenceOptions, StopReason};
+use crate::{
+    Architecture, Decoded, Decoder, Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, Projection, Sampling, SamplingError,
+    SequenceOptions, StopReason,
+};
 
 const GREEDY: SequenceOptions =
     SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
@@ -165,4 +169,33 @@ fn what_does_not_fit_is_refused_with_the_sizes() {
     decoder.join(&[1], &GREEDY).unwrap();
     let error = decoder.join(&[1], &GREEDY).expect_err("one slot");
     assert!(matches!(error, LlamaError::TooManySequences { asked: 2, room: 1 }), "{error}");
+}
+
+#[test]
+fn a_head_is_rounded_by_choice_and_steps_take_it() {
+    for tied in [false, true] {
+        let fields = json!({ "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied });
+        let config = config_with(fields);
+        let (_parent, dir) = temporary();
+        write_folder(&dir, &config, &random_weights(&config, &mut rng()), Dtype::F32);
+        let float = open(&dir).model;
+        let spec = QuantSpec::int8(GroupSize::G32);
+        let llama = Llama::open(&dir, &Device::flex(), &OpenOptions { head: Some(spec), ..options() }).unwrap();
+        let head = llama.model.projections().find(|(name, _)| name == "lm_head").map(|(_, head)| head.clone());
+        assert!(matches!(head, Some(Projection::W4A16(head)) if head.weight().spec() == spec), "tied: {tied}");
+
+        let tokens = random_tokens(9, config.vocab_size, &mut rng());
+        let logits =
+            |model: &LlamaModel| model.forward_full(token_tensor(&tokens, [1, 9], &Device::flex())).try_into_vec_as::<f32>().unwrap();
+        let (found, expected) = (logits(&llama.model), logits(&float).into_iter().map(f64::from).collect::<Vec<_>>());
+        let error = relative_error(&found, &expected);
+        assert!(error > 1e-5 && error < 0.01, "tied: {tied}: {error}");
+        let (new, _) = alone(&llama.model, &tokens, &SequenceOptions { max_new_tokens: 1, ..GREEDY });
+        let last = &found[8 * config.vocab_size..];
+        assert!(last.iter().all(|&logit| logit - last[new[0] as usize] < 1e-4), "tied: {tied}");
+
+        let group = QuantSpec::int8(GroupSize::G128);
+        let error = Llama::open(&dir, &Device::flex(), &OpenOptions { head: Some(group), ..options() }).expect_err("128 rows of 64");
+        assert!(matches!(&error, LlamaError::Layer { layer, .. } if layer == "lm_head"), "{error}");
+    }
 }

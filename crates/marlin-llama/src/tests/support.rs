@@ -140,7 +140,7 @@ pub(crate) fn write_sharded(dir: &Path, config: &LlamaConfig, weights: &Weights,
 }
 
 pub(crate) fn options() -> OpenOptions {
-    OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: false }
+    OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: false, head: None }
 }
 
 pub(crate) fn open(dir: &Path) -> Llama {
