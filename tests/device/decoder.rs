@@ -4,7 +4,7 @@ use crate::llama::quantised;
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
-use marlin_llama::{Decoded, Decoder, Llama, OpenOptions, Sampling, SequenceOptions};
+use marlin_llama::{Decoded, Decoder, Llama, OpenOptions, Sampling, SequenceOptions, StopReason};
 use std::path::Path;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -13,7 +13,47 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
         return;
     }
     tests.push(trial(device, "decoder::sequences_go_on_as_on_the_host", as_on_the_host));
+    tests.push(trial(device, "decoder::long_runs_keep_memory_and_text", long_run));
     tests.push(trial(device, "decoder::the_same_seed_gives_the_same_tokens", same_seed));
+}
+
+/// Rounds of sequences up to the model's window, over the same slots: as many tokens as a day's work, and no more memory than after the first rounds.
+fn long_run(device: &Device) {
+    let (_guard, folder) = quantised();
+    let is_fused = burn_marlin::decode::is_fused(device);
+    // The host's steps take a thousand times longer.
+    let (slots, max_len, rounds) = if is_fused { (64, 512, 4) } else { (2, 48, 3) };
+    let dtype = if is_fused { FloatDType::F16 } else { FloatDType::F32 };
+    let options = OpenOptions { dtype: Some(dtype), max_len: Some(max_len), with_tokenizer: true, head: None };
+    let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    let mut decoder = Decoder::new(&llama.model, slots).unwrap_or_else(|error| panic!("{error}"));
+    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
+    let (mut total, mut first, mut memory) = (0, Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        for seed in 0..slots as u64 {
+            let prompt = [1 + seed as u32, 2, 3, 4];
+            let options = SequenceOptions { sampling, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+            decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let mut tokens = vec![Vec::new(); slots];
+        while decoder.sequences() > 0 {
+            for Decoded { slot, token, end } in decoder.step().unwrap_or_else(|error| panic!("{error}")) {
+                tokens[slot].extend(token);
+                assert!(matches!(end, None | Some(Ok(StopReason::CacheFull))), "{end:?}");
+            }
+        }
+        // The last token is chosen at the last position, and has none itself.
+        assert!(tokens.iter().all(|tokens| tokens.len() == max_len - 4 + 1), "sequences end at the window");
+        total += tokens.iter().map(Vec::len).sum::<usize>();
+        if first.is_empty() {
+            first.clone_from(&tokens);
+        }
+        assert!(tokens == first, "the same seeds give other tokens");
+        memory.push(device.memory_pool_usage().map(|usage| usage.bytes_in_use));
+    }
+    println!("{total} tokens; bytes in use after each round: {memory:?}");
+    assert!(!is_fused || total > 100_000, "{total} tokens");
+    assert!(memory[1..].iter().all(|bytes| *bytes == memory[1]), "memory grows: {memory:?}");
 }
 
 fn open(folder: &Path, device: &Device, dtype: FloatDType) -> Llama {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Graph, Int, Tensor, capture};
 use burn_marlin::decode::{self, Row, RowState, RowsRead};
@@ -123,17 +124,19 @@ impl<'m> Decoder<'m> {
     }
 
     /// Compiles and records what a prompt of so many tokens and a step of one sequence need, so that neither takes its time later. What it writes to the
-    /// cache is written over by the next prompt. Only where steps run as graphs: elsewhere there is nothing to prepare.
+    /// cache is written over by the next prompt. Gives the time it took: none where steps do not run as graphs, since there is nothing to prepare.
     ///
     /// # Panics
     /// Where a sequence is in.
-    pub fn warm_up(&mut self, prompt_tokens: usize) {
+    pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence is in");
         if !decode::is_fused(&self.model.device()) {
-            return;
+            return Duration::ZERO;
         }
+        let start = Instant::now();
         self.prefill(&vec![0; prompt_tokens.clamp(1, self.model.max_len()) - 1], 0);
         self.graph(1);
+        start.elapsed()
     }
 
     /// Takes tokens through the model to the beginning of a slot.

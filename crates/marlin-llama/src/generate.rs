@@ -72,9 +72,7 @@ impl Llama {
         let tokenizer = self.tokenizer()?;
         let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed } = *options;
         let mut decoder = Decoder::new(&self.model, 1)?;
-        let start = Instant::now();
-        decoder.warm_up(prompt.len());
-        let warm_up = start.elapsed();
+        let warm_up = decoder.warm_up(prompt.len());
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
         let mut stream = TextStream::after(tokenizer, &prompt)?;

@@ -10,6 +10,8 @@ use cubecl::prelude::*;
 pub const MAX_HEAD_ROWS: usize = 8;
 /// Planes of a cube.
 const PLANES: usize = 8;
+/// Loads of a unit that are under way at a time.
+const LOADS: usize = 8;
 
 /// Operands of [`head`].
 pub struct HeadArgs {
@@ -67,15 +69,17 @@ fn head_columns<F: Float, N: Size>(
     for row in 0..rows {
         sums[row] = Vector::new(0.0);
     }
-    // Written out, so that many loads are under way.
-    #[unroll(plane > 1)]
-    for i in 0..comptime!(vectors.div_ceil(plane)) {
-        let place = unit + i * plane;
-        if comptime!(vectors.is_multiple_of(plane)) || place < vectors {
-            let weights = Vector::<f32, N>::cast_from(weight[column * vectors + place]);
-            #[unroll]
-            for row in 0..rows {
-                sums[row] += weights * Vector::cast_from(x[row * vectors + place]);
+    // Some turns are written out, so that many loads are under way.
+    for turn in 0..comptime!(vectors.div_ceil(plane * LOADS)) {
+        #[unroll]
+        for load in 0..LOADS {
+            let place = unit + (turn * LOADS + load) * plane;
+            if comptime!(vectors.is_multiple_of(plane * LOADS)) || place < vectors {
+                let weights = Vector::<f32, N>::cast_from(weight[column * vectors + place]);
+                #[unroll]
+                for row in 0..rows {
+                    sums[row] += weights * Vector::cast_from(x[row * vectors + place]);
+                }
             }
         }
     }
