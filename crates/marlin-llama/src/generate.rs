@@ -21,6 +21,9 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,
+    /// Whether the prompt goes through the model once before, so that the times of prefill and decode are without those of compiling; only where
+    /// steps are graphs.
+    pub warm_up: bool,
 }
 
 /// A generated text, and what it took.
@@ -32,7 +35,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time before that to compile and record what runs on the device, where steps are graphs: a first prompt takes longest.
+    /// The time of the warm-up: to compile and record what runs on the device.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
@@ -46,7 +49,13 @@ impl Llama {
     /// Options as the model's makers chose them, for at most `max_new_tokens` tokens.
     pub fn default_options(&self, max_new_tokens: usize) -> GenerateOptions {
         let generation = &self.generation;
-        GenerateOptions { max_new_tokens, sampling: generation.sampling, stop_tokens: generation.eos_token_ids.clone(), seed: 0 }
+        GenerateOptions {
+            max_new_tokens,
+            sampling: generation.sampling,
+            stop_tokens: generation.eos_token_ids.clone(),
+            seed: 0,
+            warm_up: false,
+        }
     }
 
     /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come.
@@ -70,9 +79,9 @@ impl Llama {
         mut on_text: impl FnMut(&str),
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
-        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed } = *options;
+        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up } = *options;
         let mut decoder = Decoder::new(&self.model, 1)?;
-        let warm_up = decoder.warm_up(prompt.len());
+        let warm_up = if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
         let mut stream = TextStream::after(tokenizer, &prompt)?;

@@ -7,7 +7,8 @@ use serde_json::json;
 
 pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
-    let options = generate_options(&llama, &args.sampling);
+    let mut options = generate_options(&llama, &args.sampling);
+    options.warm_up = true;
     if args.json {
         let generation = llama.generate(&args.prompt, &options, |_| {})?;
         return output::json(&json!({

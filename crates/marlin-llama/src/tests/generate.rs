@@ -18,7 +18,7 @@ fn llama(max_len: usize) -> Llama {
 }
 
 fn options_for(max_new_tokens: usize) -> GenerateOptions {
-    GenerateOptions { max_new_tokens, sampling: Sampling::GREEDY, stop_tokens: vec![], seed: 1 }
+    GenerateOptions { max_new_tokens, sampling: Sampling::GREEDY, stop_tokens: vec![], seed: 1, warm_up: true }
 }
 
 #[test]
