@@ -19,6 +19,8 @@ mod book {
     mod checkpoints {}
     #[doc = include_str!("../../book/src/llama.md")]
     mod llama {}
+    #[doc = include_str!("../../book/src/decode.md")]
+    mod decode {}
     #[doc = include_str!("../../book/src/design.md")]
     mod design {}
     #[doc = include_str!("../../book/src/errors.md")]
