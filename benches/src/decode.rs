@@ -140,6 +140,10 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                 for &new_tokens in &args.new_tokens {
                     let times = time(&built, batch, args.prompt, new_tokens)?;
                     rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, times));
+                    // After each: a run takes minutes.
+                    if let Some(path) = &args.record {
+                        record::write(path, &name, &rows)?;
+                    }
                 }
                 if args.parts {
                     crate::parts::report(&built, batch, args.prompt)?;
@@ -149,10 +153,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             device.memory_cleanup();
         }
     }
-    match &args.record {
-        Some(path) => record::write(path, &name, &rows),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn value_name(value: impl ValueEnum) -> String {
