@@ -100,6 +100,14 @@ pub enum LlamaError {
         /// What the device said.
         reason: String,
     },
+    /// A tensor that did not come to the device.
+    #[error("`{layer}` could not be put on the device: {reason}")]
+    Upload {
+        /// The layer or tensor.
+        layer: String,
+        /// What the device said.
+        reason: String,
+    },
     /// A file that is not the JSON it should be.
     #[error("{} does not hold what it should", path.display())]
     Json {

@@ -247,9 +247,12 @@ impl LayerWeight {
 impl FileWeights<'_> {
     fn tensor<const D: usize>(&mut self, name: String, shape: [usize; D]) -> Result<Tensor<D>, LlamaError> {
         let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
-        let data = data(&view, shape)?;
+        let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES).map_err(|error| match error {
+            UploadError::Checkpoint(error) => error.into(),
+            UploadError::Device(reason) => LlamaError::Upload { layer: name.clone(), reason },
+        })?;
         self.finish(&name, std::slice::from_ref(&name));
-        Ok(Tensor::from_data(data, (self.device, DType::from(self.dtype))))
+        Ok(tensor)
     }
 
     /// These tensors have been read and are not needed again.
@@ -291,6 +294,8 @@ impl FileWeights<'_> {
 
     /// The projection of a weight. `name` is what errors call it.
     fn place(&self, name: &str, weight: LayerWeight, bias: Option<Tensor<1>>) -> Result<Projection, LlamaError> {
+        // The layer before is on its way to the device: the host has no more than these two.
+        self.device.sync().map_err(|error| LlamaError::Upload { layer: name.into(), reason: error.to_string() })?;
         match weight {
             // A view: a matmul reads a transposed weight as well.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
@@ -330,12 +335,79 @@ impl FileWeights<'_> {
     }
 }
 
-/// A float tensor's values in the file's dtype.
-fn data<const D: usize>(view: &TensorView<'_>, shape: [usize; D]) -> Result<TensorData, LlamaError> {
-    let halves = view.bytes().as_chunks::<2>().0;
+/// Bytes of a float tensor that the host has at a time, on their way to the device.
+const UPLOAD_BYTES: usize = 64 << 20;
+
+/// Why a tensor did not come to the device.
+#[derive(Debug)]
+enum UploadError {
+    Checkpoint(CheckpointError),
+    Device(String),
+}
+
+/// A float tensor on the device. One of more than `most` bytes goes there in blocks of its first dimension.
+fn upload<const D: usize>(
+    view: &TensorView<'_>,
+    shape: [usize; D],
+    dtype: FloatDType,
+    device: &Device,
+    most: usize,
+) -> Result<Tensor<D>, UploadError> {
+    let target = (device, DType::from(dtype));
+    let row_bytes = view.bytes().len() / shape[0].max(1);
+    let in_blocks = matches!(view.dtype(), Dtype::F16 | Dtype::BF16 | Dtype::F32);
+    if view.bytes().len() <= most || row_bytes == 0 || !in_blocks {
+        return Ok(Tensor::from_data(data(view, view.bytes(), shape).map_err(UploadError::Checkpoint)?, target));
+    }
+    let rows = (most / row_bytes).max(1);
+    let mut tensor = Tensor::empty(shape, target);
+    for (block, bytes) in view.bytes().chunks(rows * row_bytes).enumerate() {
+        let (start, count) = (block * rows, bytes.len() / row_bytes);
+        let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));
+        block_shape[0] = count;
+        ranges[0] = start..start + count;
+        let values = Tensor::from_data(data(view, bytes, block_shape).map_err(UploadError::Checkpoint)?, target);
+        tensor = tensor.slice_assign(ranges, values);
+        // Copies are queued: without a wait the host would have all blocks at once.
+        device.sync().map_err(|error| UploadError::Device(error.to_string()))?;
+    }
+    Ok(tensor)
+}
+
+/// Float values in the file's dtype: `bytes` of a tensor, as many as `shape` has.
+fn data<const D: usize>(view: &TensorView<'_>, bytes: &[u8], shape: [usize; D]) -> Result<TensorData, CheckpointError> {
+    let halves = bytes.as_chunks::<2>().0;
     Ok(match view.dtype() {
         Dtype::F16 => TensorData::new(halves.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect(), shape),
         Dtype::BF16 => TensorData::new(halves.iter().map(|&bytes| bf16::from_le_bytes(bytes)).collect(), shape),
+        Dtype::F32 => TensorData::new(bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(), shape),
         _ => TensorData::new(view.to_f32()?, shape),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::{config, random_weights, rng, temporary, write_folder};
+
+    #[test]
+    fn blocks_make_the_whole_tensor() {
+        let device = Device::flex();
+        let config = config();
+        let weights = random_weights(&config, &mut rng());
+        let name = "model.embed_tokens.weight";
+        let shape = [config.vocab_size, config.hidden_size];
+        for file in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let (_parent, dir) = temporary();
+            write_folder(&dir, &config, &weights, file);
+            let checkpoint = Checkpoint::open(&dir).unwrap();
+            let view = checkpoint.tensor(name).unwrap();
+            let values = |most| upload(&view, shape, FloatDType::F32, &device, most).unwrap().try_into_vec_as::<f32>().unwrap();
+            let whole = values(usize::MAX);
+            // One row at a time, some, all but one, and all.
+            for rows in [0, 1, 7, config.vocab_size - 1, config.vocab_size] {
+                assert_eq!(values(rows * view.bytes().len() / config.vocab_size), whole, "{file:?}, {rows} rows");
+            }
+        }
+    }
 }
