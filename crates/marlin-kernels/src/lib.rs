@@ -20,7 +20,17 @@ mod ptx;
 pub mod repack;
 mod select;
 
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim};
+
 pub use error::KernelError;
 pub use layout::WeightLayout;
 pub use problem::{ActivationDtype, Problem, Runtime, Target};
 pub use select::{Kernel, Plan, Reason, layout_for, select, select_converted};
+
+/// Cubes and units of a kernel that has one unit for each of so many elements.
+pub(crate) fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(client, elements);
+    (calculate_cube_count_elemwise(client, elements, dim), dim)
+}

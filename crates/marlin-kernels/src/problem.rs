@@ -1,6 +1,7 @@
 use crate::KernelError;
 use crate::marlin::Card;
 use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{QuantSpec, ScaleDtype};
@@ -34,6 +35,16 @@ impl ActivationDtype {
             Self::F16 => FloatKind::F16,
             Self::BF16 => FloatKind::BF16,
         })
+    }
+}
+
+impl ActivationDtype {
+    /// Checks that a device computes in this dtype.
+    pub(crate) fn expect_on(self, client: &Client) -> Result<(), KernelError> {
+        if client.features().type_usage(self.elem()).contains(TypeUsage::Conversion) {
+            return Ok(());
+        }
+        Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: self.name() })
     }
 }
 

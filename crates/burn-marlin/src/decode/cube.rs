@@ -1,7 +1,7 @@
 //! The operations on CubeCL runtimes.
 
 use super::ops::DecodeBackend;
-use crate::ops::{OptionalFloat, activation_dtype};
+use crate::ops::{OptionalFloat, activation_dtype, launched};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -17,10 +17,10 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
+use marlin_kernels::ActivationDtype;
 use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
 use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, MAX_HEAD_ROWS, RmsNormArgs, RowsShape, SiluMulArgs};
-use marlin_kernels::{ActivationDtype, KernelError};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -197,9 +197,4 @@ fn rows_shape(tensor: &CubeTensor) -> RowsShape {
 /// The functions of [`decode`](super) let no other dtype come here.
 fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
     activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
-}
-
-/// Backend operations have no way to return an error; everything a user can cause was checked before the op.
-fn launched<T>(result: Result<T, KernelError>) -> T {
-    result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }

@@ -1,6 +1,6 @@
 use super::FUSED;
 use super::pattern::Pattern;
-use crate::ops::{OptionalInt, W4A16Weight, launch_linear};
+use crate::ops::{OptionalInt, W4A16Weight, launch_linear, launched};
 
 use burn::backend::ir::{BackendIr, TensorHandle, TensorIr};
 use burn::tensor::{DType, Shape};
@@ -59,7 +59,7 @@ impl FusedLinear {
             (Some(_), Some(reshape)) => Some(take(context, &reshape.input)?),
             _ => None,
         };
-        let out = launch_linear(x, weight, bias, Shape::from(out_shape)).unwrap_or_else(|error| panic!("W4A16 launch refused: {error}"));
+        let out = launched(launch_linear(x, weight, bias, Shape::from(out_shape)));
         let id = context.tensors.get(&out_ir.id)?.id;
         context.handles.register_handle(id, out.into());
         FUSED.fetch_add(1, Ordering::Relaxed);

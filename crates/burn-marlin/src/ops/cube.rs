@@ -32,8 +32,8 @@ impl W4A16Backend for CubeBackend {
 }
 
 /// Backend operations have no way to return an error; everything a user can cause was checked before the op.
-fn launched<T>(result: Result<T, KernelError>) -> T {
-    result.unwrap_or_else(|error| panic!("W4A16 launch refused: {error}"))
+pub(crate) fn launched<T>(result: Result<T, KernelError>) -> T {
+    result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }
 
 /// Multiplies and adds the bias: x [.., K] to `out_shape` [.., N]. The fused operation calls this too.

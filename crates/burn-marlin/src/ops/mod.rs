@@ -7,7 +7,7 @@ mod cube;
 mod flex;
 mod workspace;
 
-pub(crate) use cube::launch_linear;
+pub(crate) use cube::{launch_linear, launched};
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};

@@ -1,8 +1,7 @@
 //! New keys or values of one sequence into its slot of the cache, in place: what prefill writes. Decode writes its own in the attention kernel.
 
 use super::shape::{RowsShape, vector_size};
-use crate::KernelError;
-use cubecl::calculate_cube_count_elemwise;
+use crate::{KernelError, elementwise};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -41,7 +40,7 @@ pub fn write_cache(
 ) -> Result<(), KernelError> {
     let CacheShape { slots, kv_heads, max_len, head_dim } = *cache_shape;
     let seq = shape.rows / kv_heads.max(1);
-    shape.expect_dtype(client)?;
+    shape.dtype.expect_on(client)?;
     shape.expect_length("new keys or values", kv_heads * seq * head_dim, new.len())?;
     shape.expect_length("cache", cache_shape.elements(), cache.len())?;
     shape.expect_within("slot", slot + 1, slots)?;
@@ -51,8 +50,7 @@ pub fn write_cache(
     }
     let size = vector_size(client, head_dim, shape.dtype);
     let units = new.len() / size;
-    let dim = CubeDim::new(client, units);
-    let count = calculate_cube_count_elemwise(client, units, dim);
+    let (count, dim) = elementwise(client, units);
     let first = (slot * kv_heads * max_len + start) * head_dim / size;
     let (head, cache_head) = (seq * head_dim / size, max_len * head_dim / size);
     write_cache_rows::launch(client, count, dim, size, new, cache, first, head, cache_head, shape.dtype.elem());

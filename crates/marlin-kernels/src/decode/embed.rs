@@ -2,8 +2,7 @@
 
 use super::Row;
 use super::shape::{RowsShape, vector_size};
-use crate::KernelError;
-use cubecl::calculate_cube_count_elemwise;
+use crate::{KernelError, elementwise};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -23,7 +22,7 @@ pub struct EmbedArgs {
 /// A buffer of the wrong length, or a dtype that the device lacks.
 pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
-    shape.expect_dtype(client)?;
+    shape.dtype.expect_on(client)?;
     shape.expect_length("embeddings", vocab * shape.features, args.table.len())?;
     shape.expect_length("row state", shape.rows * Row::WORDS, args.row_state.len())?;
     shape.expect_length("output", elements, args.out.len())?;
@@ -32,8 +31,7 @@ pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) 
     }
     let size = vector_size(client, shape.features, shape.dtype);
     let units = elements / size;
-    let dim = CubeDim::new(client, units);
-    let count = calculate_cube_count_elemwise(client, units, dim);
+    let (count, dim) = elementwise(client, units);
     let EmbedArgs { table, row_state, out } = args;
     embed_rows::launch(client, count, dim, size, table, row_state, out, shape.features / size, vocab as i32, shape.dtype.elem());
     Ok(())

@@ -1,8 +1,7 @@
 //! SiLU(gate) * up, the gated linear unit of Llama's MLP (SwiGLU, arXiv 2002.05202).
 
 use super::shape::{RowsShape, vector_size};
-use crate::KernelError;
-use cubecl::calculate_cube_count_elemwise;
+use crate::{KernelError, elementwise};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -20,7 +19,7 @@ pub struct SiluMulArgs {
 /// A buffer of the wrong length, or a dtype that the device lacks.
 pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
-    shape.expect_dtype(client)?;
+    shape.dtype.expect_on(client)?;
     shape.expect_length("gate and up", 2 * elements, args.gate_up.len())?;
     shape.expect_length("output", elements, args.out.len())?;
     if elements == 0 {
@@ -28,8 +27,7 @@ pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result
     }
     let size = vector_size(client, shape.features, shape.dtype);
     let units = elements / size;
-    let dim = CubeDim::new(client, units);
-    let count = calculate_cube_count_elemwise(client, units, dim);
+    let (count, dim) = elementwise(client, units);
     silu_mul_rows::launch(client, count, dim, size, args.gate_up, args.out, shape.features / size, shape.dtype.elem());
     Ok(())
 }

@@ -29,7 +29,7 @@ pub struct HeadArgs {
 /// A buffer of the wrong length, more rows, or a dtype that the device lacks.
 pub fn head(client: &Client, shape: &RowsShape, columns: usize, args: HeadArgs) -> Result<(), KernelError> {
     let RowsShape { rows, features, dtype } = *shape;
-    shape.expect_dtype(client)?;
+    dtype.expect_on(client)?;
     shape.expect_within("rows", rows, MAX_HEAD_ROWS)?;
     shape.expect_length("activations", rows * features, args.x.len())?;
     shape.expect_length("weight", columns * features, args.weight.len())?;

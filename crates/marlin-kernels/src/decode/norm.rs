@@ -25,7 +25,7 @@ pub struct RmsNormArgs {
 /// A buffer of the wrong length, or a dtype that the device lacks.
 pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
-    shape.expect_dtype(client)?;
+    shape.dtype.expect_on(client)?;
     shape.expect_length("activations", elements, args.x.len())?;
     if let Some(residual) = &args.residual {
         shape.expect_length("residual", elements, residual.len())?;

@@ -1,6 +1,5 @@
-use crate::{ActivationDtype, KernelError, Target};
+use crate::{ActivationDtype, KernelError};
 use cubecl::client::Client;
-use cubecl::ir::features::TypeUsage;
 use std::fmt;
 
 /// Rows of activations that a kernel works on one by one.
@@ -27,13 +26,6 @@ impl RowsShape {
         match end <= limit {
             true => Ok(()),
             false => Err(KernelError::Outside { what, problem: self.to_string(), end, limit }),
-        }
-    }
-
-    pub(super) fn expect_dtype(&self, client: &Client) -> Result<(), KernelError> {
-        match client.features().type_usage(self.dtype.elem()).contains(TypeUsage::Conversion) {
-            true => Ok(()),
-            false => Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: self.dtype.name() }),
         }
     }
 }

@@ -1,9 +1,7 @@
 use super::kernel::{self, LengthsLaunch};
 use crate::problem::WeightLengths;
-use crate::{KernelError, Problem, Target};
-use cubecl::calculate_cube_count_elemwise;
+use crate::{KernelError, Problem, elementwise};
 use cubecl::client::Client;
-use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use marlin_format::layout::PlainLayout;
 
@@ -55,10 +53,10 @@ pub fn matmul(client: &Client, problem: &Problem, rows: usize, args: MatmulArgs)
     }
     tracing::trace!(%problem, rows, "portable");
     let units = problem.m.div_ceil(rows) * problem.n;
-    let dim = CubeDim::new(client, units);
+    let (count, dim) = elementwise(client, units);
     kernel::matmul::launch(
         client,
-        calculate_cube_count_elemwise(client, units, dim),
+        count,
         dim,
         args.x,
         args.weight.words,
@@ -84,10 +82,10 @@ pub fn dequantize(client: &Client, problem: &Problem, args: DequantizeArgs) -> R
     let lengths = check(client, problem, &args.weight)?;
     problem.expect_length("output", problem.k * problem.n, args.out.len())?;
     let units = problem.k * problem.n;
-    let dim = CubeDim::new(client, units);
+    let (count, dim) = elementwise(client, units);
     kernel::dequantize::launch(
         client,
-        calculate_cube_count_elemwise(client, units, dim),
+        count,
         dim,
         args.weight.words,
         args.weight.scales,
@@ -107,9 +105,7 @@ fn check(client: &Client, problem: &Problem, weight: &WeightArgs) -> Result<Leng
     let Problem { m, n, k, spec, .. } = *problem;
     problem.expect_addressable()?;
     for dtype in [problem.activations, problem.scales] {
-        if !client.features().type_usage(dtype.elem()).contains(TypeUsage::Conversion) {
-            return Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() });
-        }
+        dtype.expect_on(client)?;
     }
     let found = WeightLengths {
         words: weight.words.len(),

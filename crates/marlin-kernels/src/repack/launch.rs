@@ -1,6 +1,6 @@
 use super::kernel;
+use crate::elementwise;
 use crate::{KernelError, Problem, WeightLayout, marlin};
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::Bits;
@@ -99,9 +99,4 @@ pub fn arrange(
     let (count, dim) = elementwise(client, m * k_padded);
     kernel::arrange::launch(client, count, dim, x, row_permutation.into(), out, k as u32, k_padded as u32, problem.activations.elem());
     Ok(())
-}
-
-fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(client, elements);
-    (calculate_cube_count_elemwise(client, elements, dim), dim)
 }

@@ -12,7 +12,7 @@ mod step;
 
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use burn_marlin::{QuantSpec, QuantizedWeight, W4A16Linear, decode};
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
@@ -75,11 +75,7 @@ impl LlamaModel {
     /// # Panics
     /// Where [`LlamaConfig::validate`] refuses the config.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
-        if let Err(error) = config.validate() {
-            panic!("not the configuration of a model: {error}");
-        }
-        let dtype = DType::from(device.settings().float_dtype);
-        let model = Self::assemble(config, config.max_position_embeddings, device, &mut RandomWeights { device, dtype, spec: None });
+        let model = Self::random(config, config.max_position_embeddings, device.settings().float_dtype, None, device);
         model.unwrap_or_else(|error| panic!("float weights have no format that could be wrong: {error}"))
     }
 

@@ -1,9 +1,8 @@
 use super::kernel::{self, LengthsLaunch};
 use super::plan::{AttentionPlan, AttentionShape, AttentionTarget, VECTOR};
 use crate::decode::Row;
-use crate::{ActivationDtype, KernelError, Target};
+use crate::{ActivationDtype, KernelError};
 use cubecl::client::Client;
-use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 
 /// Operands of [`attention`], contiguous, from addresses that are multiples of 32.
@@ -88,9 +87,7 @@ pub(super) fn words(dtype: ActivationDtype) -> usize {
 
 /// Checks all that the kernel assumes of its operands and the device.
 fn check(client: &Client, shape: &AttentionShape, plan: &AttentionPlan, args: &AttentionArgs) -> Result<(), KernelError> {
-    if !client.features().type_usage(shape.dtype.elem()).contains(TypeUsage::Conversion) {
-        return Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: shape.dtype.name() });
-    }
+    shape.dtype.expect_on(client)?;
     let table = shape.max_positions * (shape.rotary_dim / 2);
     for (operand, expected, found) in [
         ("qkv", shape.rows * shape.qkv_columns(), &args.qkv),

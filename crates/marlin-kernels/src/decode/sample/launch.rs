@@ -1,9 +1,8 @@
 use super::kernel::{self, LengthsLaunch};
 use super::{BLOCK, CHUNK, RECORD, TOKEN_BITS};
 use crate::decode::Row;
-use crate::{ActivationDtype, KernelError, Target};
+use crate::{ActivationDtype, KernelError};
 use cubecl::client::Client;
-use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use std::fmt;
 
@@ -139,9 +138,7 @@ fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), 
     if elements > limit {
         return Err(KernelError::TooLarge { problem: shape.to_string(), elements, limit });
     }
-    if !client.features().type_usage(dtype.elem()).contains(TypeUsage::Conversion) {
-        return Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() });
-    }
+    dtype.expect_on(client)?;
     let expect = |operand, expected, found, ok| {
         if ok { Ok(()) } else { Err(KernelError::BufferLength { operand, problem: shape.to_string(), expected, found }) }
     };
