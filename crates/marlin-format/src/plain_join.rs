@@ -47,6 +47,11 @@ impl PlainWeight {
     /// # Errors
     /// A [`JoinError`] where the parts differ in K, in how they are quantised, or in the order of their rows.
     pub fn join(parts: &[&PlainWeight]) -> Result<PlainWeight, JoinError> {
+        Self::join_in(parts, |words| vec![0; words])
+    }
+
+    /// The same in memory of the caller's: `memory` gives as many words as it is asked for, whatever they are.
+    pub(crate) fn join_in(parts: &[&PlainWeight], memory: impl FnOnce(usize) -> Vec<u32>) -> Result<PlainWeight, JoinError> {
         let [first, rest @ ..] = parts else { return Err(JoinError::Empty) };
         let (k, spec) = (first.k(), first.spec());
         for (part, weight) in rest.iter().enumerate().map(|(index, weight)| (index + 1, weight)) {
@@ -65,7 +70,7 @@ impl PlainWeight {
 
         let groups = spec.group.count(k);
         let layout = PlainLayout::new(k, n, spec.bits);
-        let mut words = layout.padding();
+        let mut words = memory(layout.words());
         for (row, line) in words.chunks_exact_mut(layout.columns()).enumerate() {
             let mut start = 0;
             for part in parts {
@@ -73,6 +78,7 @@ impl PlainWeight {
                 line[start..][..part.n()].copy_from_slice(&part.words()[row * columns..][..part.n()]);
                 start += part.n();
             }
+            line[start..].fill(spec.bits.padding_word());
         }
         let scales = match first.scales() {
             Scales::F16(_) => Scales::F16(side_by_side(parts, groups, |part| match part.scales() {

@@ -189,7 +189,7 @@ impl WeightSource for FileWeights<'_> {
         }
         let weights = layers.iter().map(|layer| self.weight(layer)).collect::<Result<Vec<_>, _>>()?;
         let biases = layers.iter().map(|layer| self.bias(layer)).collect::<Result<Vec<_>, _>>()?;
-        match LayerWeight::join(&weights) {
+        match self.join(&weights) {
             Ok(joined) => {
                 for weight in weights {
                     self.recycle(weight);
@@ -224,24 +224,6 @@ enum Apart {
     Mixed,
     #[error(transparent)]
     Join(#[from] JoinError),
-}
-
-impl LayerWeight {
-    /// One weight with the outputs of all of them side by side.
-    fn join(weights: &[Self]) -> Result<Self, Apart> {
-        let (mut floats, mut plains) = (Vec::new(), Vec::new());
-        for weight in weights {
-            match weight {
-                Self::Float(weight) => floats.push(weight.clone()),
-                Self::Plain(weight) => plains.push(weight),
-            }
-        }
-        match (floats.is_empty(), plains.is_empty()) {
-            (false, true) => Ok(Self::Float(Tensor::cat(floats, 0))),
-            (false, false) => Err(Apart::Mixed),
-            (true, _) => Ok(Self::Plain(PlainWeight::join(&plains)?)),
-        }
-    }
 }
 
 impl FileWeights<'_> {
@@ -311,6 +293,22 @@ impl FileWeights<'_> {
     fn recycle(&self, weight: LayerWeight) {
         if let LayerWeight::Plain(plain) = weight {
             self.checkpoint.recycle(plain);
+        }
+    }
+
+    /// One weight with the outputs of all of them side by side.
+    fn join(&self, weights: &[LayerWeight]) -> Result<LayerWeight, Apart> {
+        let (mut floats, mut plains) = (Vec::new(), Vec::new());
+        for weight in weights {
+            match weight {
+                LayerWeight::Float(weight) => floats.push(weight.clone()),
+                LayerWeight::Plain(plain) => plains.push(plain),
+            }
+        }
+        match (floats.is_empty(), plains.is_empty()) {
+            (false, true) => Ok(LayerWeight::Float(Tensor::cat(floats, 0))),
+            (false, false) => Err(Apart::Mixed),
+            (true, _) => Ok(LayerWeight::Plain(self.checkpoint.join(&plains)?)),
         }
     }
 

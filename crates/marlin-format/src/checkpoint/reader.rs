@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
-use crate::PlainWeight;
+use crate::{JoinError, PlainWeight};
 
 /// The tensors of a folder, mapped into memory: opening reads the headers only.
 ///
@@ -127,6 +127,14 @@ impl Checkpoint {
     /// process takes longer, page by page, than converting a layer.
     pub fn recycle(&self, weight: PlainWeight) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(weight.into_parts().words);
+    }
+
+    /// [`PlainWeight::join`] in memory that was given back.
+    ///
+    /// # Errors
+    /// As [`PlainWeight::join`].
+    pub fn join(&self, parts: &[&PlainWeight]) -> Result<PlainWeight, JoinError> {
+        PlainWeight::join_in(parts, |words| self.buffer(words))
     }
 
     /// A buffer of this many words, whatever they are: the smallest that is large enough of those that were given back.

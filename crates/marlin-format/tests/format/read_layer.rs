@@ -1,10 +1,12 @@
 //! All formats through one door.
 
+use std::collections::BTreeSet;
+
 use marlin_format::checkpoint::{
     CheckpointError, Dtype, GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat, TensorData, compressed_tensors,
     read_layer,
 };
-use marlin_format::{Bits, GroupSize, QuantSpec};
+use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
@@ -93,6 +95,32 @@ fn layers_go_into_recycled_memory() {
         let again = read_layer(&checkpoint, LAYER, &format).unwrap();
         assert_eq!(again.words().as_ptr(), memory, "{format}");
         assert_eq!(again, fresh, "{format}");
+    }
+}
+
+/// Layer after layer is read, joined and given back in the memory of the first.
+#[test]
+fn joined_layers_go_into_recycled_memory() {
+    let rng = &mut rng();
+    for (format, tensors) in samples(rng) {
+        let (_folder, checkpoint) = checkpoint(&tensors);
+        let fresh = read_layer(&checkpoint, LAYER, &format).unwrap();
+        let expected = PlainWeight::join(&[&fresh, &fresh]).unwrap();
+        let mut memory = BTreeSet::new();
+        for layer in 0..5 {
+            let parts = [(); 2].map(|()| read_layer(&checkpoint, LAYER, &format).unwrap());
+            let joined = checkpoint.join(&[&parts[0], &parts[1]]).unwrap();
+            assert_eq!(joined, expected, "{format}, layer {layer}");
+            let used: Vec<_> = parts.iter().chain([&joined]).map(|weight| weight.words().as_ptr()).collect();
+            if layer == 0 {
+                memory.extend(used);
+            } else {
+                assert!(used.iter().all(|buffer| memory.contains(buffer)), "{format}, layer {layer}: new memory");
+            }
+            for weight in parts.into_iter().chain([joined]) {
+                checkpoint.recycle(weight);
+            }
+        }
     }
 }
 
