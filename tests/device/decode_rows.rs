@@ -9,7 +9,7 @@ use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::decode::{
-    CacheShape, EmbedArgs, HeadArgs, MAX_HEAD_ROWS, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, head, rms_norm, silu_mul,
+    CacheShape, EmbedArgs, HeadArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, head, max_head_rows, rms_norm, silu_mul,
     write_cache,
 };
 use marlin_tests::{relative_error, tolerance};
@@ -120,22 +120,35 @@ fn gates(device: &Device, seed: u64) {
 fn heads(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
-    for shape in shapes(device).into_iter().chain(shapes(device).into_iter().map(|shape| RowsShape { rows: MAX_HEAD_ROWS, ..shape })) {
-        let RowsShape { rows, features, dtype } = shape;
-        let columns = 37;
+    // One row, some, those that fill or begin an eight, and as many as there may be.
+    let counts = [1, 2, 4, 7, 8, 9, 17, usize::MAX];
+    for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
+        let RowsShape { features, dtype, .. } = shape;
+        let most = max_head_rows(&client, features, dtype);
+        let rows = if count == usize::MAX { most } else { count };
+        if rows > most {
+            continue;
+        }
+        // Some columns, and on a card many blocks of them.
+        let columns = if features == 4096 && *device != Device::cpu() { 1_027 } else { 37 };
+        let shape = RowsShape { rows, ..shape };
         let (x, x_bytes) = random(rows * features, dtype, &mut rng);
         let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * columns, dtype);
         let args = HeadArgs { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
         head(&client, &shape, columns, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        let terms = |row: usize, column: usize| (0..features).map(move |i| (row * features + i, column * features + i));
+        // Of many columns some: the sums of all would take minutes.
+        let places = || (0..rows).flat_map(|row| (0..columns).step_by(columns.div_ceil(64)).map(move |column| (row, column)));
         let sum = |values: &dyn Fn(f64) -> f64| -> Vec<f64> {
-            let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
-            places.map(|(row, column)| terms(row, column).map(|(i, j)| values(x[i] * weight[j])).sum()).collect()
+            let terms = |(row, column)| (0..features).map(move |i| (row * features + i, column * features + i));
+            places().map(|place| terms(place).map(|(i, j)| values(x[i] * weight[j])).sum()).collect()
         };
         let (expected, squares) = (sum(&|term| term), sum(&|term| term * term));
         let magnitude: Vec<f64> = squares.into_iter().map(f64::sqrt).collect();
-        let error = relative_error(&read(&client, out, dtype), &expected, &magnitude);
+        let out = read(&client, out, dtype);
+        assert!(out.iter().all(|value| value.is_finite()), "{shape}, seed {seed}: an output was not written");
+        let found: Vec<f64> = places().map(|(row, column)| out[row * columns + column]).collect();
+        let error = relative_error(&found, &expected, &magnitude);
         assert!(error <= tolerance(dtype), "{shape}, seed {seed}: relative error {error:e}");
     }
 }

@@ -7,13 +7,16 @@ use crate::{CARDS, Card};
 use libtest_mimic::{Completion, Failed, Trial};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
 use marlin_kernels::decode::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_kernels::decode::{head_source, rms_norm_source, silu_mul_source};
 use marlin_kernels::marlin::{Source, shared_limit};
 use std::error::Error;
 use std::sync::Arc;
 
 /// One test a kernel and card.
 pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
-    CARDS.iter().map(|&card| trial(card, "attention", attention_sources, toolchain.cloned())).collect()
+    let kernels: [(&str, Sources); 2] = [("attention", attention_sources), ("rows", row_sources)];
+    let trials = |&card: &Card| kernels.map(|(kernel, sources)| trial(card, kernel, sources, toolchain.cloned()));
+    CARDS.iter().flat_map(trials).collect()
 }
 
 /// What a source is of, and the source.
@@ -40,6 +43,21 @@ fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolc
         }
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
     })
+}
+
+/// Norm, gates and head of small and large models.
+fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
+    let mut sources = Vec::new();
+    for dtype in [F16, BF16, F32] {
+        for features in [896, 4096, 8192, 16384] {
+            sources.push((format!("norm of {features} {dtype}"), rms_norm_source(features, dtype, card.capability)?));
+        }
+        sources.push((format!("gates in {dtype}"), silu_mul_source(dtype, card.capability)?));
+    }
+    for (rows, features, dtype) in [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (32, 896, BF16)] {
+        sources.push((format!("head of {rows} rows of {features} {dtype}"), head_source(rows, features, dtype, card.capability)?));
+    }
+    Ok(sources)
 }
 
 /// Groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype.

@@ -20,7 +20,7 @@ use cubecl::server::ServerError;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
-use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, MAX_HEAD_ROWS, RmsNormArgs, RowsShape, SiluMulArgs};
+use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, RmsNormArgs, RowsShape, SiluMulArgs};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -63,7 +63,8 @@ impl DecodeBackend for CubeBackend {
 
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([rows, features], [_, columns]) = (x.shape().dims(), weight.shape().dims());
-        if rows > MAX_HEAD_ROWS || **weight.meta.strides() != [1, features] {
+        let most = decode::max_head_rows(&x.client, features, dtype_of(&x));
+        if rows > most || **weight.meta.strides() != [1, features] {
             return Self::float_matmul(x, weight);
         }
         let x = into_contiguous(x);

@@ -34,7 +34,12 @@ pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result
 
 /// One unit a vector of the output; `vectors` are in a row of it.
 #[cube(launch)]
-fn silu_mul_rows<F: Float, N: Size>(gate_up: &[Vector<F, N>], out: &mut [Vector<F, N>], vectors: usize, #[define(F)] _dtype: ElemType) {
+pub(super) fn silu_mul_rows<F: Float, N: Size>(
+    gate_up: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }

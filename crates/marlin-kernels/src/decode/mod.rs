@@ -12,11 +12,15 @@ mod norm;
 mod row;
 pub mod sample;
 mod shape;
+#[cfg(feature = "cuda")]
+mod source;
 
 pub use cache::{CacheShape, write_cache};
 pub use embed::{EmbedArgs, embed};
 pub use glu::{SiluMulArgs, silu_mul};
-pub use head::{HeadArgs, MAX_HEAD_ROWS, head};
+pub use head::{HeadArgs, head, max_head_rows};
 pub use norm::{RmsNormArgs, rms_norm};
 pub use row::{Row, RowState};
 pub use shape::RowsShape;
+#[cfg(feature = "cuda")]
+pub use source::{head_source, rms_norm_source, silu_mul_source};

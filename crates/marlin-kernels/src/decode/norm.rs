@@ -62,10 +62,10 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
 }
 
 /// Units of a cube: with 8 values each they hold a row of 8192 at once.
-const MAX_UNITS: usize = 1024;
+pub(super) const MAX_UNITS: usize = 1024;
 
 #[cube(launch)]
-fn rms_norm_rows<F: Float, N: Size>(
+pub(super) fn rms_norm_rows<F: Float, N: Size>(
     x: &[Vector<F, N>],
     mut residual: ComptimeOption<&mut [Vector<F, N>]>,
     weight: &[Vector<F, N>],

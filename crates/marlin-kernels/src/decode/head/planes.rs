@@ -1,0 +1,58 @@
+//! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any dtype, on any runtime.
+
+use cubecl::prelude::*;
+
+/// Planes of a cube.
+pub(super) const PLANES: usize = 8;
+/// Loads of a unit that are under way at a time.
+const LOADS: usize = 8;
+
+#[cube(launch)]
+pub(super) fn head_columns<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<F, N>],
+    out: &mut [F],
+    columns: usize,
+    #[comptime] features: usize,
+    #[comptime] vectors: usize,
+    #[comptime] rows: usize,
+    #[comptime] plane: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let column = ABSOLUTE_POS / plane;
+    let unit = ABSOLUTE_POS % plane;
+    if column >= columns {
+        terminate!();
+    }
+    let mut sums = Array::<Vector<f32, N>>::new(rows);
+    #[unroll]
+    for row in 0..rows {
+        sums[row] = Vector::new(0.0);
+    }
+    // Some turns are written out, so that many loads are under way.
+    for turn in 0..comptime!(vectors.div_ceil(plane * LOADS)) {
+        #[unroll]
+        for load in 0..LOADS {
+            let place = unit + (turn * LOADS + load) * plane;
+            if comptime!(vectors.is_multiple_of(plane * LOADS)) || place < vectors {
+                let weights = Vector::<f32, N>::cast_from(weight[column * vectors + place]);
+                #[unroll]
+                for row in 0..rows {
+                    sums[row] += weights * Vector::cast_from(x[row * vectors + place]);
+                }
+            }
+        }
+    }
+    #[unroll]
+    for row in 0..rows {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..comptime!(features / vectors) {
+            sum += sums[row].extract(i);
+        }
+        let sum = if comptime!(plane > 1) { plane_sum(sum) } else { sum };
+        if unit == 0 {
+            out[row * columns + column] = F::cast_from(sum);
+        }
+    }
+}

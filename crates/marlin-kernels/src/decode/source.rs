@@ -1,0 +1,75 @@
+//! The CUDA text of the kernels that work row by row, without a device.
+
+use super::glu::silu_mul_rows::SiluMulRows;
+use super::head;
+use super::norm::{MAX_UNITS, rms_norm_rows::RmsNormRows};
+use crate::ActivationDtype;
+use crate::marlin::{Source, cuda_text, properties};
+use cubecl::prelude::*;
+use cubecl_runtime::compiler::CompilationError;
+use cubecl_runtime::runtime::Runtime;
+use std::sync::Arc;
+
+/// What CubeCL compiles for RMSNorm of rows of `features` values, the sum with the residual included.
+pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+    let size = 16 / dtype.elem().size();
+    let vectors = features / size;
+    let units = vectors.next_multiple_of(32).min(MAX_UNITS);
+    let kernel = RmsNormRows::new(
+        settings(units, ExecutionMode::Checked),
+        properties(capability),
+        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        buffer(),
+        ComptimeOptionCompilationArg::Some(buffer()),
+        buffer(),
+        buffer(),
+        (),
+        size,
+        vectors,
+        features,
+        units,
+        32,
+        dtype.elem(),
+    );
+    cuda_text(&kernel, capability)
+}
+
+/// What CubeCL compiles for SiLU of the gates times the ups.
+pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+    let kernel = SiluMulRows::new(
+        settings(256, ExecutionMode::Checked),
+        properties(capability),
+        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        buffer(),
+        buffer(),
+        (),
+        16 / dtype.elem().size(),
+        dtype.elem(),
+    );
+    cuda_text(&kernel, capability)
+}
+
+/// What CubeCL compiles for the head's product of `rows` rows of f16 or bf16 with a weight of `features` input features, a multiple of 32.
+pub fn head_source(rows: usize, features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+    let kernel = head::tensor_cores::head::Head::new(
+        settings(32 * head::tensor_cores::WARPS, ExecutionMode::Unchecked),
+        properties(capability),
+        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        head::tensor_cores::Config::new(rows, features, dtype),
+        dtype.elem(),
+    );
+    cuda_text(&kernel, capability)
+}
+
+fn settings(units: usize, mode: ExecutionMode) -> KernelSettings {
+    KernelSettings::new(*CubeDim::new_1d(units as u32), mode, AddressType::U32)
+}
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
