@@ -198,11 +198,11 @@ fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usiz
             decoder.join(&prompt, &options).map_err(failed)?;
         }
         // A step that was under way when the sequences joined has none of their tokens.
-        while decoder.step().map_err(failed)?.is_empty() {}
+        while step(&mut decoder, batch)? == 0 {}
         times.first = start.elapsed().as_secs_f64();
         let start = Instant::now();
         for _ in 1..steps {
-            decoder.step().map_err(failed)?;
+            step(&mut decoder, batch)?;
         }
         times.step = start.elapsed().as_secs_f64() / (steps.max(2) - 1) as f64;
         for slot in 0..batch {
@@ -213,6 +213,17 @@ fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usiz
         println!("    steps were not recorded as a graph");
     }
     Ok(times)
+}
+
+/// One step, which gives all sequences a token, or none of them.
+fn step(decoder: &mut Decoder<'_>, batch: usize) -> Result<usize, BenchError> {
+    let decoded = decoder.step().map_err(|error| BenchError::Model(error.to_string()))?;
+    let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
+    match tokens == decoded.len() && (tokens == 0 || tokens == batch) {
+        true => Ok(tokens),
+        // Fewer sequences take less time.
+        false => Err(BenchError::Model(format!("{tokens} of {batch} sequences went on: {decoded:?}"))),
+    }
 }
 
 fn report(model: Model, weights: Weights, batch: usize, prompt_tokens: usize, new_tokens: usize, bytes: usize, times: Times) -> Row {

@@ -30,6 +30,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::gradient_reaches_the_activations_alone", move |device| gradient(device, seed)));
     tests.push(trial(device, "layer::display_shows_true_sizes", display));
     tests.push(trial(device, "layer::no_float_copy_is_held", held_bytes));
+    tests.push(trial(device, "layer::random_weights_lie_around_zero", random_weights));
 }
 
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: ActivationDtype, device: &Device) -> Tensor<D> {
@@ -61,6 +62,20 @@ fn forward_agrees(device: &Device, seed: u64) {
         ran += 1;
     }
     assert!(ran > 0, "no case has a dtype that this device supports");
+}
+
+/// Or a model of many layers leaves the range of f16.
+fn random_weights(device: &Device) {
+    for spec in [QuantSpec::int4(GroupSize::G128), QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)]
+    {
+        let weight =
+            QuantizedWeight::random(512, 1024, spec, ActivationDtype::F32, device).unwrap_or_else(|error| panic!("{spec}: {error}"));
+        let weights = values(weight.dequantize(FloatDType::F32));
+        let count = weights.len() as f64;
+        let mean = weights.iter().sum::<f64>() / count;
+        let deviation = (weights.iter().map(|weight| (weight - mean).powi(2)).sum::<f64>() / count).sqrt();
+        assert!(mean.abs() < 1e-3 && (0.017..0.023).contains(&deviation), "{spec}: mean {mean}, deviation {deviation}");
+    }
 }
 
 fn any_rank(device: &Device, seed: u64) {

@@ -5,6 +5,7 @@
 
 mod convert;
 mod decode_attention;
+mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod decoder;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);
+        decode_matmul::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);
         decoder::add(&mut tests, device);
         llama::add(&mut tests, device);

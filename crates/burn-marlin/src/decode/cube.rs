@@ -8,6 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
@@ -74,6 +75,14 @@ impl DecodeBackend for CubeBackend {
         let args = HeadArgs { x: buffer(x), weight: weight.into_buffer_arg(), out: buffer(out.clone()) };
         launched(decode::head(&client, &shape, columns, args));
         out
+    }
+
+    fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = lhs.dtype;
+        matmul(lhs.clone(), rhs.clone(), None, MatmulStrategy::Cube, dtype).unwrap_or_else(|error| {
+            tracing::debug!(?error, lhs = ?lhs.shape(), rhs = ?rhs.shape(), "Burn chooses another matmul");
+            Self::float_matmul(lhs, rhs)
+        })
     }
 
     fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self> {

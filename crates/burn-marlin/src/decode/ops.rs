@@ -41,6 +41,10 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = product_spec)]
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// Products of batches of matrices.
+    #[fusion(meta = batched_product_spec)]
+    fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// `new` [1, kv_heads, seq, head_dim] at a slot and position of a cache.
     #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &usize, _: &usize| cache.clone())]
     fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self>;
@@ -84,6 +88,13 @@ fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
 
 fn product_spec(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
     TensorSpec::new(Shape::new([x.shape[0], weight.shape[1]]), x.dtype)
+}
+
+fn batched_product_spec(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
+    let mut shape = lhs.shape.clone();
+    let last = shape.rank() - 1;
+    shape[last] = rhs.shape[last];
+    TensorSpec::new(shape, lhs.dtype)
 }
 
 fn embed_spec(table: &TensorSpec, rows: &TensorSpec) -> TensorSpec {

@@ -73,14 +73,15 @@ impl QuantizedWeight {
         Ok(Self::from_plain_for(&quantize_rtn(&values, k, n, spec)?, activations, &device))
     }
 
-    /// A weight of random values with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
+    /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
     ///
     /// # Errors
     /// A group that does not divide K.
     pub fn random(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
         spec.check(k, n)?;
-        // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12).
-        let scale = 0.02 * 12f64.sqrt() / f64::from(1u32 << spec.bits.count());
+        // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a difference of two of them sqrt(2) times as large.
+        let differences = if spec.zero_points { 2.0 } else { 1.0 };
+        let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
         let tensors = WeightTensors::random(k, n, &spec, scale, scale_dtype(spec.scale_dtype, device), device);
         Ok(Self { tensors, k, n, spec, layout: WeightLayout::Plain, activations }.laid_out())
     }

@@ -37,7 +37,7 @@ impl WeightTensors {
         }
     }
 
-    /// Random words and zero points in the plain layout, and one scale for all groups.
+    /// Random words and zero points in the plain layout, and random scales of both signs, whose root mean square is `scale`.
     pub fn random(k: usize, n: usize, spec: &QuantSpec, scale: f64, scale_dtype: DType, device: &Device) -> Self {
         let layout = WeightLayout::Plain;
         let bits = |shape: [usize; 2]| {
@@ -45,9 +45,12 @@ impl WeightTensors {
             let half = || Tensor::<2, Int>::random(shape, Distribution::Uniform(-32768.0, 32767.0), (device, DType::I32));
             parameter(half() * 65536 + half())
         };
+        // Around zero, as 4-bit values themselves are not: theirs is -1/2, and through tens of layers a mean that all weights share leaves the range of f16.
+        let width = scale * 3f64.sqrt();
+        let scales = Tensor::random(layout.scales(k, n, spec.group), Distribution::Uniform(-width, width), (device, scale_dtype));
         Self {
             words: bits(layout.words(k, n, spec.bits)),
-            scales: Param::initialized(ParamId::new(), Tensor::full(layout.scales(k, n, spec.group), scale, (device, scale_dtype))),
+            scales: Param::initialized(ParamId::new(), scales),
             zero_points: spec.zero_points.then(|| bits(layout.zero_points(k, n, spec))),
             row_permutation: None,
         }

@@ -82,12 +82,12 @@ impl Attention {
 
         // Scaled before the product, which could leave the range of f16 otherwise.
         let queries = queries.mul_scalar(1.0 / (head_dim as f64).sqrt()).reshape([batch, self.kv_heads, stacked, head_dim]);
-        let scores = queries.matmul(keys.swap_dims(2, 3)).cast(FloatDType::F32).reshape([batch, heads, seq, positions]);
+        let scores = decode::matmul(queries, keys.swap_dims(2, 3)).cast(FloatDType::F32).reshape([batch, heads, seq, positions]);
         let scores = match mask {
             Some(mask) => scores.mask_fill(mask.clone().expand([batch, heads, seq, positions]), MASKED),
             None => scores,
         };
         let weights = activation::softmax(scores, 3).cast(dtype).reshape([batch, self.kv_heads, stacked, positions]);
-        weights.matmul(values).reshape([batch, heads, seq, head_dim])
+        decode::matmul(weights, values).reshape([batch, heads, seq, head_dim])
     }
 }

@@ -9,8 +9,8 @@ use crate::{ActivationDtype, KernelError};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 90 for 16, 115 for 32; Burn's matmul takes
-/// 131 for 16 and 182 for 64. The weight's bytes take 60.
+/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 78 for 16, at most 118 for 32; Burn's matmul
+/// takes 131 for 16 and 177 for 64. The weight's bytes take 60.
 const MAX_ROWS: usize = 32;
 /// Most rows without: 64 us for one row, 75 for two, 104 for four, 263 for eight.
 const MAX_PLANE_ROWS: usize = 4;

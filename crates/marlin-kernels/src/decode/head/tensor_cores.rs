@@ -16,7 +16,7 @@
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
 use crate::ActivationDtype;
-use crate::ptx::{F4, U4, lane, mma};
+use crate::ptx::{F4, U4, global_address, lane, mma};
 use cubecl::prelude::*;
 
 /// Features of two products.
@@ -72,7 +72,7 @@ pub(in crate::decode) fn head<F: Float>(
     }
     let mut place = warp * 4;
     while place < vectors {
-        let (upper_words, lower_words) = (weight[upper + place], weight[lower + place]);
+        let (upper_words, lower_words) = (load_once(weight, upper + place), load_once(weight, lower + place));
         let first_part = fragment(upper_words, lower_words, 0usize);
         let second_part = fragment(upper_words, lower_words, 2usize);
         #[unroll]
@@ -111,6 +111,21 @@ pub(in crate::decode) fn head<F: Float>(
         }
         output += comptime!(32 * WARPS);
     }
+}
+
+/// `ld.global.nc` past the first-level cache, which the activations stay in.
+#[cube]
+fn load_once(weight: &[U4], place: usize) -> U4 {
+    let value: U4;
+    let address = global_address(weight) + 16u64 * u64::cast_from(place);
+    gpu_asm!("ld.global.nc.L1::no_allocate.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) register::<u64>(address), options(pure, nomem));
+    register::<U4>(value)
+}
+
+/// The value of a variable, in a register: inline assembly takes a copy by its stack address otherwise.
+#[cube]
+fn register<T: CubePrimitive>(value: T) -> T {
+    intrinsic!(|scope| value.read_value(scope).into())
 }
 
 /// The fragment A of words `word` and `word + 1` of two columns.

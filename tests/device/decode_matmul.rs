@@ -1,0 +1,66 @@
+//! The products of a prompt's attention, against f64.
+
+use crate::setup::{Named, trial};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_marlin::decode;
+use libtest_mimic::Trial;
+use marlin_kernels::ActivationDtype::{BF16, F16};
+use marlin_tests::{relative_error, tolerance};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    // CubeCL's CPU runtime takes minutes to compile Burn's matmul for each shape.
+    if device.name != "cpu" {
+        tests.push(trial(device, "decode::matmul_agrees_with_f64", move |device| products(device, seed)));
+    }
+}
+
+/// Heads, rows, and positions of the cache that count: prompts of one token, of odd lengths, of a whole chunk and of more than one, and the heads of
+/// several queries stacked to numbers of rows that are no power of two.
+const SHAPES: [[usize; 3]; 9] =
+    [[1, 1, 1], [4, 7, 9], [8, 63, 63], [4, 504, 63], [8, 252, 20], [2, 28, 130], [1, 512, 200], [1, 65, 513], [1, 896, 100]];
+
+fn products(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for dtype in [F16, BF16] {
+        let burn_dtype = if dtype == F16 { DType::F16 } else { DType::BF16 };
+        for ([heads, rows, positions], head_dim) in SHAPES.into_iter().flat_map(|shape| [64, 128].map(|head_dim| (shape, head_dim))) {
+            let what = format!("{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}");
+            let mut random = |shape: [usize; 4]| {
+                let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+                Tensor::<4>::from_data(TensorData::new(values, shape), (device, burn_dtype))
+            };
+            // Of a cache with room for more, as attention finds it.
+            let keys = random([1, heads, positions + 24, head_dim]).slice([0..1, 0..heads, 0..positions, 0..head_dim]);
+            let (queries, weights) = (random([1, heads, rows, head_dim]), random([1, heads, rows, positions]));
+            let scores = decode::matmul(queries.clone(), keys.clone().swap_dims(2, 3));
+            let mixed = decode::matmul(weights.clone(), keys.clone());
+            assert_eq!((scores.dims(), mixed.dims()), ([1, heads, rows, positions], [1, heads, rows, head_dim]), "{what}");
+            let [queries, weights, keys, scores, mixed] = [queries, weights, keys, scores, mixed].map(|x| values(x, &what));
+            let product = |lhs: &[f64], [inner, outer]: [usize; 2], rhs: &dyn Fn(usize, usize, usize) -> f64| -> [Vec<f64>; 2] {
+                let mut sums = [Vec::new(), Vec::new()];
+                for place in 0..heads * rows * outer {
+                    let (row, column) = (place / outer, place % outer);
+                    let terms = (0..inner).map(|i| lhs[row * inner + i] * rhs(row / rows, i, column));
+                    let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+                    sums[0].push(sum);
+                    sums[1].push(squares.sqrt());
+                }
+                sums
+            };
+            let key = |head: usize, position: usize, feature: usize| keys[(head * positions + position) * head_dim + feature];
+            let [expected, magnitude] = product(&queries, [head_dim, positions], &|head, i, column| key(head, column, i));
+            let error = relative_error(&scores, &expected, &magnitude);
+            assert!(error <= tolerance(dtype), "scores of {what}: relative error {error:e}");
+            let [expected, magnitude] = product(&weights, [positions, head_dim], &|head, i, column| key(head, i, column));
+            let error = relative_error(&mixed, &expected, &magnitude);
+            assert!(error <= tolerance(dtype), "weighted values of {what}: relative error {error:e}");
+        }
+    }
+}
+
+fn values(tensor: Tensor<4>, what: &str) -> Vec<f64> {
+    let data: TensorData = tensor.try_into_data().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    data.iter::<f64>().collect()
+}
