@@ -1,3 +1,4 @@
+#[cfg(feature = "cubecl-runtime")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
 use marlin_format::ScaleDtype;
@@ -8,7 +9,7 @@ use marlin_kernels::Target;
 /// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as Flex, whose host kernels are the closest.
 pub fn target(device: &Device) -> Target {
     match device.clone().without_autodiff().as_dispatch() {
-        #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+        #[cfg(feature = "cubecl-runtime")]
         DispatchDevice::Cube(device) => Target::of(&device.client()),
         _ => Target::flex(),
     }
@@ -17,7 +18,7 @@ pub fn target(device: &Device) -> Target {
 /// Bytes that a device can still hold; `None` where it does not say.
 pub fn free_memory(device: &Device) -> Option<usize> {
     match device.clone().without_autodiff().as_dispatch() {
-        #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+        #[cfg(feature = "cubecl-runtime")]
         DispatchDevice::Cube(cube) => {
             let total = cube.client().properties().memory.max_memory()?;
             let used = device.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use);

@@ -5,8 +5,12 @@
 //! needs nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a function takes
 //! by `&mut` is written in place and keeps its memory.
 
-#[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+#[cfg(feature = "cubecl-runtime")]
 mod cube;
+#[cfg_attr(
+    not(feature = "cubecl-runtime"),
+    allow(unused_variables, reason = "without a backend that has the operations nothing takes them")
+)]
 mod ops;
 mod portable;
 
@@ -138,7 +142,7 @@ pub struct RowsRead(Reading);
 
 enum Reading {
     /// The copy is under way.
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    #[cfg(feature = "cubecl-runtime")]
     Cube(cube::WordsRead),
     /// It is done.
     Done(Result<Vec<i32>, Error>),
@@ -146,7 +150,7 @@ enum Reading {
 
 /// Starts to read the rows of a step.
 pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    #[cfg(feature = "cubecl-runtime")]
     if is_fused(&tensor.device())
         && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
     {
@@ -173,8 +177,12 @@ impl RowsRead {
     /// # Errors
     /// The device fails: here is where a kernel's fault comes out.
     pub fn wait(self) -> Result<Vec<Row>, Error> {
+        #[cfg_attr(
+            not(feature = "cubecl-runtime"),
+            allow(clippy::infallible_destructuring_match, reason = "with a runtime there are two cases")
+        )]
         let words = match self.0 {
-            #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+            #[cfg(feature = "cubecl-runtime")]
             Reading::Cube(read) => read.wait().map_err(|error| unread(&error)),
             Reading::Done(words) => words,
         };

@@ -12,7 +12,7 @@ use marlin_kernels::decode::attention::AttentionShape;
 /// Operations that return a tensor which they took write it in place, and where it is a cache or a step's state, whoever else holds it: recorded
 /// graphs read and write that very memory. The functions of [`decode`](super) check shapes and choose; backends assume them.
 #[backend_extension(
-    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu")),
+    Cube: cfg(feature = "cubecl-runtime"),
     Fusion
 )]
 pub trait DecodeBackend: Backend {

@@ -3,22 +3,23 @@
 //!
 //! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.
 
+#[cfg(feature = "cubecl-runtime")]
 mod operation;
+#[cfg(feature = "cubecl-runtime")]
 mod pattern;
+#[cfg(feature = "cubecl-runtime")]
+mod provider;
 
 use crate::Error;
 use burn::tensor::Tensor;
-use burn_cubecl::CubeDevice;
-use burn_cubecl::fusion::{CubeFuser, OptimizationProvider};
-use operation::FusedLinear;
-use pattern::LinearFuser;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static FUSED: AtomicU64 = AtomicU64::new(0);
 static DEQUANTIZED: AtomicU64 = AtomicU64::new(0);
 
-/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing.
+/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing, and none does where no CubeCL runtime is
+/// among the features.
 ///
 /// Without it, a converted model still gives the right answers, but dequantises each weight on each call.
 ///
@@ -28,10 +29,12 @@ pub fn install() -> Result<(), Error> {
     if INSTALLED.swap(true, Ordering::SeqCst) {
         return Ok(());
     }
-    burn_cubecl::fusion::register(Provider).map_err(|error| {
+    #[cfg(feature = "cubecl-runtime")]
+    provider::register().map_err(|reason| {
         INSTALLED.store(false, Ordering::SeqCst);
-        Error::Install { reason: error.to_string() }
-    })
+        Error::Install { reason }
+    })?;
+    Ok(())
 }
 
 /// How often a W4A16 weight was used on CubeCL devices, since the program started.
@@ -48,6 +51,7 @@ pub fn fusion_count() -> FusionCount {
     FusionCount { fused: FUSED.load(Ordering::Relaxed), dequantized: DEQUANTIZED.load(Ordering::Relaxed) }
 }
 
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) fn count_dequantized() {
     DEQUANTIZED.fetch_add(1, Ordering::Relaxed);
 }
@@ -57,22 +61,12 @@ pub(crate) fn count_dequantized() {
 /// The operation that produces the activations would otherwise keep its block open, the dequantisation would open a second one, and a matmul
 /// that reads from two blocks fuses with neither. The wait is for the launches, not for the device.
 pub(crate) fn start_block(tensor: &Tensor<2>) {
-    #[cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu"))]
+    #[cfg(feature = "cubecl-runtime")]
     if INSTALLED.load(Ordering::Relaxed)
         && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
     {
         tensor.client.sync(|| ());
     }
-    #[cfg(not(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu")))]
+    #[cfg(not(feature = "cubecl-runtime"))]
     let _ = tensor;
-}
-
-struct Provider;
-
-impl OptimizationProvider for Provider {
-    type Operation = FusedLinear;
-
-    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
-        CubeFuser::new(LinearFuser::default())
-    }
 }

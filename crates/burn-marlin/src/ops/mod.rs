@@ -2,11 +2,14 @@
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
+#[cfg(feature = "cubecl-runtime")]
 mod cube;
 #[cfg(feature = "flex")]
 mod flex;
+#[cfg(feature = "cubecl-runtime")]
 mod workspace;
 
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) use cube::{launch_linear, launched};
 
 use burn::backend::fusion::custom::TensorSpec;
@@ -17,6 +20,7 @@ use marlin_format::QuantSpec;
 use marlin_kernels::{ActivationDtype, Problem, WeightLayout};
 
 /// Name of the dequantise operation in a fusion stream.
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) const DEQUANTIZE: &str = "w4a16_dequantize";
 
 /// An integer tensor that a format may do without.
@@ -105,7 +109,7 @@ impl<B: Backend> W4A16Weight<B> {
 ///
 /// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`W4A16Linear`](crate::W4A16Linear); backends assume them.
 #[backend_extension(
-    Cube: cfg(any(feature = "cpu", feature = "cuda", feature = "metal", feature = "vulkan", feature = "webgpu")),
+    Cube: cfg(feature = "cubecl-runtime"),
     Flex: cfg(feature = "flex"),
     Fusion,
     Autodiff: cfg(feature = "autodiff")

@@ -1,0 +1,19 @@
+use super::operation::FusedLinear;
+use super::pattern::LinearFuser;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::fusion::{CubeFuser, OptimizationProvider, register as register_provider};
+
+/// Registers the provider, or says why that is too late.
+pub(super) fn register() -> Result<(), String> {
+    register_provider(Provider).map_err(|error| error.to_string())
+}
+
+struct Provider;
+
+impl OptimizationProvider for Provider {
+    type Operation = FusedLinear;
+
+    fn fuser(&self, _device: &CubeDevice) -> CubeFuser {
+        CubeFuser::new(LinearFuser::default())
+    }
+}
