@@ -16,16 +16,28 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
 }
 
-/// Heads, rows, and positions of the cache that count: prompts of one token, of odd lengths, of a whole chunk and of more than one, and the heads of
-/// several queries stacked to numbers of rows that are no power of two.
-const SHAPES: [[usize; 3]; 9] =
-    [[1, 1, 1], [4, 7, 9], [8, 63, 63], [4, 504, 63], [8, 252, 20], [2, 28, 130], [1, 512, 200], [1, 65, 513], [1, 896, 100]];
+/// Heads, rows, positions of the cache that count, and features of a head: prompts of one token, of odd lengths, of a whole chunk and of more than one,
+/// the heads of several queries stacked to numbers of rows that are no power of two, and heads of every size that models have.
+const SHAPES: [[usize; 4]; 12] = [
+    [1, 1, 1, 64],
+    [4, 7, 9, 128],
+    [8, 63, 63, 128],
+    [8, 63, 63, 64],
+    [4, 504, 63, 128],
+    [8, 252, 20, 128],
+    [2, 28, 130, 64],
+    [1, 512, 200, 128],
+    [1, 65, 513, 64],
+    [4, 33, 70, 80],
+    [4, 100, 40, 96],
+    [2, 33, 129, 256],
+];
 
 fn products(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     for dtype in [F16, BF16] {
         let burn_dtype = if dtype == F16 { DType::F16 } else { DType::BF16 };
-        for ([heads, rows, positions], head_dim) in SHAPES.into_iter().flat_map(|shape| [64, 128].map(|head_dim| (shape, head_dim))) {
+        for [heads, rows, positions, head_dim] in SHAPES {
             let what = format!("{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}");
             let mut random = |shape: [usize; 4]| {
                 let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();

@@ -65,10 +65,11 @@ impl DecodeBackend for CubeBackend {
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([rows, features], [_, columns]) = (x.shape().dims(), weight.shape().dims());
         let most = decode::max_head_rows(&x.client, features, dtype_of(&x));
-        if rows > most || **weight.meta.strides() != [1, features] {
+        let x = into_contiguous(x);
+        let is_aligned = [&x, &weight].into_iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16));
+        if rows > most || **weight.meta.strides() != [1, features] || !is_aligned {
             return Self::float_matmul(x, weight);
         }
-        let x = into_contiguous(x);
         let out = empty(&x, Shape::new([rows, columns]), x.dtype);
         let (client, shape) = (x.client.clone(), rows_shape(&x));
         // Its strides say that the transposed tensor is contiguous.
