@@ -257,29 +257,20 @@ pub fn attention(
         return portable::attention(qkv, rows, cache, parts);
     }
     let norm = |index: usize| parts.norms.as_ref().map(|(weights, _)| weights[index].clone().into_dispatch()).into();
-    let mut out = None;
-    cache.keys.inplace(|keys| {
-        let mut written = None;
-        cache.values.inplace(|values| {
-            let (attended, keys, values) = Dispatch::decode_attention(
-                qkv.into_dispatch(),
-                rows.clone().into_dispatch(),
-                keys.into_dispatch(),
-                values.into_dispatch(),
-                cos.clone().into_dispatch(),
-                sin.clone().into_dispatch(),
-                norm(0),
-                norm(1),
-                tickets.clone().into_dispatch(),
-                shape,
-            );
-            out = Some(Tensor::from_dispatch(attended));
-            written = Some(Tensor::from_dispatch(keys));
-            Tensor::from_dispatch(values)
-        });
-        written.expect("the closure above ran")
-    });
-    out.expect("the closure above ran")
+    let (out, keys, values) = Dispatch::decode_attention(
+        qkv.into_dispatch(),
+        rows.clone().into_dispatch(),
+        cache.keys.extract().into_dispatch(),
+        cache.values.extract().into_dispatch(),
+        cos.clone().into_dispatch(),
+        sin.clone().into_dispatch(),
+        norm(0),
+        norm(1),
+        tickets.clone().into_dispatch(),
+        shape,
+    );
+    (*cache.keys, *cache.values) = (Tensor::from_dispatch(keys), Tensor::from_dispatch(values));
+    Tensor::from_dispatch(out)
 }
 
 /// Chooses the next token of each row from logits [rows, vocab], as [`marlin_kernels::decode::sample`] says: the row gets the token and the next
@@ -295,13 +286,7 @@ pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2,
     if !takes(&logits) {
         return portable::sample(logits, rows, seen, max_len);
     }
-    rows.inplace(|rows| {
-        let mut written = None;
-        seen.inplace(|seen| {
-            let (rows, seen) = Dispatch::decode_sample(logits.into_dispatch(), rows.into_dispatch(), seen.into_dispatch(), max_len);
-            written = Some(Tensor::from_dispatch(rows));
-            Tensor::from_dispatch(seen)
-        });
-        written.expect("the closure above ran")
-    });
+    let (written, marked) =
+        Dispatch::decode_sample(logits.into_dispatch(), rows.extract().into_dispatch(), seen.extract().into_dispatch(), max_len);
+    (*rows, *seen) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
 }
