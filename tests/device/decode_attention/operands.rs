@@ -1,0 +1,131 @@
+//! Operands of a decode attention on the host, and what it gives, from the definition in f64.
+
+use crate::kernels::bytes;
+use marlin_kernels::ActivationDtype;
+use marlin_kernels::decode::attention::AttentionShape;
+use marlin_kernels::decode::{Row, RowState};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// Operands on the host, every value exact in its dtype.
+pub(super) struct Operands {
+    pub(super) rows: Vec<Row>,
+    pub(super) qkv: Vec<f32>,
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+    /// Weights of the norms of q and of k.
+    pub(super) norms: [Vec<f32>; 2],
+}
+
+impl Operands {
+    /// Random operands for rows at `positions`, `None` for an idle one; in slots of no order. The cache is NaN from each row's position on.
+    pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut slots: Vec<usize> = (0..shape.slots).collect();
+        for i in (1..slots.len()).rev() {
+            slots.swap(i, rng.random_range(0..=i));
+        }
+        let rows = (0..shape.rows).map(|row| row_at(positions[row % positions.len()], slots[row])).collect::<Vec<_>>();
+        let mut random = |count: usize, size: f32| rounded((0..count).map(|_| rng.random_range(-size..size)).collect(), shape.dtype);
+        let mut operands = Self {
+            qkv: random(shape.rows * shape.qkv_columns(), 2.5),
+            keys: vec![f32::NAN; shape.cache_elements()],
+            values: vec![f32::NAN; shape.cache_elements()],
+            cos: Vec::new(),
+            sin: Vec::new(),
+            norms: [random(shape.head_dim, 2.0), random(shape.head_dim, 2.0)],
+            rows,
+        };
+        for row in &operands.rows {
+            let RowState::At(position) = row.state else { continue };
+            for head in 0..shape.kv_heads {
+                let base = cache_index(shape, row.slot as usize, head, 0);
+                let cached = base..base + (position as usize).min(shape.max_len) * shape.head_dim;
+                operands.keys[cached.clone()].copy_from_slice(&random(cached.len(), 2.5));
+                operands.values[cached.clone()].copy_from_slice(&random(cached.len(), 1.0));
+            }
+        }
+        for position in 0..shape.max_positions {
+            for i in 0..shape.rotary_dim / 2 {
+                let angle = position as f64 * 10_000f64.powf(-2.0 * i as f64 / shape.rotary_dim as f64);
+                operands.cos.push(angle.cos() as f32);
+                operands.sin.push(angle.sin() as f32);
+            }
+        }
+        operands
+    }
+
+    /// A head of q (0), k (1) or v (2) of a row.
+    pub(super) fn head(&self, shape: &AttentionShape, row: usize, part: usize, head: usize) -> &[f32] {
+        let first = [0, shape.heads, shape.heads + shape.kv_heads][part] + head;
+        let start = row * shape.qkv_columns() + first * shape.head_dim;
+        &self.qkv[start..start + shape.head_dim]
+    }
+
+    /// A head of q (0) or k (1), normalised and turned.
+    pub(super) fn turned(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
+        let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
+        if let Some(epsilon) = shape.norm_epsilon {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
+            x.iter_mut().zip(&self.norms[part]).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+        }
+        let half = shape.rotary_dim / 2;
+        for i in 0..half {
+            let (cos, sin) = (f64::from(self.cos[position * half + i]), f64::from(self.sin[position * half + i]));
+            (x[i], x[i + half]) = (x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin);
+        }
+        x
+    }
+}
+
+pub(super) fn row_at(position: Option<usize>, slot: usize) -> Row {
+    let state = position.map_or(RowState::Idle, |position| RowState::At(position as u32));
+    Row { token: 7, state, slot: slot as u32, ..Row::IDLE }
+}
+
+pub(super) fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
+    crate::kernels::values(&bytes(&values, dtype), dtype).into_iter().map(|value| value as f32).collect()
+}
+
+pub(super) fn cache_index(shape: &AttentionShape, slot: usize, head: usize, position: usize) -> usize {
+    ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
+}
+
+/// The output of a row in f64, and the size of what was summed: from the definition, over the keys of `operands` and the token's own.
+pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize, position: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut out, mut magnitude) = (Vec::new(), Vec::new());
+    let slot = operands.rows[row].slot as usize;
+    let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
+    for head in 0..shape.heads {
+        let kv_head = head / (shape.heads / shape.kv_heads);
+        let query = operands.turned(shape, row, 0, head, position);
+        let key = operands.turned(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
+        let key = rounded(key, shape.dtype);
+        let at = |cache: &'_ [f32], position: usize| {
+            let start = cache_index(shape, slot, kv_head, position);
+            cache[start..start + shape.head_dim].to_vec()
+        };
+        let dot = |key: &[f32]| key.iter().zip(&query).map(|(&k, q)| f64::from(k) * q).sum::<f64>() / (shape.head_dim as f64).sqrt();
+        let mut scores: Vec<f64> = (first..position).map(|position| dot(&at(&operands.keys, position))).collect();
+        scores.push(dot(&key));
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let parts: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+        let total: f64 = parts.iter().sum();
+        let (mut sum, mut squares) = (vec![0.0; shape.head_dim], vec![0.0; shape.head_dim]);
+        for (i, part) in parts.iter().enumerate() {
+            let own = || operands.head(shape, row, 2, kv_head).to_vec();
+            let value = if first + i == position { own() } else { at(&operands.values, first + i) };
+            for (feature, value) in value.into_iter().enumerate() {
+                let term = part / total * f64::from(value);
+                sum[feature] += term;
+                squares[feature] += term * term;
+            }
+        }
+        out.extend(sum);
+        magnitude.extend(squares.into_iter().map(f64::sqrt));
+    }
+    (out, magnitude)
+}
