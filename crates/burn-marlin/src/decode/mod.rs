@@ -91,6 +91,21 @@ pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
     lhs.matmul(rhs)
 }
 
+/// Rotary position embedding (arXiv 2104.09864) of [batch, heads, seq, head_dim]: features `i` and `i + half` of a head turn together by the angle whose
+/// cosine and sine are at `i` of `cos` and `sin` [1, 1, seq, half], in the dtype of `x`. Features past both halves stay as they are.
+pub fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4> {
+    let (half, head_dim) = (cos.dims()[3], x.dims()[3]);
+    let first = x.clone().slice_dim(3, 0..half);
+    let second = x.clone().slice_dim(3, half..2 * half);
+    let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
+    let turned_second = second * cos.clone() + first * sin.clone();
+    let mut parts = vec![turned_first, turned_second];
+    if 2 * half < head_dim {
+        parts.push(x.slice_dim(3, 2 * half..head_dim));
+    }
+    Tensor::cat(parts, 3)
+}
+
 /// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], of zeros.
 pub fn cache(shape: [usize; 4], dtype: FloatDType, device: &Device) -> Tensor<4> {
     // Rows of tensors of more than one dimension may have gaps between them; in-place kernels want none.

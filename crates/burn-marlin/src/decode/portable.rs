@@ -65,7 +65,7 @@ pub(super) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
                 Some((weights, epsilon)) => rms_norm(x, weights[norm].clone(), *epsilon),
                 None => x,
             };
-            rotate(x, &parts.rope, position)
+            rotate_at(x, &parts.rope, position)
         };
         write(keys, turn(new_keys, 1).cast(dtype), slot, position);
         write(values, new_values, slot, position);
@@ -84,18 +84,9 @@ pub(super) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
 }
 
 /// Turns heads by a position, in f32.
-fn rotate(x: Tensor<4>, [cos, sin]: &[Tensor<2>; 2], position: usize) -> Tensor<4> {
-    let (half, head_dim) = (cos.dims()[1], x.dims()[3]);
-    let x = x.cast(FloatDType::F32);
-    let at = |table: &Tensor<2>| table.clone().slice_dim(0, position..position + 1).unsqueeze::<4>();
-    let (cos, sin) = (at(cos), at(sin));
-    let first = x.clone().slice_dim(3, 0..half);
-    let second = x.clone().slice_dim(3, half..2 * half);
-    let mut features = vec![first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin];
-    if 2 * half < head_dim {
-        features.push(x.slice_dim(3, 2 * half..head_dim));
-    }
-    Tensor::cat(features, 3)
+fn rotate_at(x: Tensor<4>, tables: &[Tensor<2>; 2], position: usize) -> Tensor<4> {
+    let [cos, sin] = tables.each_ref().map(|table| table.clone().slice_dim(0, position..position + 1).unsqueeze::<4>());
+    super::rotate(x.cast(FloatDType::F32), &cos, &sin)
 }
 
 pub(super) fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2, Int>, max_len: usize) {

@@ -5,6 +5,7 @@ use std::f64::consts::TAU;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_marlin::decode;
 
 use crate::config::{Llama3RopeScaling, LlamaConfig, RopeScaling};
 
@@ -54,17 +55,7 @@ impl Rope {
 impl RopePositions {
     /// Turns each head of [batch, heads, seq, head_dim] by its position's angle; features past the tables' stay as they are.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        let (half, head_dim) = (self.cos.dims()[3], x.dims()[3]);
-        let first = x.clone().slice_dim(3, 0..half);
-        let second = x.clone().slice_dim(3, half..2 * half);
-        let (cos, sin) = (&self.cos, &self.sin);
-        let turned_first = first.clone() * cos.clone() - second.clone() * sin.clone();
-        let turned_second = second * cos.clone() + first * sin.clone();
-        let mut parts = vec![turned_first, turned_second];
-        if 2 * half < head_dim {
-            parts.push(x.slice_dim(3, 2 * half..head_dim));
-        }
-        Tensor::cat(parts, 3)
+        decode::rotate(x, &self.cos, &self.sin)
     }
 }
 
