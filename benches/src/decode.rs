@@ -9,6 +9,7 @@ use marlin_format::{GroupSize, QuantSpec};
 use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions};
 use serde::Serialize;
 use serde_json::json;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -108,7 +109,7 @@ impl Model {
             Self::Llama2Seventy => config(8192, 28672, 80, 64, 8, 32000, 4096, 1e4),
             Self::Shipped => include_str!("../../examples/train-tiny-llama/model/config.json").to_owned(),
         };
-        LlamaConfig::from_json(&text).map_err(|error| BenchError::Model(error.to_string()))
+        LlamaConfig::from_json(&text).map_err(failed)
     }
 }
 
@@ -133,8 +134,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                 println!("{:16} {:6} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
                 continue;
             }
-            let built = LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device)
-                .map_err(|error| BenchError::Model(error.to_string()))?;
+            let built = LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device).map_err(failed)?;
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
@@ -154,6 +154,10 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
         }
     }
     Ok(())
+}
+
+fn failed(error: impl Display) -> BenchError {
+    BenchError::Model(error.to_string())
 }
 
 fn value_name(value: impl ValueEnum) -> String {
@@ -186,7 +190,6 @@ struct Times {
 
 /// Decodes once to compile and record everything, and once more for the time.
 fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
-    let failed = |error: marlin_llama::LlamaError| BenchError::Model(error.to_string());
     let mut decoder = Decoder::new(model, batch).map_err(failed)?;
     let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: new_tokens };
     let vocab = model.config().vocab_size;
@@ -217,7 +220,7 @@ fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usiz
 
 /// One step, which gives all sequences a token, or none of them.
 fn step(decoder: &mut Decoder<'_>, batch: usize) -> Result<usize, BenchError> {
-    let decoded = decoder.step().map_err(|error| BenchError::Model(error.to_string()))?;
+    let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
     match tokens == decoded.len() && (tokens == 0 || tokens == batch) {
         true => Ok(tokens),

@@ -1,5 +1,6 @@
 //! The one call, on models that know nothing of 4 bits.
 
+use crate::layer::values;
 use crate::setup::{Named, computes, trial};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -45,10 +46,6 @@ impl Mlp {
     fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.down.forward(self.relu.forward(self.up.forward(x)))
     }
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
-    tensor.into_data().convert::<f64>().try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 fn convert<M: Module>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {

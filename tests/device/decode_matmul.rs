@@ -1,7 +1,8 @@
 //! The products of a prompt's attention, against f64.
 
+use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::Device;
 use burn_marlin::decode;
 use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype::{BF16, F16};
@@ -36,12 +37,11 @@ const SHAPES: [[usize; 4]; 12] = [
 fn products(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     for dtype in [F16, BF16] {
-        let burn_dtype = if dtype == F16 { DType::F16 } else { DType::BF16 };
         for [heads, rows, positions, head_dim] in SHAPES {
             let what = format!("{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}");
             let mut random = |shape: [usize; 4]| {
                 let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
-                Tensor::<4>::from_data(TensorData::new(values, shape), (device, burn_dtype))
+                tensor(&values, shape, dtype, device)
             };
             // Of a cache with room for more, as attention finds it.
             let keys = random([1, heads, positions + 24, head_dim]).slice([0..1, 0..heads, 0..positions, 0..head_dim]);
@@ -49,7 +49,7 @@ fn products(device: &Device, seed: u64) {
             let scores = decode::matmul(queries.clone(), keys.clone().swap_dims(2, 3));
             let mixed = decode::matmul(weights.clone(), keys.clone());
             assert_eq!((scores.dims(), mixed.dims()), ([1, heads, rows, positions], [1, heads, rows, head_dim]), "{what}");
-            let [queries, weights, keys, scores, mixed] = [queries, weights, keys, scores, mixed].map(|x| values(x, &what));
+            let [queries, weights, keys, scores, mixed] = [queries, weights, keys, scores, mixed].map(values);
             let product = |lhs: &[f64], [inner, outer]: [usize; 2], rhs: &dyn Fn(usize, usize, usize) -> f64| -> [Vec<f64>; 2] {
                 let mut sums = [Vec::new(), Vec::new()];
                 for place in 0..heads * rows * outer {
@@ -70,9 +70,4 @@ fn products(device: &Device, seed: u64) {
             assert!(error <= tolerance(dtype), "weighted values of {what}: relative error {error:e}");
         }
     }
-}
-
-fn values(tensor: Tensor<4>, what: &str) -> Vec<f64> {
-    let data: TensorData = tensor.try_into_data().unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    data.iter::<f64>().collect()
 }

@@ -33,11 +33,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::random_weights_lie_around_zero", random_weights));
 }
 
-fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: ActivationDtype, device: &Device) -> Tensor<D> {
+pub fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: ActivationDtype, device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::from(float_dtype(dtype))))
 }
 
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().convert::<f64>().try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
 }
 

@@ -36,9 +36,7 @@ impl ActivationDtype {
             Self::BF16 => FloatKind::BF16,
         })
     }
-}
 
-impl ActivationDtype {
     /// Checks that a device computes in this dtype.
     pub(crate) fn expect_on(self, client: &Client) -> Result<(), KernelError> {
         if client.features().type_usage(self.elem()).contains(TypeUsage::Conversion) {

@@ -229,10 +229,7 @@ enum Apart {
 impl FileWeights<'_> {
     fn tensor<const D: usize>(&mut self, name: String, shape: [usize; D]) -> Result<Tensor<D>, LlamaError> {
         let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
-        let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES).map_err(|error| match error {
-            UploadError::Checkpoint(error) => error.into(),
-            UploadError::Device(reason) => LlamaError::Upload { layer: name.clone(), reason },
-        })?;
+        let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES)?;
         self.finish(&name, std::slice::from_ref(&name));
         Ok(tensor)
     }
@@ -277,7 +274,7 @@ impl FileWeights<'_> {
     /// The projection of a weight. `name` is what errors call it.
     fn place(&self, name: &str, weight: LayerWeight, bias: Option<Tensor<1>>) -> Result<Projection, LlamaError> {
         // The layer before is on its way to the device: the host has no more than these two.
-        self.device.sync().map_err(|error| LlamaError::Upload { layer: name.into(), reason: error.to_string() })?;
+        sync(self.device, name)?;
         match weight {
             // A view: a matmul reads a transposed weight as well.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
@@ -336,11 +333,9 @@ impl FileWeights<'_> {
 /// Bytes of a float tensor that the host has at a time, on their way to the device.
 const UPLOAD_BYTES: usize = 64 << 20;
 
-/// Why a tensor did not come to the device.
-#[derive(Debug)]
-enum UploadError {
-    Checkpoint(CheckpointError),
-    Device(String),
+/// Waits until the device has what was given to it, the last of it for a layer or tensor.
+fn sync(device: &Device, layer: &str) -> Result<(), LlamaError> {
+    device.sync().map_err(|error| LlamaError::Upload { layer: layer.into(), reason: error.to_string() })
 }
 
 /// A float tensor on the device. One of more than `most` bytes goes there in blocks of its first dimension.
@@ -350,12 +345,12 @@ fn upload<const D: usize>(
     dtype: FloatDType,
     device: &Device,
     most: usize,
-) -> Result<Tensor<D>, UploadError> {
+) -> Result<Tensor<D>, LlamaError> {
     let target = (device, DType::from(dtype));
     let row_bytes = view.bytes().len() / shape[0].max(1);
     let in_blocks = matches!(view.dtype(), Dtype::F16 | Dtype::BF16 | Dtype::F32);
     if view.bytes().len() <= most || row_bytes == 0 || !in_blocks {
-        return Ok(Tensor::from_data(data(view, view.bytes(), shape).map_err(UploadError::Checkpoint)?, target));
+        return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
     }
     let rows = (most / row_bytes).max(1);
     let mut tensor = Tensor::empty(shape, target);
@@ -364,10 +359,10 @@ fn upload<const D: usize>(
         let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));
         block_shape[0] = count;
         ranges[0] = start..start + count;
-        let values = Tensor::from_data(data(view, bytes, block_shape).map_err(UploadError::Checkpoint)?, target);
+        let values = Tensor::from_data(data(view, bytes, block_shape)?, target);
         tensor = tensor.slice_assign(ranges, values);
         // Copies are queued: without a wait the host would have all blocks at once.
-        device.sync().map_err(|error| UploadError::Device(error.to_string()))?;
+        sync(device, view.name())?;
     }
     Ok(tensor)
 }

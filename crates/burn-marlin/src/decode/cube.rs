@@ -1,7 +1,7 @@
 //! The operations on CubeCL runtimes.
 
 use super::ops::DecodeBackend;
-use crate::ops::{OptionalFloat, activation_dtype, launched};
+use crate::ops::{OptionalFloat, activation_dtype, is_aligned, launched};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -66,8 +66,7 @@ impl DecodeBackend for CubeBackend {
         let ([rows, features], [_, columns]) = (x.shape().dims(), weight.shape().dims());
         let most = decode::max_head_rows(&x.client, features, dtype_of(&x));
         let x = into_contiguous(x);
-        let is_aligned = [&x, &weight].into_iter().all(|tensor| tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16));
-        if rows > most || **weight.meta.strides() != [1, features] || !is_aligned {
+        if rows > most || **weight.meta.strides() != [1, features] || !is_aligned(&x) || !is_aligned(&weight) {
             return Self::float_matmul(x, weight);
         }
         let out = empty(&x, Shape::new([rows, columns]), x.dtype);

@@ -1,6 +1,6 @@
 //! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels.
 
-use crate::ops::OptionalFloat;
+use crate::ops::{OptionalFloat, linear_shape};
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -42,7 +42,7 @@ pub trait DecodeBackend: Backend {
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Products of batches of matrices.
-    #[fusion(meta = batched_product_spec)]
+    #[fusion(meta = product_spec)]
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `new` [1, kv_heads, seq, head_dim] at a slot and position of a cache.
@@ -80,21 +80,11 @@ pub trait DecodeBackend: Backend {
 }
 
 fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
-    let mut shape = gate_up.shape.clone();
-    let last = shape.rank() - 1;
-    shape[last] /= 2;
-    TensorSpec::new(shape, gate_up.dtype)
+    TensorSpec::new(linear_shape(&gate_up.shape, gate_up.shape[gate_up.shape.rank() - 1] / 2), gate_up.dtype)
 }
 
-fn product_spec(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
-    TensorSpec::new(Shape::new([x.shape[0], weight.shape[1]]), x.dtype)
-}
-
-fn batched_product_spec(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
-    let mut shape = lhs.shape.clone();
-    let last = shape.rank() - 1;
-    shape[last] = rhs.shape[last];
-    TensorSpec::new(shape, lhs.dtype)
+fn product_spec(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
+    TensorSpec::new(linear_shape(&lhs.shape, rhs.shape[rhs.shape.rank() - 1]), lhs.dtype)
 }
 
 fn embed_spec(table: &TensorSpec, rows: &TensorSpec) -> TensorSpec {

@@ -36,6 +36,11 @@ pub(crate) fn launched<T>(result: Result<T, KernelError>) -> T {
     result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }
 
+/// Whether kernels that read 16 bytes at a time can read a tensor where it is: a view into another tensor may start anywhere.
+pub(crate) fn is_aligned(tensor: &CubeTensor) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
+}
+
 /// Multiplies and adds the bias: x [.., K] to `out_shape` [.., N]. The fused operation calls this too.
 pub(crate) fn launch_linear(
     x: CubeTensor,
@@ -81,9 +86,7 @@ fn launch_marlin(
     let buffer = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
     let row_permutation = weight.row_permutation.into_option().map(buffer);
     let row_length = marlin::row_length(problem.k);
-    // A view into another tensor may start anywhere; the kernel copies 16 bytes at a time.
-    let is_aligned = x.handle.offset_start.unwrap_or(0).is_multiple_of(16);
-    let x = if row_permutation.is_some() || row_length != problem.k || !is_aligned {
+    let x = if row_permutation.is_some() || row_length != problem.k || !is_aligned(&x) {
         let arranged = empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::new([problem.m, row_length]), x.dtype);
         repack::arrange(&client, problem, x.into_buffer_arg(), row_permutation, arranged.clone().into_buffer_arg())?;
         arranged

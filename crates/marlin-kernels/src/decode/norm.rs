@@ -38,8 +38,7 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     let size = vector_size(client, shape.features, shape.dtype);
     let vectors = shape.features / size;
     let plane = client.properties().hardware.plane_size_min as usize;
-    // A cube of the CPU runtime is one core's work.
-    let units = if plane == 1 { 1 } else { vectors.next_multiple_of(plane).min(MAX_UNITS) };
+    let units = cube_units(vectors, plane);
     let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
     let RmsNormArgs { x, residual, weight, out } = args;
     rms_norm_rows::launch(
@@ -62,7 +61,13 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
 }
 
 /// Units of a cube: with 8 values each they hold a row of 8192 at once.
-pub(super) const MAX_UNITS: usize = 1024;
+const MAX_UNITS: usize = 1024;
+
+/// Units of the cube of a row of so many vectors.
+pub(super) fn cube_units(vectors: usize, plane: usize) -> usize {
+    // A cube of the CPU runtime is one core's work.
+    if plane == 1 { 1 } else { vectors.next_multiple_of(plane).min(MAX_UNITS) }
+}
 
 #[cube(launch)]
 pub(super) fn rms_norm_rows<F: Float, N: Size>(

@@ -2,23 +2,21 @@
 
 use super::glu::silu_mul_rows::SiluMulRows;
 use super::head;
-use super::norm::{MAX_UNITS, rms_norm_rows::RmsNormRows};
+use super::norm::{cube_units, rms_norm_rows::RmsNormRows};
 use crate::ActivationDtype;
-use crate::marlin::{Source, cuda_text, properties};
+use crate::marlin::{Source, buffer, cuda_text, properties, settings, target};
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
-use cubecl_runtime::runtime::Runtime;
-use std::sync::Arc;
 
 /// What CubeCL compiles for RMSNorm of rows of `features` values, the sum with the residual included.
 pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let size = 16 / dtype.elem().size();
     let vectors = features / size;
-    let units = vectors.next_multiple_of(32).min(MAX_UNITS);
+    let units = cube_units(vectors, 32);
     let kernel = RmsNormRows::new(
         settings(units, ExecutionMode::Checked),
         properties(capability),
-        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        target(),
         buffer(),
         ComptimeOptionCompilationArg::Some(buffer()),
         buffer(),
@@ -39,7 +37,7 @@ pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source
     let kernel = SiluMulRows::new(
         settings(256, ExecutionMode::Checked),
         properties(capability),
-        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        target(),
         buffer(),
         buffer(),
         (),
@@ -54,7 +52,7 @@ pub fn head_source(rows: usize, features: usize, dtype: ActivationDtype, capabil
     let kernel = head::tensor_cores::head::Head::new(
         settings(32 * head::tensor_cores::WARPS, ExecutionMode::Unchecked),
         properties(capability),
-        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        target(),
         buffer(),
         buffer(),
         buffer(),
@@ -64,12 +62,4 @@ pub fn head_source(rows: usize, features: usize, dtype: ActivationDtype, capabil
         dtype.elem(),
     );
     cuda_text(&kernel, capability)
-}
-
-fn settings(units: usize, mode: ExecutionMode) -> KernelSettings {
-    KernelSettings::new(*CubeDim::new_1d(units as u32), mode, AddressType::U32)
-}
-
-fn buffer() -> BufferCompilationArg {
-    BufferCompilationArg { inplace: None }
 }

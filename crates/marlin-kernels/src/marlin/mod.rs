@@ -62,5 +62,5 @@ pub use plan::{Card, Launch, MIN_CAPABILITY, launches, plan};
 #[cfg(feature = "cuda")]
 pub use source::{Source, shared_limit, source};
 #[cfg(feature = "cuda")]
-pub(crate) use source::{cuda_text, properties};
+pub(crate) use source::{buffer, cuda_text, properties, settings, target};
 pub use tiles::configs;

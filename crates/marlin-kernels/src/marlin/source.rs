@@ -37,12 +37,11 @@ type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
 /// What CubeCL compiles for `config` on a card of compute capability `capability` (80 for 8.0).
 pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
-    let buffer = || BufferCompilationArg { inplace: None };
     let dtype = if config.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
     let kernel = Matmul::new(
-        KernelSettings::new(*CubeDim::new_1d(config.block_threads() as u32), ExecutionMode::Unchecked, AddressType::U32),
+        settings(config.block_threads(), ExecutionMode::Unchecked),
         properties(capability),
-        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        target(),
         if config.tile.is_wgmma() { ComptimeOptionCompilationArg::None } else { ComptimeOptionCompilationArg::Some(buffer()) },
         if config.tile.is_wgmma() { ComptimeOptionCompilationArg::Some(()) } else { ComptimeOptionCompilationArg::None },
         buffer(),
@@ -77,6 +76,21 @@ pub(crate) fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Sou
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &options(capability))?;
     Ok(Source { entry, shared_bytes: compiled.shared_memory_size, text: compiled.source })
+}
+
+/// A block of so many threads, which counts elements in 32 bits.
+pub(crate) fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
+    KernelSettings::new(*CubeDim::new_1d(threads as u32), mode, AddressType::U32)
+}
+
+/// What CubeCL's CUDA runtime says of itself.
+pub(crate) fn target() -> Arc<TargetProperties> {
+    Arc::new(cubecl_cuda::CudaRuntime::target_properties())
+}
+
+/// A buffer that is no other one.
+pub(crate) fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
 }
 
 /// Most bytes of shared memory that a block may ask for on a card of compute capability `capability`.

@@ -1,6 +1,5 @@
 use super::kernel;
-use crate::elementwise;
-use crate::{KernelError, Problem, WeightLayout, marlin};
+use crate::{KernelError, Problem, WeightLayout, elementwise, marlin};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::Bits;

@@ -3,24 +3,21 @@
 use super::AttentionConfig;
 use super::kernel::{LengthsCompilationArg, attention::Attention};
 use crate::ActivationDtype;
-use crate::marlin::{Source, cuda_text, properties};
+use crate::marlin::{Source, buffer, cuda_text, properties, settings, target};
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 use cubecl_runtime::compiler::CompilationError;
-use cubecl_runtime::runtime::Runtime;
-use std::sync::Arc;
 
 /// How CubeCL divides by a number that the host knows.
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
 /// What CubeCL compiles for `config` on a card of compute capability `capability` (80 for 8.0).
 pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
-    let buffer = || BufferCompilationArg { inplace: None };
     let norm = || if has_norm { ComptimeOptionCompilationArg::Some(buffer()) } else { ComptimeOptionCompilationArg::None };
     let kernel = Attention::new(
-        KernelSettings::new(*CubeDim::new_1d(config.threads as u32), ExecutionMode::Unchecked, AddressType::U32),
+        settings(config.threads, ExecutionMode::Unchecked),
         properties(capability),
-        Arc::new(cubecl_cuda::CudaRuntime::target_properties()),
+        target(),
         buffer(),
         buffer(),
         buffer(),
