@@ -47,7 +47,9 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
         Ok(())
     };
     let layer = |body: &dyn Fn(&marlin_llama::model::Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
-    part("qkv", layers, &mut || layer(&|layer| layer.self_attn.qkv_proj.forward_joined(x.clone())))?;
+    part("norm and qkv", layers, &mut || {
+        layer(&|layer| layer.self_attn.qkv_proj.forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm).0)
+    })?;
     part("attention", layers, &mut || {
         caches
             .iter_mut()
@@ -55,20 +57,9 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
             .collect()
     })?;
     part("o", layers, &mut || layer(&|layer| layer.self_attn.o_proj.forward(mixed.clone())))?;
-    part("add and norm, twice", layers, &mut || {
-        let mut residual = x.clone();
-        let twice = model.layers.iter().flat_map(|layer| [&layer.input_layernorm, &layer.post_attention_layernorm]);
-        let mut outputs: Vec<_> = twice
-            .map(|norm| {
-                let (out, sum) = norm.forward_add(x.clone(), residual.clone());
-                residual = sum;
-                out
-            })
-            .collect();
-        outputs.push(residual);
-        outputs
+    part("norm and gate_up", layers, &mut || {
+        layer(&|layer| layer.mlp.gate_up_proj.forward_add_norm(x.clone(), x.clone(), &layer.post_attention_layernorm).0)
     })?;
-    part("gate_up", layers, &mut || layer(&|layer| layer.mlp.gate_up_proj.forward_joined(x.clone())))?;
     part("silu and multiply", layers, &mut || layer(&|_| decode::silu_mul(gate_up.clone())))?;
     part("down", layers, &mut || layer(&|layer| layer.mlp.down_proj.forward(gated.clone())))?;
     part("head", 1, &mut || vec![model.decode_head(x.clone())])?;

@@ -11,12 +11,13 @@ use burn_marlin::{
     Bits, GroupSize, Kernel, OptionalFloat, QuantSpec, QuantizedWeight, W4A16Backend, W4A16Linear, W4A16Weight, WeightLayout,
 };
 use libtest_mimic::Trial;
-use marlin_format::PlainWeight;
+use marlin_format::{PlainWeight, ScaleDtype};
 use marlin_kernels::ActivationDtype;
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::forward_agrees_with_f64", move |device| forward_agrees(device, seed)));
+    tests.push(trial(device, "layer::a_norm_in_front_agrees_with_f64", move |device| norm_in_front(device, seed)));
     tests.push(trial(device, "layer::forward_takes_any_rank", move |device| any_rank(device, seed)));
     tests.push(trial(device, "layer::activations_may_start_anywhere", move |device| unaligned(device, seed)));
     tests.push(trial(device, "layer::threads_do_not_disturb_each_other", move |device| threads(device, seed)));
@@ -75,6 +76,38 @@ fn random_weights(device: &Device) {
         let mean = weights.iter().sum::<f64>() / count;
         let deviation = (weights.iter().map(|weight| (weight - mean).powi(2)).sum::<f64>() / count).sqrt();
         assert!(mean.abs() < 1e-3 && (0.017..0.023).contains(&deviation), "{spec}: mean {mean}, deviation {deviation}");
+    }
+}
+
+/// One row, which has a kernel of its own on some cards, and three; weights that this kernel takes, and others.
+fn norm_in_front(device: &Device, seed: u64) {
+    const EPSILON: f64 = 1e-5;
+    for dtype in [ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32].into_iter().filter(|&dtype| computes(device, dtype)) {
+        let scales = if dtype == ActivationDtype::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
+        for (m, k, group, permuted) in [
+            (1, 1024, GroupSize::G128, false),
+            (3, 1024, GroupSize::G128, false),
+            (1, 1024, GroupSize::G128, true),
+            (1, 1000, GroupSize::Channel, false),
+            (1, 96, GroupSize::G32, false),
+        ] {
+            let spec = QuantSpec::int4(group).with_zero_points().with_scale_dtype(scales);
+            let case = Case { m, k, n: 65, spec, activations: dtype, permuted };
+            let mut operands = Operands::random(&case, seed);
+            let random = |seed| tensor(&Operands::random(&case, seed).x, [m, k], dtype, device);
+            let (x, residual, norm) = (random(seed), random(seed + 1), random(seed + 2).slice_dim(0, 0..1).reshape([k]));
+            let sum = values(x.clone() + residual.clone());
+            let weights = values(norm.clone());
+            let normalised = |row: &[f64]| {
+                let root = (row.iter().map(|value| value * value).sum::<f64>() / k as f64 + EPSILON).sqrt();
+                row.iter().zip(&weights).map(|(value, weight)| (value / root * weight) as f32).collect::<Vec<_>>()
+            };
+            operands.x = sum.chunks(k).flat_map(normalised).collect();
+            operands.recompute(&case);
+            let (y, found) = layer(&case, &operands, device).forward_add_norm(x, residual, norm, EPSILON);
+            check(&case, seed, &values(y), &operands);
+            assert!(values(found) == sum, "{case}, seed {seed}: the sum differs");
+        }
     }
 }
 

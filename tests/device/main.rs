@@ -9,6 +9,7 @@ mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod decoder;
+mod gemv;
 mod golden;
 mod kernels;
 mod layer;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     for device in &options.devices {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
+        gemv::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
         decode_attention::add(&mut tests, device, options.seed);

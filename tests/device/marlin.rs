@@ -37,21 +37,21 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
 }
 
 /// A client, its card and a workspace, which every launch of a test shares.
-struct Bench {
-    client: Client,
+pub struct Bench {
+    pub client: Client,
     card: Card,
     workspace: Workspace,
 }
 
 impl Bench {
-    fn new(device: &Device) -> Self {
+    pub fn new(device: &Device) -> Self {
         let client = client(device);
         let card = Card::of(&client).unwrap_or_else(|| panic!("the device is no NVIDIA card"));
         let workspace = Workspace::new(&client, &card);
         Self { client, card, workspace }
     }
 
-    fn args(&self, case: &Case, operands: &Operands, out: BufferArg) -> MatmulArgs {
+    pub fn args(&self, case: &Case, operands: &Operands, out: BufferArg) -> MatmulArgs {
         let weight = &operands.weight;
         let layout = marlin::layout(case.k, case.n);
         let scales = ScaleLayout::new(&layout, case.spec.group);
@@ -99,7 +99,7 @@ impl Bench {
     }
 }
 
-fn takes(case: &Case) -> bool {
+pub fn takes(case: &Case) -> bool {
     case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four
 }
 

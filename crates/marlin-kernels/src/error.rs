@@ -81,6 +81,14 @@ pub enum KernelError {
         /// The problem, as words.
         problem: String,
     },
+    /// A problem or a cluster that the matmul with a norm in it does not take.
+    #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take what `marlin::gemv::plan` gives")]
+    NoGemv {
+        /// The problem, as words.
+        problem: String,
+        /// Blocks of a cluster.
+        blocks: usize,
+    },
     /// A vocabulary that sampling does not take.
     #[error("a vocabulary of {found} tokens; sampling takes 1 to {limit}")]
     Vocabulary {

@@ -1,7 +1,7 @@
 //! The operations on CubeCL runtimes.
 
 use super::ops::DecodeBackend;
-use crate::ops::{OptionalFloat, activation_dtype, is_aligned, launched};
+use crate::ops::{OptionalFloat, W4A16Weight, activation_dtype, is_aligned, launch_linear, launched, linear_shape, weight_problem};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -18,10 +18,12 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
-use marlin_kernels::ActivationDtype;
 use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
 use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use marlin_kernels::marlin::gemv::{self, NormMatmulArgs};
+use marlin_kernels::marlin::{self, Card};
+use marlin_kernels::{ActivationDtype, KernelError, WeightLayout};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -40,6 +42,17 @@ impl DecodeBackend for CubeBackend {
         let residual = into_contiguous(residual);
         let residual = if residual.can_mut() { residual } else { residual.copy() };
         (norm(x, Some(&residual), weight, epsilon), residual)
+    }
+
+    fn decode_add_norm_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        weight: W4A16Weight<Self>,
+        bias: OptionalFloat<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        launched(add_norm_linear(x, residual, norm, epsilon, weight, bias.into_option()))
     }
 
     fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -181,6 +194,44 @@ fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilo
     let args = RmsNormArgs { x: buffer(x), residual: residual.map(in_place), weight: buffer(weight), out: buffer(out.clone()) };
     launched(decode::rms_norm(&client, &shape, epsilon as f32, args));
     out
+}
+
+/// One launch where [`gemv`] takes the problem; the norm and then the matmul elsewhere.
+fn add_norm_linear(
+    x: CubeTensor,
+    residual: CubeTensor,
+    norm_weight: CubeTensor,
+    epsilon: f64,
+    weight: W4A16Weight<CubeBackend>,
+    bias: Option<CubeTensor>,
+) -> Result<(CubeTensor, CubeTensor), KernelError> {
+    let (x, residual, norm_weight) = (into_contiguous(x), into_contiguous(residual), into_contiguous(norm_weight));
+    let out_shape = linear_shape(&x.shape(), weight.n);
+    let problem = weight_problem(&weight, x.shape().num_elements() / weight.k, x.dtype)?;
+    let client = x.client.clone();
+    let fits = weight.layout == WeightLayout::Tile
+        && [&x, &residual, &norm_weight].into_iter().all(|tensor| is_aligned(tensor) && tensor.dtype == x.dtype);
+    let blocks = Card::of(&client).filter(|_| fits).and_then(|card| gemv::plan(&problem, &card));
+    let Some(blocks) = blocks else {
+        let (normalised, sum) = CubeBackend::decode_add_rms_norm(x, residual, norm_weight, epsilon);
+        return Ok((launch_linear(normalised, weight, bias, out_shape)?, sum));
+    };
+    let (out, sum) = (empty(&x, out_shape, x.dtype), empty(&x, x.shape(), x.dtype));
+    let args = NormMatmulArgs {
+        x: x.into_buffer_arg(),
+        residual: residual.into_buffer_arg(),
+        norm: norm_weight.into_buffer_arg(),
+        sum: sum.clone().into_buffer_arg(),
+        weight: marlin::WeightArgs {
+            words: buffer(weight.words),
+            scales: buffer(weight.scales),
+            zero_points: weight.zero_points.into_option().map(buffer),
+        },
+        bias: bias.map(buffer),
+        out: out.clone().into_buffer_arg(),
+    };
+    gemv::norm_matmul(&client, &problem, blocks, epsilon as f32, args)?;
+    Ok((out, sum))
 }
 
 fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {

@@ -32,7 +32,7 @@ pub fn is_fused(device: &Device) -> bool {
 }
 
 /// Whether a tensor's device runs the fused kernels, and they take its dtype.
-fn takes<const D: usize>(x: &Tensor<D>) -> bool {
+pub(crate) fn takes<const D: usize>(x: &Tensor<D>) -> bool {
     activation_dtype(x.dtype()).is_some() && is_fused(&x.device())
 }
 

@@ -1,6 +1,6 @@
 //! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels.
 
-use crate::ops::{OptionalFloat, linear_shape};
+use crate::ops::{OptionalFloat, OptionalFloatMetadata, W4A16Weight, W4A16WeightMetadata, linear_shape};
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -27,6 +27,17 @@ pub trait DecodeBackend: Backend {
         residual: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// A linear layer of the norm of `residual + x`, and that sum.
+    #[fusion(meta = add_norm_linear_spec)]
+    fn decode_add_norm_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        #[extension_type] weight: W4A16Weight<Self>,
+        #[extension_type] bias: OptionalFloat<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// SiLU of the first half of the last dimension times the second half.
@@ -79,6 +90,17 @@ pub trait DecodeBackend: Backend {
     ) -> (IntTensor<Self>, IntTensor<Self>);
 }
 
+fn add_norm_linear_spec(
+    x: &TensorSpec,
+    _residual: &TensorSpec,
+    _norm: &TensorSpec,
+    _epsilon: &f64,
+    weight: &W4A16WeightMetadata,
+    _bias: &OptionalFloatMetadata,
+) -> (TensorSpec, TensorSpec) {
+    (TensorSpec::new(linear_shape(&x.shape, weight.n), x.dtype), x.clone())
+}
+
 fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
     TensorSpec::new(linear_shape(&gate_up.shape, gate_up.shape[gate_up.shape.rank() - 1] / 2), gate_up.dtype)
 }
@@ -99,8 +121,8 @@ fn attention_spec(
     values: &TensorSpec,
     _cos: &TensorSpec,
     _sin: &TensorSpec,
-    _q_norm: &crate::ops::OptionalFloatMetadata,
-    _k_norm: &crate::ops::OptionalFloatMetadata,
+    _q_norm: &OptionalFloatMetadata,
+    _k_norm: &OptionalFloatMetadata,
     _tickets: &TensorSpec,
     shape: &AttentionShape,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {

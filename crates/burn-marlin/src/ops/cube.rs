@@ -143,7 +143,8 @@ fn launch_relayout(weight: W4A16Weight<CubeBackend>, to: WeightLayout) -> Result
     })
 }
 
-fn weight_problem(weight: &W4A16Weight<CubeBackend>, m: usize, dtype: DType) -> Result<Problem, KernelError> {
+/// The problem of multiplying `m` rows of activations in a dtype with a weight.
+pub(crate) fn weight_problem(weight: &W4A16Weight<CubeBackend>, m: usize, dtype: DType) -> Result<Problem, KernelError> {
     let of = |dtype: DType, client: &Client| {
         activation_dtype(dtype).ok_or_else(|| KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() })
     };

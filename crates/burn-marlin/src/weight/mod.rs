@@ -1,6 +1,7 @@
 mod module;
 mod tensors;
 
+use crate::decode::DecodeBackend;
 use crate::device::{scale_dtype, target};
 use crate::ops::{W4A16Backend, activation_dtype};
 use crate::{Error, fusion};
@@ -149,6 +150,28 @@ impl QuantizedWeight {
             return self.matmul_bias(x.cast(FloatDType::F32), bias).cast(FloatDType::from(dtype));
         }
         Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()))
+    }
+
+    /// As [`matmul_bias`](Self::matmul_bias), of the norm of `residual + x`, and that sum; for a device with the kernels of [`decode`](crate::decode).
+    pub(crate) fn matmul_add_norm<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        norm: Tensor<1>,
+        epsilon: f64,
+        bias: Option<Tensor<1>>,
+    ) -> (Tensor<D>, Tensor<D>) {
+        let (found, features) = (x.dims(), norm.dims()[0]);
+        assert!(
+            found.last() == Some(&self.k) && residual.dims() == found && features == self.k,
+            "W4A16: activations {found:?}, a residual stream {:?} and a norm of {features} features, the weight has K = {}",
+            residual.dims(),
+            self.k
+        );
+        let [x, residual, norm] = [x.into_dispatch(), residual.into_dispatch(), norm.into_dispatch()];
+        let bias = bias.map(Tensor::into_dispatch).into();
+        let (out, sum) = Dispatch::decode_add_norm_linear(x, residual, norm, epsilon, self.to_op(), bias);
+        (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
     }
 
     /// [K, N]: input and output features.

@@ -43,6 +43,7 @@ mod epilogue;
 mod exchange;
 #[allow(clippy::manual_is_multiple_of, reason = "beside `j / 2`, `j % 2` says where a column's zero point is")]
 mod fragment;
+pub mod gemv;
 mod kernel;
 mod launch;
 mod pipeline;

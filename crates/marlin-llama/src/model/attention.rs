@@ -59,15 +59,15 @@ impl Attention {
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// The same for one token of each of a step's rows: [rows, hidden] to the same shape.
-    pub(crate) fn decode(&self, x: Tensor<2>, rope: &Rope, window: Option<usize>, cache: &mut LayerCache, batch: &Batch) -> Tensor<2> {
+    /// The same for one token of each of a step's rows, from queries, keys and values [rows, (heads + 2 * kv_heads) * head_dim] on: [rows, hidden].
+    pub(crate) fn decode(&self, qkv: Tensor<2>, rope: &Rope, window: Option<usize>, cache: &mut LayerCache, batch: &Batch) -> Tensor<2> {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
             _ => None,
         };
         let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window };
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
-        let mixed = decode::attention(self.qkv_proj.forward_joined(x), &batch.rows, cache, &batch.tickets, &parts);
+        let mixed = decode::attention(qkv, &batch.rows, cache, &batch.tickets, &parts);
         self.o_proj.forward(mixed)
     }
 

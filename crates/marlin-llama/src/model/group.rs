@@ -3,7 +3,7 @@ use std::array;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::Projection;
+use super::{Projection, RmsNorm};
 
 /// Projections of the same activations: q, k and v of attention, gate and up of an MLP.
 ///
@@ -46,6 +46,17 @@ impl ProjectionGroup {
         match self.projections.as_slice() {
             [joined] => joined.forward(x),
             apart => Tensor::cat(apart.iter().map(|projection| projection.forward(x.clone())).collect(), D - 1),
+        }
+    }
+
+    /// [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
+    pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
+        match self.projections.as_slice() {
+            [joined] => joined.forward_add_norm(x, residual, norm),
+            _ => {
+                let (x, sum) = norm.forward_add(x, residual);
+                (self.forward_joined(x), sum)
+            }
         }
     }
 

@@ -16,6 +16,11 @@ pub struct Mlp {
 impl Mlp {
     /// [.., hidden] to the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.down_proj.forward(decode::silu_mul(self.gate_up_proj.forward_joined(x)))
+        self.forward_down(self.gate_up_proj.forward_joined(x))
+    }
+
+    /// The rest of it, from gates and ups [.., 2 * intermediate] on.
+    pub(crate) fn forward_down<const D: usize>(&self, gate_up: Tensor<D>) -> Tensor<D> {
+        self.down_proj.forward(decode::silu_mul(gate_up))
     }
 }

@@ -3,6 +3,8 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_marlin::W4A16Linear;
 
+use super::RmsNorm;
+
 /// A linear layer of the model: float, or with a 4-bit weight.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a few hundred bytes a layer, beside megabytes of weights")]
@@ -19,6 +21,17 @@ impl Projection {
         match self {
             Self::Dense(linear) => linear.forward(x),
             Self::W4A16(linear) => linear.forward(x),
+        }
+    }
+
+    /// [`forward`](Self::forward) of the norm of `residual + x`, and that sum.
+    pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
+        match self {
+            Self::Dense(linear) => {
+                let (x, sum) = norm.forward_add(x, residual);
+                (linear.forward(x), sum)
+            }
+            Self::W4A16(linear) => linear.forward_add_norm(x, residual, norm.weight.val(), norm.epsilon),
         }
     }
 

@@ -30,12 +30,16 @@ impl LlamaModel {
         let mut residual = decode::embed(self.embed_tokens.weight.val(), &batch.rows);
         let mut mixed: Option<Tensor<2>> = None;
         for (index, layer) in self.layers.iter().enumerate() {
-            let x;
-            (x, residual) = layer.input_layernorm.forward_residual(mixed, residual);
-            let attended = layer.self_attn.decode(x, &self.rope, self.config.window_of(index), cache.layer(index), batch);
-            let (x, sum) = layer.post_attention_layernorm.forward_add(attended, residual);
+            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
+            let qkv;
+            (qkv, residual) = match mixed {
+                Some(mixed) => attention.qkv_proj.forward_add_norm(mixed, residual, &layer.input_layernorm),
+                None => (attention.qkv_proj.forward_joined(layer.input_layernorm.forward(residual.clone())), residual),
+            };
+            let attended = attention.decode(qkv, &self.rope, self.config.window_of(index), cache.layer(index), batch);
+            let (gate_up, sum) = mlp.gate_up_proj.forward_add_norm(attended, residual, &layer.post_attention_layernorm);
             residual = sum;
-            mixed = Some(layer.mlp.forward(x));
+            mixed = Some(mlp.forward_down(gate_up));
         }
         let (x, _) = self.norm.forward_residual(mixed, residual);
         decode::sample(self.decode_head(x), &mut batch.rows, seen, window);

@@ -1,0 +1,118 @@
+//! A warp's words, scales and zero points on their way from memory to fragments.
+
+use super::config::{Config, TILES};
+use super::kernel::Lengths;
+use super::ptx::{load_once_4, load_once_16};
+use crate::marlin::fragment::Group;
+use crate::ptx::{U4, global_address, lane};
+use cubecl::prelude::*;
+
+/// Where a weight lies, and in it a lane's part of 64 columns: as 32-bit offsets, so that the addresses, which all threads share, take none of their
+/// registers.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Words {
+    words: u64,
+    scales: u64,
+    zeros: u64,
+    /// Bytes of a row of tiles.
+    row: u64,
+    /// Bytes before the lane's words of the first row.
+    place: u32,
+    /// Eights of columns before the lane's: the lanes of a column in eight have its eight scales and its eight zero points.
+    eights: u32,
+}
+
+#[cube]
+impl Words {
+    pub fn new<F: Float>(words: &[u32], scales: &[F], zero_points: ComptimeOption<&[u32]>, tile_n: u32, lengths: &Lengths) -> Self {
+        Words {
+            words: global_address::<u32>(words),
+            scales: global_address::<F>(scales),
+            zeros: #[comptime]
+            match zero_points {
+                ComptimeOption::Some(points) => global_address::<u32>(points),
+                ComptimeOption::None => 0u64.runtime(),
+            },
+            row: u64::cast_from(lengths.tiles_n * 512),
+            place: tile_n * 512 + lane() * 16,
+            eights: tile_n * 8 + lane() / 4,
+        }
+    }
+}
+
+/// A lane's words of a step, and what turns them into weights.
+#[derive(CubeType)]
+pub(super) struct Ahead {
+    pub tiles: Array<U4>,
+    scales: Array<U4>,
+    zeros: Array<u32>,
+    /// Where the first and the second four tiles of the step that is asked for start.
+    first: u64,
+    second: u64,
+}
+
+#[cube]
+impl Ahead {
+    pub fn new(#[comptime] config: Config) -> Self {
+        let groups = comptime!(config.groups_in_step());
+        let nowhere = 0u64.runtime();
+        Ahead { tiles: Array::new(TILES), scales: Array::new(groups), zeros: Array::new(groups), first: nowhere, second: nowhere }
+    }
+
+    /// Aims at a step. Where K ends in its middle, the first half comes twice: what it is multiplied with the second time is zeros.
+    pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths) {
+        let tile = step * comptime!(TILES as u32);
+        self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
+        let half =
+            if tile + comptime!(TILES as u32 / 2) < lengths.tiles_k { comptime!(TILES as u32 / 2).runtime() } else { 0u32.runtime() };
+        self.second = self.first + words.row * u64::cast_from(half);
+    }
+
+    /// Asks for tile `i` of the step.
+    pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize) {
+        let half = if comptime!(i < TILES / 2) { self.first } else { self.second };
+        self.tiles[i] = load_once_16(half + words.row * comptime!((i % (TILES / 2)) as u64));
+    }
+
+    /// Asks for group `i` of a step; past K for the last once more.
+    pub fn load_group(&mut self, words: &Words, step: u32, #[comptime] i: usize, lengths: &Lengths, #[comptime] config: Config) {
+        let group = min(step * comptime!(config.groups_in_step() as u32) + comptime!(i as u32), lengths.groups - 1) * lengths.tiles_n;
+        self.scales[i] = load_once_16(words.scales + u64::cast_from((8 * group + words.eights) * 16));
+        if comptime!(config.zero_points) {
+            self.zeros[i] = load_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
+        }
+    }
+
+    /// What turns the words of group `i` into weights.
+    pub fn group(&self, #[comptime] i: usize, #[comptime] config: Config) -> Group {
+        Group { scales: self.scales[i], zeros: if comptime!(config.zero_points) { self.zeros[i] } else { 0u32.runtime() } }
+    }
+}
+
+/// The fragment A of `mma.m16n8k16` from one word of the layout, in the units and the ownership of `fragment.rs`'s `stored`.
+#[cube]
+pub(super) fn fragment(word: u32, lengths: &Lengths, #[comptime] config: Config) -> U4 {
+    let mut fragment = U4::new(0u32);
+    #[unroll]
+    for half in 0..2usize {
+        let word = word >> comptime!(8 * half as u32);
+        if comptime!(config.bf16) {
+            fragment.insert(comptime!(2 * half), (word & lengths.low_nibbles) | 0x4300_4300u32);
+            fragment.insert(comptime!(2 * half + 1), ((word >> 4u32) & lengths.low_nibbles) | 0x4300_4300u32);
+        } else {
+            fragment.insert(comptime!(2 * half), word & lengths.low_nibbles);
+            fragment.insert(comptime!(2 * half + 1), word & lengths.high_nibbles);
+        }
+    }
+    fragment
+}
+
+/// The fragment A of ones, in the units of [`fragment`]: constants, which the compiler makes anew where it is short of registers.
+#[cube]
+pub(super) fn ones(#[comptime] config: Config) -> U4 {
+    let (low, high) = comptime!(if config.bf16 { (0x3f80_3f80u32, 0x3f80_3f80u32) } else { (0x0001_0001, 0x0010_0010) });
+    let mut ones = U4::new(low);
+    ones.insert(1usize, high);
+    ones.insert(3usize, high);
+    ones
+}
