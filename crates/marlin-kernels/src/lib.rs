@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | [`portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`marlin`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
+//! | [`marlin::gemv`] | CUDA from compute capability 9.0 on | one row, with the norm before it |
 //! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
 //! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
 

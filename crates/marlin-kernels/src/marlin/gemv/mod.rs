@@ -1,22 +1,23 @@
 //! One row, with the norm before it: `norm(x + residual) W` in one launch.
 //!
 //! A decode step of one sequence is a chain of small launches, each of which costs three to five microseconds beside its bytes. A norm is nothing but
-//! such a cost, so it is computed where its output is multiplied. Measured on an H200 at one row of f16, groups of 128, in microseconds a call, in
-//! graphs whose calls never find their weights in the cache:
+//! such a cost, so it is computed where its output is multiplied. Microseconds of both in a step on an H200, f16, groups of 128, for one row, which takes
+//! this routine, and for two, which take the norm's kernel and then [`marlin`](super) (`benches/records/decode-*-h200.log`):
 //!
-//! | projection of | K x N | norm, then [`marlin`](super) | this |
+//! | norm, and projection of | K x N | one row | two rows |
 //! |---|---|---:|---:|
-//! | Llama 2 7B, q, k and v | 4096 x 12288 | 2.8 + 10.3 | 9.4 |
-//! | Llama 2 7B, gate and up | 4096 x 22016 | 2.8 + 15.8 | 15.1 |
-//! | Llama 3 8B, q, k and v | 4096 x 6144 | 2.8 + 6.7 | 6.8 |
-//! | Llama 3 8B, gate and up | 4096 x 28672 | 2.8 + 18.9 | 18.5 |
-//! | Llama 2 70B, q, k and v | 8192 x 10240 | 3 + 14.9 | 15.2 |
-//! | Llama 2 70B, gate and up | 8192 x 57344 | 3 + 64.2 | 64.9 |
+//! | Llama 2 7B, q, k and v | 4096 x 12288 | 9.9 | 13.5 |
+//! | Llama 2 7B, gate and up | 4096 x 22016 | 14.7 | 19.2 |
+//! | Llama 3 8B, q, k and v | 4096 x 6144 | 7.4 | 10.0 |
+//! | Llama 3 8B, gate and up | 4096 x 28672 | 18.0 | 22.4 |
+//! | Llama 2 70B, q, k and v | 8192 x 10240 | 14.9 | 18.9 |
+//! | Llama 2 70B, gate and up | 8192 x 57344 | 63.7 | 67.2 |
 //!
-//! Two rows take 1.2 times as long and four 1.5 to 1.8 times, since every cluster makes the whole input; SiLU of the gates in front of the last matmul of
-//! an MLP gained nothing on 7B and lost 2 us on 70B. So neither is here.
+//! Every cluster makes the whole input, so more rows cost more. A version for several took 0.7 to 2.5 us less for two rows than the norm apart on 7B and 8B,
+//! but 2.7 us more on 70B's gate and up, and of four rows gained on 8B's q, k and v alone. SiLU of the gates in front of an MLP's last matmul, done in the
+//! same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So neither is here.
 //!
-//! //! # How it works
+//! # How it works
 //!
 //! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps take the steps of 128 rows of K in turn
 //! (`kernel.rs`). No column is cut anywhere else, so sums meet in the cluster's shared memory and never in global memory (`output.rs`). A launch has
