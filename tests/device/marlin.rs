@@ -99,7 +99,7 @@ impl Bench {
     }
 }
 
-pub fn takes(case: &Case) -> bool {
+fn takes(case: &Case) -> bool {
     case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four
 }
 
