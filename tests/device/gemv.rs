@@ -5,7 +5,6 @@ use crate::marlin::Bench;
 use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::prelude::BufferArg;
-use half::{bf16, f16};
 use libtest_mimic::Trial;
 use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
 use marlin_kernels::marlin::gemv::{CLUSTERS, NormMatmulArgs, norm_matmul};
@@ -47,11 +46,11 @@ impl Row {
         let Case { k, activations: dtype, .. } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
         let mut operands = Operands::random(case, seed);
-        let mut residual = random(k, 1.0, dtype, &mut rng);
-        residual[..k / 2].iter_mut().for_each(|value| *value = round(*value * 1e-3, dtype));
+        let mut residual = random(k / 2, 1e-3, dtype, &mut rng);
+        residual.extend(random(k - k / 2, 1.0, dtype, &mut rng));
         residual[k - 1] = 4000.0;
         let (x, norm) = (random(k, 0.01, dtype, &mut rng), random(k, 2.0, dtype, &mut rng));
-        let sum: Vec<f32> = residual.iter().zip(&x).map(|(a, b)| round(a + b, dtype)).collect();
+        let sum = rounded(residual.iter().zip(&x).map(|(a, b)| a + b), dtype);
         let square: f64 = sum.iter().map(|&value| f64::from(value).powi(2)).sum();
         let root = (square / k as f64 + f64::from(EPSILON)).sqrt();
         operands.x = sum.iter().zip(&norm).map(|(&value, &weight)| (f64::from(value) / root * f64::from(weight)) as f32).collect();
@@ -82,12 +81,13 @@ impl Row {
     }
 }
 
-fn round(value: f32, dtype: ActivationDtype) -> f32 {
-    if dtype == ActivationDtype::BF16 { bf16::from_f32(value).to_f32() } else { f16::from_f32(value).to_f32() }
+/// Values as they are in a dtype.
+fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32> {
+    values(&bytes(&exact.collect::<Vec<_>>(), dtype), dtype).into_iter().map(|value| value as f32).collect()
 }
 
 fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> Vec<f32> {
-    (0..count).map(|_| round(rng.random_range(-size..size), dtype)).collect()
+    rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
 }
 
 /// K and N: one step and many, K that ends within a step, N that ends within a tile.

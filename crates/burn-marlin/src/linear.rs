@@ -1,7 +1,7 @@
 use crate::{Error, QuantizedWeight, decode};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Linear;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use marlin_format::QuantSpec;
 use marlin_kernels::ActivationDtype;
 
@@ -45,7 +45,7 @@ impl W4A16Linear {
     /// # Panics
     /// Where the last dimension of `x` is not K, as Burn's own layers do.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let bias = self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(x.dtype())));
+        let bias = self.bias_in(x.dtype());
         self.weight.matmul_bias(x, bias)
     }
 
@@ -65,8 +65,13 @@ impl W4A16Linear {
             let (x, sum) = decode::add_rms_norm(x, residual, norm, epsilon);
             return (self.forward(x), sum);
         }
-        let bias = self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(x.dtype())));
+        let bias = self.bias_in(x.dtype());
         self.weight.matmul_add_norm(x, residual, norm, epsilon, bias)
+    }
+
+    /// The bias in the activations' dtype.
+    fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
+        self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(dtype)))
     }
 
     /// The quantised weight.

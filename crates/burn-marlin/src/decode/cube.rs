@@ -1,7 +1,9 @@
 //! The operations on CubeCL runtimes.
 
 use super::ops::DecodeBackend;
-use crate::ops::{OptionalFloat, W4A16Weight, activation_dtype, is_aligned, launch_linear, launched, linear_shape, weight_problem};
+use crate::ops::{
+    OptionalFloat, W4A16Weight, activation_dtype, is_aligned, launch_linear, launched, linear_shape, tile_args, weight_problem,
+};
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -21,8 +23,8 @@ use cubecl::server::ServerError;
 use marlin_kernels::decode::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_kernels::decode::sample::{self, SampleArgs, SampleShape};
 use marlin_kernels::decode::{self, CacheShape, EmbedArgs, HeadArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use marlin_kernels::marlin::Card;
 use marlin_kernels::marlin::gemv::{self, NormMatmulArgs};
-use marlin_kernels::marlin::{self, Card};
 use marlin_kernels::{ActivationDtype, KernelError, WeightLayout};
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -222,11 +224,7 @@ fn add_norm_linear(
         residual: residual.into_buffer_arg(),
         norm: norm_weight.into_buffer_arg(),
         sum: sum.clone().into_buffer_arg(),
-        weight: marlin::WeightArgs {
-            words: buffer(weight.words),
-            scales: buffer(weight.scales),
-            zero_points: weight.zero_points.into_option().map(buffer),
-        },
+        weight: tile_args(weight.words, weight.scales, weight.zero_points),
         bias: bias.map(buffer),
         out: out.clone().into_buffer_arg(),
     };

@@ -95,16 +95,18 @@ fn launch_marlin(
     };
     let args = marlin::MatmulArgs {
         x: x.into_buffer_arg(),
-        weight: marlin::WeightArgs {
-            words: buffer(weight.words),
-            scales: buffer(weight.scales),
-            zero_points: weight.zero_points.into_option().map(buffer),
-        },
+        weight: tile_args(weight.words, weight.scales, weight.zero_points),
         bias: bias.map(CubeTensor::into_buffer_arg),
         out: out.clone().into_buffer_arg(),
         workspace: workspace(&client, &device, card),
     };
     marlin::matmul(&client, problem, launch, args)
+}
+
+/// A weight in the tile layout as the tensor-core kernels read it.
+pub(crate) fn tile_args(words: CubeTensor, scales: CubeTensor, zero_points: OptionalInt<CubeBackend>) -> marlin::WeightArgs {
+    let buffer = |tensor: CubeTensor| into_contiguous(tensor).into_buffer_arg();
+    marlin::WeightArgs { words: buffer(words), scales: buffer(scales), zero_points: zero_points.into_option().map(buffer) }
 }
 
 fn launch_dequantize(weight: W4A16Weight<CubeBackend>, dtype: DType) -> Result<CubeTensor, KernelError> {

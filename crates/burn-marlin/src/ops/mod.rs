@@ -10,7 +10,7 @@ mod flex;
 mod workspace;
 
 #[cfg(feature = "cubecl-runtime")]
-pub(crate) use cube::{is_aligned, launch_linear, launched, weight_problem};
+pub(crate) use cube::{is_aligned, launch_linear, launched, tile_args, weight_problem};
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};

@@ -104,12 +104,13 @@ fn activation_map(problem: &Problem, launch: &Launch, x: BufferArg) -> Result<Te
     Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), problem.activations.elem()).with_swizzle(TensorMapSwizzle::B128))
 }
 
-/// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
-///
-/// # Errors
-/// A weight of 8 bits, a buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a
-/// launch without blocks, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
-pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
+/// Checks what every kernel on the tile layout asks of a problem, and its buffers but for the activations.
+pub(super) fn expect_operands(
+    problem: &Problem,
+    weight: &WeightArgs,
+    bias: Option<&BufferArg>,
+    out: &BufferArg,
+) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
     spec.check(k, n)?;
     problem.expect_addressable()?;
@@ -120,20 +121,26 @@ pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulAr
         return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
     }
     let layout = layout(k, n);
-    let scales = ScaleLayout::new(&layout, spec.group);
-    problem.expect_length("activations", m * row_length(k), args.x.len())?;
-    problem.expect_length("output", m * n, args.out.len())?;
-    problem.expect_length("words", layout.words(), args.weight.words.len())?;
-    problem.expect_length("scales", scales.len(), args.weight.scales.len())?;
-    let zeros = ZeroLayout::new(&layout, spec.group);
-    problem.expect_optional(
-        "zero points",
-        spec.zero_points.then(|| zeros.words()),
-        args.weight.zero_points.as_ref().map(BufferArg::len),
-    )?;
-    if let Some(bias) = &args.bias {
-        problem.expect_length("bias", n, bias.len())?;
+    let zero_points = spec.zero_points.then(|| ZeroLayout::new(&layout, spec.group).words());
+    problem.expect_length("output", m * n, out.len())?;
+    problem.expect_length("words", layout.words(), weight.words.len())?;
+    problem.expect_length("scales", ScaleLayout::new(&layout, spec.group).len(), weight.scales.len())?;
+    problem.expect_optional("zero points", zero_points, weight.zero_points.as_ref().map(BufferArg::len))?;
+    match bias {
+        Some(bias) => problem.expect_length("bias", n, bias.len()),
+        None => Ok(()),
     }
+}
+
+/// Multiplies activations with a 4-bit weight, as [`plan`](super::plan) says.
+///
+/// # Errors
+/// A weight of 8 bits, a buffer of the wrong length, activations that are an alias of another buffer, an operand that does not fit the format, a
+/// launch without blocks, or dtypes that the kernel does not take: activations and scales are both f16 or both bf16.
+pub fn matmul(client: &Client, problem: &Problem, launch: Launch, args: MatmulArgs) -> Result<(), KernelError> {
+    let Problem { m, n, k, .. } = *problem;
+    expect_operands(problem, &args.weight, args.bias.as_ref(), &args.out)?;
+    problem.expect_length("activations", m * row_length(k), args.x.len())?;
     if launch.blocks == 0 {
         return Err(KernelError::NoBlocks { problem: problem.to_string() });
     }

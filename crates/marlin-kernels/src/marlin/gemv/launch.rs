@@ -2,14 +2,15 @@ use super::config::{COLUMNS, Config, THREADS};
 use super::kernel::{self, LengthsLaunch};
 use super::plan::CLUSTERS;
 use crate::marlin::kernel::{HIGH_NIBBLES, LOW_NIBBLES};
+use crate::marlin::launch::expect_operands;
 use crate::marlin::plan::format;
 use crate::marlin::tiles::Format;
 use crate::marlin::{WeightArgs, layout};
-use crate::{ActivationDtype, KernelError, Problem};
+use crate::{KernelError, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_format::{Bits, GroupSize};
+use marlin_format::GroupSize;
+use marlin_format::layout::ScaleLayout;
 
 /// Operands of [`norm_matmul`], contiguous and from addresses that are multiples of 16.
 pub struct NormMatmulArgs {
@@ -37,36 +38,21 @@ pub struct NormMatmulArgs {
 /// refuses.
 pub fn norm_matmul(client: &Client, problem: &Problem, blocks: usize, epsilon: f32, args: NormMatmulArgs) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
-    spec.check(k, n)?;
-    problem.expect_addressable()?;
-    if spec.bits != Bits::Four {
-        return Err(KernelError::TileBits { bits: spec.bits });
-    }
-    if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
-        return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
-    }
     let Format { group, zero_points, bf16 } = format(problem);
     if m != 1 || !k.is_multiple_of(8) || problem.permuted || group == GroupSize::Channel || !CLUSTERS.contains(&blocks) {
         return Err(KernelError::NoGemv { problem: problem.to_string(), blocks });
     }
     let NormMatmulArgs { x, residual, norm, sum, weight, bias, out } = args;
-    let layout = layout(k, n);
-    let scales = ScaleLayout::new(&layout, spec.group);
-    let zero_words = zero_points.then(|| ZeroLayout::new(&layout, spec.group).words());
+    expect_operands(problem, &weight, bias.as_ref(), &out)?;
     for (operand, buffer) in [("activations", &x), ("residual", &residual), ("norm weight", &norm), ("sum", &sum)] {
         problem.expect_length(operand, k, buffer.len())?;
-    }
-    problem.expect_length("output", n, out.len())?;
-    problem.expect_length("words", layout.words(), weight.words.len())?;
-    problem.expect_length("scales", scales.len(), weight.scales.len())?;
-    problem.expect_optional("zero points", zero_words, weight.zero_points.as_ref().map(BufferArg::len))?;
-    if let Some(bias) = &bias {
-        problem.expect_length("bias", n, bias.len())?;
     }
     if n == 0 {
         return Ok(());
     }
     let config = Config { blocks, group, zero_points, bf16 };
+    let layout = layout(k, n);
+    let scales = ScaleLayout::new(&layout, spec.group);
     let lengths = [n, k, layout.n_padded() / COLUMNS, layout.k_padded() / 16, scales.groups_padded()].map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
     tracing::trace!(%problem, blocks, "gemv");
