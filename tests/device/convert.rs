@@ -1,10 +1,11 @@
 //! The one call, on models that know nothing of 4 bits.
 
 use crate::layer::values;
+use crate::models::Mlp;
 use crate::setup::{Named, computes, trial};
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay, ModuleMapper, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, Relu};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_marlin::{
@@ -14,7 +15,7 @@ use libtest_mimic::Trial;
 use marlin_tests::relative_error;
 
 /// Against the same weights in float: the rounding of f32 sums, and of the activations that follow from them.
-const SAME_WEIGHTS: f64 = 2e-4;
+pub const SAME_WEIGHTS: f64 = 2e-4;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "convert::mlp_equals_w4a16_linear", mlp_equals_layers));
@@ -29,30 +30,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "convert::a_second_conversion_leaves_the_first", twice));
 }
 
-/// An ordinary Burn model.
-#[derive(Module, Debug)]
-struct Mlp {
-    up: Linear,
-    relu: Relu,
-    down: Linear,
-}
-
-impl Mlp {
-    fn new(sizes: [usize; 3], layout: LinearLayout, bias: bool, device: &Device) -> Self {
-        let linear = |from, to| LinearConfig::new(from, to).with_layout(layout).with_bias(bias).init(device);
-        Self { up: linear(sizes[0], sizes[1]), relu: Relu::new(), down: linear(sizes[1], sizes[2]) }
-    }
-
-    fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.down.forward(self.relu.forward(self.up.forward(x)))
-    }
-}
-
-fn convert<M: Module>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {
+pub fn convert<M: Module + ModuleDisplay>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {
     convert_to(QuantSpec::int4(group), model)
 }
 
-fn convert_to<M: Module>(spec: QuantSpec, model: M) -> (M, burn_marlin::Report) {
+pub fn convert_to<M: Module + ModuleDisplay>(spec: QuantSpec, model: M) -> (M, burn_marlin::Report) {
     W4A16::new(spec).quantize(model).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -61,17 +43,29 @@ fn widths(group: GroupSize) -> [(QuantSpec, std::ops::Range<f64>); 2] {
     [(QuantSpec::int4(group), 1e-3..0.25), (QuantSpec::int8(group), 1e-4..0.02)]
 }
 
-fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {
+pub fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {
     let error = relative_error(found, expected, expected);
     assert!(error <= limit, "{what}: relative error {error:e}, limit {limit:e}");
 }
 
 /// The float model with the same dequantised weights, on Flex: there matmuls are exact f32.
-fn dense<M: Module>(quantized: &M) -> M {
+pub fn dense<M: Module>(quantized: &M) -> M {
     quantized.clone().materialize().to_device(&Device::flex())
 }
 
-fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+/// The model in another dtype.
+pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
+    struct Cast(FloatDType);
+    impl ModuleMapper for Cast {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let dtype = self.0;
+            param.map(|tensor| tensor.cast(dtype))
+        }
+    }
+    model.map(&mut Cast(dtype))
+}
+
+pub fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
     Tensor::from_data(x.to_data(), &Device::flex())
 }
 
@@ -87,7 +81,7 @@ fn mlp_equals_layers(device: &Device) {
             [&float.up, &float.down].map(|linear| W4A16Linear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
         let (model, report) = convert_to(spec, float.clone());
         assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
-        assert_eq!(report.to_string().matches(&spec.to_string()).count(), 2, "{report}");
+        assert_eq!(format!("{report:#}").matches(&spec.to_string()).count(), 2, "{report:#}");
         let reference = dense(&model);
         for shape in [[1, 1, 128], [1, 5, 128], [4, 1, 128], [3, 7, 128], [2, 33, 128]] {
             let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
@@ -158,13 +152,6 @@ fn transformer(device: &Device) {
 }
 
 fn half_precision(device: &Device) {
-    struct Cast(FloatDType);
-    impl burn::module::ModuleMapper for Cast {
-        fn map_float<const D: usize>(&mut self, param: burn::module::Param<Tensor<D>>) -> burn::module::Param<Tensor<D>> {
-            let dtype = self.0;
-            param.map(|tensor| tensor.cast(dtype))
-        }
-    }
     for (dtype, scales, limit) in [(FloatDType::F16, ScaleDtype::F16, 3e-3), (FloatDType::BF16, ScaleDtype::BF16, 2e-2)] {
         if !computes(device, scales.into()) {
             continue;
@@ -174,7 +161,7 @@ fn half_precision(device: &Device) {
             .into_iter()
             .flat_map(|(sizes, group)| widths(group).map(|(spec, _)| (sizes, spec.with_scale_dtype(scales))));
         for (sizes, spec) in formats {
-            let float = Mlp::new(sizes, LinearLayout::Row, true, device).map(&mut Cast(dtype));
+            let float = cast(Mlp::new(sizes, LinearLayout::Row, true, device), dtype);
             let (model, report) = W4A16::new(spec).quantize(float).unwrap_or_else(|error| panic!("{error}"));
             let on_tensor_cores = |layer: &LayerReport| match &layer.outcome {
                 Outcome::Quantized { plan, .. } => matches!(plan.kernel, Kernel::Marlin(_)),
@@ -183,7 +170,7 @@ fn half_precision(device: &Device) {
             // Ampere and later; there is no other card to test on.
             let expected = *device == Device::cuda(0) && spec.bits == Bits::Four;
             assert!(report.layers.iter().all(|layer| on_tensor_cores(layer) == expected), "{report}");
-            let reference = model.clone().materialize().map(&mut Cast(FloatDType::F32)).to_device(&Device::flex());
+            let reference = cast(model.clone().materialize(), FloatDType::F32).to_device(&Device::flex());
             for rows in [1, 5, 40] {
                 let x = Tensor::<2>::random([rows, sizes[0]], Distribution::Normal(0.0, 1.0), device).cast(dtype);
                 device.sync().unwrap_or_else(|error| panic!("{error:?}"));
@@ -227,15 +214,19 @@ fn patterns(device: &Device) {
     assert!(matches!(outcome(&report, "embedding.weight"), Outcome::Left(LeftReason::NotLinear)));
     assert!(matches!(outcome(&report, "lm_head.weight"), Outcome::Left(LeftReason::Excluded { .. })));
     assert!(matches!(outcome(&report, "body.up.weight"), Outcome::Quantized { .. }));
-    assert_eq!((report.quantized(), report.left()), (2, 2));
+    // The embedding is no linear layer.
+    assert_eq!((report.quantized(), report.left()), (2, 1));
 
     let (_, report) = w4a16.clone().include(r"^body\.").exclude("down").quantize(tagger.clone()).unwrap_or_else(|error| panic!("{error}"));
     assert!(matches!(outcome(&report, "lm_head.weight"), Outcome::Left(LeftReason::NotIncluded)));
     assert!(matches!(outcome(&report, "body.down.weight"), Outcome::Left(LeftReason::Excluded { .. })));
     assert_eq!(report.quantized(), 1);
 
+    let parameters = tagger.num_params();
     let broken = w4a16.include("(").quantize(tagger);
-    assert!(matches!(broken, Err(Error::Pattern { .. })));
+    let broken = broken.err().unwrap_or_else(|| panic!("a pattern that is none was taken"));
+    assert!(matches!(broken.error, Error::Pattern { .. }));
+    assert_eq!(broken.model.num_params(), parameters, "the error gives the model back");
 }
 
 fn record(device: &Device) {

@@ -27,7 +27,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
     tests.push(trial(device, "layer::from_linear_keeps_the_bias", from_linear));
     tests.push(trial(device, "layer::weight_survives_device_and_record", move |device| round_trips(device, seed)));
-    tests.push(trial(device, "layer::a_record_of_another_width_is_refused", move |device| other_width(device, seed)));
+    tests.push(trial(device, "layer::a_record_is_taken_in_its_own_format", move |device| other_format(device, seed)));
     tests.push(trial(device, "layer::gradient_reaches_the_activations_alone", move |device| gradient(device, seed)));
     tests.push(trial(device, "layer::display_shows_true_sizes", display));
     tests.push(trial(device, "layer::no_float_copy_is_held", held_bytes));
@@ -265,18 +265,34 @@ fn round_trips(device: &Device, seed: u64) {
     }
 }
 
-fn other_width(device: &Device, seed: u64) {
-    let widths = [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)];
-    let weights = widths.map(|spec| {
-        let case = Case { m: 1, k: 64, n: 24, spec, activations: ActivationDtype::F32, permuted: false };
-        QuantizedWeight::from_plain(&Operands::random(&case, seed).weight, device)
-    });
-    for (from, to) in [(&weights[0], &weights[1]), (&weights[1], &weights[0])] {
-        let bytes = from.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
-        let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"));
-        let loaded = to.clone().try_load_record(record);
-        let (from, to) = (from.spec(), to.spec());
-        assert!(loaded.is_err(), "a record of {from} was loaded as {to}");
+fn other_format(device: &Device, seed: u64) {
+    let case = |spec, k, permuted| Case { m: 1, k, n: 24, spec, activations: ActivationDtype::F32, permuted };
+    let weight = |case: &Case| QuantizedWeight::from_plain(&Operands::random(case, seed).weight, device);
+    let record = |weight: &QuantizedWeight| {
+        let bytes = weight.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
+        ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let formats = [
+        case(QuantSpec::int4(GroupSize::G32), 64, false),
+        case(QuantSpec::int8(GroupSize::G64).with_zero_points(), 64, false),
+        case(QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::BF16), 64, true),
+    ];
+    for (from, to) in formats.iter().flat_map(|from| formats.iter().map(move |to| (from, to))) {
+        let (saved, target) = (weight(from), weight(to));
+        let loaded = target.try_load_record(record(&saved)).unwrap_or_else(|error| panic!("{from} into {to}: {error}"));
+        assert_eq!((loaded.spec(), loaded.is_permuted()), (from.spec, from.permuted), "the record's format is taken");
+        assert_eq!(loaded.to_plain().ok(), saved.to_plain().ok(), "{from} into {to}");
+        let unloaded =
+            QuantizedWeight::unloaded(to.k, to.n, to.spec, ActivationDtype::F32, device).unwrap_or_else(|error| panic!("{error}"));
+        assert!(values(unloaded.dequantize(FloatDType::F32)).iter().all(|value| value.is_nan()), "no values, none that look right");
+        let loaded = unloaded.try_load_record(record(&saved)).unwrap_or_else(|error| panic!("{from} into {to}: {error}"));
+        assert_eq!(loaded.to_plain().ok(), saved.to_plain().ok(), "{from} into an unloaded {to}");
+    }
+    // Another K: refused even where the tensors would fit.
+    let channel = QuantSpec::int4(GroupSize::Channel);
+    for (from, to) in [(7, 8), (8, 7), (64, 32)] {
+        let loaded = weight(&case(channel, to, false)).try_load_record(record(&weight(&case(channel, from, false))));
+        assert!(loaded.is_err(), "K = {from} was loaded as K = {to}");
     }
 }
 

@@ -4,6 +4,8 @@
 //! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
 
 mod convert;
+mod convert_loading;
+mod convert_models;
 mod decode_attention;
 mod decode_matmul;
 mod decode_rows;
@@ -14,7 +16,9 @@ mod golden;
 mod kernels;
 mod layer;
 mod llama;
+mod lora;
 mod marlin;
+mod models;
 mod repack;
 mod setup;
 
@@ -45,6 +49,9 @@ fn main() -> ExitCode {
         decode_attention::add(&mut tests, device, options.seed);
         layer::add(&mut tests, device, options.seed);
         convert::add(&mut tests, device);
+        convert_models::add(&mut tests, device);
+        convert_loading::add(&mut tests, device);
+        lora::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);
         decode_matmul::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);

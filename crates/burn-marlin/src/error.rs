@@ -1,5 +1,38 @@
+use crate::LeftReason;
 use burn::tensor::DType;
-use marlin_format::FormatError;
+use marlin_format::{FormatError, QuantSpec};
+use std::fmt;
+
+/// A model that could not be converted, as it was before.
+///
+/// Becomes its [`Error`] under `?`, which gives the model up.
+#[derive(Debug)]
+pub struct ConvertError<M> {
+    /// The model.
+    ///
+    /// It is as it was, unless the device failed in the middle of a conversion: then the layers before the one that the error names are converted.
+    pub model: M,
+    /// What is wrong.
+    pub error: Error,
+}
+
+impl<M> fmt::Display for ConvertError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M: fmt::Debug> std::error::Error for ConvertError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<M> From<ConvertError<M>> for Error {
+    fn from(refused: ConvertError<M>) -> Self {
+        refused.error
+    }
+}
 
 /// What can go wrong between a float weight and a quantised layer.
 #[derive(Debug, thiserror::Error)]
@@ -56,10 +89,51 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<regex::Error>,
     },
+    /// A strict conversion would have left layers, or has patterns that match nothing.
+    #[error("a strict conversion {}: exclude these layers, give them another group, or mend the patterns", list_strict(.left, .unmatched))]
+    Strict {
+        /// Path of each layer that would have been left, and why.
+        left: Vec<(String, LeftReason)>,
+        /// Patterns that match no parameter.
+        unmatched: Vec<String>,
+    },
+    /// The linear layer is converted already, to another spec.
+    #[error(
+        "the layer's weight is already {found}; rounding it again to {asked} would lose more: take it as it is, or start from the float layer"
+    )]
+    Converted {
+        /// The weight's spec.
+        found: QuantSpec,
+        /// The spec asked for.
+        asked: QuantSpec,
+    },
     /// The fusion provider came too late.
     #[error("the fusion provider must be installed before the first tensor operation of the program: {reason}")]
     Install {
         /// What Burn said.
         reason: String,
     },
+}
+
+impl Error {
+    /// The same of a layer at a path.
+    pub(crate) fn in_layer(self, path: &str) -> Self {
+        match self {
+            Self::Format(source) => Self::Layer { path: path.to_owned(), source },
+            other => other,
+        }
+    }
+}
+
+fn list_strict(left: &[(String, LeftReason)], unmatched: &[String]) -> String {
+    let mut parts = Vec::new();
+    if !left.is_empty() {
+        let layers: Vec<String> = left.iter().map(|(path, reason)| format!("{path} ({reason})")).collect();
+        parts.push(format!("would leave {}", layers.join(", ")));
+    }
+    if !unmatched.is_empty() {
+        let patterns: Vec<String> = unmatched.iter().map(|pattern| format!("`{pattern}`")).collect();
+        parts.push(format!("has patterns that match nothing, {}", patterns.join(", ")));
+    }
+    parts.join(" and ")
 }

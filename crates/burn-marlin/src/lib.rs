@@ -29,9 +29,9 @@ mod linear;
 mod ops;
 mod weight;
 
-pub use convert::{LayerReport, LeftReason, Outcome, Report, W4A16};
+pub use convert::{LayerReport, LeftReason, Outcome, Report, W4A16, reset_placeholders};
 pub use device::{free_memory, target};
-pub use error::Error;
+pub use error::{ConvertError, Error};
 pub use fusion::{FusionCount, fusion_count, install};
 pub use linear::W4A16Linear;
 pub use ops::{OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMetadata, W4A16Backend, W4A16Weight, W4A16WeightMetadata};

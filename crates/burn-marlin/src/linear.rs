@@ -1,7 +1,7 @@
 use crate::{Error, QuantizedWeight, decode};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Linear;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use marlin_format::QuantSpec;
 use marlin_kernels::ActivationDtype;
 
@@ -31,13 +31,31 @@ impl W4A16Linear {
         Ok(Self { weight, bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)) })
     }
 
-    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is.
+    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is. Of a layer that [`W4A16`](crate::W4A16) has converted to that
+    /// spec, the weight that it has.
     ///
     /// # Errors
-    /// As [`QuantizedWeight::quantize`].
+    /// As [`QuantizedWeight::quantize`]; a converted layer of another spec.
     pub fn from_linear(linear: &Linear, spec: &QuantSpec) -> Result<Self, Error> {
-        let weight = QuantizedWeight::quantize(linear.weight.val(), spec)?;
+        let weight = match linear.weight.reparameterization::<QuantizedWeight>() {
+            Some(weight) if weight.spec() == *spec => weight.detached(),
+            Some(weight) => return Err(Error::Converted { found: weight.spec(), asked: *spec }),
+            None => QuantizedWeight::quantize(linear.weight.val(), spec)?,
+        };
         Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
+    }
+
+    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. What it computes is NaN until then.
+    ///
+    /// # Errors
+    /// A group that does not divide K.
+    pub fn unloaded(dims: [usize; 2], bias: bool, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
+        let [k, n] = dims;
+        let weight = QuantizedWeight::unloaded(k, n, spec, activations, device)?;
+        let dtype = weight.activations();
+        let init = move |device: &Device, _: bool| Tensor::full([n], f32::NAN, (device, DType::from(dtype)));
+        let bias = bias.then(|| Param::uninitialized(ParamId::new(), init, device.clone(), true, Shape::new([n])));
+        Ok(Self { weight, bias })
     }
 
     /// x [.., K] to [.., N], in the activations' dtype.
@@ -61,7 +79,7 @@ impl W4A16Linear {
         norm: Tensor<1>,
         epsilon: f64,
     ) -> (Tensor<D>, Tensor<D>) {
-        if !decode::takes(&x) {
+        if !decode::takes(&x) || self.weight.adapter().is_some() {
             let (x, sum) = decode::add_rms_norm(x, residual, norm, epsilon);
             return (self.forward(x), sum);
         }

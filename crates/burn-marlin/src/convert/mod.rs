@@ -1,33 +1,38 @@
 //! One call that turns an unmodified Burn model into a W4A16 or W8A16 model.
 
+mod attach;
 mod report;
 mod survey;
 
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 
-use crate::{Error, QuantizedWeight, target};
-use burn::module::{Module, Param, ParamId, Reparameterizer};
-use burn::tensor::{Device, Shape, Tensor};
-use marlin_format::{FormatError, QuantSpec};
-use marlin_kernels::{ActivationDtype, select_converted};
+use crate::{ConvertError, Error, QuantizedWeight};
+use attach::{Attach, Reset};
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::tensor::{ElementConversion, Tensor};
+use marlin_format::{FormatError, GroupSize, QuantSpec};
 use regex::Regex;
-use std::collections::HashMap;
-use survey::{Candidate, survey};
+use std::collections::{HashMap, HashSet};
+use survey::{Candidate, Survey, Types, survey};
 
 /// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything else stays as it is.
 ///
 /// The weight's bits are those of the spec: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`], which makes W8A16 layers.
 ///
-/// The model's type does not change. Each converted weight keeps its place and shape, but the tensor behind it is an expanded zero of one
-/// element; the quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at the start of the program, so that
-/// on CubeCL devices matmuls read the packed weight directly.
+/// The model's type does not change. Each converted weight keeps its place and shape, but the tensor behind it is a placeholder: one value, which is
+/// not a number, expanded to [K, N]. The quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at the
+/// start of the program, so that on CubeCL devices matmuls read the packed weight directly.
 ///
 /// Patterns are regular expressions, searched anywhere in a parameter's path (`layers.0.attention.query.weight`).
 ///
-/// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, and load
-///   before its first use.
-/// - Move a model to another *backend* (Flex to CUDA, say) before its first use: later, such a move rewrites every tensor, and the expanded
-///   zero becomes a full float tensor. Moves between devices of one backend keep it.
+/// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads the placeholder**: `weight.to_data()`,
+///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed of it looks right.
+/// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, or make it with
+///   [`unloaded`](Self::unloaded). A model that has been used (run, shown, given to `apply_lora`) is made ready by
+///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has [1, 1]").
+/// - A float checkpoint that is loaded into a converted model is refused, or rounded where the model has been used.
+/// - A cast, and a move to another *backend* (Flex to CUDA, say) after the first use, make a full float tensor of each placeholder:
+///   [`reset_placeholders`] frees them.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -43,12 +48,26 @@ pub struct W4A16 {
     spec: QuantSpec,
     include: Vec<String>,
     exclude: Vec<String>,
+    /// Layers that match a pattern get its spec; the first pattern counts.
+    specs: Vec<(String, QuantSpec)>,
+    fallback: Vec<GroupSize>,
+    also: Vec<String>,
+    strict: bool,
+}
+
+/// What the weights of converted layers hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    /// The float values, rounded.
+    Rounded,
+    /// Nothing, until a record is loaded.
+    Unloaded,
 }
 
 impl W4A16 {
     /// Converts every `Linear` to `spec`.
     pub fn new(spec: QuantSpec) -> Self {
-        Self { spec, include: Vec::new(), exclude: Vec::new() }
+        Self { spec, include: Vec::new(), exclude: Vec::new(), specs: Vec::new(), fallback: Vec::new(), also: Vec::new(), strict: false }
     }
 
     /// Converts only layers whose path matches this or another included pattern.
@@ -63,89 +82,263 @@ impl W4A16 {
         self
     }
 
-    /// Converts the model and reports every layer.
+    /// Converts layers whose path matches to another spec. Of several such patterns the first that matches counts.
+    pub fn with_spec(mut self, pattern: impl Into<String>, spec: QuantSpec) -> Self {
+        self.specs.push((pattern.into(), spec));
+        self
+    }
+
+    /// Groups to try, in this order, for layers whose K the spec's own group does not divide: `[G64, G32, Channel]` converts every layer.
+    pub fn with_fallback(mut self, groups: impl IntoIterator<Item = GroupSize>) -> Self {
+        self.fallback.extend(groups);
+        self
+    }
+
+    /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N] that it multiplies activations [.., K] with, as
+    /// `Linear` does. Types are told apart by their name alone, without their path.
+    pub fn also<T: Module>(mut self) -> Self {
+        let name = std::any::type_name::<T>();
+        let name = name.split('<').next().unwrap_or(name);
+        self.also.push(name.rsplit("::").next().unwrap_or(name).to_owned());
+        self
+    }
+
+    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a pattern matches nothing.
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
+        self
+    }
+
+    /// Converts the model and reports every layer. The float values of each layer are freed before the next is rounded.
     ///
     /// # Errors
-    /// A pattern that is no regular expression, or a weight with values that are not finite. A group that does not divide K is no error: the
-    /// layer is left and reported.
-    pub fn quantize<M: Module>(&self, model: M) -> Result<(M, Report), Error> {
-        let (include, exclude) = (compile(&self.include)?, compile(&self.exclude)?);
-        let mut report = Report::default();
-        let mut weights = HashMap::new();
-        for candidate in survey(&model) {
-            let outcome = match self.left(&candidate, &include, &exclude) {
-                Some(reason) => Outcome::Left(reason),
-                None => {
-                    let weight = candidate.quantize(&self.spec)?;
-                    let activations = crate::ops::activation_dtype(candidate.dtype()).unwrap_or(ActivationDtype::F32);
-                    let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
-                    tracing::debug!(layer = %candidate.path, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-                    let size_bytes = weight.size_bytes();
-                    weights.insert(candidate.id, weight);
-                    Outcome::Quantized { spec: self.spec, size_bytes, plan }
+    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) what it says. The error
+    /// gives the model back. A group that does not divide K is no error otherwise: the layer is left and reported.
+    pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
+        self.convert(model, Weights::Rounded)
+    }
+
+    /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its weights: to load the record of a converted model
+    /// into. What it computes is NaN until then.
+    ///
+    /// The record decides on each layer's format. Types named `Linear` are all taken for Burn's.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize), but for values.
+    pub fn unloaded<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
+        self.convert(model, Weights::Unloaded)
+    }
+
+    fn convert<M: Module + ModuleDisplay>(&self, model: M, weights: Weights) -> Result<(M, Report), ConvertError<M>> {
+        let found = survey(&model, Types { also: &self.also, initialize: weights == Weights::Rounded });
+        let rules = match Rules::new(self) {
+            Ok(rules) => rules,
+            Err(error) => return Err(ConvertError { model, error }),
+        };
+        let choices = match self.choose(&rules, &found, &model, weights) {
+            Ok(choices) => choices,
+            Err(error) => return Err(ConvertError { model, error }),
+        };
+        let selected = |choice: &Choice| matches!(choice, Choice::Convert(_));
+        let mut ids = HashSet::new();
+        let selected_ids = found.candidates.iter().zip(&choices.layers).filter(|(_, choice)| selected(choice)).map(|(layer, _)| layer.id);
+        let shared = selected_ids.filter(|&id| !ids.insert(id)).collect();
+        let mut attach = Attach {
+            rules: &rules,
+            weights,
+            selected: HashMap::new(),
+            shared,
+            made: HashMap::new(),
+            outcomes: HashMap::new(),
+            failed: None,
+        };
+        let mut layers = Vec::with_capacity(found.candidates.len());
+        for (candidate, choice) in found.candidates.into_iter().zip(choices.layers) {
+            let Candidate { path, shape, size_bytes, .. } = candidate;
+            let outcome = match choice {
+                Choice::Convert(spec) => {
+                    attach.selected.insert(path.clone(), spec);
+                    None
                 }
+                Choice::Left(reason) => Some(Outcome::Left(reason)),
             };
-            report.layers.push(LayerReport { path: candidate.path, shape: candidate.shape, outcome });
+            layers.push((path, shape, size_bytes, outcome));
         }
-        Ok((model.apply_reparameterization(Attach { weights }), report))
-    }
-
-    /// Why a layer stays as it is; `None` where it is converted.
-    fn left(&self, candidate: &Candidate, include: &[Regex], exclude: &[Regex]) -> Option<LeftReason> {
-        if !candidate.is_linear() {
-            return Some(LeftReason::NotLinear);
+        let model = model.apply_reparameterization(&mut attach);
+        if let Some(error) = attach.failed {
+            return Err(ConvertError { model, error });
         }
-        if candidate.reparameterized {
-            return Some(LeftReason::Reparameterized);
-        }
-        if let Some(pattern) = exclude.iter().find(|pattern| pattern.is_match(&candidate.path)) {
-            return Some(LeftReason::Excluded { pattern: pattern.to_string() });
-        }
-        if !include.is_empty() && !include.iter().any(|pattern| pattern.is_match(&candidate.path)) {
-            return Some(LeftReason::NotIncluded);
-        }
-        if candidate.is_quantized() {
-            return Some(LeftReason::AlreadyQuantized);
-        }
-        match self.spec.check(candidate.shape[0], candidate.shape[1]) {
-            Err(error @ FormatError::GroupDoesNotDivide { .. }) => Some(LeftReason::Group { error }),
-            _ => None,
+        let mut outcomes = attach.outcomes;
+        let layers = layers.into_iter().filter_map(|(path, shape, float_bytes, outcome)| {
+            let outcome = outcome.or_else(|| outcomes.remove(&path))?;
+            Some(LayerReport { path, shape, float_bytes, outcome })
+        });
+        let report = Report { layers: layers.collect(), unmatched: choices.unmatched, model_bytes: found.size_bytes };
+        match self.strict_error(&report) {
+            Some(error) => Err(ConvertError { model, error }),
+            None => Ok((model, report)),
         }
     }
-}
 
-fn compile(patterns: &[String]) -> Result<Vec<Regex>, Error> {
-    let compile =
-        |pattern: &String| Regex::new(pattern).map_err(|source| Error::Pattern { pattern: pattern.clone(), source: Box::new(source) });
-    patterns.iter().map(compile).collect()
-}
-
-/// Attaches the quantised weights to the parameters they were made from.
-struct Attach {
-    weights: HashMap<ParamId, QuantizedWeight>,
-}
-
-impl Reparameterizer for Attach {
-    type Reparam = QuantizedWeight;
-
-    fn reparameterize<const D: usize>(&mut self, _path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
-        match self.weights.remove(&param.id) {
-            Some(weight) => (placeholder(param, weight.dims()), Some(weight)),
-            None => (param, None),
+    /// What is to become of each candidate, before anything is changed.
+    fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
+        let matches_none = |pattern: &&Regex| !found.candidates.iter().any(|candidate| pattern.is_match(&candidate.path));
+        let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();
+        let layers: Vec<Choice> = found.candidates.iter().map(|candidate| rules.choice(candidate, weights)).collect();
+        if weights == Weights::Rounded {
+            let choices = found.candidates.iter().zip(&layers);
+            let left = choices.clone().filter_map(|(layer, choice)| match choice {
+                Choice::Left(reason) => Some((layer.path.clone(), reason.clone())),
+                Choice::Convert(_) => None,
+            });
+            if let Some(error) = self.refused(left, &unmatched) {
+                return Err(error);
+            }
+            let specs = choices.filter_map(|(layer, choice)| match choice {
+                Choice::Convert(Some(spec)) => Some((layer.path.as_str(), *spec)),
+                _ => None,
+            });
+            Examine::all(model, specs.collect())?;
         }
+        Ok(Choices { layers, unmatched })
+    }
+
+    fn strict_error(&self, report: &Report) -> Option<Error> {
+        let left = report.layers.iter().filter_map(|layer| match &layer.outcome {
+            Outcome::Left(reason) => Some((layer.path.clone(), reason.clone())),
+            Outcome::Quantized { .. } => None,
+        });
+        self.refused(left, &report.unmatched)
+    }
+
+    /// What a strict conversion does not accept.
+    fn refused(&self, left: impl Iterator<Item = (String, LeftReason)>, unmatched: &[String]) -> Option<Error> {
+        let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
+        (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict { left, unmatched: unmatched.to_vec() })
     }
 }
 
-/// A parameter of the weight's shape [K, N] that holds one zero.
+/// Makes the placeholders under converted weights as they were right after the conversion: ready for a record, and small.
 ///
-/// It keeps `shape()` and `Display` right for code that looks at the weight. It is lazy, so that it costs nothing to move before its first
-/// use, and declares the one element that records hold. It is a new parameter, so that mappers of the float weight (`LinearLayout::Col`
-/// transposes when saving) do not apply to it.
-fn placeholder<const D: usize>(param: Param<Tensor<D>>, shape: [usize; 2]) -> Param<Tensor<D>> {
-    let (device, dtype) = (param.lazy_device(), param.base().dtype());
-    let expand = move |zero: Tensor<D>| zero.expand(Shape::new(shape));
-    let init = move |device: &Device, _: bool| expand(Tensor::zeros([1; D], (device, dtype)));
-    Param::uninitialized(param.id, init, device, false, Shape::new([1; D]))
-        .save_mapper(|tensor| tensor.slice([(); D].map(|()| 0..1)))
-        .load_mapper(expand)
+/// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
+/// loaded into converted layers are rounded to the layers' specs, and freed. The weights stay as they are.
+pub fn reset_placeholders<M: Module + ModuleDisplay>(model: M) -> M {
+    let found = survey(&model, Types { also: &[], initialize: false });
+    Reset::of(model, found.converted)
+}
+
+/// What is to become of a model's parameters.
+struct Choices {
+    /// In the order of the survey.
+    layers: Vec<Choice>,
+    /// Patterns that match none of them.
+    unmatched: Vec<String>,
+}
+
+/// What is to become of one.
+enum Choice {
+    /// To this spec, or to one that is chosen when its K is known.
+    Convert(Option<QuantSpec>),
+    Left(LeftReason),
+}
+
+/// What a [`W4A16`] says of a path, its patterns compiled.
+struct Rules {
+    include: Vec<Regex>,
+    exclude: Vec<Regex>,
+    specs: Vec<(Regex, QuantSpec)>,
+    spec: QuantSpec,
+    fallback: Vec<GroupSize>,
+}
+
+impl Rules {
+    fn new(w4a16: &W4A16) -> Result<Self, Error> {
+        let compile =
+            |pattern: &String| Regex::new(pattern).map_err(|source| Error::Pattern { pattern: pattern.clone(), source: Box::new(source) });
+        Ok(Self {
+            include: w4a16.include.iter().map(compile).collect::<Result<_, _>>()?,
+            exclude: w4a16.exclude.iter().map(compile).collect::<Result<_, _>>()?,
+            specs: w4a16.specs.iter().map(|(pattern, spec)| Ok((compile(pattern)?, *spec))).collect::<Result<_, Error>>()?,
+            spec: w4a16.spec,
+            fallback: w4a16.fallback.clone(),
+        })
+    }
+
+    fn patterns(&self) -> impl Iterator<Item = &Regex> {
+        self.include.iter().chain(&self.exclude).chain(self.specs.iter().map(|(pattern, _)| pattern))
+    }
+
+    fn choice(&self, candidate: &Candidate, weights: Weights) -> Choice {
+        let Candidate { path, shape, left, .. } = candidate;
+        let matching = |patterns: &[Regex]| patterns.iter().find(|pattern| pattern.is_match(path)).map(Regex::to_string);
+        if let Some(LeftReason::NotLinear) = left {
+            return Choice::Left(LeftReason::NotLinear);
+        }
+        if let Some(pattern) = matching(&self.exclude) {
+            return Choice::Left(LeftReason::Excluded { pattern });
+        }
+        if !self.include.is_empty() && matching(&self.include).is_none() {
+            return Choice::Left(LeftReason::NotIncluded);
+        }
+        if let Some(reason) = left {
+            return Choice::Left(reason.clone());
+        }
+        // A weight that is still lazy may be stored transposed: its K is known when its turn comes.
+        if weights == Weights::Unloaded {
+            return Choice::Convert(None);
+        }
+        match self.spec_of(path, shape[0], shape[1]) {
+            Ok(spec) => Choice::Convert(Some(spec)),
+            Err(error) => Choice::Left(LeftReason::Group { error }),
+        }
+    }
+
+    /// The spec of a layer [K, N]: with the first of its groups that divides K.
+    fn spec_of(&self, path: &str, k: usize, n: usize) -> Result<QuantSpec, FormatError> {
+        let spec = self.specs.iter().find(|(pattern, _)| pattern.is_match(path)).map_or(self.spec, |(_, spec)| *spec);
+        let Err(error) = spec.check(k, n) else { return Ok(spec) };
+        let mut fallback = self.fallback.iter().map(|&group| QuantSpec { group, ..spec });
+        fallback.find(|spec| spec.check(k, n).is_ok()).ok_or(error)
+    }
+}
+
+/// Looks for weights that cannot be rounded, before any is.
+struct Examine<'a> {
+    specs: HashMap<&'a str, QuantSpec>,
+    path: Vec<String>,
+    failed: Option<Error>,
+}
+
+impl<'a> Examine<'a> {
+    fn all<M: Module>(model: &M, specs: HashMap<&'a str, QuantSpec>) -> Result<(), Error> {
+        let mut examine = Self { specs, path: Vec::new(), failed: None };
+        model.visit(&mut examine);
+        examine.failed.map_or(Ok(()), Err)
+    }
+}
+
+impl ModuleVisitor for Examine<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.path.join(".");
+        let Some(spec) = self.specs.remove(path.as_str()).filter(|_| self.failed.is_none()) else { return };
+        let weight = param.base().detach();
+        // One number comes back from the device. A NaN is no maximum on every backend: it is asked for apart.
+        let finite = weight.clone().is_finite().all().into_scalar::<bool>();
+        let largest = weight.clone().abs().max().into_scalar::<f32>().elem::<f64>();
+        // Below it no scale overflows, in whatever dtype.
+        if finite && largest < f64::from(half::f16::MAX) {
+            return;
+        }
+        let dims = weight.dims();
+        // The host says where.
+        self.failed = QuantizedWeight::round(weight.reshape([dims[0], dims[D - 1]]), &spec).err().map(|error| error.in_layer(&path));
+    }
 }

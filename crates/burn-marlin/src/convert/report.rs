@@ -1,23 +1,58 @@
 use marlin_format::{FormatError, QuantSpec};
 use marlin_kernels::Plan;
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
 use std::fmt;
 
 /// What the conversion did to every layer.
+///
+/// `{}` is short: totals, what linear layers became, and why some were left. `{:#}` is a table of every layer. [`Serialize`] and
+/// [`to_json`](Self::to_json) give all of it to programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.
     pub layers: Vec<LayerReport>,
+    /// Patterns that match no parameter.
+    pub unmatched: Vec<String>,
+    /// Bytes of all float parameters before.
+    pub model_bytes: usize,
 }
 
 impl Report {
-    /// Layers that now have a quantised weight.
+    /// Linear layers that now have a quantised weight.
     pub fn quantized(&self) -> usize {
         self.layers.iter().filter(|layer| matches!(layer.outcome, Outcome::Quantized { .. })).count()
     }
 
-    /// Layers that stayed as they were.
+    /// Linear layers that stayed as they were.
     pub fn left(&self) -> usize {
-        self.layers.len() - self.quantized()
+        self.linear().count() - self.quantized()
+    }
+
+    /// The linear layers.
+    pub fn linear(&self) -> impl Iterator<Item = &LayerReport> {
+        self.layers.iter().filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
+    }
+
+    /// Bytes of the converted layers' weights before and after; weights that layers share count once.
+    pub fn converted_bytes(&self) -> [usize; 2] {
+        self.layers.iter().fold([0, 0], |[before, after], layer| match layer.outcome {
+            Outcome::Quantized { size_bytes, shared_with: None, .. } => [before + layer.float_bytes, after + size_bytes],
+            _ => [before, after],
+        })
+    }
+
+    /// Bytes of the model's float parameters before, and of these and the quantised weights after; weights that layers share count once.
+    pub fn total_bytes(&self) -> [usize; 2] {
+        let shared = |layer: &&LayerReport| matches!(layer.outcome, Outcome::Quantized { shared_with: Some(_), .. });
+        let before = self.model_bytes - self.layers.iter().filter(shared).map(|layer| layer.float_bytes).sum::<usize>();
+        let [float, quantized] = self.converted_bytes();
+        [before, before - float + quantized]
+    }
+
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and what became of it, `unmatched` patterns, and the totals.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
 }
 
@@ -28,6 +63,8 @@ pub struct LayerReport {
     pub path: String,
     /// Shape of the weight; [K, N] for a `Linear`.
     pub shape: Vec<usize>,
+    /// Bytes of its float values.
+    pub float_bytes: usize,
     /// What happened.
     pub outcome: Outcome,
 }
@@ -43,6 +80,8 @@ pub enum Outcome {
         size_bytes: usize,
         /// The kernel that runs it with one row of activations, and why.
         plan: Plan,
+        /// Path of the layer whose weight it is too, where the two were one tensor before.
+        shared_with: Option<String>,
     },
     /// The layer is as it was.
     Left(LeftReason),
@@ -53,6 +92,8 @@ pub enum Outcome {
 pub enum LeftReason {
     /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another module.
     NotLinear,
+    /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
+    OtherLinear,
     /// An excluding pattern matches its path.
     Excluded {
         /// The pattern.
@@ -64,17 +105,25 @@ pub enum LeftReason {
     AlreadyQuantized,
     /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes one.
     Reparameterized,
-    /// The group does not divide K.
+    /// The group does not divide K, nor does any fallback.
     Group {
         /// The sizes.
         error: FormatError,
     },
 }
 
+impl LeftReason {
+    /// Whether the caller asked for it.
+    pub(super) fn is_wanted(&self) -> bool {
+        matches!(self, Self::NotLinear | Self::Excluded { .. } | Self::NotIncluded)
+    }
+}
+
 impl fmt::Display for LeftReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotLinear => f.write_str("not the weight of a Linear"),
+            Self::OtherLinear => f.write_str("a type named Linear that is not Burn's; if its weight is [K, N], ask for it with `also`"),
             Self::Excluded { pattern } => write!(f, "excluded by `{pattern}`"),
             Self::NotIncluded => f.write_str("not included by any pattern"),
             Self::AlreadyQuantized => f.write_str("already quantised by Burn"),
@@ -84,19 +133,118 @@ impl fmt::Display for LeftReason {
     }
 }
 
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quantized { spec, plan, shared_with, .. } => {
+                write!(f, "{spec}; {}: {}", plan.kernel, plan.reason)?;
+                shared_with.as_ref().map_or(Ok(()), |path| write!(f, "; one with {path}"))
+            }
+            Self::Left(reason) => write!(f, "left: {reason}"),
+        }
+    }
+}
+
+impl LayerReport {
+    fn shape(&self) -> String {
+        self.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [float, quantized] = self.converted_bytes();
+        let [before, after] = self.total_bytes();
+        writeln!(f, "{} of {} linear layers quantised: {float} to {quantized} bytes", self.quantized(), self.linear().count())?;
+        writeln!(f, "the whole model: {before} to {after} bytes")?;
+        if f.alternate() {
+            self.write_table(f)?;
+        } else {
+            self.write_groups(f)?;
+        }
+        for pattern in &self.unmatched {
+            writeln!(f, "`{pattern}` matches nothing")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    /// A line for each layer.
+    fn write_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.layers.iter().map(|layer| layer.path.len()).max().unwrap_or(0);
         for layer in &self.layers {
-            let shape = layer.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-            write!(f, "{:width$}  {shape:>14}  ", layer.path)?;
-            match &layer.outcome {
-                Outcome::Quantized { spec, size_bytes, plan } => {
-                    writeln!(f, "{spec}, {size_bytes} bytes; {}: {}", plan.kernel, plan.reason)?;
-                }
-                Outcome::Left(reason) => writeln!(f, "left: {reason}")?,
+            let after = match layer.outcome {
+                Outcome::Quantized { size_bytes, .. } => size_bytes,
+                Outcome::Left(_) => layer.float_bytes,
+            };
+            writeln!(f, "{:width$}  {:>14}  {:>11}  {after:>11}  {}", layer.path, layer.shape(), layer.float_bytes, layer.outcome)?;
+        }
+        Ok(())
+    }
+
+    /// A line for linear layers of one shape that became the same, and one for everything else.
+    fn write_groups(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+        for layer in self.linear() {
+            let what = format!("{:>14}  {}", layer.shape(), layer.outcome);
+            match groups.iter_mut().find(|(of, _)| *of == what) {
+                Some((_, paths)) => paths.push(&layer.path),
+                None => groups.push((what, vec![&layer.path])),
             }
         }
-        write!(f, "{} quantised, {} left", self.quantized(), self.left())
+        for (what, paths) in groups {
+            writeln!(f, "{:>5} x {what}: {}", paths.len(), ends(&paths))?;
+        }
+        let others = self.layers.len() - self.linear().count();
+        if others > 0 {
+            writeln!(f, "{others:>5} other parameters (embeddings, convolutions, ..) left as they are")?;
+        }
+        Ok(())
+    }
+}
+
+/// The first and the last of some paths.
+fn ends(paths: &[&str]) -> String {
+    match paths {
+        [] => String::new(),
+        [path] => path.to_string(),
+        [first, .., last] => format!("{first} .. {last}"),
+    }
+}
+
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ([float, quantized], [before, after]) = (self.converted_bytes(), self.total_bytes());
+        let mut report = serializer.serialize_struct("Report", 8)?;
+        report.serialize_field("quantized", &self.quantized())?;
+        report.serialize_field("left", &self.left())?;
+        report.serialize_field("converted_bytes_before", &float)?;
+        report.serialize_field("converted_bytes_after", &quantized)?;
+        report.serialize_field("bytes_before", &before)?;
+        report.serialize_field("bytes_after", &after)?;
+        report.serialize_field("unmatched", &self.unmatched)?;
+        report.serialize_field("layers", &self.layers)?;
+        report.end()
+    }
+}
+
+impl Serialize for LayerReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut layer = serializer.serialize_struct("LayerReport", 8)?;
+        layer.serialize_field("path", &self.path)?;
+        layer.serialize_field("shape", &self.shape)?;
+        layer.serialize_field("float_bytes", &self.float_bytes)?;
+        match &self.outcome {
+            Outcome::Quantized { spec, size_bytes, plan, shared_with } => {
+                layer.serialize_field("spec", spec)?;
+                layer.serialize_field("size_bytes", size_bytes)?;
+                layer.serialize_field("kernel", &plan.kernel.to_string())?;
+                layer.serialize_field("reason", &plan.reason.to_string())?;
+                layer.serialize_field("shared_with", shared_with)?;
+            }
+            Outcome::Left(reason) => layer.serialize_field("left", &reason.to_string())?,
+        }
+        layer.end()
     }
 }

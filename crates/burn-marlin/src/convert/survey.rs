@@ -1,7 +1,7 @@
-use crate::{Error, QuantizedWeight};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use super::report::LeftReason;
+use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::{DType, Tensor};
-use marlin_format::QuantSpec;
+use std::collections::HashSet;
 
 /// A parameter that could be the weight of a layer: two dimensions or more.
 pub(super) struct Candidate {
@@ -9,58 +9,66 @@ pub(super) struct Candidate {
     /// Path of the parameter in the model, such as `layers.0.attention.query.weight`.
     pub path: String,
     pub shape: Vec<usize>,
-    /// Whether another reparameterisation (LoRA, say) is attached; a parameter takes one.
-    pub reparameterized: bool,
-    /// The weight, where its innermost container is Burn's `Linear`.
-    weight: Option<Tensor<2>>,
-    dtype: DType,
+    /// Bytes of its values.
+    pub size_bytes: usize,
+    /// Why it is not converted, whatever the patterns say.
+    pub left: Option<LeftReason>,
 }
 
-impl Candidate {
-    pub fn is_linear(&self) -> bool {
-        self.weight.is_some()
-    }
+/// A model's parameters.
+pub(super) struct Survey {
+    /// Every candidate, in the model's order.
+    pub candidates: Vec<Candidate>,
+    /// Paths of weights that are converted already.
+    pub converted: HashSet<String>,
+    /// Bytes of all float parameters, the candidates included.
+    pub size_bytes: usize,
+}
 
-    pub fn is_quantized(&self) -> bool {
-        matches!(self.dtype, DType::QFloat(_))
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    pub fn quantize(&self, spec: &QuantSpec) -> Result<QuantizedWeight, Error> {
-        let Some(weight) = &self.weight else { unreachable!("only weights of a Linear are quantised") };
-        QuantizedWeight::quantize(weight.clone(), spec).map_err(|error| match error {
-            Error::Format(source) => Error::Layer { path: self.path.clone(), source },
-            other => other,
-        })
-    }
+/// What may be converted.
+pub(super) struct Types<'a> {
+    /// Types besides Burn's `Linear` whose `weight` is [K, N].
+    pub also: &'a [String],
+    /// Whether lazy parameters are given their values.
+    pub initialize: bool,
 }
 
 /// Every candidate of a model, in the model's order.
-pub(super) fn survey<M: Module>(model: &M) -> Vec<Candidate> {
-    let mut visitor = Visitor::default();
+pub(super) fn survey<M: Module + ModuleDisplay>(model: &M, types: Types<'_>) -> Survey {
+    // Burn's `Linear` shows its features in place of its parameters; a type of the same name that was derived shows them, with their ids. Showing a
+    // model initialises it.
+    let shown = if types.initialize { model.format(DisplaySettings::new().with_show_param_id(true)) } else { String::new() };
+    let mut visitor = Visitor { types, shown, stack: Vec::new(), inside: 0, found: Survey::new() };
     model.visit(&mut visitor);
-    visitor.candidates
+    visitor.found
 }
 
-#[derive(Default)]
-struct Visitor {
+impl Survey {
+    fn new() -> Self {
+        Self { candidates: Vec::new(), converted: HashSet::new(), size_bytes: 0 }
+    }
+}
+
+struct Visitor<'a> {
+    types: Types<'a>,
+    shown: String,
     /// Field name and container of every module entered.
     stack: Vec<(String, String)>,
-    candidates: Vec<Candidate>,
     /// Entered reparameterisations: what is inside them is no layer of the model.
     inside: usize,
+    found: Survey,
 }
 
-impl ModuleVisitor for Visitor {
+impl ModuleVisitor for Visitor<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == "Reparameterization" {
             self.inside += 1;
             let path = self.path();
-            if let Some(candidate) = self.candidates.last_mut().filter(|candidate| candidate.path == path) {
-                candidate.reparameterized = true;
+            if let Some(candidate) = self.found.candidates.last_mut().filter(|candidate| candidate.path == path) {
+                candidate.left = Some(LeftReason::Reparameterized);
+                if name == crate::QuantizedWeight::NAME {
+                    self.found.converted.insert(path);
+                }
             }
         }
         self.stack.push((name.to_owned(), container.to_owned()));
@@ -74,21 +82,59 @@ impl ModuleVisitor for Visitor {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Initialises a lazy parameter, of any rank: a bias that is first drawn in the middle of a layer would keep it from being fused.
-        let base = param.base();
-        if D < 2 || self.inside > 0 {
+        if self.inside > 0 {
             return;
         }
-        let is_linear = D == 2 && self.stack.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear");
-        let dtype = base.dtype();
-        let shape = base.dims().to_vec();
-        let weight = is_linear.then(|| base.reshape([shape[0], shape[1]]));
-        self.candidates.push(Candidate { id: param.id, path: self.path(), shape, reparameterized: false, weight, dtype });
+        let (shape, dtype) = if self.types.initialize || param.is_initialized() {
+            // Of any rank: a bias that is first drawn in the middle of a layer would keep it from being fused.
+            let base = param.base();
+            (base.dims().to_vec(), base.dtype())
+        } else {
+            (param.lazy_shape().to_vec(), DType::from(param.lazy_device().settings().float_dtype))
+        };
+        let size_bytes = shape.iter().product::<usize>() * dtype.size();
+        self.found.size_bytes += size_bytes;
+        let path = self.path();
+        if D == 1 {
+            self.expect_bias(&path, shape[0]);
+        }
+        if D < 2 {
+            return;
+        }
+        let left = match self.stack.last() {
+            Some((name, container)) if D == 2 && name == "weight" => self.left(container, param.id, dtype),
+            _ => Some(LeftReason::NotLinear),
+        };
+        self.found.candidates.push(Candidate { id: param.id, path, shape, size_bytes, left });
     }
 }
 
-impl Visitor {
+impl Visitor<'_> {
     fn path(&self) -> String {
         self.stack.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+    }
+
+    /// Why the field `weight` of a container stays as it is; `None` where it is the weight of a linear layer.
+    fn left(&self, container: &str, id: ParamId, dtype: DType) -> Option<LeftReason> {
+        let Some(name) = container.strip_prefix("Struct:") else { return Some(LeftReason::NotLinear) };
+        let asked = self.types.also.iter().any(|also| also == name);
+        if name != "Linear" && !asked {
+            return Some(LeftReason::NotLinear);
+        }
+        if !asked && self.shown.contains(&format!("id: {id}}}")) {
+            return Some(LeftReason::OtherLinear);
+        }
+        matches!(dtype, DType::QFloat(_)).then_some(LeftReason::AlreadyQuantized)
+    }
+
+    /// A linear layer [K, N] has N biases: one with another count is of a type that stores its weight otherwise.
+    fn expect_bias(&mut self, path: &str, length: usize) {
+        let Some(layer) = path.strip_suffix(".bias") else { return };
+        let weight = self.found.candidates.last_mut().filter(|candidate| candidate.path.strip_suffix(".weight") == Some(layer));
+        // A lazy weight may be stored transposed.
+        if let Some(weight) = weight.filter(|weight| self.types.initialize && weight.left.is_none() && weight.shape.last() != Some(&length))
+        {
+            weight.left = Some(LeftReason::OtherLinear);
+        }
     }
 }

@@ -1,10 +1,17 @@
-//! The op on an autodiff device: a gradient to the activations, none to the weight.
+//! The op on an autodiff device: gradients to the activations and to a LoRA adapter, none to the packed weight.
+//!
+//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the backward pass makes it again, one layer at a
+//! time, and between the passes there is none. Of a weight without one the graph keeps what the forward pass made: Burn makes again only what
+//! depends on a tracked tensor.
 
 use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight};
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
+use burn::backend::autodiff::checkpoint::state::BackwardStates;
+use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, binary, unary};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
@@ -36,6 +43,40 @@ impl<B: W4A16Backend> Backward<B, 1> for Linear {
     }
 }
 
+/// A float weight with an adapter: a function of the adapter's two factors.
+#[derive(Debug)]
+struct DequantizeAdapted;
+
+impl<B: W4A16Backend> Backward<B, 2> for DequantizeAdapted {
+    /// Both factors, of a low rank, and the scale.
+    type State = (FloatTensor<B>, FloatTensor<B>, f64);
+
+    /// da = scale * dW b^T, db = scale * a^T dW.
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let (a, b, scale) = ops.state;
+        let of_a = |grad| B::float_mul_scalar(B::float_matmul(grad, B::float_transpose(b)), scale.into());
+        let of_b = |grad| B::float_mul_scalar(B::float_matmul(B::float_transpose(a), grad), scale.into());
+        binary::<B, _, _>(ops.parents, ops.node, grads, of_a, of_b);
+    }
+}
+
+/// Makes the weight of [`DequantizeAdapted`] again.
+#[derive(Debug)]
+struct DequantizeAdaptedAgain<B: W4A16Backend> {
+    weight: W4A16Weight<B>,
+    a: NodeId,
+    b: NodeId,
+    scale: f64,
+    dtype: FloatDType,
+}
+
+impl<B: W4A16Backend> RetroForward for DequantizeAdaptedAgain<B> {
+    fn forward(&self, states: &mut BackwardStates, out: NodeId) {
+        let [a, b] = [self.a, self.b].map(|factor| states.get_state::<FloatTensor<B>>(&factor));
+        states.save(out, B::w4a16_dequantize_adapted(self.weight.clone(), a, b, self.scale, self.dtype));
+    }
+}
+
 impl<B: Backend + W4A16Backend, C: CheckpointStrategy> W4A16Backend for Autodiff<B, C> {
     fn w4a16_linear(x: FloatTensor<Self>, weight: W4A16Weight<Self>, bias: OptionalFloat<Self>) -> FloatTensor<Self> {
         let weight = inner::<B, C>(weight);
@@ -57,6 +98,25 @@ impl<B: Backend + W4A16Backend, C: CheckpointStrategy> W4A16Backend for Autodiff
 
     fn w4a16_dequantize(weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         <Self as AutodiffBackend>::from_inner(B::w4a16_dequantize(inner::<B, C>(weight), dtype))
+    }
+
+    fn w4a16_dequantize_adapted(
+        weight: W4A16Weight<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let weight = inner::<B, C>(weight);
+        let again = DequantizeAdaptedAgain { weight: weight.clone(), a: a.node().id(), b: b.node().id(), scale, dtype };
+        let factors = [a.node(), b.node()];
+        let prep = DequantizeAdapted.prepare::<BalancedCheckpointing>(factors).memory_bound().retro_forward(again).parents([&a, &b]);
+        let (a, b) = (a.into_primitive(), b.into_primitive());
+        let output = B::w4a16_dequantize_adapted(weight, a.clone(), b.clone(), scale, dtype);
+        match prep.stateful() {
+            OpsKind::Tracked(prep) => prep.finish((a, b, scale), output),
+            OpsKind::UnTracked(prep) => prep.finish(output),
+        }
     }
 
     fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {

@@ -1,7 +1,7 @@
 //! The op on every CubeCL runtime.
 
 use super::workspace::workspace;
-use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
+use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, dequantize_adapted, linear_shape};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape};
@@ -24,6 +24,16 @@ impl W4A16Backend for CubeBackend {
     fn w4a16_dequantize(weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         crate::fusion::count_dequantized();
         launched(launch_dequantize(weight, dtype.into()))
+    }
+
+    fn w4a16_dequantize_adapted(
+        weight: W4A16Weight<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        dequantize_adapted(weight, a, b, scale, dtype)
     }
 
     fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {

@@ -1,6 +1,6 @@
 //! The op on Burn's Flex backend: Rust on the CPU.
 
-use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, linear_shape};
+use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, dequantize_adapted, linear_shape};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
@@ -33,6 +33,16 @@ impl W4A16Backend for Flex {
         let problem = weight_problem(&weight, 0, dtype.into());
         let values = HostTensors::new(weight).run(|weight| host::dequantize(&problem, weight));
         tensor(values, shape, dtype.into())
+    }
+
+    fn w4a16_dequantize_adapted(
+        weight: W4A16Weight<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        dequantize_adapted(weight, a, b, scale, dtype)
     }
 
     fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {

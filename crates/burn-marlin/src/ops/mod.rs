@@ -127,6 +127,16 @@ pub trait W4A16Backend: Backend {
     #[fusion(meta = dequantize_spec)]
     fn w4a16_dequantize(#[extension_type] weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self>;
 
+    /// The float weight [K, N] in natural row order plus `scale * a b`, of a LoRA adapter's factors [K, R] and [R, N] in that dtype.
+    #[fusion(meta = adapted_spec)]
+    fn w4a16_dequantize_adapted(
+        #[extension_type] weight: W4A16Weight<Self>,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
+
     /// The weight in a layout. It comes without its row permutation, which is the same in every layout.
     ///
     /// # Panics
@@ -141,6 +151,22 @@ fn linear_spec(x: &TensorSpec, weight: &W4A16WeightMetadata, _bias: &OptionalFlo
 
 fn dequantize_spec(weight: &W4A16WeightMetadata, dtype: &FloatDType) -> TensorSpec {
     TensorSpec::new(Shape::new([weight.k, weight.n]), (*dtype).into())
+}
+
+fn adapted_spec(weight: &W4A16WeightMetadata, _a: &TensorSpec, _b: &TensorSpec, _scale: &f64, dtype: &FloatDType) -> TensorSpec {
+    dequantize_spec(weight, dtype)
+}
+
+/// What [`W4A16Backend::w4a16_dequantize_adapted`] is on every backend that computes.
+fn dequantize_adapted<B: W4A16Backend>(
+    weight: W4A16Weight<B>,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    scale: f64,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let added = B::float_mul_scalar(B::float_matmul(a, b), scale.into());
+    B::float_add(B::w4a16_dequantize(weight, dtype), added)
 }
 
 fn relayout_spec(weight: &W4A16WeightMetadata, layout: &WeightLayout) -> W4A16WeightMetadata {

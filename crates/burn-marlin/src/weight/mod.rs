@@ -1,15 +1,20 @@
+mod attached;
 mod module;
+mod record;
 mod tensors;
 
+use crate::Error;
 use crate::decode::DecodeBackend;
 use crate::device::{scale_dtype, target};
 use crate::ops::{W4A16Backend, activation_dtype};
-use crate::{Error, fusion};
+use attached::Attached;
 use burn::backend::Dispatch;
-use burn::module::Reparameterization;
+use burn::module::{LoraAdapter, ParamId};
+use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, quantize_rtn};
 use marlin_kernels::{ActivationDtype, Plan, Problem, WeightLayout, layout_for, select};
+use record::Format;
 use tensors::{WeightTensors, unpack_zero_points};
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
@@ -17,14 +22,20 @@ use tensors::{WeightTensors, unpack_zero_points};
 /// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and `Display`, and none of them ever gets a gradient.
 ///
 /// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device of another layout converts it. Records, visitors and
-/// mappers see the plain form, so that a record opens on any device:
+/// mappers see the plain form, so that a record opens on any device, and see no float in it that a cast would round:
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
-/// | words | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
-/// | scales | [G, N] in the format's dtype, or f32 where the device lacks it |
-/// | zero points | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
-/// | row permutation | i32 `[K]`, act-order; absent where rows are in order |
+/// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
+/// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
+/// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 a word along N |
+/// | `zero_points` | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
+/// | `row_permutation` | i32 `[K]`, act-order; absent where rows are in order |
+///
+/// A record of another format than the weight's is loaded in its own: bits, group, zero points and all. One of another K or N is refused.
+///
+/// [`apply_lora`](burn::module::Module::apply_lora) finds a float weight [K, N] in it: the [`LoraAdapter`] is kept beside the packed weight, in the same
+/// place in records as with a float weight (`..weight.lora.a`).
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     tensors: WeightTensors,
@@ -35,6 +46,11 @@ pub struct QuantizedWeight {
     layout: WeightLayout,
     /// The dtype of activations that it is laid out for.
     activations: ActivationDtype,
+    /// Id of `format`, and so of the float parameter that the weight stands for.
+    format_id: ParamId,
+    adapter: Option<LoraAdapter>,
+    /// In a model that knows nothing of it.
+    attached: Option<Attached>,
 }
 
 impl QuantizedWeight {
@@ -47,7 +63,26 @@ impl QuantizedWeight {
     pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
         let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
         let tensors = WeightTensors::from_plain(plain, scale_dtype(spec.scale_dtype, device), device);
-        Self { tensors, k, n, spec, layout: WeightLayout::Plain, activations }.laid_out()
+        Self::plain(tensors, k, n, spec, activations).laid_out()
+    }
+
+    /// A weight without values, to load a record into, for activations in a dtype. Its products are NaN until then.
+    ///
+    /// # Errors
+    /// A group that does not divide K.
+    pub fn unloaded(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
+        spec.check(k, n)?;
+        Ok(Self::plain(WeightTensors::unloaded(k, n, &spec, scale_dtype(spec.scale_dtype, device), device), k, n, spec, activations))
+    }
+
+    /// Of tensors in the plain layout.
+    fn plain(tensors: WeightTensors, k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype) -> Self {
+        let layout = WeightLayout::Plain;
+        Self { tensors, k, n, spec, layout, activations, format_id: ParamId::new(), adapter: None, attached: None }
+    }
+
+    fn format(&self) -> Format {
+        Format { k: self.k, n: self.n, spec: self.spec, permuted: self.is_permuted() }
     }
 
     /// The same weight in the layout that its device's kernel reads.
@@ -67,11 +102,15 @@ impl QuantizedWeight {
     /// # Errors
     /// A group that does not divide K, or values that are not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
-        let device = weight.device();
+        let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
+        Ok(Self::from_plain_for(&Self::round(weight, spec)?, activations, &device))
+    }
+
+    /// The rounded weight on the host.
+    pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec) -> Result<PlainWeight, Error> {
         let [k, n] = weight.dims();
-        let activations = activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32);
         let values = read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())?;
-        Ok(Self::from_plain_for(&quantize_rtn(&values, k, n, spec)?, activations, &device))
+        Ok(quantize_rtn(&values, k, n, spec)?)
     }
 
     /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
@@ -84,7 +123,7 @@ impl QuantizedWeight {
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
         let tensors = WeightTensors::random(k, n, &spec, scale, scale_dtype(spec.scale_dtype, device), device);
-        Ok(Self { tensors, k, n, spec, layout: WeightLayout::Plain, activations }.laid_out())
+        Ok(Self::plain(tensors, k, n, spec, activations).laid_out())
     }
 
     /// Reads the weight back to the host.
@@ -121,13 +160,23 @@ impl QuantizedWeight {
         })?)
     }
 
-    /// The float weight [K, N] in natural row order.
+    /// The float weight [K, N] in natural row order, without its adapter.
     pub fn dequantize(&self, dtype: FloatDType) -> Tensor<2> {
-        self.dequantize_as(dtype)
+        self.effective(dtype, None)
     }
 
-    fn dequantize_as<const D: usize>(&self, dtype: FloatDType) -> Tensor<D> {
-        Tensor::from_dispatch(Dispatch::w4a16_dequantize(self.to_op(), dtype))
+    /// The float weight [K, N] plus what an adapter adds to it.
+    fn effective<const D: usize>(&self, dtype: FloatDType, adapter: Option<&LoraAdapter>) -> Tensor<D> {
+        // What no kernel makes is made of f32.
+        let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };
+        let weight = Tensor::from_dispatch(match adapter {
+            None => Dispatch::w4a16_dequantize(self.to_op(), made),
+            Some(LoraAdapter { a, b, scale }) => {
+                let [a, b] = [a, b].map(|factor| factor.val().cast(made).into_dispatch());
+                Dispatch::w4a16_dequantize_adapted(self.to_op(), a, b, *scale, made)
+            }
+        });
+        if made == dtype { weight } else { weight.cast(dtype) }
     }
 
     /// Activations [.., K] times this weight: [.., N], in the activations' dtype, accumulated in f32.
@@ -149,7 +198,13 @@ impl QuantizedWeight {
             let bias = bias.map(|bias| bias.cast(FloatDType::F32));
             return self.matmul_bias(x.cast(FloatDType::F32), bias).cast(FloatDType::from(dtype));
         }
-        Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()))
+        let Some(LoraAdapter { a, b, scale }) = &self.adapter else {
+            return Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()));
+        };
+        // The adapter's product is of its low rank, not of the weight's K and N.
+        let [a, b] = [a, b].map(|factor| factor.val().cast(FloatDType::from(dtype)));
+        let adapted = linear(linear(x.clone(), a, None), b, None) * *scale;
+        adapted + Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()))
     }
 
     /// As [`matmul_bias`](Self::matmul_bias), of the norm of `residual + x`, and that sum; for a device with the kernels of [`decode`](crate::decode).
@@ -189,6 +244,11 @@ impl QuantizedWeight {
         self.tensors.row_permutation.is_some()
     }
 
+    /// The LoRA adapter, where [`apply_lora`](burn::module::Module::apply_lora) attached one.
+    pub fn adapter(&self) -> Option<&LoraAdapter> {
+        self.adapter.as_ref()
+    }
+
     /// The device that holds the weight.
     pub fn device(&self) -> Device {
         self.tensors.words.lazy_device()
@@ -208,6 +268,15 @@ impl QuantizedWeight {
         4 * ints + scales.shape().num_elements() * scales.dtype().size()
     }
 
+    /// The dtype of activations that it is laid out for.
+    pub fn activations(&self) -> FloatDType {
+        match self.activations {
+            ActivationDtype::F16 => FloatDType::F16,
+            ActivationDtype::BF16 => FloatDType::BF16,
+            ActivationDtype::F32 => FloatDType::F32,
+        }
+    }
+
     /// The problem of multiplying `m` rows of activations with this weight.
     pub fn problem(&self, m: usize, activations: ActivationDtype) -> Problem {
         let scales = activation_dtype(self.tensors.scales.dtype()).unwrap_or(ActivationDtype::F32);
@@ -217,19 +286,6 @@ impl QuantizedWeight {
     /// The kernel that runs `m` rows of activations on this weight's device, and why.
     pub fn plan(&self, m: usize, activations: ActivationDtype) -> Plan {
         select(&self.problem(m, activations), self.layout, &target(&self.device()))
-    }
-}
-
-/// Attached to the weight of an ordinary `Linear`, it makes that layer a W4A16 layer: see [`W4A16`](crate::W4A16).
-impl Reparameterization for QuantizedWeight {
-    const NAME: &'static str = "w4a16";
-
-    /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
-    /// float weight never exists.
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        fusion::start_block(&self.tensors.scales.val());
-        let dtype = if activation_dtype(base.dtype()).is_some() { FloatDType::from(base.dtype()) } else { FloatDType::F32 };
-        self.dequantize_as(dtype)
     }
 }
 

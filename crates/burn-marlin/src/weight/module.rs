@@ -1,31 +1,52 @@
-//! A weight as a Burn module: visitors, mappers and records see the plain form, whatever the device holds.
+//! A weight as a Burn module: visitors, mappers and records see what a record holds ([`RecordTensors`]), whatever the device holds.
 
 use super::QuantizedWeight;
+use super::attached::Attached;
+use super::record::{Format, RecordTensors, mapped, visited};
 use super::tensors::WeightTensors;
-use burn::module::{Content, Devices, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor};
-use burn::tensor::Device;
+use crate::device::scale_dtype;
+use burn::module::{
+    Content, Devices, DisplaySettings, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
+    Reparameterization,
+};
+use burn::tensor::{DType, Device, Shape, Tensor};
 use marlin_kernels::WeightLayout;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What Burn calls the container of a reparameterisation.
+const CONTAINER: &str = "Reparameterization";
 
 impl Module for QuantizedWeight {
     fn collect_devices(&self, devices: Devices) -> Devices {
-        self.tensors.collect_devices(devices)
+        self.adapter.collect_devices(self.tensors.collect_devices(devices))
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.moved(device, |tensors| tensors.fork(device))
+        self.moved(device, |tensors| tensors.fork(device), |adapter| adapter.fork(device))
     }
 
     fn to_device(self, device: &Device) -> Self {
-        self.moved(device, |tensors| tensors.to_device(device))
+        self.moved(device, |tensors| tensors.to_device(device), |adapter| adapter.to_device(device))
     }
 
     fn train(self) -> Self {
-        Self { tensors: self.tensors.train(), ..self }
+        Self {
+            tensors: Module::train(self.tensors),
+            adapter: self.adapter.map(Module::train),
+            attached: self.attached.as_ref().map(Attached::moved),
+            ..self
+        }
     }
 
     fn valid(&self) -> Self {
-        Self { tensors: self.tensors.valid(), ..*self }
+        Self {
+            tensors: self.tensors.valid(),
+            adapter: self.adapter.as_ref().map(Module::valid),
+            attached: self.attached.as_ref().map(Attached::moved),
+            ..*self
+        }
     }
 
     fn materialize(self) -> Self {
@@ -33,27 +54,118 @@ impl Module for QuantizedWeight {
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
-        self.plain_tensors().visit(visitor);
+        let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(self.k * self.n));
+        let format = self.format().parameter(self.format_id, self.k * self.n - counted, &self.device());
+        visited(visitor, "format", |visitor| visitor.visit_float(&format));
+        RecordTensors::of(self).visit(visitor);
+        let Some(adapter) = &self.adapter else { return };
+        // Beside the weight, where the adapter of a float weight is.
+        if self.attached.is_some() {
+            visitor.exit_module(Self::NAME, CONTAINER);
+        }
+        visitor.enter_module(LoraAdapter::NAME, CONTAINER);
+        adapter.visit(visitor);
+        visitor.exit_module(LoraAdapter::NAME, CONTAINER);
+        if self.attached.is_some() {
+            visitor.enter_module(Self::NAME, CONTAINER);
+        }
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let mapped = self.plain_tensors().map(mapper);
-        if self.layout == WeightLayout::Plain || mapped.is_touched() {
-            return Self { tensors: mapped, layout: WeightLayout::Plain, ..self }.laid_out();
+        let (own, device) = (self.format(), self.device());
+        let format = mapped(mapper, "format", |mapper| mapper.map_float(Format::expected(self.format_id, &device)));
+        let recorded = Format::loaded(&format);
+        // A record says itself what it holds: its tensors are taken in its own format.
+        let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
+        let tensors = match recorded {
+            Some(recorded) if recorded != own => {
+                tracing::warn!(model = %own, record = %recorded, "a record holds a weight in another format than the model");
+                RecordTensors::expected(&own, &recorded, &device)
+            }
+            _ => RecordTensors::of(&self),
+        };
+        let tensors = tensors.map(mapper);
+        let given = if target == own { tensors.is_touched() } else { tensors.is_complete() };
+        let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
+        let mut weight = Self { format_id: format.id, attached, ..self };
+        if given {
+            let tensors = tensors.into_plain(&target, scale_dtype(target.spec.scale_dtype, &device));
+            weight = Self { tensors, spec: target.spec, layout: WeightLayout::Plain, ..weight }.laid_out();
         }
-        let tensors = WeightTensors { row_permutation: mapped.row_permutation, ..self.tensors };
-        Self { tensors, ..self }
+        // The rest is beside the weight: the path is that of the float parameter.
+        let outside = weight.attached.is_some();
+        if outside {
+            mapper.exit_module(Self::NAME, CONTAINER);
+        }
+        let adapter = weight.adapter.take();
+        if !given {
+            weight = weight.offered(mapper, adapter.is_some());
+        }
+        if let Some(adapter) = adapter {
+            mapper.enter_module(LoraAdapter::NAME, CONTAINER);
+            weight.adapter = Some(adapter.map(mapper));
+            mapper.exit_module(LoraAdapter::NAME, CONTAINER);
+        }
+        if outside {
+            mapper.enter_module(Self::NAME, CONTAINER);
+        }
+        weight
     }
 }
 
 impl QuantizedWeight {
     /// On another device, in the layout that its kernel reads.
-    fn moved(self, device: &Device, to_device: impl FnOnce(WeightTensors) -> WeightTensors) -> Self {
-        if self.layout == self.layout_on(device) {
-            return Self { tensors: to_device(self.tensors), ..self };
+    fn moved(
+        self,
+        device: &Device,
+        tensors_to: impl FnOnce(WeightTensors) -> WeightTensors,
+        adapter_to: impl FnOnce(LoraAdapter) -> LoraAdapter,
+    ) -> Self {
+        let weight = if self.layout == self.layout_on(device) { self } else { self.in_layout(WeightLayout::Plain) };
+        Self {
+            tensors: tensors_to(weight.tensors),
+            adapter: weight.adapter.map(adapter_to),
+            attached: weight.attached.as_ref().map(Attached::moved),
+            ..weight
         }
-        let plain = self.in_layout(WeightLayout::Plain);
-        Self { tensors: to_device(plain.tensors), ..plain }.laid_out()
+        .laid_out()
+    }
+
+    /// Offers a mapper the float parameter [K, N] that this weight stands for.
+    ///
+    /// Burn drops whatever a mapper attaches to the parameter underneath, since a parameter takes one reparameterisation. What it attaches to this one
+    /// is kept, where the weight is not adapted yet: a [`LoraAdapter`]. So are float values that it loads: they are rounded to the weight's spec.
+    fn offered<Mapper: ModuleMapper>(self, mapper: &mut Mapper, adapted: bool) -> Self {
+        let (shape, dtype) = (self.dims(), DType::from(self.activations()));
+        let read = Arc::new(AtomicBool::new(false));
+        let was_read = read.clone();
+        let init = move |device: &Device, _: bool| {
+            was_read.store(true, Ordering::Relaxed);
+            Tensor::<2>::full([1, 1], f32::NAN, (device, dtype)).expand(shape)
+        };
+        // On the scales' device, which knows of autodiff.
+        let param = Param::uninitialized(self.format_id, init, self.tensors.scales.lazy_device(), false, Shape::new(shape));
+        let param = mapper.map_float(param);
+        if let Some(adapter) = param.adapter() {
+            return Self { adapter: Some(adapter.clone()), ..self };
+        }
+        if !param.is_initialized() {
+            return self;
+        }
+        if read.load(Ordering::Relaxed) {
+            // A mapper that reads floats may have changed those underneath, too. With an adapter it is taken for an optimiser, which reads all of them
+            // at every step: to look again would cost a read from the device each time.
+            let attached = self.attached.as_ref().map(|attached| if adapted { attached.clone() } else { attached.unknown() });
+            return Self { attached, ..self };
+        }
+        match Self::quantize(param.base().detach(), &self.spec) {
+            Ok(Self { tensors, layout, .. }) => Self { tensors, layout, ..self },
+            Err(error) => {
+                tracing::error!(%error, "a float weight was loaded that cannot be rounded to {}: the layer computes NaN", self.spec);
+                let tensors = WeightTensors::unloaded(self.k, self.n, &self.spec, self.tensors.scales.dtype(), &self.device());
+                Self { tensors, layout: WeightLayout::Plain, ..self }
+            }
+        }
     }
 }
 

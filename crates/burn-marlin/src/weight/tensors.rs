@@ -5,7 +5,6 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
 use marlin_format::{Bits, PlainWeight, QuantSpec, Scales};
 use marlin_kernels::WeightLayout;
-use std::sync::{Arc, OnceLock};
 
 /// The tensors of a weight, in one of the [`WeightLayout`]s.
 #[derive(Module, Debug)]
@@ -37,6 +36,23 @@ impl WeightTensors {
         }
     }
 
+    /// A weight without values, in the plain layout: its scales are not a number, and so is every product, until a record is loaded.
+    pub fn unloaded(k: usize, n: usize, spec: &QuantSpec, scale_dtype: DType, device: &Device) -> Self {
+        let layout = WeightLayout::Plain;
+        let zeros = |shape: [usize; 2]| {
+            let init = move |device: &Device, _: bool| Tensor::zeros(shape, (device, DType::I32));
+            Param::uninitialized(ParamId::new(), init, device.clone(), false, Shape::new(shape))
+        };
+        let scales = layout.scales(k, n, spec.group);
+        let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::full(scales, f32::NAN), (device, scale_dtype));
+        Self {
+            words: zeros(layout.words(k, n, spec.bits)),
+            scales: Param::uninitialized(ParamId::new(), init, device.clone(), false, Shape::new(scales)),
+            zero_points: spec.zero_points.then(|| zeros(layout.zero_points(k, n, spec))),
+            row_permutation: None,
+        }
+    }
+
     /// Random words and zero points in the plain layout, and random scales of both signs, whose root mean square is `scale`.
     pub fn random(k: usize, n: usize, spec: &QuantSpec, scale: f64, scale_dtype: DType, device: &Device) -> Self {
         let layout = WeightLayout::Plain;
@@ -54,11 +70,6 @@ impl WeightTensors {
             zero_points: spec.zero_points.then(|| bits(layout.zero_points(k, n, spec))),
             row_permutation: None,
         }
-    }
-
-    /// Whether a mapper gave or read any tensor that depends on the layout.
-    pub fn is_touched(&self) -> bool {
-        self.words.is_initialized() || self.scales.is_initialized() || self.zero_points.as_ref().is_some_and(Param::is_initialized)
     }
 }
 
@@ -101,53 +112,6 @@ impl QuantizedWeight {
             row_permutation: tensors.row_permutation,
         };
         Self { tensors, layout, ..self }
-    }
-
-    /// The tensors in the plain layout, made where they are first read: what visitors and mappers see.
-    pub(super) fn plain_tensors(&self) -> WeightTensors {
-        if self.layout == WeightLayout::Plain {
-            return self.tensors.clone();
-        }
-        let plain = Arc::new(Plain { weight: self.clone(), tensors: OnceLock::new() });
-        let Self { k, n, spec, .. } = *self;
-        let device = self.device();
-        let words = plain.clone();
-        let scales = plain.clone();
-        let layout = WeightLayout::Plain;
-        WeightTensors {
-            words: Param::uninitialized(
-                self.tensors.words.id,
-                move |device, _| words.tensors().words.val().to_device(device),
-                device.clone(),
-                false,
-                Shape::new(layout.words(k, n, spec.bits)),
-            ),
-            scales: Param::uninitialized(
-                self.tensors.scales.id,
-                move |device, _| scales.tensors().scales.val().to_device(device),
-                device.clone(),
-                false,
-                Shape::new(layout.scales(k, n, spec.group)),
-            ),
-            zero_points: self.tensors.zero_points.as_ref().map(|zeros| {
-                let (tile, shape) = (zeros.val(), Shape::new(layout.zero_points(k, n, &spec)));
-                let zeros_of = move |plain: &Plain| plain.tensors().zero_points.as_ref().map_or(tile, |zeros| zeros.val());
-                Param::uninitialized(zeros.id, move |device, _| zeros_of(&plain).to_device(device), device, false, shape)
-            }),
-            row_permutation: self.tensors.row_permutation.clone(),
-        }
-    }
-}
-
-/// A weight's plain tensors, made once for all of its parameters.
-struct Plain {
-    weight: QuantizedWeight,
-    tensors: OnceLock<WeightTensors>,
-}
-
-impl Plain {
-    fn tensors(&self) -> &WeightTensors {
-        self.tensors.get_or_init(|| self.weight.clone().in_layout(WeightLayout::Plain).tensors)
     }
 }
 

@@ -1,0 +1,154 @@
+//! The traversal that puts quantised weights in the place of float ones, a layer at a time: the float values of one are freed before those of the
+//! next are read.
+
+use super::report::{LeftReason, Outcome};
+use super::{Rules, Weights};
+use crate::ops::activation_dtype;
+use crate::{Error, QuantizedWeight, target};
+use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
+use burn::tensor::Tensor;
+use marlin_format::{PlainWeight, QuantSpec};
+use marlin_kernels::{ActivationDtype, select_converted};
+use std::collections::{HashMap, HashSet};
+
+/// Attaches weights to the parameters at some paths.
+pub(super) struct Attach<'a> {
+    pub rules: &'a Rules,
+    pub weights: Weights,
+    /// Each selected parameter's path, and its spec where that was chosen before.
+    pub selected: HashMap<String, Option<QuantSpec>>,
+    /// Ids that more than one selected parameter has: these may be one tensor.
+    pub shared: HashSet<ParamId>,
+    /// Weights of parameters with such ids, the host's form of each beside it.
+    pub made: HashMap<ParamId, Vec<Made>>,
+    /// What became of the parameters at these paths.
+    pub outcomes: HashMap<String, Outcome>,
+    /// The first layer that failed; those after it stay as they are.
+    pub failed: Option<Error>,
+}
+
+/// A weight that another parameter with the same id may share.
+pub(super) struct Made {
+    path: String,
+    plain: PlainWeight,
+    weight: QuantizedWeight,
+}
+
+impl Reparameterizer for &mut Attach<'_> {
+    type Reparam = QuantizedWeight;
+
+    fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
+        if self.failed.is_some() {
+            return (param, None);
+        }
+        let Some(chosen) = self.selected.remove(path) else { return (param, None) };
+        match self.convert(path, &param, chosen) {
+            Ok((outcome, weight)) => {
+                self.outcomes.insert(path.to_owned(), outcome);
+                let Some(weight) = weight else { return (param, None) };
+                let (placeholder, weight) = weight.attach(&param, param.base().dtype());
+                (placeholder, Some(weight))
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                (param, None)
+            }
+        }
+    }
+}
+
+impl Attach<'_> {
+    fn convert<const D: usize>(
+        &mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+        chosen: Option<QuantSpec>,
+    ) -> Result<(Outcome, Option<QuantizedWeight>), Error> {
+        let base = param.base();
+        let dims = base.dims();
+        let (k, n) = (dims[0], dims[D - 1]);
+        let spec = match chosen {
+            Some(spec) => spec,
+            None => match self.rules.spec_of(path, k, n) {
+                Ok(spec) => spec,
+                Err(error) => return Ok((Outcome::Left(LeftReason::Group { error }), None)),
+            },
+        };
+        let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);
+        let (weight, shared_with) = match self.weights {
+            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, None),
+            Weights::Rounded => self.round(path, param.id, base.reshape([k, n]), &spec)?,
+        };
+        let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
+        tracing::debug!(layer = %path, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
+        let size_bytes = weight.size_bytes();
+        Ok((Outcome::Quantized { spec, size_bytes, plan, shared_with }, Some(weight)))
+    }
+
+    /// Rounds a layer; tensors that are one before are one after.
+    fn round(&mut self, path: &str, id: ParamId, weight: Tensor<2>, spec: &QuantSpec) -> Result<(QuantizedWeight, Option<String>), Error> {
+        let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
+        let plain = QuantizedWeight::round(weight, spec).map_err(|error| error.in_layer(path))?;
+        if !self.shared.contains(&id) {
+            return Ok((QuantizedWeight::from_plain_for(&plain, activations, &device), None));
+        }
+        // The same id says that they were one tensor once, the same values that they still are.
+        let made = self.made.entry(id).or_default();
+        if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
+            return Ok((made.weight.clone(), Some(made.path.clone())));
+        }
+        let weight = QuantizedWeight::from_plain_for(&plain, activations, &device);
+        made.push(Made { path: path.to_owned(), plain, weight: weight.clone() });
+        Ok((weight, None))
+    }
+}
+
+/// Makes the placeholders of converted layers as they were after the conversion.
+pub(super) struct Reset {
+    /// Paths of converted weights.
+    pub converted: HashSet<String>,
+    pub path: Vec<String>,
+    /// Float values that had been loaded into a layer.
+    pub found: Option<FoundValues>,
+}
+
+/// Float values found in place of a placeholder, for the attached weight, which is asked next.
+pub(super) struct FoundValues {
+    path: String,
+    values: Tensor<2>,
+}
+
+impl Reset {
+    pub fn of<M: Module>(model: M, converted: HashSet<String>) -> M {
+        model.map(&mut Self { converted, path: Vec::new(), found: None })
+    }
+}
+
+impl ModuleMapper for Reset {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.join(".");
+        if let Some(found) = self.found.take_if(|found| found.path == path) {
+            // The weight's own offer of the float parameter: taking it, it rounds the values.
+            return Param::initialized(param.id, found.values.reshape(param.lazy_shape()));
+        }
+        if !self.converted.contains(&path) || !param.is_initialized() {
+            return param;
+        }
+        let base = param.base();
+        let dims = base.dims();
+        let shape = [dims[0], dims[D - 1]];
+        self.converted.remove(&path);
+        if QuantizedWeight::holds_values(&base) {
+            self.found = Some(FoundValues { path, values: base.clone().reshape(shape) });
+        }
+        QuantizedWeight::renew(&param, base.dtype(), shape)
+    }
+}

@@ -1,0 +1,181 @@
+//! A quantised weight in a model that knows nothing of it: attached to the float parameter of an ordinary `Linear`, whose place it takes.
+
+use super::QuantizedWeight;
+use burn::module::{Param, ParamId, Reparameterization};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+thread_local! {
+    /// The placeholder that a traversal has just put into a parameter, for the weight attached to that parameter, which is traversed next.
+    static RENEWED: RefCell<Option<Placeholder>> = const { RefCell::new(None) };
+}
+
+/// Holds as long as a placeholder has not been read.
+type Unread = Weak<()>;
+
+/// What an attached weight knows of its parameter.
+#[derive(Debug, Clone)]
+pub(super) struct Attached {
+    unread: Unread,
+    /// How often float values were loaded into a parameter of this one's family of clones, and how often when that was last looked at.
+    loads: Arc<AtomicU64>,
+    seen: u64,
+    /// What the parameter holds: found out where the weight is first used after a traversal that may have changed it.
+    base: Arc<OnceLock<Base>>,
+}
+
+/// What the float parameter under an attached weight holds.
+#[derive(Debug)]
+enum Base {
+    /// The placeholder.
+    Placeholder,
+    /// Values that were loaded or mapped into it since, rounded to the weight's spec.
+    Rounded(Box<QuantizedWeight>),
+    /// Such values, which no weight of that spec can hold.
+    Float,
+}
+
+impl Attached {
+    fn new(Placeholder { unread, loads, .. }: &Placeholder) -> Self {
+        let seen = loads.load(Ordering::Relaxed);
+        Self { unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
+    }
+
+    /// Elements that the parameter counts for, of so many: its placeholder counts as one until it is read.
+    pub fn elements(&self, all: usize) -> usize {
+        if self.unread.strong_count() > 0 { 1 } else { all }
+    }
+
+    /// After a mapper; `loaded` where it gave the weight, and the placeholder with it.
+    pub fn traversed(&self, loaded: bool) -> Self {
+        if let Some(renewed) = RENEWED.take() {
+            return Self::new(&renewed);
+        }
+        let attached = if self.loads.load(Ordering::Relaxed) == self.seen { self.clone() } else { self.unknown() };
+        if loaded { Self { unread: Weak::new(), ..attached } } else { attached }
+    }
+
+    /// After a move: the parameter holds what it held, but what was rounded of it is elsewhere.
+    pub fn moved(&self) -> Self {
+        if let Some(Base::Placeholder) = self.base.get() { self.clone() } else { self.unknown() }
+    }
+
+    /// Of a parameter that may hold anything.
+    pub fn unknown(&self) -> Self {
+        Self { seen: self.loads.load(Ordering::Relaxed), base: Arc::default(), ..self.clone() }
+    }
+}
+
+/// What tells a weight of the placeholder that was made for it.
+struct Placeholder {
+    unread: Unread,
+    loads: Arc<AtomicU64>,
+}
+
+/// A parameter of the weight's shape [K, N] that holds one value, which is not a number, and that value where it is recorded.
+///
+/// It is lazy: until it is first read it costs nothing to move and a record can be loaded into it. Its mappers let other values pass: the weight
+/// that [`Module::materialize`](burn::module::Module::materialize) leaves in its place is saved whole.
+fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape: [usize; 2]) -> (Param<Tensor<D>>, Placeholder) {
+    let (held, loads) = (Arc::new(()), Arc::new(AtomicU64::new(0)));
+    let known = Placeholder { unread: Arc::downgrade(&held), loads: loads.clone() };
+    let init = move |device: &Device, _: bool| {
+        drop(held);
+        Tensor::<D>::full([1; D], f32::NAN, (device, dtype)).expand(Shape::new(shape))
+    };
+    let recorded = |tensor: Tensor<D>| if is_placeholder(&tensor) { tensor.slice([(); D].map(|()| 0..1)) } else { tensor };
+    let loaded = move |tensor: Tensor<D>| {
+        if tensor.shape().num_elements() == 1 && shape != [1, 1] {
+            return tensor.expand(Shape::new(shape));
+        }
+        loads.fetch_add(1, Ordering::Relaxed);
+        tensor
+    };
+    let param = Param::uninitialized(id, init, device, false, Shape::new([1; D])).save_mapper(recorded).load_mapper(loaded);
+    (param, known)
+}
+
+/// Whether a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
+fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
+    let tensor = tensor.clone().detach();
+    let quantized = matches!(tensor.dtype(), DType::QFloat(_));
+    let tensor = if quantized { tensor.dequantize() } else { tensor };
+    let Ok(row) = tensor.slice_dim(0, 0..1).try_into_vec_as::<f32>() else { return false };
+    row.iter().all(|value| value.is_nan()) || quantized && row.iter().all(|value| *value == row[0])
+}
+
+impl QuantizedWeight {
+    /// The weight attached in place of a parameter, and the placeholder that the parameter becomes.
+    pub(crate) fn attach<const D: usize>(mut self, param: &Param<Tensor<D>>, dtype: DType) -> (Param<Tensor<D>>, Self) {
+        let (param, known) = placeholder(param.id, dtype, param.lazy_device(), self.dims());
+        self.format_id = param.id;
+        self.attached = Some(Attached::new(&known));
+        (param, self)
+    }
+
+    /// The same weight by itself.
+    pub(crate) fn detached(&self) -> Self {
+        Self { attached: None, ..self.clone() }
+    }
+
+    /// A new placeholder for a parameter whose attached weight is traversed next.
+    pub(crate) fn renew<const D: usize>(param: &Param<Tensor<D>>, dtype: DType, shape: [usize; 2]) -> Param<Tensor<D>> {
+        let (param, known) = placeholder(param.id, dtype, param.lazy_device(), shape);
+        RENEWED.set(Some(known));
+        param
+    }
+
+    /// Whether a tensor holds the values of a weight, and is no placeholder.
+    pub(crate) fn holds_values<const D: usize>(base: &Tensor<D>) -> bool {
+        !is_placeholder(base)
+    }
+
+    /// What the parameter under this weight holds.
+    fn base<const D: usize>(&self, base: &Tensor<D>) -> &Base {
+        // Not attached, it is used by itself: there is no parameter.
+        let Some(attached) = &self.attached else { return &Base::Placeholder };
+        attached.base.get_or_init(|| {
+            if is_placeholder(base) {
+                return Base::Placeholder;
+            }
+            let float = base.clone().detach().reshape(self.dims());
+            match Self::quantize(float, &self.spec) {
+                Ok(weight) => {
+                    tracing::warn!(
+                        spec = %self.spec,
+                        "float values were loaded into a converted layer: they are rounded and used in place of its weight; \
+                         `reset_placeholders` frees the float values"
+                    );
+                    Base::Rounded(Box::new(weight))
+                }
+                Err(error) => {
+                    tracing::error!(%error, "float values were loaded into a converted layer and cannot be rounded: the layer is float again");
+                    Base::Float
+                }
+            }
+        })
+    }
+}
+
+/// Attached to the weight of an ordinary `Linear`, it makes that layer a W4A16 layer: see [`W4A16`](crate::W4A16).
+impl Reparameterization for QuantizedWeight {
+    const NAME: &'static str = "w4a16";
+
+    /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
+    /// float weight never exists.
+    ///
+    /// The parameter underneath is a placeholder. Where float values were put into it since, a float checkpoint for example, they win: they are
+    /// rounded to the weight's spec at the first use.
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let weight = match self.base(&base) {
+            Base::Placeholder => self,
+            Base::Rounded(weight) => weight,
+            Base::Float => return base,
+        };
+        crate::fusion::start_block(&weight.tensors.scales.val());
+        let dtype = if base.dtype().is_float() { base.dtype() } else { DType::from(weight.activations()) };
+        weight.effective(FloatDType::from(dtype), self.adapter.as_ref())
+    }
+}

@@ -1,0 +1,326 @@
+//! What visitors, mappers and records see of a weight: its plain form, in tensors that no float mapper rounds.
+
+use super::QuantizedWeight;
+use super::tensors::WeightTensors;
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
+use half::{bf16, f16};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Scales};
+use marlin_kernels::WeightLayout;
+use std::sync::{Arc, OnceLock};
+
+const CONTAINER: &str = "Struct:QuantizedWeight";
+const PLAIN: WeightLayout = WeightLayout::Plain;
+
+/// What a record says of a weight before its tensors: the spec, and K and N.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Format {
+    pub k: usize,
+    pub n: usize,
+    pub spec: QuantSpec,
+    pub permuted: bool,
+}
+
+impl Format {
+    /// Values of [`values`](Self::values): six of the spec, four of K, four of N.
+    pub const LENGTH: usize = 14;
+    const VERSION: u8 = 1;
+
+    /// As numbers below 256, which every float dtype holds exactly, so that a cast of the model changes nothing. K and N are four digits each, the
+    /// lowest first.
+    pub fn values(&self) -> [f32; Self::LENGTH] {
+        let Self { k, n, spec, permuted } = *self;
+        // No group is 0: so is a whole column.
+        let group = if spec.group == GroupSize::Channel { 0 } else { spec.group.rows(k) as u8 };
+        let head = [
+            Self::VERSION,
+            spec.bits.count() as u8,
+            group,
+            spec.zero_points.into(),
+            (spec.scale_dtype == ScaleDtype::BF16).into(),
+            permuted.into(),
+        ];
+        let mut values = [0.0; Self::LENGTH];
+        let digits = head.into_iter().chain((k as u32).to_le_bytes()).chain((n as u32).to_le_bytes());
+        values.iter_mut().zip(digits).for_each(|(value, digit)| *value = f32::from(digit));
+        values
+    }
+
+    /// Undoes [`values`](Self::values); `None` where they are no format.
+    pub fn from_values(values: &[f32]) -> Option<Self> {
+        let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
+        let digits: Vec<u8> = digits.collect::<Option<_>>()?;
+        let [Self::VERSION, bits, group, zero_points @ 0..=1, bf16 @ 0..=1, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
+            return None;
+        };
+        let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
+        let group = if *group == 0 { GroupSize::Channel } else { GroupSize::try_from(i64::from(*group)).ok()? };
+        let spec = QuantSpec {
+            bits: Bits::try_from(i64::from(*bits)).ok()?,
+            group,
+            zero_points: *zero_points == 1,
+            scale_dtype: if *bf16 == 1 { ScaleDtype::BF16 } else { ScaleDtype::F16 },
+        };
+        let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
+        spec.check(k, n).ok()?;
+        Some(Self { k, n, spec, permuted: *permuted == 1 })
+    }
+
+    /// The parameter that carries it, which counts as so many until it is read.
+    pub fn parameter(self, id: ParamId, elements: usize, device: &Device) -> Param<Tensor<1>> {
+        let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::from(self.values()), (device, DType::F32));
+        Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
+    }
+
+    /// The parameter that a mapper is asked to load. What it gives has as many values as a format; what it only reads has one.
+    pub fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
+        let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
+        Param::uninitialized(id, init, device.clone(), false, Shape::new([Self::LENGTH]))
+    }
+
+    /// What a mapper loaded into [`expected`](Self::expected); `None` where it loaded nothing, or no format.
+    pub fn loaded(parameter: &Param<Tensor<1>>) -> Option<Self> {
+        if !parameter.is_initialized() || parameter.dims() != [Self::LENGTH] {
+            return None;
+        }
+        Self::from_values(&host::<f32, 1, _>(parameter.val()))
+    }
+
+    /// Shape of the scales in words of two.
+    fn scale_words(&self) -> [usize; 2] {
+        let [groups, columns] = PLAIN.scales(self.k, self.n, self.spec.group);
+        [groups, columns.div_ceil(2)]
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[{}, {}], {}{}", self.k, self.n, self.spec, if self.permuted { ", act-order" } else { "" })
+    }
+}
+
+/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights passes by them.
+pub(super) struct RecordTensors {
+    words: Param<Tensor<2, Int>>,
+    scales: Param<Tensor<2, Int>>,
+    zero_points: Option<Param<Tensor<2, Int>>>,
+    row_permutation: Option<Param<Tensor<1, Int>>>,
+}
+
+impl RecordTensors {
+    /// Those of a weight, made where they are first read.
+    pub fn of(weight: &QuantizedWeight) -> Self {
+        let plain = Arc::new(Plain { weight: weight.clone(), tensors: OnceLock::new() });
+        let (format, device, tensors) = (weight.format(), weight.device(), &weight.tensors);
+        let Format { k, n, spec, .. } = format;
+        let (words, scales) = (plain.clone(), plain.clone());
+        let read_scales = move |device: &Device| {
+            let scales = &scales.tensors().scales;
+            let shape = scales.dims();
+            scale_words(&Scales::from_f32(&host::<f32, 2, _>(scales.val()), spec.scale_dtype), shape, device)
+        };
+        Self {
+            words: lazy(tensors.words.id, PLAIN.words(k, n, spec.bits), &device, move |device| {
+                words.tensors().words.val().to_device(device)
+            }),
+            scales: lazy(tensors.scales.id, format.scale_words(), &device, read_scales),
+            zero_points: tensors.zero_points.as_ref().map(|zeros| {
+                let tile = zeros.val();
+                let zeros_of = move |plain: &Plain| plain.tensors().zero_points.as_ref().map_or(tile, |zeros| zeros.val());
+                lazy(zeros.id, PLAIN.zero_points(k, n, &spec), &device, move |device| zeros_of(&plain).to_device(device))
+            }),
+            row_permutation: tensors.row_permutation.as_ref().map(|rows| {
+                let tensor = rows.val();
+                lazy(rows.id, [k], &device, move |device| tensor.to_device(device))
+            }),
+        }
+    }
+
+    /// Those that a record of another format than the model's holds: zeros until a mapper gives them.
+    ///
+    /// Where the record is of another K or N, it is shapes that no record has: so it is refused, even where the tensors would fit.
+    pub fn expected(own: &Format, recorded: &Format, device: &Device) -> Self {
+        let Format { k, n, spec, permuted } = *recorded;
+        let sizes = (k, n) != (own.k, own.n);
+        let int = |shape: [usize; 2]| {
+            let declared = if sizes { Shape::new([own.k, own.n, 1]) } else { Shape::new(shape) };
+            zeros(shape, declared, device)
+        };
+        Self {
+            words: int(PLAIN.words(k, n, spec.bits)),
+            scales: int(recorded.scale_words()),
+            zero_points: spec.zero_points.then(|| int(PLAIN.zero_points(k, n, &spec))),
+            row_permutation: permuted.then(|| zeros([k], Shape::new([k]), device)),
+        }
+    }
+
+    pub fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        visited(visitor, "words", |visitor| visitor.visit_int(&self.words));
+        visited(visitor, "scales", |visitor| visitor.visit_int(&self.scales));
+        if let Some(zeros) = &self.zero_points {
+            visited(visitor, "zero_points", |visitor| visitor.visit_int(zeros));
+        }
+        if let Some(rows) = &self.row_permutation {
+            visited(visitor, "row_permutation", |visitor| visitor.visit_int(rows));
+        }
+    }
+
+    pub fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        Self {
+            words: mapped(mapper, "words", |mapper| mapper.map_int(self.words)),
+            scales: mapped(mapper, "scales", |mapper| mapper.map_int(self.scales)),
+            zero_points: self.zero_points.map(|zeros| mapped(mapper, "zero_points", |mapper| mapper.map_int(zeros))),
+            row_permutation: self.row_permutation.map(|rows| mapped(mapper, "row_permutation", |mapper| mapper.map_int(rows))),
+        }
+    }
+
+    /// Whether a mapper gave or read any of them.
+    pub fn is_touched(&self) -> bool {
+        self.touched().any(|touched| touched)
+    }
+
+    /// Whether a mapper gave or read all of them.
+    pub fn is_complete(&self) -> bool {
+        self.touched().all(|touched| touched)
+    }
+
+    fn touched(&self) -> impl Iterator<Item = bool> {
+        let optional = [self.zero_points.as_ref().map(Param::is_initialized), self.row_permutation.as_ref().map(Param::is_initialized)];
+        [self.words.is_initialized(), self.scales.is_initialized()].into_iter().chain(optional.into_iter().flatten())
+    }
+
+    /// The tensors of a weight of that format in the plain layout, its scales in `scale_dtype`.
+    pub fn into_plain(self, format: &Format, scale_dtype: DType) -> WeightTensors {
+        fn held<const D: usize>(parameter: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+            Param::initialized(parameter.id, parameter.val())
+        }
+        let shape = PLAIN.scales(format.k, format.n, format.spec.group);
+        let (id, words) = (self.scales.id, self.scales.val());
+        let scales = scales_of_words(words, shape, format.spec.scale_dtype, scale_dtype);
+        WeightTensors {
+            words: held(self.words),
+            scales: Param::initialized(id, scales),
+            zero_points: self.zero_points.map(held),
+            row_permutation: self.row_permutation.map(held),
+        }
+    }
+}
+
+/// Visits what is below a name.
+pub(super) fn visited<V: ModuleVisitor>(visitor: &mut V, name: &str, visit: impl FnOnce(&mut V)) {
+    visitor.enter_module(name, CONTAINER);
+    visit(visitor);
+    visitor.exit_module(name, CONTAINER);
+}
+
+/// Maps what is below a name.
+pub(super) fn mapped<M: ModuleMapper, T>(mapper: &mut M, name: &str, map: impl FnOnce(&mut M) -> T) -> T {
+    mapper.enter_module(name, CONTAINER);
+    let value = map(mapper);
+    mapper.exit_module(name, CONTAINER);
+    value
+}
+
+fn lazy<const D: usize>(
+    id: ParamId,
+    shape: [usize; D],
+    device: &Device,
+    read: impl FnOnce(&Device) -> Tensor<D, Int> + Send + Sync + 'static,
+) -> Param<Tensor<D, Int>> {
+    Param::uninitialized(id, move |device, _| read(device), device.clone(), false, Shape::new(shape))
+}
+
+fn zeros<const D: usize>(shape: [usize; D], declared: Shape, device: &Device) -> Param<Tensor<D, Int>> {
+    let init = move |device: &Device, _: bool| Tensor::zeros(shape, (device, DType::I32));
+    Param::uninitialized(ParamId::new(), init, device.clone(), false, declared)
+}
+
+/// The bits of scales [G, N], two a word along N, the first in the lower half: [G, N/2 up].
+fn scale_words(scales: &Scales, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    let bits: &[u16] = bytemuck::cast_slice(scales.as_bytes());
+    let word = |pair: &[u16]| (u32::from(pair[0]) | u32::from(pair.get(1).copied().unwrap_or(0)) << 16) as i32;
+    let words: Vec<i32> = bits.chunks(shape[1].max(1)).flat_map(|row| row.chunks(2).map(word)).collect();
+    Tensor::from_data(TensorData::new(words, [shape[0], shape[1].div_ceil(2)]), (device, DType::I32))
+}
+
+/// Undoes [`scale_words`].
+fn scales_of_words(words: Tensor<2, Int>, shape: [usize; 2], dtype: ScaleDtype, held: DType) -> Tensor<2> {
+    let device = words.device();
+    let words = host::<i32, 2, _>(words);
+    let halves = |row: &[i32]| row.iter().flat_map(|&word| [word as u16, (word as u32 >> 16) as u16]).take(shape[1]).collect::<Vec<_>>();
+    let bits: Vec<u16> = words.chunks(shape[1].div_ceil(2).max(1)).flat_map(halves).collect();
+    let data = match dtype {
+        ScaleDtype::F16 => TensorData::new(bits.into_iter().map(f16::from_bits).collect::<Vec<_>>(), shape),
+        ScaleDtype::BF16 => TensorData::new(bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>(), shape),
+    };
+    Tensor::from_data(data, (&device, held))
+}
+
+/// A tensor's values.
+///
+/// # Panics
+/// Where the device fails, as Burn's own records do: a traversal has no way to return an error.
+fn host<E: Element, const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Vec<E> {
+    tensor.try_into_vec_as::<E>().unwrap_or_else(|error| panic!("a quantised weight cannot be read from its device: {error}"))
+}
+
+/// A weight's plain tensors, made once for all of its parameters.
+struct Plain {
+    weight: QuantizedWeight,
+    tensors: OnceLock<WeightTensors>,
+}
+
+impl Plain {
+    fn tensors(&self) -> &WeightTensors {
+        self.tensors.get_or_init(|| self.weight.clone().in_layout(PLAIN).tensors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_survives_every_float_dtype() {
+        for spec in [
+            QuantSpec::int4(GroupSize::G128),
+            QuantSpec::int8(GroupSize::G32).with_zero_points(),
+            QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::BF16),
+        ] {
+            for (k, n, permuted) in [(128, 1, true), (57344, 8191, false), (1 << 30, 65793, true)] {
+                let format = Format { k, n, spec, permuted };
+                let values = format.values();
+                assert_eq!(Format::from_values(&values), Some(format));
+                assert_eq!(Format::from_values(&values.map(|value| bf16::from_f32(value).to_f32())), Some(format));
+                assert_eq!(Format::from_values(&values.map(|value| f16::from_f32(value).to_f32())), Some(format));
+            }
+        }
+    }
+
+    #[test]
+    fn other_numbers_are_no_format() {
+        let values = Format { k: 64, n: 2, spec: QuantSpec::int4(GroupSize::G64), permuted: false }.values();
+        for (place, value) in [(0, 2.0), (1, 5.0), (2, 33.0), (3, 2.0), (4, 0.5), (5, -1.0), (6, f32::NAN), (6, 65.0)] {
+            let mut other = values;
+            other[place] = value;
+            assert_eq!(Format::from_values(&other), None, "{value} at {place}");
+        }
+        assert_eq!(Format::from_values(&values[1..]), None);
+    }
+
+    #[test]
+    fn scales_come_back_from_words() {
+        let device = Device::flex();
+        for (dtype, held) in [(ScaleDtype::F16, DType::F16), (ScaleDtype::BF16, DType::F32)] {
+            for shape in [[2, 3], [1, 1], [3, 4]] {
+                let values: Vec<f32> = (0..shape[0] * shape[1]).map(|index| (index as f32 - 2.0) * 0.375).collect();
+                let words = scale_words(&Scales::from_f32(&values, dtype), shape, &device);
+                assert_eq!(words.dims(), [shape[0], shape[1].div_ceil(2)]);
+                let scales = scales_of_words(words, shape, dtype, held);
+                assert_eq!((scales.dims(), scales.dtype()), (shape, held));
+                assert_eq!(host::<f32, 2, _>(scales), values);
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Converted models and records: saved, loaded, cast, materialised, read past `val()`.
+
+use crate::convert::{SAME_WEIGHTS, cast, close, convert, convert_to, dense, on_flex};
+use crate::layer::values;
+use crate::models::Mlp;
+use crate::setup::{Named, computes, trial};
+use burn::module::{Module, Quantizer};
+use burn::nn::LinearLayout;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::{ModuleRecord, ModuleSnapshot, SafetensorsStore};
+use burn::tensor::quantization::{Calibration, QuantValue};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn_marlin::{Error, GroupSize, QuantSpec, QuantizedWeight, ScaleDtype, W4A16, W4A16Linear, reset_placeholders};
+use libtest_mimic::Trial;
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(device, "loading::materialised_models_are_saved_whole", materialized));
+    tests.push(trial(device, "loading::records_load_at_any_time", any_time));
+    tests.push(trial(device, "loading::an_unloaded_model_takes_a_record", unloaded));
+    tests.push(trial(device, "loading::float_checkpoints_are_rounded_or_refused", float_checkpoint));
+    tests.push(trial(device, "loading::the_placeholder_never_looks_like_a_weight", placeholder));
+    tests.push(trial(device, "loading::one_number_of_parameters_always", parameters));
+    tests.push(trial(device, "loading::casts_keep_the_weights", casts));
+    tests.push(trial(device, "loading::burns_quantiser_passes_by", burn_quantizer));
+    tests.push(trial(device, "loading::a_converted_linear_is_not_rounded_again", from_converted));
+    tests.push(trial(device, "loading::f64_activations", double));
+    tests.push(trial(device, "loading::training_beside_leaves_the_weights", trained_beside));
+}
+
+fn fresh(device: &Device) -> Mlp {
+    Mlp::new([128, 96, 64], LinearLayout::Row, true, device)
+}
+
+fn batch(device: &Device) -> Tensor<2> {
+    Tensor::random([3, 128], Distribution::Normal(0.0, 1.0), device)
+}
+
+fn record_of<M: Module>(model: &M) -> ModuleRecord {
+    let bytes = model.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
+    ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The weight is float again, and so is its record; the same where a user puts another tensor into the parameter.
+fn materialized(device: &Device) {
+    let (model, _) = convert(fresh(device), GroupSize::G32);
+    let x = batch(device);
+    let expected = values(model.forward(x.clone()));
+    let mut dense = model.clone().materialize();
+    let loaded = fresh(device).load_record(record_of(&dense));
+    close(&values(loaded.forward(x.clone())), &expected, SAME_WEIGHTS, "a saved materialised model");
+    let reloaded = dense.clone().load_record(record_of(&loaded));
+    close(&values(reloaded.forward(x.clone())), &expected, SAME_WEIGHTS, "a record loaded into a materialised model");
+
+    let new = Tensor::<2>::random([128, 96], Distribution::Normal(0.0, 1.0), device);
+    let given = new.clone();
+    dense.up.weight = dense.up.weight.map(move |_| given);
+    let mut converted = model;
+    let given = new.clone();
+    converted.up.weight = converted.up.weight.map(move |_| given);
+    for model in [&dense, &converted] {
+        let saved = model.up.weight.transform_for_save().val();
+        assert_eq!(saved.dims(), [128, 96]);
+        assert_eq!(values(saved), values(new.clone()));
+    }
+}
+
+/// After every use that reads the placeholder.
+fn any_time(device: &Device) {
+    type Use = fn(Mlp, &Device) -> Mlp;
+    let uses: [(&str, Use); 7] = [
+        ("nothing", |model, _| model),
+        ("a forward pass", |model, device| {
+            let _ = values(model.forward(batch(device)));
+            model
+        }),
+        ("Display", |model, _| {
+            assert!(model.to_string().contains("d_input: 128"), "{model}");
+            model
+        }),
+        ("valid", |model, _| model.valid()),
+        ("a clone that was saved", |model, _| {
+            let _ = model.clone().into_record();
+            model
+        }),
+        ("an earlier load", |model, device| model.load_record(record_of(&convert(fresh(device), GroupSize::G32).0))),
+        ("a cast to f16 and back", |model, _| cast(cast(model, FloatDType::F16), FloatDType::F32)),
+    ];
+    let (saved, _) = convert(fresh(device), GroupSize::G32);
+    let x = batch(device);
+    let expected = values(saved.forward(x.clone()));
+    for (what, used) in uses {
+        let model = used(convert(fresh(device), GroupSize::G32).0, device);
+        let loaded = reset_placeholders(model).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("after {what}: {error}"));
+        assert_eq!(values(loaded.forward(x.clone())), expected, "after {what}");
+        // Without it Burn refuses, or takes the record: never anything between.
+        let model = used(convert(fresh(device), GroupSize::G32).0, device);
+        if let Ok(loaded) = model.try_load_record(record_of(&saved)) {
+            assert_eq!(values(loaded.forward(x.clone())), expected, "after {what}, not reset");
+        }
+    }
+}
+
+fn unloaded(device: &Device) {
+    // The record decides on the format: another group and width than the model was made for.
+    let (saved, _) = convert_to(QuantSpec::int8(GroupSize::G32).with_zero_points(), fresh(device));
+    let x = batch(device);
+    let (empty, report) = W4A16::new(QuantSpec::int4(GroupSize::G64))
+        .with_fallback([GroupSize::G32])
+        .unloaded(fresh(device))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(report.quantized(), 2, "{report}");
+    assert!(values(empty.clone().forward(x.clone())).iter().all(|value| value.is_nan()), "no values that look right");
+    let loaded = reset_placeholders(empty).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(values(loaded.forward(x.clone())), values(saved.forward(x)));
+
+    let layer = W4A16Linear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), burn_marlin::ActivationDtype::F32, device);
+    let layer = layer.unwrap_or_else(|error| panic!("{error}"));
+    let linear = burn::nn::LinearConfig::new(64, 40).init(device);
+    let saved = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
+    let loaded = layer.try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
+    let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
+    assert_eq!(values(loaded.forward(x.clone())), values(saved.forward(x)));
+}
+
+/// By a record and by a store, which reports what it could not place; before and after the first use.
+fn float_checkpoint(device: &Device) {
+    let (float, x) = (fresh(device), batch(device));
+    let expected = values(convert(float.clone(), GroupSize::G32).0.forward(x.clone()));
+    for used in [false, true] {
+        let model = || {
+            let (model, _) = convert(fresh(device), GroupSize::G32);
+            if used {
+                let _ = values(model.forward(x.clone()));
+            }
+            model
+        };
+        if let Ok(loaded) = model().try_load_record(record_of(&float).allow_partial(true)) {
+            assert!(used, "a fresh converted model has no place for float weights");
+            close(&values(loaded.forward(x.clone())), &expected, 1e-6, "a float record, rounded");
+            // The float values go where the placeholders are made anew, the weights stay.
+            let reset = reset_placeholders(loaded);
+            assert!(reset.up.weight.lazy_shape().num_elements() == 1, "the float values are gone");
+            close(&values(reset.forward(x.clone())), &expected, 1e-6, "rounded, and reset");
+        }
+        let mut store = SafetensorsStore::from_bytes(None);
+        float.save_into(&mut store).unwrap_or_else(|error| panic!("{error}"));
+        let bytes = store.get_bytes().unwrap_or_else(|error| panic!("{error}"));
+        let mut loaded = model();
+        match loaded.load_from(&mut SafetensorsStore::from_bytes(Some(bytes)).allow_partial(true)) {
+            Ok(_) => close(&values(loaded.forward(x.clone())), &expected, 1e-6, "a float file, rounded"),
+            Err(error) => assert!(!used, "{error}"),
+        }
+    }
+}
+
+fn placeholder(device: &Device) {
+    let (model, _) = convert(fresh(device), GroupSize::G32);
+    assert_eq!(model.up.weight.dims(), [128, 96], "code that asks for the weight's shape gets it");
+    let all_nan = |tensor: Tensor<2>| values(tensor).iter().all(|value| value.is_nan());
+    assert!(all_nan(model.up.weight.base()));
+    assert!(all_nan(model.up.weight.clone().into_value()));
+    let mut model = model;
+    assert!(!values(model.up.weight.val()).iter().any(|value| value.is_nan()), "val() is the weight");
+    model.up.weight = model.up.weight.map(|tensor| tensor);
+    assert!(all_nan(model.forward(batch(device))), "a layer whose weight was lost computes nothing that looks right");
+}
+
+fn parameters(device: &Device) {
+    let float = fresh(device);
+    let expected = float.num_params();
+    let (model, _) = convert(float, GroupSize::G32);
+    assert_eq!(model.num_params(), expected, "after the conversion");
+    let clone = model.clone();
+    let _ = values(model.forward(batch(device)));
+    assert_eq!(model.num_params(), expected, "after a forward pass");
+    assert_eq!(clone.num_params(), expected, "of a clone");
+    let fresh_again = convert(fresh(device), GroupSize::G32).0;
+    let other = fresh_again.clone();
+    let loaded = fresh_again.load_record(record_of(&model));
+    assert_eq!((loaded.num_params(), other.num_params()), (expected, expected), "after a load, and of a clone from before it");
+    assert_eq!(loaded.valid().num_params(), expected, "of a valid model");
+    assert_eq!(reset_placeholders(loaded).num_params(), expected, "with new placeholders");
+    assert_eq!(model.materialize().num_params(), expected, "materialised");
+}
+
+fn weight_of(model: &Mlp) -> &QuantizedWeight {
+    model.up.weight.reparameterization().unwrap_or_else(|| panic!("no quantised weight"))
+}
+
+fn casts(device: &Device) {
+    for scales in [ScaleDtype::F16, ScaleDtype::BF16] {
+        let (model, _) = convert_to(QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales), fresh(device));
+        let expected = weight_of(&model).to_plain().unwrap_or_else(|error| panic!("{error}"));
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            let there = cast(model.clone(), dtype);
+            assert_eq!(there.up.weight.val().dtype(), DType::from(dtype), "activations are in the new dtype");
+            let back = cast(there, FloatDType::F32);
+            assert_eq!(weight_of(&back).to_plain().ok().as_ref(), Some(&expected), "scales in {scales}, cast to {dtype:?} and back");
+        }
+    }
+}
+
+fn burn_quantizer(device: &Device) {
+    let (model, _) = convert(fresh(device), GroupSize::G32);
+    let expected = weight_of(&model).to_plain().ok();
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let quantized = model.quantize_weights(&mut Quantizer::new(Calibration::MinMax, scheme));
+    assert_eq!(weight_of(&quantized).to_plain().ok(), expected, "the packed weight stays");
+    let weight = quantized.up.weight.val();
+    let found = weight_of(&quantized).dequantize(FloatDType::from(weight.dtype()));
+    assert_eq!(values(weight), values(found), "and is what val() gives");
+}
+
+fn from_converted(device: &Device) {
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let (model, _) = convert_to(spec, fresh(device));
+    let layer = W4A16Linear::from_linear(&model.up, &spec).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(layer.weight().to_plain().ok(), weight_of(&model).to_plain().ok());
+    let other = W4A16Linear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G64));
+    assert!(matches!(other, Err(Error::Converted { found, .. }) if found == spec));
+}
+
+/// Computed as the dequantised weights say, in f64.
+fn double(device: &Device) {
+    if !device.supports_dtype(FloatDType::F64) {
+        return;
+    }
+    let float = cast(fresh(device), FloatDType::F64);
+    let (model, report) = convert(float, GroupSize::G32);
+    assert_eq!(report.quantized(), 2, "{report}");
+    let x = batch(device).cast(FloatDType::F64);
+    let y = model.forward(x.clone());
+    assert_eq!(y.dtype(), DType::F64);
+    let dense = dense(&model);
+    close(&values(y), &values(dense.forward(on_flex(&x).cast(FloatDType::F64))), 1e-6, "f64");
+    let layer = W4A16Linear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
+    close(&values(layer.forward(x.clone())), &values(model.up.forward(x)), 1e-6, "W4A16Linear in f64");
+}
+
+/// AdamW with weight decay on the biases: no weight decays, and none is ever a gradient's.
+fn trained_beside(device: &Device) {
+    if !computes(device, burn_marlin::ActivationDtype::F32) {
+        return;
+    }
+    let (model, _) = convert(fresh(device), GroupSize::G32);
+    let expected = weight_of(&model).to_plain().ok();
+    let mut model = Module::train(model);
+    let mut optimizer = AdamWConfig::new().with_weight_decay(0.1).init();
+    let x = Tensor::<2>::from_data(batch(device).to_data(), &device.clone().autodiff());
+    let before = values(model.up.bias.clone().map_or_else(|| panic!("a bias"), |bias| bias.val()));
+    for _ in 0..2 {
+        let gradients = model.forward(x.clone()).powi_scalar(2).mean().backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(0.01, model, gradients);
+    }
+    let after = values(model.up.bias.clone().map_or_else(|| panic!("a bias"), |bias| bias.val()));
+    assert_ne!(before, after, "the bias is trained");
+    assert_eq!(weight_of(&model).to_plain().ok(), expected, "the weight is not");
+}
