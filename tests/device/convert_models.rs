@@ -39,7 +39,7 @@ fn round_trips(device: &Device) {
 
 /// Everything that Burn does to a model, done to a converted one.
 fn of_model<T: Tried>(device: &Device) {
-    let x = Tensor::<3>::random([2, 5, T::FEATURES], Distribution::Normal(0.0, 1.0), device);
+    let x = Tensor::<3>::random([2, 3, T::FEATURES], Distribution::Normal(0.0, 1.0), device);
     let float = T::new(device);
     let (parameters, unconverted) = (Module::num_params(&float), float.run(x.clone()));
     let (model, report) = convert(float, GROUP);
@@ -138,7 +138,7 @@ fn tied(device: &Device) {
     let model = Tied::new(device);
     let [embedding, head] = [values(model.embedding.weight.val()), values(model.head.weight.val())];
     let (model, _) = convert(model, GROUP);
-    assert_eq!(values(model.embedding.weight.val()), embedding, "the embedding stays as it is");
+    assert!(values(model.embedding.weight.val()) == embedding, "the embedding stays as it is");
     assert!(burn_error(&values(model.head.weight.val()), &head) < 0.12);
 }
 
@@ -149,7 +149,7 @@ fn excluded_twin(device: &Device) {
     let (stack, report) =
         W4A16::new(QuantSpec::int4(GROUP)).exclude(r"layers\.0").quantize(stack).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((report.quantized(), report.left()), (1, 1), "{report:#}");
-    assert_eq!(values(stack.layers[0].weight.val()), float[0], "the excluded layer is float");
+    assert!(values(stack.layers[0].weight.val()) == float[0], "the excluded layer is float");
     assert!(stack.layers[0].weight.reparameterization::<QuantizedWeight>().is_none());
     let error = burn_error(&values(stack.layers[1].weight.val()), &float[1]);
     assert!(error > 0.0 && error < 0.12, "the other one is rounded: {error}");
@@ -228,7 +228,7 @@ fn strict(device: &Device) {
         let weight = values(before.burn.weight.val());
         let ConvertError { model, error } = w4a16.strict().quantize(before).err().unwrap_or_else(|| panic!("not refused: {expected}"));
         assert!(matches!(error, Error::Strict { .. }) && error.to_string().contains(expected), "{error}");
-        assert_eq!(values(model.burn.weight.val()), weight, "the model comes back as it was");
+        assert!(values(model.burn.weight.val()) == weight, "the model comes back as it was");
     };
     refused(W4A16::new(QuantSpec::int4(GROUP)), "pytorch.weight");
     refused(w4a16.clone().exclude("lm_head"), "`lm_head`");

@@ -99,9 +99,8 @@ fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape:
 
 /// Whether a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
-    let tensor = tensor.clone().detach();
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
-    let tensor = if quantized { tensor.dequantize() } else { tensor };
+    let tensor = if quantized { tensor.clone().dequantize() } else { tensor.clone() }.detach();
     let Ok(row) = tensor.slice_dim(0, 0..1).try_into_vec_as::<f32>() else { return false };
     row.iter().all(|value| value.is_nan()) || quantized && row.iter().all(|value| *value == row[0])
 }
