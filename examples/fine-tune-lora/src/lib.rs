@@ -1,0 +1,108 @@
+//! QLoRA on a Llama folder: a converted model, adapters, a few steps of AdamW, the adapters' record.
+
+use std::error::Error;
+use std::path::Path;
+
+use burn::module::{Lora, Module, ParamGroup};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation};
+use burn_marlin::{GroupSize, QuantSpec, Report, W4A16};
+use marlin_llama::{Llama, LlamaModel, OpenOptions, perplexity};
+
+/// What is trained, and how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Rank of the adapters.
+    pub rank: usize,
+    /// Steps of AdamW.
+    pub steps: usize,
+    /// Sequences of a step.
+    pub batch: usize,
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// Learning rate.
+    pub learning_rate: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { rank: 8, steps: 30, batch: 4, seq: 64, learning_rate: 1e-3 }
+    }
+}
+
+/// A folder's model in 4 bits, with adapters on every converted layer and a tokenised text to learn.
+pub struct Prepared {
+    /// The model, not yet in training.
+    pub model: LlamaModel,
+    /// What the conversion did.
+    pub report: Report,
+    /// The text.
+    pub tokens: Vec<u32>,
+}
+
+/// Opens a float Llama folder, converts it, and attaches adapters that add nothing yet.
+///
+/// # Errors
+/// A folder that cannot be opened or converted, or a text that the tokenizer refuses.
+pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) -> Result<Prepared, Box<dyn Error>> {
+    // Gradients of a small model leave the range of f16.
+    let llama = Llama::open(folder, device, &OpenOptions { dtype: Some(FloatDType::F32), ..OpenOptions::default() })?;
+    let tokens = llama.tokenizer()?.encode(text)?;
+    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128)).with_fallback([GroupSize::G64, GroupSize::G32]);
+    let (model, report) = w4a16.quantize(llama.model).map_err(|refused| refused.error)?;
+    // Burn freezes everything else.
+    let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));
+    Ok(Prepared { model, report, tokens })
+}
+
+/// Trains the adapters to predict the tokens. Returns the model, and the mean loss of each step.
+///
+/// # Errors
+/// Fewer tokens than one sequence and its target.
+pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(LlamaModel, Vec<f32>), Box<dyn Error>> {
+    let Options { steps, batch, seq, learning_rate, .. } = *options;
+    let windows =
+        tokens.len().checked_sub(seq + 1).ok_or_else(|| format!("the text has {} tokens, a step takes {}", tokens.len(), seq + 1))?;
+    let mut model = model.train();
+    let device = model.device().autodiff();
+    let mut optimizer = AdamWConfig::new().init();
+    let mut losses = Vec::with_capacity(steps);
+    for step in 0..steps {
+        // Windows that walk through the text.
+        let starts = (0..batch).map(|index| (step * batch + index) * seq % (windows + 1));
+        let window: Vec<i32> = starts.flat_map(|start| tokens[start..=start + seq].iter().map(|&token| token as i32)).collect();
+        let window = Tensor::<2, Int>::from_data(TensorData::new(window, [batch, seq + 1]), &device);
+        let (inputs, targets) = (window.clone().slice([0..batch, 0..seq]), window.slice([0..batch, 1..seq + 1]));
+        let likelihoods = activation::log_softmax(model.forward_full(inputs), 2).gather(2, targets.reshape([batch, seq, 1]));
+        let loss = likelihoods.mean().neg();
+        losses.push(loss.clone().into_scalar::<f32>());
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(learning_rate, model, gradients);
+    }
+    Ok((model.valid(), losses))
+}
+
+/// The perplexity of the tokens.
+///
+/// # Errors
+/// As [`perplexity`].
+pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Box<dyn Error>> {
+    Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
+}
+
+/// Saves the adapters alone.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error>> {
+    Ok(model.into_record_group(ParamGroup::from_predicate(".lora.")).save(file)?)
+}
+
+/// Loads adapters into a model that has places for them.
+///
+/// # Errors
+/// A file that cannot be read, or adapters of another model or rank.
+pub fn load_adapters(model: LlamaModel, file: &Path) -> Result<LlamaModel, Box<dyn Error>> {
+    Ok(model.try_load_record(ModuleRecord::load(file)?.allow_partial(true))?)
+}
