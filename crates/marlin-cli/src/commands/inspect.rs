@@ -89,7 +89,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     if args.json {
         return output::json(&summary);
     }
-    print(&summary)
+    print(&summary, args.all)
 }
 
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes: usize, device: &Device) -> Row {
@@ -118,14 +118,15 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes:
     }
 }
 
-fn print(summary: &Summary) -> Result<(), CliError> {
+fn print(summary: &Summary, all: bool) -> Result<(), CliError> {
     let cells = summary.tensors.iter().map(|row| {
         let shape = row.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let (kernel, reason) = row.quantized.as_ref().map_or_else(Default::default, |row| (row.kernel.clone(), row.reason.clone()));
         vec![row.name.clone(), row.format.clone(), shape, output::size(row.bytes), format!("{:.2}", row.bits_per_weight), kernel, reason]
     });
-    let header = ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"];
-    output::table(&header, &cells.collect::<Vec<_>>())?;
+    let size = if all { "size" } else { "size each" };
+    let header = ["tensor or layer", "format", "shape", size, "bits per weight", "kernel", "reason"];
+    output::layers(&header, cells.collect(), all)?;
     let (size, layers) = (output::size(summary.bytes), summary.tensors.iter().filter(|row| row.quantized.is_some()).count());
     let Summary { weights, bits_per_weight, .. } = summary;
     Ok(output::line(&format!("{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"))?)
