@@ -9,7 +9,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, CompressedTensorsConfig
 
 from makers.model import EXPECTED, OUT, TOKENS, float_tensor, generator, record
@@ -47,22 +47,33 @@ def quantize(source, target):
 
 
 def reload(folder, dtype):
-    """The quantised model as transformers loads it, its weights dequantised in `dtype`."""
+    """The quantised model as transformers loads it, its weights dequantised in the dtype of its scales."""
     config = CompressedTensorsConfig(dequantize=True)
     return BertForSequenceClassification.from_pretrained(folder, dtype=dtype, attn_implementation="eager", quantization_config=config).eval()
 
 
+def with_f32_scales(folder):
+    """The same folder in which no product of a value and its scale is rounded."""
+    copy = CACHE / f"{NAME}-f32-scales"
+    shutil.copytree(folder, copy)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: value.float() if name.endswith(".weight_scale") else value for name, value in tensors.items()}
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
 def main():
     source, target = CACHE / NAME, OUT / NAME
-    for folder in (source, target):
+    for folder in (source, target, CACHE / f"{NAME}-f32-scales"):
         shutil.rmtree(folder, ignore_errors=True)
     float_model(source)
     quantize(source, target)
-    model, half = reload(target, torch.float32), reload(target, torch.float16)
+    model, half = reload(with_f32_scales(target), torch.float32), reload(target, torch.float16)
     layers = [name for name, module in half.named_modules() if isinstance(module, torch.nn.Linear) and name != "classifier"]
     weights = {f"{layer}.weight": half.get_submodule(layer).weight.detach().contiguous() for layer in layers}
     for name, weight in weights.items():
-        assert torch.equal(model.get_parameter(name).half(), weight), "f32 is not the same product, unrounded"
+        exact = model.get_parameter(name)
+        assert torch.equal(exact.half(), weight) and not torch.equal(exact, weight.float()), "f32 is not the same product, unrounded"
     ids = torch.randint(0, model.config.vocab_size, (1, TOKENS), generator=generator("ids", model.config.vocab_size))
     types = (torch.arange(TOKENS) > TOKENS // 2).long()[None]
     with torch.no_grad():
