@@ -12,7 +12,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 INDEX = HERE / "index.json"
-MAKERS = ["plain", "architectures", "chat_templates", "gptq", "awq", "auto_round", "compressed_tensors", "compressed_tensors_old", "marlin"]
+MAKERS = ["plain", "architectures", "chat_templates", "gptq", "awq", "auto_round", "compressed_tensors", "compressed_tensors_old",
+          "llm_compressor", "marlin"]
 
 
 def main():

@@ -29,7 +29,7 @@ mod linear;
 mod ops;
 mod weight;
 
-pub use convert::{LayerReport, LeftReason, Outcome, Report, W4A16, reset_placeholders};
+pub use convert::{ExportError, LayerReport, LeftReason, LoadError, Outcome, Report, W4A16, reset_placeholders};
 pub use device::{free_memory, target};
 pub use error::{ConvertError, Error};
 pub use fusion::{FusionCount, fusion_count, install};

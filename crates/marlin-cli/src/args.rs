@@ -67,7 +67,10 @@ pub struct InspectArgs {
     /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// Print JSON.
+    /// A line for every tensor and layer; without it, equal ones of consecutive layers share a line.
+    #[arg(long)]
+    pub all: bool,
+    /// Print JSON, always with every tensor and layer.
     #[arg(long)]
     pub json: bool,
 }
@@ -188,7 +191,10 @@ pub struct KernelsArgs {
     /// Rows of activations (batch times sequence) to plan for. May be given several times.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
     pub rows: Vec<usize>,
-    /// Print JSON.
+    /// A line for every layer; without it, equal ones share a line.
+    #[arg(long)]
+    pub all: bool,
+    /// Print JSON, always with every layer.
     #[arg(long)]
     pub json: bool,
 }

@@ -11,8 +11,6 @@ pub enum CliError {
     Marlin(#[from] burn_marlin::Error),
     #[error(transparent)]
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
-    #[error("the quantisation config in {dir}", dir = dir.display())]
-    Config { dir: PathBuf, source: marlin_format::checkpoint::ConfigError },
     #[error("cannot read {path}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path}: the text is not UTF-8", path = path.display())]

@@ -1,6 +1,7 @@
 //! Tables, sizes and progress bars.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use marlin_format::fold_layers;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -35,6 +36,21 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     };
     let lines = rows.iter().map(|cells| row(&mut cells.iter().map(String::as_str)));
     line(&std::iter::once(row(&mut header.iter().copied())).chain(lines).collect::<Vec<_>>().join("\n"))
+}
+
+/// As [`table`], of rows that begin with the path of a layer or tensor: equal rows of consecutive layers in one row with their count, or every row where `all`.
+pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<()> {
+    if all {
+        return table(header, &rows);
+    }
+    let layers = rows.into_iter().map(|mut row| {
+        let rest = row.split_off(1);
+        (row.concat(), rest)
+    });
+    let rows: Vec<_> =
+        fold_layers(layers).into_iter().map(|run| [vec![run.path, run.count.to_string()], run.description].concat()).collect();
+    let [first, rest @ ..] = header else { return Ok(()) };
+    table(&[&[*first, "count"], rest].concat(), &rows)
 }
 
 /// Bytes as a person reads them.

@@ -24,12 +24,14 @@ pub mod checkpoint;
 pub mod layout;
 
 mod error;
+mod fold;
 mod plain;
 mod plain_join;
 mod quantize;
 mod spec;
 
 pub use error::FormatError;
+pub use fold::{LayerRun, fold_layers};
 pub use plain::{PlainParts, PlainWeight, Scales};
 pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;

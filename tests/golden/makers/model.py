@@ -84,7 +84,7 @@ def float_tensor(name, shape) -> torch.Tensor:
     """In f32; f16 and bf16 hold it as it is."""
     value = torch.randn(shape, generator=generator(name, *shape))
     if len(shape) == 1:
-        value = 0.1 * value + (1.0 if name.endswith("norm.weight") else 0.0)
+        value = 0.1 * value + (1.0 if name.lower().endswith("norm.weight") else 0.0)
     elif "embed" not in name:
         value = value / shape[-1] ** 0.5
     return (value * 256).round().clamp(-1023, 1023) / 256

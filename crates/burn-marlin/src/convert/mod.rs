@@ -1,9 +1,16 @@
 //! One call that turns an unmodified Burn model into a W4A16 or W8A16 model.
 
 mod attach;
+mod export;
+mod export_error;
+mod load;
+mod load_error;
+mod places;
 mod report;
 mod survey;
 
+pub use export_error::ExportError;
+pub use load_error::LoadError;
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 
 use crate::{ConvertError, Error, QuantizedWeight};
@@ -173,7 +180,7 @@ impl W4A16 {
             let outcome = outcome.or_else(|| outcomes.remove(&path))?;
             Some(LayerReport { path, shape, float_bytes, outcome })
         });
-        let report = Report { layers: layers.collect(), unmatched: choices.unmatched, model_bytes: found.size_bytes };
+        let report = Report { layers: layers.collect(), unmatched: choices.unmatched, model_bytes: found.size_bytes, unused: Vec::new() };
         match self.strict_error(&report) {
             Some(error) => Err(ConvertError { model, error }),
             None => Ok((model, report)),

@@ -16,6 +16,8 @@ pub struct Report {
     pub unmatched: Vec<String>,
     /// Bytes of all float parameters before.
     pub model_bytes: usize,
+    /// Of a checkpoint that was [loaded](crate::W4A16::load): tensors and layers that the model has no parameter for, as the files name them.
+    pub unused: Vec<String>,
 }
 
 impl Report {
@@ -50,7 +52,7 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and what became of it, `unmatched` patterns, and the totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and what became of it, `unmatched` patterns, `unused` tensors, and the totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
@@ -94,6 +96,8 @@ pub enum LeftReason {
     NotLinear,
     /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
     OtherLinear,
+    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load) holds in float.
+    FloatInCheckpoint,
     /// An excluding pattern matches its path.
     Excluded {
         /// The pattern.
@@ -115,7 +119,7 @@ pub enum LeftReason {
 impl LeftReason {
     /// Whether the caller asked for it.
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(self, Self::NotLinear | Self::Excluded { .. } | Self::NotIncluded)
+        matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
     }
 }
 
@@ -124,6 +128,7 @@ impl fmt::Display for LeftReason {
         match self {
             Self::NotLinear => f.write_str("not the weight of a Linear"),
             Self::OtherLinear => f.write_str("a type named Linear that is not Burn's; if its weight is [K, N], ask for it with `also`"),
+            Self::FloatInCheckpoint => f.write_str("float in the checkpoint"),
             Self::Excluded { pattern } => write!(f, "excluded by `{pattern}`"),
             Self::NotIncluded => f.write_str("not included by any pattern"),
             Self::AlreadyQuantized => f.write_str("already quantised by Burn"),
@@ -164,6 +169,9 @@ impl fmt::Display for Report {
         }
         for pattern in &self.unmatched {
             writeln!(f, "`{pattern}` matches nothing")?;
+        }
+        if !self.unused.is_empty() {
+            writeln!(f, "{} tensors and layers of the checkpoint are unused: {}", self.unused.len(), self.unused.join(", "))?;
         }
         Ok(())
     }
@@ -216,7 +224,7 @@ fn ends(paths: &[&str]) -> String {
 impl Serialize for Report {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ([float, quantized], [before, after]) = (self.converted_bytes(), self.total_bytes());
-        let mut report = serializer.serialize_struct("Report", 8)?;
+        let mut report = serializer.serialize_struct("Report", 9)?;
         report.serialize_field("quantized", &self.quantized())?;
         report.serialize_field("left", &self.left())?;
         report.serialize_field("converted_bytes_before", &float)?;
@@ -224,6 +232,7 @@ impl Serialize for Report {
         report.serialize_field("bytes_before", &before)?;
         report.serialize_field("bytes_after", &after)?;
         report.serialize_field("unmatched", &self.unmatched)?;
+        report.serialize_field("unused", &self.unused)?;
         report.serialize_field("layers", &self.layers)?;
         report.end()
     }

@@ -1,4 +1,5 @@
 mod attached;
+mod collect;
 mod module;
 mod record;
 mod tensors;

@@ -54,6 +54,7 @@ impl Module for QuantizedWeight {
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
+        self.offer();
         let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(self.k * self.n));
         let format = self.format().parameter(self.format_id, self.k * self.n - counted, &self.device());
         visited(visitor, "format", |visitor| visitor.visit_float(&format));

@@ -1,12 +1,10 @@
-use std::collections::BTreeSet;
-
 use crate::args::InspectArgs;
 use crate::error::CliError;
 use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{ActivationDtype, Bits, GroupSize, Problem, ScaleDtype, target};
 use marlin_format::PlainWeight;
-use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Part, Quantization, parts, read_layer};
 use marlin_kernels::{layout_for, select};
 use serde::Serialize;
 
@@ -53,30 +51,24 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let quantization = Quantization::read(&args.dir)?;
     let size = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.bytes().len());
     let progress = output::progress_of_bytes(checkpoint.size_bytes());
-    let (mut rows, mut counted) = (Vec::<Row>::new(), BTreeSet::<String>::new());
-    for name in checkpoint.names() {
-        if counted.contains(name) {
-            continue;
-        }
-        let (layer, _) = name.rsplit_once('.').unwrap_or((name, ""));
-        let format = layer_format(quantization.as_ref(), layer).map_err(|source| CliError::Config { dir: args.dir.clone(), source })?;
-        let tensors = layer_tensors(&checkpoint, layer, &format);
-        let row = if format != LayerFormat::Float && tensors.iter().any(|tensor| tensor == name) {
-            let weight = read_layer(&checkpoint, layer, &format)?;
-            let bytes = tensors.iter().map(|tensor| size(tensor)).sum::<Result<usize, _>>()?;
-            for tensor in tensors {
-                checkpoint.release(&tensor);
-                counted.insert(tensor);
+    let mut rows = Vec::<Row>::new();
+    for part in parts(&checkpoint, quantization.as_ref())? {
+        let row = match part {
+            Part::Layer { name, format, tensors } => {
+                let weight = read_layer(&checkpoint, &name, &format)?;
+                let bytes = tensors.iter().map(|tensor| size(tensor)).sum::<Result<usize, _>>()?;
+                tensors.iter().for_each(|tensor| checkpoint.release(tensor));
+                let row = quantized_row(&name, &format, &weight, bytes, &device);
+                checkpoint.recycle(weight);
+                row
             }
-            let row = quantized_row(layer, &format, &weight, bytes, &device);
-            checkpoint.recycle(weight);
-            row
-        } else {
-            let tensor = checkpoint.tensor(name)?;
-            let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
-            let format = format!("{:?}", tensor.dtype()).to_lowercase();
-            let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
-            Row { name: name.to_owned(), format, shape, quantized: None, bytes, bits_per_weight }
+            Part::Tensor { name } => {
+                let tensor = checkpoint.tensor(&name)?;
+                let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
+                let format = format!("{:?}", tensor.dtype()).to_lowercase();
+                let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
+                Row { name, format, shape, quantized: None, bytes, bits_per_weight }
+            }
         };
         progress.inc(row.bytes as u64);
         rows.push(row);
@@ -89,7 +81,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     if args.json {
         return output::json(&summary);
     }
-    print(&summary)
+    print(&summary, args.all)
 }
 
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes: usize, device: &Device) -> Row {
@@ -118,14 +110,15 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes:
     }
 }
 
-fn print(summary: &Summary) -> Result<(), CliError> {
+fn print(summary: &Summary, all: bool) -> Result<(), CliError> {
     let cells = summary.tensors.iter().map(|row| {
         let shape = row.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
         let (kernel, reason) = row.quantized.as_ref().map_or_else(Default::default, |row| (row.kernel.clone(), row.reason.clone()));
         vec![row.name.clone(), row.format.clone(), shape, output::size(row.bytes), format!("{:.2}", row.bits_per_weight), kernel, reason]
     });
-    let header = ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"];
-    output::table(&header, &cells.collect::<Vec<_>>())?;
+    let size = if all { "size" } else { "size each" };
+    let header = ["tensor or layer", "format", "shape", size, "bits per weight", "kernel", "reason"];
+    output::layers(&header, cells.collect(), all)?;
     let (size, layers) = (output::size(summary.bytes), summary.tensors.iter().filter(|row| row.quantized.is_some()).count());
     let Summary { weights, bits_per_weight, .. } = summary;
     Ok(output::line(&format!("{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"))?)

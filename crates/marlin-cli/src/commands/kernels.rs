@@ -47,5 +47,5 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
     let cells = rows
         .into_iter()
         .map(|row| vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.kernel, row.reason]);
-    Ok(output::table(&["layer", "K", "N", "M", "format", "kernel", "reason"], &cells.collect::<Vec<_>>())?)
+    Ok(output::layers(&["layer", "K", "N", "M", "format", "kernel", "reason"], cells.collect(), args.all)?)
 }

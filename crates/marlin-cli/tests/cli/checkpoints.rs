@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, args, command, heldout, read_json, read_safetensors, shipped, succeed, succeed_json};
+use crate::support::{Folder, args, cells, command, heldout, read_json, read_safetensors, shipped, succeed, succeed_json};
 
 /// Weights of the tiny model: those of the projections, and the others.
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);
@@ -49,18 +49,50 @@ fn inspect_counts_weights_and_bytes() {
 }
 
 #[test]
-fn inspect_prints_a_line_for_each_tensor_and_the_total() {
+fn inspect_prints_equal_layers_in_one_line_and_the_total() {
     let folder = Folder::tiny_quantized();
     let text = succeed(&args!["inspect", &folder.target, "--device", "flex"]);
     let lines: Vec<&str> = text.lines().collect();
+    // Nine of each of the two layers, the embedding and the last norm.
+    assert_eq!(lines.len(), 1 + 9 + 2 + 1, "{text}");
+    assert_eq!(cells(lines[0]), ["tensor or layer", "count", "format", "shape", "size each", "bits per weight", "kernel", "reason"]);
+    let line = lines.iter().find(|line| line.starts_with("model.layers.0..1.mlp.down_proj ")).unwrap();
+    assert_eq!(cells(line)[1..7], ["2", "pack-quantized int4 g128 f16", "256 x 512", "67.6 kB", "4.12", "host"]);
+    let norm = lines.iter().find(|line| line.starts_with("model.norm.weight ")).unwrap();
+    assert_eq!(cells(norm)[1..], ["1", "f16", "256", "512 B", "16.00"]);
+    assert!(lines.last().unwrap().starts_with(&format!("{} weights in 2708.2 kB: ", PROJECTIONS + OTHERS)), "{text}");
+}
+
+#[test]
+fn inspect_all_prints_a_line_for_each_tensor_and_the_total() {
+    let folder = Folder::tiny_quantized();
+    let text = succeed(&args!["inspect", &folder.target, "--device", "flex", "--all"]);
+    let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 1 + 2 * 9 + 2 + 1, "{text}");
-    let header: Vec<&str> = lines[0].split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
-    assert_eq!(header, ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"]);
-    let line = lines.iter().find(|line| line.starts_with("model.layers.0.mlp.down_proj ")).unwrap();
-    for word in ["pack-quantized int4 g128 f16", "256 x 512", "67.6 kB", "4.12", "host"] {
-        assert!(line.contains(word), "`{word}` is not in `{line}`");
+    assert_eq!(cells(lines[0]), ["tensor or layer", "format", "shape", "size", "bits per weight", "kernel", "reason"]);
+    for layer in 0..2 {
+        let line = lines.iter().find(|line| line.starts_with(&format!("model.layers.{layer}.mlp.down_proj "))).unwrap();
+        assert_eq!(cells(line)[1..6], ["pack-quantized int4 g128 f16", "256 x 512", "67.6 kB", "4.12", "host"]);
     }
     assert!(lines.last().unwrap().starts_with(&format!("{} weights in 2708.2 kB: ", PROJECTIONS + OTHERS)), "{text}");
+}
+
+#[test]
+fn inspect_keeps_layers_of_another_format_apart() {
+    let folder = Folder::with_config(json!({ "num_hidden_layers": 12 }));
+    succeed(&args!["quantize", &folder.source, &folder.target, "--exclude", "model.layers.3.mlp.up_proj"]);
+    let text = succeed(&args!["inspect", &folder.target, "--device", "flex"]);
+    let lines = text.lines().map(cells).filter(|cells| cells[0].contains("mlp.up_proj"));
+    let lines: Vec<[&str; 3]> = lines.map(|cells| [cells[0], cells[1], cells[2]]).collect();
+    let int4 = "pack-quantized int4 g128 f16";
+    let expected = [
+        ["model.layers.0..2.mlp.up_proj", "3", int4],
+        ["model.layers.4..11.mlp.up_proj", "8", int4],
+        ["model.layers.3.mlp.up_proj.weight", "1", "f16"],
+    ];
+    assert_eq!(lines.len(), expected.len(), "{text}");
+    assert!(expected.iter().all(|line| lines.contains(line)), "{text}");
+    assert!(text.contains("model.layers.0..11.mlp.down_proj ") && !text.contains("model.layers.10."), "{text}");
 }
 
 #[test]

@@ -66,6 +66,11 @@ pub fn refuse(args: &[OsString], words: &[&str]) {
     }
 }
 
+/// The cells of a line of a table.
+pub fn cells(line: &str) -> Vec<&str> {
+    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
 /// The trained model that comes with the repository: 4096 tokens, hidden size 256, 512 positions.
 pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/train-tiny-llama/model")

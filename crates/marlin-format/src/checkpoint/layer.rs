@@ -1,7 +1,10 @@
 //! Reading a layer in whatever format it is.
 
+use std::collections::BTreeSet;
+
 use super::{
-    Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, TensorView, awq, compressed_tensors, gptq, marlin, marlin24,
+    CONFIG_FILE, Checkpoint, CheckpointError, ConfigError, LayerFormat, Quantization, TensorView, awq, compressed_tensors, gptq, marlin,
+    marlin24,
 };
 use crate::layout::PlainLayout;
 use crate::{FormatError, PlainWeight, QuantSpec};
@@ -27,6 +30,59 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
         LayerFormat::Marlin24(_, names) => &marlin24::tensors(*names),
     };
     tensors.iter().map(|tensor| format!("{layer}.{tensor}")).filter(|name| checkpoint.contains(name)).collect()
+}
+
+/// What a checkpoint holds under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// A quantised layer.
+    Layer {
+        /// Its name, such as `model.layers.0.mlp.up_proj`.
+        name: String,
+        /// How it is held.
+        format: LayerFormat,
+        /// The names of its tensors, as [`layer_tensors`] has them.
+        tensors: Vec<String>,
+    },
+    /// A tensor that belongs to no quantised layer.
+    Tensor {
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Part {
+    /// Its name: that of the layer, or of the tensor.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Layer { name, .. } | Self::Tensor { name } => name,
+        }
+    }
+}
+
+/// All that a checkpoint holds, with the tensors of each quantised layer together, sorted by the names of first tensors.
+///
+/// # Errors
+/// [`CheckpointError::Config`], as [`Quantization::layer`].
+pub fn parts(checkpoint: &Checkpoint, quantization: Option<&Quantization>) -> Result<Vec<Part>, CheckpointError> {
+    let (mut parts, mut counted) = (Vec::new(), BTreeSet::new());
+    for name in checkpoint.names() {
+        if counted.contains(name) {
+            continue;
+        }
+        let (layer, _) = name.rsplit_once('.').unwrap_or((name, ""));
+        let format = layer_format(quantization, layer)
+            .map_err(|source| CheckpointError::Config { path: checkpoint.dir().join(CONFIG_FILE), source })?;
+        let tensors = layer_tensors(checkpoint, layer, &format);
+        // A config may give a format to all layers, those of norms and embeddings with them.
+        if format == LayerFormat::Float || !tensors.iter().any(|tensor| tensor == name) {
+            parts.push(Part::Tensor { name: name.into() });
+        } else {
+            counted.extend(tensors.iter().cloned());
+            parts.push(Part::Layer { name: layer.into(), format, tensors });
+        }
+    }
+    Ok(parts)
 }
 
 /// Reads the weight of a quantised layer, such as `model.layers.0.mlp.up_proj`, into the plain form.

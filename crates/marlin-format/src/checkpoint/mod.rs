@@ -5,6 +5,7 @@
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
 //! | what a folder's configs say of every layer | [`Quantization`], [`LayerFormat`] |
+//! | its quantised layers and other tensors | [`parts`], [`Part`] |
 //! | read a quantised layer, whatever its format | [`layer_format`], [`layer_tensors`], [`read_layer`] |
 //! | compressed-tensors, pack-quantized: read and write | [`compressed_tensors`] |
 //! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
@@ -31,13 +32,15 @@ mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
-pub use layer::{layer_format, layer_tensors, read_layer};
+pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};
 pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
 pub use tensor::{TensorData, TensorSpec, TensorView};
 pub use writer::CheckpointWriter;
 
+/// The config of a model.
+pub(crate) const CONFIG_FILE: &str = "config.json";
 /// A folder's one weight file.
 pub(crate) const WEIGHTS_FILE: &str = "model.safetensors";
 /// A folder's list of weight files, where there are several.

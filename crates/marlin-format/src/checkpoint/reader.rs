@@ -46,7 +46,8 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names.
+    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names. Of a safetensors file, which may
+    /// have any name, opens that file.
     ///
     /// Every header is checked against its file: names, sizes and offsets are right from here on.
     ///
@@ -56,6 +57,11 @@ impl Checkpoint {
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let dir = dir.as_ref();
         let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), spare: Mutex::default() };
+        if dir.is_file() {
+            checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
+            checkpoint.add_file(dir.into())?;
+            return Ok(checkpoint);
+        }
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if single.exists() {
             checkpoint.add_file(single)?;
@@ -67,7 +73,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The folder it was opened from.
+    /// The folder it was opened from, or that its file is in.
     pub fn dir(&self) -> &Path {
         &self.dir
     }

@@ -1,7 +1,7 @@
 //! The `quantization_config` of a checkpoint's `config.json`, as it is written.
 
 use regex::Regex;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ConfigError;
 use crate::{GroupSize, QuantSpec};
@@ -13,7 +13,7 @@ const TARGET: &str = "Linear";
 /// What an entry of `ignore` starts with that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
 
-/// How the linear layers of a checkpoint that is written are quantised, all in one way, and which of them are not.
+/// How the linear layers of a checkpoint that is written are quantised, which of them otherwise, and which not at all.
 /// [`Quantization`](crate::checkpoint::Quantization) reads it again.
 #[derive(Debug, Clone)]
 pub struct QuantizationConfig {
@@ -22,6 +22,8 @@ pub struct QuantizationConfig {
     /// One for each `re:` entry of `ignore`.
     patterns: Vec<Regex>,
     act_order: bool,
+    /// Spec, act-order and names of layers that are quantised otherwise.
+    others: Vec<(QuantSpec, bool, Vec<String>)>,
 }
 
 impl QuantizationConfig {
@@ -36,7 +38,7 @@ impl QuantizationConfig {
             Regex::new(&format!("^(?:{pattern})")).map_err(invalid)
         };
         let patterns = ignore.iter().filter_map(|entry| entry.strip_prefix(PATTERN_PREFIX)).map(compile).collect::<Result<_, _>>()?;
-        Ok(Self { spec, ignore, patterns, act_order: false })
+        Ok(Self { spec, ignore, patterns, act_order: false, others: Vec::new() })
     }
 
     /// The same, saying whether layers have a `weight_g_idx`, which other readers expect to be told.
@@ -44,7 +46,13 @@ impl QuantizationConfig {
         Self { act_order, ..self }
     }
 
-    /// How layers are quantised.
+    /// The same, with the layers of these names quantised otherwise: a group of their own in the config.
+    pub fn with_layers(mut self, spec: QuantSpec, act_order: bool, names: Vec<String>) -> Self {
+        self.others.push((spec, act_order, names));
+        self
+    }
+
+    /// How layers are quantised, where nothing else is said of them.
     pub fn spec(&self) -> QuantSpec {
         self.spec
     }
@@ -66,32 +74,39 @@ impl QuantizationConfig {
 
     /// The `quantization_config` object.
     pub fn to_json(&self) -> Value {
-        let (strategy, group_size) = match self.spec.group {
-            GroupSize::Channel => ("channel", Value::Null),
-            group => ("group", group.as_i64().into()),
-        };
+        let first = (&self.spec, self.act_order, json!([TARGET]));
+        let others = self.others.iter().map(|(spec, act_order, names)| (spec, *act_order, json!(names)));
+        let groups = std::iter::once(first).chain(others).enumerate();
+        let groups = groups.map(|(index, (spec, act_order, targets))| (format!("group_{index}"), group(spec, act_order, targets)));
         json!({
             "quant_method": METHOD,
             "format": FORMAT,
             "quantization_status": "compressed",
-            "config_groups": {
-                "group_0": {
-                    "targets": [TARGET],
-                    "weights": {
-                        "num_bits": self.spec.bits,
-                        "type": "int",
-                        "symmetric": !self.spec.zero_points,
-                        "strategy": strategy,
-                        "group_size": group_size,
-                        "actorder": if self.act_order { "group".into() } else { Value::Null },
-                        "dynamic": false,
-                    },
-                    "input_activations": null,
-                    "output_activations": null,
-                },
-            },
+            "config_groups": groups.collect::<Map<_, _>>(),
             "ignore": self.ignore,
             "kv_cache_scheme": null,
         })
     }
+}
+
+/// One of the `config_groups`.
+fn group(spec: &QuantSpec, act_order: bool, targets: Value) -> Value {
+    let (strategy, group_size) = match spec.group {
+        GroupSize::Channel => ("channel", Value::Null),
+        group => ("group", group.as_i64().into()),
+    };
+    json!({
+        "targets": targets,
+        "weights": {
+            "num_bits": spec.bits,
+            "type": "int",
+            "symmetric": !spec.zero_points,
+            "strategy": strategy,
+            "group_size": group_size,
+            "actorder": if act_order { "group".into() } else { Value::Null },
+            "dynamic": false,
+        },
+        "input_activations": null,
+        "output_activations": null,
+    })
 }

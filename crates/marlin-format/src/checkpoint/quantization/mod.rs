@@ -23,10 +23,8 @@ use std::path::Path;
 use self::json::{Fields, Json};
 use self::rules::Rule;
 use super::reader::io;
-use super::{CheckpointError, ConfigError, LayerFormat};
+use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
-/// The config of a model.
-const CONFIG_FILE: &str = "config.json";
 /// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
 const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 /// Where a model's config has that of its quantisation; older files say `compression_config`.

@@ -1,0 +1,228 @@
+//! A converted model as a checkpoint that other engines read.
+
+use super::places::{REPARAMETERIZATION, file_dtype, is_linear_weight, path, pytorch_name, remapped};
+use super::{ExportError, W4A16};
+use crate::QuantizedWeight;
+use burn::module::{Module, ModuleVisitor, Param, Parameter, Reparameterization};
+use burn::store::KeyRemapper;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use marlin_format::checkpoint::compressed_tensors::{QuantizationConfig, tensor_specs, tensors_of};
+use marlin_format::checkpoint::{CheckpointError, CheckpointWriter, TensorSpec};
+use marlin_format::{QuantSpec, ScaleDtype};
+use serde_json::json;
+use std::path::Path;
+
+const CONFIG_FILE: &str = "config.json";
+const WEIGHT: &str = ".weight";
+
+impl W4A16 {
+    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form: `model.safetensors`, and a `config.json` that says in its
+    /// `quantization_config` how each layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own config added,
+    /// so do transformers and vLLM.
+    ///
+    /// Quantised weights are written bit for bit, those of [`W4A16Linear`](crate::W4A16Linear) with them; every other parameter in its dtype, as
+    /// PyTorch has it: weights of `Linear` as [N, K], `weight` and `bias` for norms.
+    ///
+    /// `keys` renames parameters of the model to tensors of the files: the other way round than the one that `load` takes.
+    ///
+    /// # Errors
+    /// [`ExportError`]: a folder that is not empty, adapters that are not merged, a dtype that files do not hold, names that clash or do not end in
+    /// `.weight` where a quantised layer's must. Nothing is left behind.
+    pub fn export<M: Module>(model: &M, dir: impl AsRef<Path>, keys: &KeyRemapper) -> Result<(), ExportError> {
+        let dir = dir.as_ref();
+        let mut visitor = Visitor::default();
+        QuantizedWeight::collecting(|| model.visit(&mut visitor));
+        let entries = visitor.finish()?.into_iter().map(|entry| entry.named(keys)).collect::<Result<Vec<_>, _>>()?;
+        let config = config(&entries).map_err(|source| CheckpointError::Config { path: dir.join(CONFIG_FILE), source })?;
+
+        let mut writer = CheckpointWriter::create(dir)?;
+        writer.write_file(CONFIG_FILE, format!("{config:#}\n").as_bytes())?;
+        let specs = entries.iter().map(Entry::specs).collect::<Result<Vec<_>, _>>()?;
+        writer.declare(specs.into_iter().flatten())?;
+        for entry in &entries {
+            entry.write(&mut writer)?;
+        }
+        writer.finish()?;
+        Ok(())
+    }
+}
+
+/// The `config.json` of a folder with these layers.
+fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpoint::ConfigError> {
+    let mut groups: Vec<(QuantSpec, bool, Vec<String>)> = Vec::new();
+    let mut ignored = Vec::new();
+    for Entry { name, value, .. } in entries {
+        match value {
+            Value::Quantized(weight) => {
+                // No config says the dtype of scales.
+                let (spec, act_order) = (weight.spec().with_scale_dtype(ScaleDtype::F16), weight.is_permuted());
+                match groups.iter_mut().find(|(of, ordered, _)| (*of, *ordered) == (spec, act_order)) {
+                    Some((_, _, names)) => names.push(name.clone()),
+                    None => groups.push((spec, act_order, vec![name.clone()])),
+                }
+            }
+            Value::Tensor { linear: true, .. } => ignored.extend(name.strip_suffix(WEIGHT).map(String::from)),
+            Value::Tensor { .. } => {}
+        }
+    }
+    // The most common is said of all linear layers, the others of theirs by name.
+    groups.sort_by_key(|(_, _, names)| std::cmp::Reverse(names.len()));
+    let mut groups = groups.into_iter();
+    let Some((spec, act_order, _)) = groups.next() else { return Ok(json!({})) };
+    let config = QuantizationConfig::new(spec, ignored)?.with_act_order(act_order);
+    let config = groups.fold(config, |config, (spec, act_order, names)| config.with_layers(spec, act_order, names));
+    Ok(json!({ "quantization_config": config.to_json() }))
+}
+
+/// A parameter to be written.
+struct Entry {
+    /// Its path in the model.
+    path: String,
+    /// Its name in the file; of a quantised layer without `.weight`.
+    name: String,
+    value: Value,
+}
+
+enum Value {
+    Quantized(Box<QuantizedWeight>),
+    Tensor {
+        dtype: DType,
+        /// In the file.
+        shape: Shape,
+        /// Whether it is the weight of a linear layer.
+        linear: bool,
+        read: Box<dyn Fn() -> Result<TensorData, String>>,
+    },
+}
+
+impl Entry {
+    /// With its name in the file in place of that in the model.
+    fn named(self, keys: &KeyRemapper) -> Result<Self, ExportError> {
+        let name = remapped(keys, &self.name);
+        let name = match (&self.value, name.strip_suffix(WEIGHT)) {
+            (Value::Quantized(_), Some(layer)) => layer.to_owned(),
+            (Value::Quantized(_), None) => return Err(ExportError::Name { path: self.path, name }),
+            _ => name,
+        };
+        Ok(Self { name, ..self })
+    }
+
+    /// Its tensors in the file.
+    fn specs(&self) -> Result<Vec<TensorSpec>, ExportError> {
+        match &self.value {
+            Value::Quantized(weight) => {
+                let [k, n] = weight.dims();
+                Ok(tensor_specs(&self.name, k, n, &weight.spec(), weight.is_permuted()))
+            }
+            Value::Tensor { dtype, shape, .. } => match file_dtype(*dtype) {
+                Some(dtype) => Ok(vec![TensorSpec::new(&self.name, dtype, shape.to_vec())]),
+                None => Err(ExportError::Dtype { path: self.path.clone(), found: *dtype }),
+            },
+        }
+    }
+
+    fn write(&self, writer: &mut CheckpointWriter) -> Result<(), ExportError> {
+        let path = || self.path.clone();
+        match &self.value {
+            Value::Quantized(weight) => {
+                let plain = weight.to_plain().map_err(|source| ExportError::Weight { path: path(), source })?;
+                for tensor in tensors_of(&self.name, &plain) {
+                    writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
+                }
+            }
+            Value::Tensor { read, .. } => {
+                let data = read().map_err(|reason| ExportError::Read { path: path(), reason })?;
+                writer.write_tensor(&self.name, data.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Visitor {
+    /// Name and container of every module entered.
+    stack: Vec<(String, String)>,
+    entries: Vec<Entry>,
+    /// The parameter before. Where a quantised weight is attached to it, which is visited next, it is a placeholder that must not be read.
+    pending: Option<Box<dyn FnOnce() -> Entry>>,
+    /// How deep the stack was where the weight began whose tensors are visited.
+    weight: Option<usize>,
+    /// The first parameter with a reparameterisation other than a quantised weight.
+    reparameterized: Option<String>,
+}
+
+impl Visitor {
+    fn finish(mut self) -> Result<Vec<Entry>, ExportError> {
+        self.add_pending();
+        match self.reparameterized {
+            None => Ok(self.entries),
+            Some(path) => Err(ExportError::Reparameterized { path }),
+        }
+    }
+
+    fn add_pending(&mut self) {
+        self.entries.extend(self.pending.take().map(|entry| entry()));
+    }
+
+    fn add<const D: usize, K: Basic + 'static>(&mut self, param: &Param<Tensor<D, K>>)
+    where
+        Tensor<D, K>: Parameter,
+    {
+        if let Some(weight) = QuantizedWeight::take_offered() {
+            self.begin_weight(weight);
+        }
+        if self.weight.is_some() || self.reparameterized.is_some() {
+            return;
+        }
+        self.add_pending();
+        let linear = D == 2 && is_linear_weight(&self.stack);
+        let (path, name, param) = (path(&self.stack), pytorch_name(&self.stack), param.clone());
+        self.pending = Some(Box::new(move || {
+            let tensor = if linear { param.val().swap_dims(0, 1) } else { param.val() };
+            let (dtype, shape) = (tensor.dtype(), tensor.shape());
+            let read = move || tensor.clone().try_into_data().map_err(|error| format!("{error:?}"));
+            Entry { path, name, value: Value::Tensor { dtype, shape, linear, read: Box::new(read) } }
+        }));
+    }
+
+    /// The stack has the first tensor of the weight on top.
+    fn begin_weight(&mut self, weight: QuantizedWeight) {
+        let mut depth = self.stack.len().saturating_sub(1);
+        if self.stack[..depth].last().is_some_and(|(_, container)| container == REPARAMETERIZATION) {
+            depth -= 1;
+            self.pending = None;
+        }
+        self.add_pending();
+        self.weight = Some(depth);
+        let stack = &self.stack[..depth];
+        self.entries.push(Entry { path: path(stack), name: pytorch_name(stack), value: Value::Quantized(Box::new(weight)) });
+    }
+}
+
+impl ModuleVisitor for Visitor {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == REPARAMETERIZATION && name != QuantizedWeight::NAME {
+            self.reparameterized.get_or_insert_with(|| path(&self.stack));
+        }
+        self.stack.push((name.to_owned(), container.to_owned()));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.stack.pop();
+        self.weight.take_if(|depth| self.stack.len() < *depth);
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(param);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(param);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(param);
+    }
+}

@@ -1,0 +1,51 @@
+use burn::tensor::DType;
+use marlin_format::checkpoint::CheckpointError;
+
+/// A model that cannot be written as a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// The folder cannot be written, or two tensors have one name.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A parameter with a reparameterisation that is no quantised weight.
+    #[error(
+        "`{path}` has a reparameterisation (LoRA?), which the files have no place for: `materialize` the model, and quantise it afterwards"
+    )]
+    Reparameterized {
+        /// Path of the parameter in the model.
+        path: String,
+    },
+    /// A quantised layer whose weight is called something else.
+    #[error("the quantised `{path}` would be called `{name}`; a name that ends in `.weight` is needed: let the key map keep that part")]
+    Name {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its name after the key map.
+        name: String,
+    },
+    /// A dtype that safetensors files do not hold.
+    #[error("`{path}` is {found:?}, which safetensors files do not hold; convert it first")]
+    Dtype {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its dtype.
+        found: DType,
+    },
+    /// A quantised weight that could not be read back.
+    #[error("the quantised weight `{path}`")]
+    Weight {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Why.
+        source: crate::Error,
+    },
+    /// A tensor that could not be read back.
+    #[error("`{path}` cannot be read from the device: {reason}")]
+    Read {
+        /// Path of the parameter in the model.
+        path: String,
+        /// What the device said.
+        reason: String,
+    },
+}

@@ -1,0 +1,232 @@
+//! Published weights into any Burn model.
+
+use super::places::{Kind, Place, burn_dtype, places, remapped};
+use super::{LayerReport, LeftReason, LoadError, Outcome, Report, W4A16};
+use crate::ops::activation_dtype;
+use crate::{QuantizedWeight, target};
+use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
+use burn::store::KeyRemapper;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Part, Quantization, parts, read_layer};
+use marlin_kernels::{ActivationDtype, select_converted};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+impl W4A16 {
+    /// Loads a checkpoint into a model that knows nothing of 4 bits: quantised layers into its `Linear`s, which then multiply with the packed weights,
+    /// float tensors into everything else.
+    ///
+    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. What its configs say of each layer counts: GPTQ, AWQ,
+    /// compressed-tensors, AutoRound, Marlin ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and parameters of
+    /// the model that were not yet used are never drawn.
+    ///
+    /// `keys` renames tensors of the files to parameters of the model, as in Burn's own stores: a remapper that loads the float model from
+    /// safetensors loads the quantised ones, too. A quantised layer goes by the name of its float weight, such as `encoder.layer.0.output.dense.weight`.
+    ///
+    /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and `bias` of norms go into `gamma` and `beta`.
+    /// - Variants of enums are no part of a name.
+    /// - Every parameter keeps its dtype and device; float tensors are converted to it.
+    /// - Tensors that no parameter takes are in [`Report::unused`].
+    ///
+    /// ```no_run
+    /// use burn::nn::transformer::TransformerEncoderConfig;
+    /// use burn::store::KeyRemapper;
+    /// use burn::tensor::Device;
+    /// use burn_marlin::W4A16;
+    ///
+    /// burn_marlin::install()?;
+    /// let model = TransformerEncoderConfig::new(768, 3072, 12, 12).init(&Device::flex()); // any Burn module
+    /// let keys = KeyRemapper::new()
+    ///     .add_pattern(r"^bert\.encoder\.layer\.", "layers.")?
+    ///     .add_pattern(r"\.attention\.self\.", ".mha.")?
+    ///     .add_pattern(r"\.attention\.output\.dense\.", ".mha.output.")?
+    ///     .add_pattern(r"\.attention\.output\.LayerNorm\.", ".norm_1.")?
+    ///     .add_pattern(r"\.intermediate\.dense\.", ".pwff.linear_inner.")?
+    ///     .add_pattern(r"\.output\.dense\.", ".pwff.linear_outer.")?
+    ///     .add_pattern(r"\.output\.LayerNorm\.", ".norm_2.")?;
+    /// let (model, report) = W4A16::load(model, "bert-base-uncased-W4A16", &keys)?;
+    /// println!("{report}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`LoadError`]: files that cannot be read, parameters without a tensor, tensors and layers of another shape or kind than their parameters.
+    pub fn load<M: Module>(model: M, path: impl AsRef<Path>, keys: &KeyRemapper) -> Result<(M, Report), LoadError> {
+        let checkpoint = Checkpoint::open(path)?;
+        let quantization = Quantization::read(checkpoint.dir())?;
+        let mut sources = sources(&checkpoint, quantization.as_ref(), keys)?;
+        let (mut tensors, mut layers, mut missing, mut report) = (HashMap::new(), HashMap::new(), Vec::new(), Report::default());
+        for place in places(&model) {
+            let Some((_, part)) = sources.remove_entry(&place.name) else {
+                missing.push(place.name);
+                continue;
+            };
+            if place.reparameterized {
+                return Err(LoadError::Reparameterized { path: place.path });
+            }
+            let outcome = match part {
+                Part::Layer { name, format, tensors } => {
+                    let (outcome, weight) = quantized(&checkpoint, &place, &name, &format, &tensors)?;
+                    layers.insert(place.path.clone(), (weight, place.dtype));
+                    outcome
+                }
+                Part::Tensor { name } => {
+                    check_tensor(&checkpoint, &place, &name)?;
+                    let reason = if place.linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear };
+                    tensors.insert(place.path.clone(), (name, place.clone()));
+                    Outcome::Left(reason)
+                }
+            };
+            if place.kind != Kind::Float {
+                continue;
+            }
+            let float_bytes = place.shape.iter().product::<usize>() * place.dtype.size();
+            report.model_bytes += float_bytes;
+            if place.shape.len() > 1 {
+                report.layers.push(LayerReport { path: place.path, shape: place.shape, float_bytes, outcome });
+            }
+        }
+        if !missing.is_empty() {
+            return Err(LoadError::Missing { dir: checkpoint.dir().into(), missing, unused: sources.into_keys().collect() });
+        }
+        report.unused = sources.into_values().map(|part| part.name().to_owned()).collect();
+        if let Some(first) = report.unused.first() {
+            tracing::warn!(unused = report.unused.len(), first, "tensors of the checkpoint that the model has no parameter for");
+        }
+        let model = model.map(&mut Load { checkpoint: &checkpoint, tensors, path: Vec::new() });
+        Ok((model.apply_reparameterization(Attach { layers }), report))
+    }
+}
+
+/// What a checkpoint holds, by the names that the key map gives it.
+fn sources(checkpoint: &Checkpoint, quantization: Option<&Quantization>, keys: &KeyRemapper) -> Result<BTreeMap<String, Part>, LoadError> {
+    let mut sources = BTreeMap::<String, Part>::new();
+    for part in parts(checkpoint, quantization)? {
+        let name = match &part {
+            Part::Layer { name, .. } => remapped(keys, &format!("{name}.weight")),
+            Part::Tensor { name } => remapped(keys, name),
+        };
+        if let Some(other) = sources.get(&name) {
+            let (first, second) = (other.name().to_owned(), part.name().to_owned());
+            return Err(LoadError::SameName { dir: checkpoint.dir().into(), first, second, name });
+        }
+        sources.insert(name, part);
+    }
+    Ok(sources)
+}
+
+/// Reads a layer and puts it on its parameter's device.
+fn quantized(
+    checkpoint: &Checkpoint,
+    place: &Place,
+    layer: &str,
+    format: &LayerFormat,
+    tensors: &[String],
+) -> Result<(Outcome, QuantizedWeight), LoadError> {
+    if !place.linear {
+        let (layer, dir, path) = (layer.to_owned(), checkpoint.dir().into(), place.path.clone());
+        return Err(LoadError::NotLinear { layer, dir, format: *format, path });
+    }
+    let plain = read_layer(checkpoint, layer, format)?;
+    let (expected, found) = (place.file_shape(), vec![plain.n(), plain.k()]);
+    if expected != found {
+        let file = tensors.first().and_then(|tensor| checkpoint.info(tensor)).map_or_else(|| checkpoint.dir(), |info| info.path);
+        return Err(LoadError::Shape { tensor: layer.into(), file: file.into(), path: place.path.clone(), expected, found });
+    }
+    let activations = activation_dtype(place.dtype).unwrap_or(ActivationDtype::F32);
+    let weight = QuantizedWeight::from_plain_for(&plain, activations, &place.device);
+    checkpoint.recycle(plain);
+    tensors.iter().for_each(|tensor| checkpoint.release(tensor));
+    let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
+    tracing::debug!(%layer, path = %place.path, %format, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
+    Ok((Outcome::Quantized { spec: weight.spec(), size_bytes: weight.size_bytes(), plan, shared_with: None }, weight))
+}
+
+/// Whether a tensor can go into a parameter.
+fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<(), LoadError> {
+    let view = checkpoint.tensor(name)?;
+    let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());
+    let (fits, kind) = match (place.kind, burn_dtype(view.dtype())) {
+        (Kind::Float, dtype) => (dtype.is_some_and(|dtype| dtype.is_float()), "floats"),
+        (Kind::Int, dtype) => (dtype.is_some_and(|dtype| dtype.is_int() || dtype.is_uint()), "integers"),
+        (Kind::Bool, dtype) => (dtype.is_some_and(|dtype| dtype.is_bool()), "booleans"),
+    };
+    if !fits {
+        return Err(LoadError::Dtype { tensor, file, path, expected: kind, found: view.dtype() });
+    }
+    let expected = place.file_shape();
+    if view.shape() != expected {
+        return Err(LoadError::Shape { tensor, file, path, expected, found: view.shape().to_vec() });
+    }
+    Ok(())
+}
+
+/// Puts tensors of a checkpoint into the parameters at some paths.
+struct Load<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The name of each tensor, and its place, by its path.
+    tensors: HashMap<String, (String, Place)>,
+    path: Vec<String>,
+}
+
+impl Load<'_> {
+    fn load<const D: usize, K: Basic>(&mut self, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    where
+        Tensor<D, K>: Parameter,
+    {
+        let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else { return param };
+        // Both were found when the tensor was checked.
+        let Ok(view) = self.checkpoint.tensor(&name) else { return param };
+        let Some(dtype) = burn_dtype(view.dtype()) else { return param };
+        let data = TensorData::from_bytes_vec(view.bytes().to_vec(), view.shape().to_vec(), dtype);
+        let tensor = Tensor::from_data(data, (&place.device, place.dtype));
+        self.checkpoint.release(&name);
+        // A record in column layout has it as the file does.
+        let recorded = if place.linear && !place.column_layout { tensor.swap_dims(0, 1) } else { tensor };
+        let id = param.id;
+        param.transform_for_load(recorded, id)
+    }
+}
+
+impl ModuleMapper for Load<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.load(param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.load(param)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        self.load(param)
+    }
+}
+
+/// Attaches the quantised weights to the parameters at their paths.
+struct Attach {
+    /// By path: the weight, and the dtype of its parameter.
+    layers: HashMap<String, (QuantizedWeight, DType)>,
+}
+
+impl Reparameterizer for Attach {
+    type Reparam = QuantizedWeight;
+
+    fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
+        match self.layers.remove(path) {
+            Some((weight, dtype)) => {
+                let (placeholder, weight) = weight.attach(&param, dtype);
+                (placeholder, Some(weight))
+            }
+            None => (param, None),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The tensors of a model as a checkpoint of PyTorch names and shapes them.
+
+use burn::module::{Module, ModuleVisitor, Param, Parameter};
+use burn::store::{KeyRemapper, ModuleAdapter, PyTorchToBurnAdapter};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor};
+use marlin_format::checkpoint::Dtype;
+use std::collections::HashMap;
+
+/// What a parameter holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Float,
+    Int,
+    Bool,
+}
+
+/// A parameter of a model.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
+    pub path: String,
+    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for what norms of Burn call `gamma` and `beta`.
+    pub name: String,
+    pub kind: Kind,
+    /// Shape of the value; [K, N] of a linear layer's weight.
+    pub shape: Vec<usize>,
+    /// Whether it is the weight of Burn's `Linear`: a file has it as [N, K].
+    pub linear: bool,
+    /// Whether records hold it transposed (`LinearLayout::Col`).
+    pub column_layout: bool,
+    /// Whether a reparameterisation is attached: LoRA, or a quantised weight.
+    pub reparameterized: bool,
+    /// The dtype that it has, or will have when it is first used.
+    pub dtype: DType,
+    pub device: Device,
+}
+
+impl Place {
+    /// The shape in a file.
+    pub fn file_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if self.linear {
+            shape.reverse();
+        }
+        shape
+    }
+}
+
+/// Every parameter of a model, in the model's order. Lazy ones stay lazy.
+pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
+    let mut visitor = Visitor::default();
+    model.visit(&mut visitor);
+    let mut places = visitor.places;
+    // Not those of quantised weights, whose parameters are placeholders.
+    let linear = places.iter_mut().filter(|place| place.linear && !place.reparameterized);
+    model.visit(&mut Layouts { path: Vec::new(), linear: linear.map(|place| (place.path.clone(), place)).collect() });
+    places
+}
+
+/// `name` with every pattern of a key map applied, as Burn's stores do.
+pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
+    keys.patterns.iter().fold(name.to_owned(), |name, (pattern, to)| pattern.replace_all(&name, to.as_str()).into_owned())
+}
+
+/// Container of a reparameterisation's own tensors.
+pub(super) const REPARAMETERIZATION: &str = "Reparameterization";
+
+/// Name and container of every module that a visitor has entered, the parameter last.
+type Stack = [(String, String)];
+
+/// The path of a parameter, with the variants of enums.
+pub(super) fn path(stack: &Stack) -> String {
+    stack.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+}
+
+/// The path of a parameter as PyTorch writes it.
+pub(super) fn pytorch_name(stack: &Stack) -> String {
+    let mut names: Vec<&str> =
+        stack.iter().filter(|(_, container)| !container.starts_with("Enum:")).map(|(name, _)| name.as_str()).collect();
+    let container = stack.iter().rev().map(|(_, container)| container).find(|container| container.starts_with("Struct:"));
+    let renamed =
+        names.last().zip(container).and_then(|(name, container)| PyTorchToBurnAdapter.get_alternative_param_name(name, container));
+    if let (Some(last), Some(renamed)) = (names.last_mut(), &renamed) {
+        *last = renamed;
+    }
+    names.join(".")
+}
+
+/// Whether a parameter is the weight of Burn's `Linear`.
+pub(super) fn is_linear_weight(stack: &Stack) -> bool {
+    stack.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
+}
+
+/// The dtypes that Burn and files have in common.
+const DTYPES: [(DType, Dtype); 12] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I16, Dtype::I16),
+    (DType::I8, Dtype::I8),
+    (DType::U64, Dtype::U64),
+    (DType::U32, Dtype::U32),
+    (DType::U16, Dtype::U16),
+    (DType::U8, Dtype::U8),
+];
+
+/// Burn's name of a dtype; `None` where it has none.
+pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
+    if dtype == Dtype::BOOL {
+        return Some(DType::Bool(BoolStore::Native));
+    }
+    DTYPES.iter().find(|(_, of_file)| *of_file == dtype).map(|(of_burn, _)| *of_burn)
+}
+
+/// The dtype of a file that holds values of Burn's; `None` where there is none.
+pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
+    if dtype == DType::Bool(BoolStore::Native) {
+        return Some(Dtype::BOOL);
+    }
+    DTYPES.iter().find(|(of_burn, _)| *of_burn == dtype).map(|(_, of_file)| *of_file)
+}
+
+#[derive(Default)]
+struct Visitor {
+    /// Name and container of every module entered.
+    stack: Vec<(String, String)>,
+    places: Vec<Place>,
+    /// Entered reparameterisations: what is inside them is no tensor of the model's own.
+    inside: usize,
+}
+
+impl Visitor {
+    /// `default` is the dtype of a parameter that has no value yet.
+    fn add<const D: usize, K: Basic>(&mut self, param: &Param<Tensor<D, K>>, kind: Kind, default: impl Fn(&Device) -> DType)
+    where
+        Tensor<D, K>: Parameter,
+    {
+        if self.inside > 0 {
+            return;
+        }
+        let device = param.lazy_device();
+        let dtype = if param.is_initialized() { param.base().dtype() } else { default(&device) };
+        let (path, name, shape) = (path(&self.stack), pytorch_name(&self.stack), param.lazy_shape().to_vec());
+        self.places.push(Place { path, name, kind, shape, linear: false, column_layout: false, reparameterized: false, dtype, device });
+    }
+}
+
+impl ModuleVisitor for Visitor {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == REPARAMETERIZATION {
+            self.inside += 1;
+            let path = path(&self.stack);
+            if let Some(place) = self.places.last_mut().filter(|place| place.path == path) {
+                place.reparameterized = true;
+            }
+        }
+        self.stack.push((name.to_owned(), container.to_owned()));
+    }
+
+    fn exit_module(&mut self, _name: &str, container: &str) {
+        if container == REPARAMETERIZATION {
+            self.inside -= 1;
+        }
+        self.stack.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(param, Kind::Float, |device| device.settings().float_dtype.into());
+        if D == 2
+            && self.inside == 0
+            && is_linear_weight(&self.stack)
+            && let Some(place) = self.places.last_mut()
+        {
+            place.linear = true;
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(param, Kind::Int, |device| device.settings().int_dtype.into());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(param, Kind::Bool, |device| device.settings().bool_dtype.into());
+    }
+}
+
+/// Finds out which weights records hold transposed: nothing says so but what becomes of a record's tensor.
+struct Layouts<'a> {
+    path: Vec<String>,
+    /// Weights of linear layers, by their paths.
+    linear: HashMap<String, &'a mut Place>,
+}
+
+impl ModuleVisitor for Layouts<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(place) = self.linear.get_mut(&self.path.join(".")) else { return };
+        let mut shape = [1; D];
+        shape[D - 1] = 2;
+        let recorded = Tensor::zeros(shape, &place.device);
+        place.column_layout = param.clone().transform_for_load(recorded, param.id).dims() != shape;
+        if place.column_layout && !param.is_initialized() {
+            place.shape.reverse();
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Finding quantised weights in a model. A visitor sees the tensors of one, never the weight itself: it is held out to it on the side.
+
+use super::QuantizedWeight;
+use std::cell::RefCell;
+
+thread_local! {
+    /// Whether someone collects, and the weight whose tensors are visited next.
+    static OFFERED: RefCell<(bool, Option<QuantizedWeight>)> = const { RefCell::new((false, None)) };
+}
+
+impl QuantizedWeight {
+    /// Runs a traversal in which [`take_offered`](Self::take_offered) gives the weights.
+    pub(crate) fn collecting<R>(traversal: impl FnOnce() -> R) -> R {
+        /// Collecting ends with a panic, too.
+        struct Reset;
+        impl Drop for Reset {
+            fn drop(&mut self) {
+                OFFERED.set((false, None));
+            }
+        }
+        OFFERED.set((true, None));
+        let _reset = Reset;
+        traversal()
+    }
+
+    /// The weight whose first tensor is being visited; `None` for its others, and everything that is none of a weight's.
+    pub(crate) fn take_offered() -> Option<Self> {
+        OFFERED.with_borrow_mut(|(_, weight)| weight.take())
+    }
+
+    /// Before its tensors are visited.
+    pub(super) fn offer(&self) {
+        OFFERED.with_borrow_mut(|(collecting, weight)| {
+            if *collecting {
+                *weight = Some(self.clone());
+            }
+        });
+    }
+}

@@ -1,0 +1,85 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use load_published::{Bert, BertConfig};
+use safetensors::{Dtype, SafeTensors};
+use tempfile::TempDir;
+
+/// The folder that llm-compressor wrote.
+pub fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/bert-ct-int4-g32")
+}
+
+pub fn config() -> BertConfig {
+    serde_json::from_slice(&std::fs::read(golden().join("config.json")).unwrap()).unwrap()
+}
+
+/// A model with random weights.
+pub fn model() -> Bert {
+    config().init(&Device::flex())
+}
+
+/// What transformers computes of the folder in f32: `last_hidden_state`, then `logits`.
+pub struct Expected {
+    pub ids: Tensor<2, Int>,
+    pub segments: Tensor<2, Int>,
+    pub hidden: Vec<f64>,
+    pub logits: Vec<f64>,
+}
+
+impl Expected {
+    pub fn read() -> Self {
+        let bytes = std::fs::read(golden().join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let floats = |name: &str| -> Vec<f64> {
+            let values = file.tensor(name).unwrap();
+            values.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into()).collect()
+        };
+        let ints = |name: &str| {
+            let view = file.tensor(name).unwrap();
+            let values: Vec<i64> = view.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect();
+            Tensor::from_data(TensorData::new(values, view.shape().to_vec()), &Device::flex())
+        };
+        Self { ids: ints("input_ids"), segments: ints("token_type_ids"), hidden: floats("last_hidden_state"), logits: floats("logits") }
+    }
+
+    /// Relative errors of the hidden state and the logits of a model.
+    pub fn errors(&self, model: &Bert) -> [f64; 2] {
+        let hidden = model.encode(self.ids.clone(), self.segments.clone());
+        let logits = model.classify(hidden.clone());
+        [
+            relative_error(&hidden.try_into_vec_as::<f32>().unwrap(), &self.hidden),
+            relative_error(&logits.try_into_vec_as::<f32>().unwrap(), &self.logits),
+        ]
+    }
+}
+
+/// The norm of the difference over that of `expected`.
+pub fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let difference: f64 = found.iter().zip(expected).map(|(&found, expected)| (f64::from(found) - expected).powi(2)).sum();
+    (difference / expected.iter().map(|value| value.powi(2)).sum::<f64>()).sqrt()
+}
+
+/// Dtype, shape and bytes of a tensor.
+pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+pub fn read_tensors(file: &Path) -> Tensors {
+    let bytes = std::fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.tensors().into_iter().map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
+}
+
+/// The golden folder with other tensors.
+pub fn edited(edit: impl FnOnce(&mut Tensors)) -> TempDir {
+    let mut tensors = read_tensors(&golden().join("model.safetensors"));
+    edit(&mut tensors);
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let folder = tempfile::tempdir().unwrap();
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+    std::fs::copy(golden().join("config.json"), folder.path().join("config.json")).unwrap();
+    folder
+}
