@@ -13,6 +13,8 @@ pub use problems::{ROWS, cases, shapes};
 mod book {
     #[doc = include_str!("../../book/src/getting-started.md")]
     mod getting_started {}
+    #[doc = include_str!("../../book/src/convert.md")]
+    mod convert {}
     #[doc = include_str!("../../book/src/quantise.md")]
     mod quantise {}
     #[doc = include_str!("../../book/src/checkpoints.md")]

@@ -1,4 +1,4 @@
-use marlin_format::{FormatError, QuantSpec};
+use marlin_format::{FormatError, QuantSpec, fold_layers};
 use marlin_kernels::Plan;
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
@@ -165,7 +165,7 @@ impl fmt::Display for Report {
         if f.alternate() {
             self.write_table(f)?;
         } else {
-            self.write_groups(f)?;
+            self.write_runs(f)?;
         }
         for pattern in &self.unmatched {
             writeln!(f, "`{pattern}` matches nothing")?;
@@ -191,33 +191,19 @@ impl Report {
         Ok(())
     }
 
-    /// A line for linear layers of one shape that became the same, and one for everything else.
-    fn write_groups(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
-        for layer in self.linear() {
-            let what = format!("{:>14}  {}", layer.shape(), layer.outcome);
-            match groups.iter_mut().find(|(of, _)| *of == what) {
-                Some((_, paths)) => paths.push(&layer.path),
-                None => groups.push((what, vec![&layer.path])),
-            }
-        }
-        for (what, paths) in groups {
-            writeln!(f, "{:>5} x {what}: {}", paths.len(), ends(&paths))?;
+    /// A line for linear layers that became the same and whose paths differ in nothing but consecutive numbers, and one for everything else.
+    fn write_runs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let describe = |layer: &LayerReport| (layer.path.clone(), format!("{:>14}  {}", layer.shape(), layer.outcome));
+        let runs = fold_layers(self.linear().map(describe));
+        let width = runs.iter().map(|run| run.path.len()).max().unwrap_or(0);
+        for run in runs {
+            writeln!(f, "{:>5} x {:width$}  {}", run.count, run.path, run.description)?;
         }
         let others = self.layers.len() - self.linear().count();
         if others > 0 {
             writeln!(f, "{others:>5} other parameters (embeddings, convolutions, ..) left as they are")?;
         }
         Ok(())
-    }
-}
-
-/// The first and the last of some paths.
-fn ends(paths: &[&str]) -> String {
-    match paths {
-        [] => String::new(),
-        [path] => path.to_string(),
-        [first, .., last] => format!("{first} .. {last}"),
     }
 }
 
