@@ -17,8 +17,8 @@ pub struct LayerRun<T> {
 
 /// Folds layers with equal descriptions and consecutive numbers in their paths into one run each.
 ///
-/// A number is a whole component of a path: `layers.2.mlp` has one, `layer2.mlp` none. Where paths have several, the last is folded first, so that all experts of all
-/// layers of a model become one run. Runs come in the order of their first layers.
+/// A number is a whole component of a path: `layers.2.mlp` has one, `layer2.mlp` none. Where paths have several, the last is folded first, so that
+/// all experts of all layers of a model become one run. Runs come in the order of their first layers.
 ///
 /// ```
 /// use marlin_format::fold_layers;

@@ -26,6 +26,16 @@ impl W4A16 {
     ///
     /// `keys` renames parameters of the model to tensors of the files: the other way round than the one that `load` takes.
     ///
+    /// ```no_run
+    /// # use burn::nn::transformer::TransformerEncoder;
+    /// # use burn::store::KeyRemapper;
+    /// # use burn_marlin::W4A16;
+    /// # fn export(model: &TransformerEncoder) -> Result<(), Box<dyn std::error::Error>> {
+    /// W4A16::export(model, "exported", &KeyRemapper::new().add_pattern(r"^layers\.", "bert.encoder.layer.")?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`ExportError`]: a folder that is not empty, adapters that are not merged, a dtype that files do not hold, names that clash or do not end in
     /// `.weight` where a quantised layer's must. Nothing is left behind.

@@ -25,7 +25,7 @@ impl W4A16 {
     /// safetensors loads the quantised ones, too. A quantised layer goes by the name of its float weight, such as `encoder.layer.0.output.dense.weight`.
     ///
     /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and `bias` of norms go into `gamma` and `beta`.
-    /// - Variants of enums are no part of a name.
+    /// - Variants of enums are no part of a name. Types named `Linear` are all taken for Burn's.
     /// - Every parameter keeps its dtype and device; float tensors are converted to it.
     /// - Tensors that no parameter takes are in [`Report::unused`].
     ///
@@ -58,7 +58,7 @@ impl W4A16 {
         let mut sources = sources(&checkpoint, quantization.as_ref(), keys)?;
         let (mut tensors, mut layers, mut missing, mut report) = (HashMap::new(), HashMap::new(), Vec::new(), Report::default());
         for place in places(&model) {
-            let Some((_, part)) = sources.remove_entry(&place.name) else {
+            let Some(part) = sources.remove(&place.name) else {
                 missing.push(place.name);
                 continue;
             };

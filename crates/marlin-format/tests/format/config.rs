@@ -24,6 +24,23 @@ fn configs_come_back() {
 }
 
 #[test]
+fn layers_of_other_formats_have_groups_of_their_own() {
+    let int8 = QuantSpec::int8(GroupSize::G64).with_zero_points();
+    let config = QuantizationConfig::new(QuantSpec::int4(GroupSize::G128), vec!["head".into()])
+        .unwrap()
+        .with_layers(int8, false, vec!["a.down".into(), "b.down".into()])
+        .with_layers(QuantSpec::int4(GroupSize::G32), true, vec!["a.up".into()]);
+    let json = json!({ "quantization_config": config.to_json() });
+    let read = Quantization::from_config(json.to_string().as_bytes()).unwrap().unwrap();
+    let expected =
+        [("a.gate", "int4 g128"), ("a.down", "int8 g64 zero-points"), ("b.down", "int8 g64 zero-points"), ("a.up", "int4 g32 act-order")];
+    for (layer, format) in expected {
+        assert_eq!(read.layer(layer).unwrap().to_string(), format!("pack-quantized {format}"), "{layer}");
+    }
+    assert_eq!(read.layer("head").unwrap(), LayerFormat::Float);
+}
+
+#[test]
 fn a_written_config_has_what_readers_ask_for() {
     let config = QuantizationConfig::new(QuantSpec::int4(GroupSize::G64).with_zero_points(), vec!["lm_head".into()]).unwrap().to_json();
     let weights = &config["config_groups"]["group_0"]["weights"];

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
+use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Part, Quantization, layer_format, layer_tensors, parts, read_layer};
 use marlin_format::{PlainWeight, ScaleDtype};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -90,6 +90,37 @@ fn every_format_dequantises_as_its_packer_does() {
     }
     assert!(layers > 200, "{layers} layers");
     assert!(failures.is_empty(), "{} of {layers} layers:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
+    for golden in index() {
+        let dir = folder().join(&golden.name);
+        let (checkpoint, quantization) = (Checkpoint::open(&dir).unwrap(), Quantization::read(&dir).unwrap());
+        let (mut layers, mut names) = (BTreeMap::new(), Vec::new());
+        for part in parts(&checkpoint, quantization.as_ref()).unwrap() {
+            match part {
+                Part::Layer { name, format, tensors } => {
+                    layers.insert(name, format.to_string());
+                    names.extend(tensors);
+                }
+                Part::Tensor { name } => names.push(name),
+            }
+        }
+        assert_eq!(layers, golden.layers, "{}", golden.name);
+        names.sort();
+        assert_eq!(names, checkpoint.names().collect::<Vec<_>>(), "{}", golden.name);
+    }
+}
+
+#[test]
+fn one_file_is_a_checkpoint_by_itself() {
+    let dir = folder().join("plain-f32");
+    let (whole, file) = (Checkpoint::open(&dir).unwrap(), Checkpoint::open(dir.join("model.safetensors")).unwrap());
+    assert_eq!(file.dir(), dir);
+    assert_eq!(file.names().collect::<Vec<_>>(), whole.names().collect::<Vec<_>>());
+    let logits = Checkpoint::open(folder().join("plain-bf16/expected.safetensors")).unwrap();
+    assert_eq!(logits.names().collect::<Vec<_>>(), ["input_ids", "logits"]);
 }
 
 #[test]

@@ -54,6 +54,18 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
     assert_eq!(values(&second), before);
 }
 
+#[test]
+fn a_model_that_was_exported_still_takes_a_record() {
+    let parent = tempfile::tempdir().unwrap();
+    let convert = || W4A16::new(QuantSpec::int4(GroupSize::G32)).quantize(LinearConfig::new(64, 8).init(&Device::flex())).unwrap().0;
+    let (model, other) = (convert(), convert());
+    // It reads no placeholder, which would count as a use.
+    W4A16::export(&model, parent.path().join("model"), &KeyRemapper::new().add_pattern("^", "layer.").unwrap()).unwrap();
+    let expected = other.weight.val().try_into_vec_as::<f32>().unwrap();
+    let model = model.load_record(other.into_record());
+    assert_eq!(model.weight.val().try_into_vec_as::<f32>().unwrap(), expected);
+}
+
 /// Layers of four formats, and one of float.
 #[derive(Module, Debug)]
 struct Mixed {
@@ -147,8 +159,11 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     assert!(matches!(&error, ExportError::Checkpoint(CheckpointError::Declaration { .. })), "{error}");
 
     let adapted = linear().apply_lora(Lora::new(2, 4.0));
-    let error = W4A16::export(&adapted, &dir, &KeyRemapper::new()).unwrap_err();
-    assert!(matches!(&error, ExportError::Reparameterized { path } if path == "weight"), "{error}");
+    let (both, _) = W4A16::new(QuantSpec::int4(GroupSize::G32)).quantize(linear()).unwrap();
+    for adapted in [adapted, both.apply_lora(Lora::new(2, 4.0))] {
+        let error = W4A16::export(&adapted, &dir, &KeyRemapper::new()).unwrap_err();
+        assert!(matches!(&error, ExportError::Reparameterized { path } if path == "weight"), "{error}");
+    }
 
     assert_eq!(parent.path().read_dir().unwrap().count(), 0);
     std::fs::create_dir(&dir).unwrap();
