@@ -53,6 +53,17 @@ impl<'a, T> Columns<'a, T> {
         Self { start: matrix.as_mut_ptr(), rows: matrix.len() / n.max(1), n, matrix: PhantomData }
     }
 
+    /// Where column `first` of a row is; `width` columns are there.
+    ///
+    /// # Panics
+    /// Outside the matrix.
+    #[inline(always)]
+    pub fn start(&self, row: usize, first: usize, width: usize) -> *mut T {
+        assert!(row < self.rows && first <= self.n && width <= self.n - first, "outside the matrix");
+        // SAFETY: inside the matrix.
+        unsafe { self.start.add(row * self.n + first) }
+    }
+
     /// `width` columns of a row, from `first` on.
     ///
     /// # Safety
@@ -63,8 +74,7 @@ impl<'a, T> Columns<'a, T> {
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     #[inline(always)]
     pub unsafe fn part(&self, row: usize, first: usize, width: usize) -> &mut [T] {
-        assert!(row < self.rows && first <= self.n && width <= self.n - first, "outside the matrix");
         // SAFETY: inside the matrix; the caller lets no other slice have these elements.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.n + first), width) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(row, first, width), width) }
     }
 }

@@ -69,41 +69,33 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
     /// Writes the rows of K below `end` that a row of words has, from `first` on: as many streams of stores, which go on from column to column.
     #[inline(always)]
     fn word_row<S: Simd>(&self, simd: S, first: usize, end: usize, scales: &[S::F32], offsets: &[S::F32]) {
-        let mut rows = [0; PER_WORD];
+        let (start, width) = (self.columns.start, self.columns.len());
+        let mut rows = [std::ptr::null_mut(); PER_WORD];
         for (stored, row) in (first..end).zip(&mut rows) {
-            *row = match self.permutation {
+            let natural = match self.permutation {
                 Some(rows) => rows[stored] as usize,
                 None => stored,
             };
+            *row = self.out.start(natural, start, width);
         }
         let count = PER_WORD.min(end - first);
-        for (i, (&scales, &offsets)) in scales.iter().zip(offsets).enumerate().take(self.columns.len().div_ceil(LANES)) {
-            let column = self.columns.start + i * LANES;
-            let width = LANES.min(self.columns.end - column);
-            let values = unpack::<S, PER_WORD>(simd, self.reader.words(simd, first / PER_WORD, column), scales, offsets);
+        for (i, (&scales, &offsets)) in scales.iter().zip(offsets).enumerate().take(width.div_ceil(LANES)) {
+            let words = self.reader.words(simd, first / PER_WORD, start + i * LANES);
+            let values = unpack::<S, PER_WORD>(simd, words, scales, offsets);
             // Apart, so that the loop is unrolled and the values stay in registers.
-            if count == PER_WORD && width == LANES {
-                for slot in 0..PER_WORD {
-                    self.put(simd, values[slot], rows[slot], column, LANES);
+            if count == PER_WORD && (i + 1) * LANES <= width {
+                for (row, value) in rows.into_iter().zip(values) {
+                    // SAFETY: the row has these columns, which no other task has; nothing else borrows them.
+                    T::store(simd, value, unsafe { &mut *row.add(i * LANES).cast() });
                 }
             } else {
-                for slot in 0..count {
-                    self.put(simd, values[slot], rows[slot], column, width);
+                for (row, value) in rows.into_iter().zip(values).take(count) {
+                    let mut all = [T::default(); LANES];
+                    T::store(simd, value, &mut all);
+                    let rest = LANES.min(width - i * LANES);
+                    // SAFETY: as above, of the columns that are left.
+                    unsafe { std::slice::from_raw_parts_mut(row.add(i * LANES), rest) }.copy_from_slice(&all[..rest]);
                 }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn put<S: Simd>(&self, simd: S, values: S::F32, row: usize, column: usize, width: usize) {
-        // SAFETY: no other task has these columns, and this slice is gone before the next one is made.
-        let to = unsafe { self.out.part(row, column, width) };
-        match to.first_chunk_mut() {
-            Some(to) => T::store(simd, values, to),
-            None => {
-                let mut all = [T::default(); LANES];
-                T::store(simd, values, &mut all);
-                to.copy_from_slice(&all[..to.len()]);
             }
         }
     }
