@@ -1,15 +1,24 @@
-//! Times the kernels on an NVIDIA card, and the reading of checkpoints, as the README of this folder says: `cargo xtask bench kernels`.
+//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder says: `cargo xtask bench kernels`.
 //!
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 
 mod convert;
+#[cfg(feature = "cuda")]
 mod decode;
+mod host;
+#[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
 mod operands;
+#[cfg(feature = "cuda")]
 mod parts;
+#[cfg(feature = "cuda")]
 mod record;
+#[cfg(feature = "cuda")]
 mod repack;
+#[cfg(feature = "cuda")]
 mod shapes;
+#[cfg(feature = "cuda")]
 mod timing;
 
 use clap::{Args, Parser, Subcommand};
@@ -28,16 +37,22 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// W4A16 matmuls of Llama's shapes.
+    #[cfg(feature = "cuda")]
     Kernels(KernelArgs),
     /// Llama decode, with generated weights.
+    #[cfg(feature = "cuda")]
     Decode(decode::DecodeArgs),
     /// The weights of Llama 2 70B from the plain to the tile layout.
+    #[cfg(feature = "cuda")]
     Repack,
     /// Layers of checkpoints in every format, from a file to the plain layout. Needs no card.
     Convert(ConvertArgs),
+    /// Weights of 4 bits against float ones on the host's cores. Needs no card.
+    Host(host::HostArgs),
 }
 
 /// What is timed.
+#[cfg(feature = "cuda")]
 #[derive(Args)]
 struct KernelArgs {
     /// Names of shapes; all where none is given.
@@ -84,14 +99,19 @@ fn group(text: &str) -> Result<GroupSize, String> {
 /// Why a bench could not be run.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
+    #[cfg(feature = "cuda")]
     #[error("the first CUDA device is no NVIDIA card that CubeCL knows")]
     Card,
+    #[cfg(feature = "cuda")]
     #[error("--shapes: `{0}` is no shape of this bench; they are {names}", names = shapes::names())]
     Shape(String),
+    #[cfg(feature = "cuda")]
     #[error("no tile of the kernel fits this card")]
     NoTile,
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Kernel(#[from] marlin_kernels::KernelError),
+    #[cfg(feature = "cuda")]
     #[error("the device failed: {0}")]
     Device(String),
     #[error(transparent)]
@@ -106,10 +126,14 @@ enum BenchError {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        #[cfg(feature = "cuda")]
         Command::Kernels(args) => kernels::run(&args),
+        #[cfg(feature = "cuda")]
         Command::Decode(args) => decode::run(&args),
+        #[cfg(feature = "cuda")]
         Command::Repack => repack::run(),
         Command::Convert(args) => convert::run(&args),
+        Command::Host(args) => host::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
 //! Converted models and records: saved, loaded, cast, materialised, read past `val()`.
 
-use crate::convert::{SAME_WEIGHTS, cast, close, convert, convert_to, dense, on_flex};
+use crate::convert::{SAME_WEIGHTS_IN_BURN, cast, close, convert, convert_to, dense, on_flex};
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, computes, trial};
@@ -24,7 +24,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "loading::burns_quantiser_passes_by", burn_quantizer));
     tests.push(trial(device, "loading::a_converted_linear_is_not_rounded_again", from_converted));
     tests.push(trial(device, "loading::f64_activations", double));
-    tests.push(trial(device, "loading::training_beside_leaves_the_weights", trained_beside));
+    // As in `lora`: a backward pass takes minutes there.
+    if device.name != "cpu" {
+        tests.push(trial(device, "loading::training_beside_leaves_the_weights", trained_beside));
+    }
 }
 
 fn fresh(device: &Device) -> Mlp {
@@ -47,9 +50,9 @@ fn materialized(device: &Device) {
     let expected = values(model.forward(x.clone()));
     let mut dense = model.clone().materialize();
     let loaded = fresh(device).load_record(record_of(&dense));
-    close(&values(loaded.forward(x.clone())), &expected, SAME_WEIGHTS, "a saved materialised model");
+    close(&values(loaded.forward(x.clone())), &expected, SAME_WEIGHTS_IN_BURN, "a saved materialised model");
     let reloaded = dense.clone().load_record(record_of(&loaded));
-    close(&values(reloaded.forward(x.clone())), &expected, SAME_WEIGHTS, "a record loaded into a materialised model");
+    close(&values(reloaded.forward(x.clone())), &expected, SAME_WEIGHTS_IN_BURN, "a record loaded into a materialised model");
 
     let new = Tensor::<2>::random([128, 96], Distribution::Normal(0.0, 1.0), device);
     let given = new.clone();

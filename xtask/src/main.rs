@@ -34,7 +34,7 @@ enum Command {
     Proof,
     /// Build the book into `target/book`.
     Book,
-    /// Time the kernels on this machine's NVIDIA card: `cargo xtask bench kernels --help` lists what can be chosen.
+    /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its cores; `--help` after either lists what can be chosen.
     Bench {
         /// Arguments of the bench program.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]

@@ -8,7 +8,7 @@
 //! | [`marlin`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
 //! | [`marlin::gemv`] | CUDA from compute capability 9.0 on | one row, with the norm before it |
 //! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
-//! | [`host`] | the CPU, without CubeCL | few rows of activations (decode) on Burn's Flex backend |
+//! | [`host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend, and the rest of a decode step there |
 
 pub mod decode;
 mod error;

@@ -3,11 +3,6 @@ use crate::{ActivationDtype, Problem, Runtime, Target, WeightLayout};
 use marlin_format::Bits;
 use std::fmt;
 
-/// Rows of activations up to which the host kernel multiplies straight from the packed weight.
-///
-/// Above it, dequantising once and calling the backend's own matmul is faster: a dense matmul of that many rows costs more than the unpacking.
-const HOST_ROWS: usize = 8;
-
 /// A routine of this crate, with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
@@ -18,7 +13,7 @@ pub enum Kernel {
         /// Rows of activations a unit multiplies with each unpacked weight.
         rows: usize,
     },
-    /// [`crate::host`]: plain Rust, straight from the packed weight.
+    /// [`crate::host`]: Rust on all cores, straight from the packed weight.
     Host,
     /// The weight is dequantised for the call, multiplied by the backend's own matmul, and dropped.
     DequantizeThenMatmul,
@@ -65,10 +60,8 @@ pub enum Reason {
     NoTile,
     /// The tensor-core kernel would take it, but the weight was laid out for another dtype of activations.
     PlainLayout,
-    /// Flex does not run CubeCL kernels, and few rows are bound by reading the weight.
-    FlexFewRows(usize),
-    /// Flex does not run CubeCL kernels, and many rows are bound by arithmetic.
-    FlexManyRows(usize),
+    /// Flex does not run CubeCL kernels.
+    Flex,
     /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no operations.
     NoFusion(Runtime),
 }
@@ -89,11 +82,8 @@ impl fmt::Display for Reason {
             }
             Self::NoTile => f.write_str("no tile of the tensor-core kernels fits the card's shared memory"),
             Self::PlainLayout => f.write_str("the weight was laid out for activations that tensor cores do not take"),
-            Self::FlexFewRows(m) => write!(f, "Flex runs no CubeCL kernel; up to {HOST_ROWS} rows ({m}) read the packed weight as it is"),
+            Self::Flex => f.write_str("Flex runs no CubeCL kernel; the host kernel reads the packed weight as it is"),
             Self::NoFusion(runtime) => write!(f, "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"),
-            Self::FlexManyRows(m) => {
-                write!(f, "Flex runs no CubeCL kernel; above {HOST_ROWS} rows ({m}) its own matmul repays the unpacking")
-            }
         }
     }
 }
@@ -110,8 +100,7 @@ pub struct Plan {
 /// Chooses the kernel for a problem on a device that holds the weight in `layout`. Pure: the same arguments give the same plan.
 pub fn select(problem: &Problem, layout: WeightLayout, target: &Target) -> Plan {
     match target.runtime {
-        Runtime::Flex if problem.m <= HOST_ROWS => Plan { kernel: Kernel::Host, reason: Reason::FlexFewRows(problem.m) },
-        Runtime::Flex => Plan { kernel: Kernel::DequantizeThenMatmul, reason: Reason::FlexManyRows(problem.m) },
+        Runtime::Flex => Plan { kernel: Kernel::Host, reason: Reason::Flex },
         _ => {
             let reason = match tensor_cores(problem, target) {
                 Ok((launch, reason)) if layout == WeightLayout::Tile => return Plan { kernel: Kernel::Marlin(launch), reason },
@@ -194,10 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn flex_changes_kernel_behind_its_threshold() {
-        let kernel = |m| select(&problem(m), WeightLayout::Plain, &Target::flex()).kernel;
-        assert_eq!(kernel(HOST_ROWS), Kernel::Host);
-        assert_eq!(kernel(HOST_ROWS + 1), Kernel::DequantizeThenMatmul);
+    fn flex_reads_the_packed_weight_for_any_rows() {
+        for m in [1, 8, 128, 2048] {
+            assert_eq!(select(&problem(m), WeightLayout::Plain, &Target::flex()), Plan { kernel: Kernel::Host, reason: Reason::Flex });
+        }
     }
 
     #[test]
@@ -249,6 +238,6 @@ mod tests {
         assert!(reason(1, &cuda(75)).contains("the card has 7.5"));
         let wide = Problem { spec: QuantSpec::int8(GroupSize::G128), ..problem(1) };
         assert!(select(&wide, WeightLayout::Plain, &cuda(90)).reason.to_string().contains("this one is int8"));
-        assert!(reason(17, &Target::flex()).contains("(17)"));
+        assert!(reason(1, &Target::flex()).contains("Flex"));
     }
 }

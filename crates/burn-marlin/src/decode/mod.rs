@@ -7,8 +7,10 @@
 
 #[cfg(feature = "cubecl-runtime")]
 mod cube;
+#[cfg(feature = "flex")]
+mod flex;
 #[cfg_attr(
-    not(feature = "cubecl-runtime"),
+    not(any(feature = "cubecl-runtime", feature = "flex")),
     allow(unused_variables, reason = "without a backend that has the operations nothing takes them")
 )]
 mod ops;
@@ -31,9 +33,18 @@ pub fn is_fused(device: &Device) -> bool {
     !device.is_autodiff() && crate::target(device).runtime == Runtime::Cuda
 }
 
-/// Whether a tensor's device runs the fused kernels, and they take its dtype.
+/// Whether a tensor's device has kernels for the parts of a step, and they take its dtype.
 pub(crate) fn takes<const D: usize>(x: &Tensor<D>) -> bool {
-    activation_dtype(x.dtype()).is_some() && is_fused(&x.device())
+    activation_dtype(x.dtype()).is_some() && has_kernels(&x.device())
+}
+
+/// Whether a device has kernels for the parts of a step: where they are fused, and on Flex without autodiff.
+fn has_kernels(device: &Device) -> bool {
+    #[cfg(feature = "flex")]
+    if matches!(device.as_dispatch(), burn::backend::DispatchDevice::Flex(_)) {
+        return !device.is_autodiff();
+    }
+    is_fused(device)
 }
 
 /// RMSNorm (arXiv 1910.07467) over the last dimension: `x / sqrt(mean(x^2) + epsilon) * weight`, [.., hidden] to the same shape and dtype.
@@ -85,7 +96,7 @@ pub fn head(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
 /// Burn's matmul, but on a card and in 16 bits always its kernel for tensor cores. [`Tensor::matmul`] would compile and time every kernel it has, a
 /// minute's work on an H200 for the first prompt, and keep the fastest for lengths it was not tried with: in Burn 0.22.1 some of them fail there.
 pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
-    if takes(&lhs) && lhs.dtype().size() == 2 && lhs.dtype() == rhs.dtype() {
+    if takes(&lhs) && is_fused(&lhs.device()) && lhs.dtype().size() == 2 && lhs.dtype() == rhs.dtype() {
         return Tensor::from_dispatch(Dispatch::decode_matmul(lhs.into_dispatch(), rhs.into_dispatch()));
     }
     lhs.matmul(rhs)
@@ -137,7 +148,7 @@ pub fn write_cache(cache: &mut Tensor<4>, new: Tensor<4>, slot: usize, start: us
 pub fn write_words(tensor: &mut Tensor<2, Int>, row: usize, words: Vec<i32>) {
     let [rows, columns] = tensor.dims();
     assert!(row * columns + words.len() <= rows * columns, "{} words from row {row} of {rows} of {columns}", words.len());
-    tensor.inplace(|tensor| match is_fused(&tensor.device()) {
+    tensor.inplace(|tensor| match has_kernels(&tensor.device()) {
         true => Tensor::from_dispatch(Dispatch::decode_write_words(tensor.into_dispatch(), row * columns, words)),
         false => portable::write_words(tensor, row * columns, words),
     });

@@ -1,4 +1,4 @@
-//! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels.
+//! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels and for Flex.
 
 use crate::ops::{OptionalFloat, OptionalFloatMetadata, W4A16Weight, W4A16WeightMetadata, linear_shape};
 use burn::backend::fusion::custom::TensorSpec;
@@ -13,6 +13,7 @@ use marlin_kernels::decode::attention::AttentionShape;
 /// graphs read and write that very memory. The functions of [`decode`](super) check shapes and choose; backends assume them.
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
+    Flex: cfg(feature = "flex"),
     Fusion
 )]
 pub trait DecodeBackend: Backend {

@@ -1,38 +1,34 @@
 //! The op on Burn's Flex backend: Rust on the CPU.
 
-use super::{OptionalFloat, OptionalInt, W4A16Backend, W4A16Weight, activation_dtype, dequantize_adapted, linear_shape};
-use burn::backend::ops::FloatTensorOps;
+use super::pool::Pooled;
+use super::{OptionalFloat, W4A16Backend, W4A16Weight, activation_dtype, dequantize_adapted, linear_shape};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use marlin_kernels::host::{self, HostWeight};
-use marlin_kernels::{ActivationDtype, Kernel, KernelError, Problem, Target, WeightLayout, select};
+use marlin_kernels::host::{self, Floats, HostFloat, HostWeight};
+use marlin_kernels::{ActivationDtype, KernelError, Problem, WeightLayout};
+use std::borrow::Cow;
 
 impl W4A16Backend for Flex {
     fn w4a16_linear(x: FloatTensor<Self>, weight: W4A16Weight<Self>, bias: OptionalFloat<Self>) -> FloatTensor<Self> {
         let (k, n, dtype) = (weight.k, weight.n, x.dtype());
         let shape = linear_shape(&x.shape(), n);
-        let m = x.shape().num_elements() / k;
-        let problem = weight_problem(&weight, m, dtype);
-        if select(&problem, WeightLayout::Plain, &Target::flex()).kernel == Kernel::Host {
-            let bias = bias.into_option().map(floats);
-            let out = HostTensors::new(weight).run(|weight| host::matmul(&problem, &floats(x), weight, bias.as_deref()));
-            return tensor(out, shape, dtype);
-        }
-        let x = Self::float_reshape(x, Shape::new([m, k]));
-        let mut out = Self::float_matmul(x, Self::w4a16_dequantize(weight, dtype.into()));
-        if let Some(bias) = bias.into_option() {
-            out = Self::float_add(out, Self::float_reshape(bias, Shape::new([1, n])));
-        }
-        Self::float_reshape(out, shape)
+        let problem = weight_problem(&weight, x.shape().num_elements() / k, dtype);
+        let (x, bias) = (x.to_contiguous(), bias.into_option().map(|bias| bias.to_contiguous()));
+        let bias = bias.as_ref().map(to_f32);
+        let out = HostTensors::new(weight).run(|weight| host::matmul(&problem, &to_f32(&x), weight, bias.as_deref()));
+        from_f32(out, shape, dtype)
     }
 
     fn w4a16_dequantize(weight: W4A16Weight<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-        let shape = Shape::new([weight.k, weight.n]);
-        let problem = weight_problem(&weight, 0, dtype.into());
-        let values = HostTensors::new(weight).run(|weight| host::dequantize(&problem, weight));
-        tensor(values, shape, dtype.into())
+        match dtype {
+            FloatDType::F16 => dequantize::<f16>(weight, DType::F16),
+            FloatDType::BF16 => dequantize::<bf16>(weight, DType::BF16),
+            _ => dequantize::<f32>(weight, DType::F32),
+        }
     }
 
     fn w4a16_dequantize_adapted(
@@ -47,20 +43,28 @@ impl W4A16Backend for Flex {
 
     fn w4a16_relayout(weight: W4A16Weight<Self>, layout: WeightLayout) -> W4A16Weight<Self> {
         assert!(layout == weight.layout, "W4A16: Flex holds weights in the plain layout alone, asked for {layout}");
-        W4A16Weight { row_permutation: OptionalInt::Absent, ..weight }
+        W4A16Weight { row_permutation: super::OptionalInt::Absent, ..weight }
     }
+}
+
+fn dequantize<T: HostFloat + Pod>(weight: W4A16Weight<Flex>, dtype: DType) -> FloatTensor<Flex> {
+    let shape = Shape::new([weight.k, weight.n]);
+    let problem = weight_problem(&weight, 0, dtype);
+    let mut buffer = Pooled::new::<T>(weight.k * weight.n);
+    HostTensors::new(weight).run(|weight| host::dequantize::<T>(&problem, weight, buffer.elements()));
+    FloatTensor::<Flex>::from_data(TensorData::from_bytes(buffer.into_bytes(), shape, dtype))
 }
 
 fn weight_problem(weight: &W4A16Weight<Flex>, m: usize, dtype: DType) -> Problem {
     // Any other dtype is refused before the op; f32 serves it all the same.
-    let activations = activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
-    weight.problem(m, activations, ActivationDtype::F32)
+    let dtype_of = |dtype| activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
+    weight.problem(m, dtype_of(dtype), dtype_of(weight.scales.dtype()))
 }
 
 /// The tensors of a weight as the host kernels take them.
 struct HostTensors {
     words: IntTensor<Flex>,
-    scales: Vec<f32>,
+    scales: FloatTensor<Flex>,
     zero_points: Option<IntTensor<Flex>>,
     row_permutation: Option<IntTensor<Flex>>,
 }
@@ -68,19 +72,19 @@ struct HostTensors {
 impl HostTensors {
     fn new(weight: W4A16Weight<Flex>) -> Self {
         Self {
-            // Already contiguous, a tensor is taken as it is: nothing is copied but the scales.
+            // Already contiguous, a tensor is taken as it is: nothing is copied.
             words: weight.words.to_contiguous(),
-            scales: floats(weight.scales),
+            scales: weight.scales.to_contiguous(),
             zero_points: weight.zero_points.into_option().map(|zeros| zeros.to_contiguous()),
             row_permutation: weight.row_permutation.into_option().map(|rows| rows.to_contiguous()),
         }
     }
 
     /// Backend operations have no way to return an error; everything a user can cause was checked before the op.
-    fn run(&self, kernel: impl FnOnce(HostWeight<'_>) -> Result<Vec<f32>, KernelError>) -> Vec<f32> {
+    fn run<R>(&self, kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>) -> R {
         let weight = HostWeight {
             words: words(&self.words),
-            scales: &self.scales,
+            scales: stored(&self.scales),
             zero_points: self.zero_points.as_ref().map(words),
             row_permutation: self.row_permutation.as_ref().map(words),
         };
@@ -93,16 +97,38 @@ fn words(tensor: &IntTensor<Flex>) -> &[u32] {
     bytemuck::cast_slice(tensor.storage::<i32>())
 }
 
-/// The values of a float tensor, contiguous, as f32.
-fn floats(tensor: FloatTensor<Flex>) -> Vec<f32> {
-    let tensor = tensor.to_contiguous();
+/// The values of a contiguous float tensor.
+pub(crate) fn stored(tensor: &FloatTensor<Flex>) -> Floats<'_> {
     match tensor.dtype() {
-        DType::F16 => tensor.storage::<f16>().iter().map(|value| value.to_f32()).collect(),
-        DType::BF16 => tensor.storage::<bf16>().iter().map(|value| value.to_f32()).collect(),
-        _ => tensor.storage::<f32>().to_vec(),
+        DType::F16 => Floats::F16(tensor.storage()),
+        DType::BF16 => Floats::BF16(tensor.storage()),
+        _ => Floats::F32(tensor.storage()),
     }
 }
 
-fn tensor(values: Vec<f32>, shape: Shape, dtype: DType) -> FloatTensor<Flex> {
-    FloatTensor::<Flex>::from_data(TensorData::new(values, shape).convert_dtype(dtype))
+/// The values of a contiguous float tensor as f32.
+pub(crate) fn to_f32(tensor: &FloatTensor<Flex>) -> Cow<'_, [f32]> {
+    match stored(tensor) {
+        Floats::F32(values) => Cow::Borrowed(values),
+        Floats::F16(values) => Cow::Owned(values.to_f32_vec()),
+        Floats::BF16(values) => Cow::Owned(values.to_f32_vec()),
+    }
+}
+
+/// A tensor of values, rounded to a dtype.
+pub(crate) fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FloatTensor<Flex> {
+    let data = match dtype {
+        DType::F16 => {
+            let mut rounded = vec![f16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(&values);
+            TensorData::new(rounded, shape)
+        }
+        DType::BF16 => {
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(&values);
+            TensorData::new(rounded, shape)
+        }
+        _ => TensorData::new(values, shape),
+    };
+    FloatTensor::<Flex>::from_data(data)
 }

@@ -5,7 +5,9 @@ mod autodiff;
 #[cfg(feature = "cubecl-runtime")]
 mod cube;
 #[cfg(feature = "flex")]
-mod flex;
+pub(crate) mod flex;
+#[cfg(feature = "flex")]
+mod pool;
 #[cfg(feature = "cubecl-runtime")]
 mod workspace;
 

@@ -1,0 +1,87 @@
+//! Memory of float weights that live for one matmul.
+//!
+//! Fresh memory of megabytes comes from the system page by page, and each page is cleared before it is written; that takes longer than the unpacking.
+//! A buffer that goes from layer to layer is also still in the processor's caches when the next weight is written to it.
+
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
+
+/// Most buffers that are kept: layers that run at the same time.
+const MAX_BUFFERS: usize = 4;
+/// Most bytes of a buffer that is kept: about what a third-level cache holds. A larger one gains less, and would stay.
+const MAX_BYTES: usize = 32 << 20;
+
+static POOL: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());
+
+/// A line of the cache.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A buffer that comes from the pool and goes back to it.
+pub struct Pooled {
+    lines: Vec<Line>,
+    bytes: usize,
+}
+
+impl Pooled {
+    /// A buffer of so many elements; what it holds is any values.
+    pub fn new<T: Pod>(elements: usize) -> Self {
+        let bytes = elements * size_of::<T>();
+        let lines = bytes.div_ceil(size_of::<Line>());
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = pool.iter().position(|buffer| buffer.len() >= lines);
+        let mut buffer = fits.map_or_else(Vec::new, |index| pool.swap_remove(index));
+        drop(pool);
+        if buffer.is_empty() {
+            buffer = vec![Line::zeroed(); lines];
+        }
+        Self { lines: buffer, bytes }
+    }
+
+    /// Its elements.
+    pub fn elements<T: Pod>(&mut self) -> &mut [T] {
+        &mut cast_slice_mut(&mut self.lines)[..self.bytes / size_of::<T>()]
+    }
+
+    /// The memory of a tensor.
+    pub fn into_bytes(self) -> Bytes {
+        let bytes = self.bytes;
+        // SAFETY: the buffer has as many bytes, all of them written.
+        unsafe { Bytes::from_controller(Box::new(self), bytes) }
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let lines = std::mem::take(&mut self.lines);
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.len() < MAX_BUFFERS && size_of_val(lines.as_slice()) <= MAX_BYTES {
+            pool.push(lines);
+        }
+    }
+}
+
+impl AllocationController for Pooled {
+    fn alloc_align(&self) -> usize {
+        align_of::<Line>()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let bytes: &mut [u8] = cast_slice_mut(&mut self.lines);
+        // SAFETY: a byte may be uninitialised there; callers write initialised ones alone.
+        Ok(unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) })
+    }
+
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let bytes: &[u8] = cast_slice(&self.lines);
+        // SAFETY: a byte that is initialised is one that may be uninitialised.
+        Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const [MaybeUninit<u8>]) })
+    }
+}

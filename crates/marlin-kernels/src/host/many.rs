@@ -1,0 +1,155 @@
+//! Many rows of activations: a panel of the weight is unpacked into the first-level cache, and multiplied from there with all rows.
+
+use super::simd::{Kernel, LANES, Simd, dispatch};
+use super::threads::{Columns, for_each, strip};
+use super::unpack::unpack;
+use super::weight::Reader;
+use std::ops::Range;
+
+/// Columns of a panel, two vectors.
+const PANEL: usize = 2 * LANES;
+/// Rows of K in a panel, a multiple of every chunk's: 16 KiB, half a first-level cache.
+const DEPTH: usize = 256;
+/// Most rows of activations whose sums are in registers: with two vectors of columns twelve of sixteen registers.
+const BLOCK: usize = 6;
+/// Most columns of a task.
+const STRIP: usize = 256;
+
+/// Activations in the order of the stored rows, block by block of rows, as the innermost loop reads them.
+pub struct Activations {
+    /// For each block [k, rows of the block].
+    packed: Vec<f32>,
+    rows: usize,
+    k: usize,
+    /// Rows of every block but the last.
+    block: usize,
+}
+
+impl Activations {
+    /// Of `x` [rows, k].
+    pub fn new(x: &[f32], k: usize, permutation: Option<&[u32]>) -> Self {
+        let rows = x.len() / k.max(1);
+        // Blocks of about the same size: one of few rows does as many loads as one of many.
+        let block = rows.div_ceil(rows.div_ceil(BLOCK).max(1)).max(1);
+        let mut packed = vec![0.0; x.len()];
+        let blocks = Columns::new(&mut packed, x.len());
+        for_each(rows.div_ceil(block), 4 * x.len(), |index| {
+            let x = &x[index * block * k..rows.min((index + 1) * block) * k];
+            // SAFETY: each task has a block of its own.
+            let packed = unsafe { blocks.part(0, index * block * k, x.len()) };
+            let count = x.len() / k;
+            for (row, x) in x.chunks_exact(k).enumerate() {
+                let packed = packed.iter_mut().skip(row).step_by(count);
+                match permutation {
+                    Some(permutation) => packed.zip(permutation).for_each(|(packed, &natural)| *packed = x[natural as usize]),
+                    None => packed.zip(x).for_each(|(packed, x)| *packed = *x),
+                }
+            }
+        });
+        Self { packed, rows, k, block }
+    }
+}
+
+/// Adds the product of activations with a weight to `out` [rows, n].
+pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut [f32], n: usize) {
+    let strip = strip(n, PANEL, STRIP);
+    let out = Columns::new(out, n);
+    for_each(n.div_ceil(strip), x.packed.len() * n, |task| {
+        let columns = task * strip..n.min((task + 1) * strip);
+        match per_word {
+            8 => dispatch(Strip::<8> { reader, x, out: &out, columns }),
+            _ => dispatch(Strip::<4> { reader, x, out: &out, columns }),
+        }
+    });
+}
+
+struct Strip<'a, const PER_WORD: usize> {
+    reader: &'a Reader<'a>,
+    x: &'a Activations,
+    out: &'a Columns<'a, f32>,
+    columns: Range<usize>,
+}
+
+impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let x = self.x;
+        let mut panel = [[0.0f32; PANEL]; DEPTH];
+        // Rows of K outside: the block's part of all activations stays in the second-level cache.
+        for start in (0..x.k).step_by(DEPTH) {
+            let depth = DEPTH.min(x.k - start);
+            for column in self.columns.clone().step_by(PANEL) {
+                let columns = column..self.columns.end.min(column + PANEL);
+                self.unpack(simd, start..start + depth, column, &mut panel);
+                for first in (0..x.rows).step_by(x.block) {
+                    let count = x.block.min(x.rows - first);
+                    let packed = &x.packed[first * x.k + start * count..][..depth * count];
+                    match count {
+                        1 => self.tile::<S, 1>(simd, packed, &panel, first, columns.clone()),
+                        2 => self.tile::<S, 2>(simd, packed, &panel, first, columns.clone()),
+                        3 => self.tile::<S, 3>(simd, packed, &panel, first, columns.clone()),
+                        4 => self.tile::<S, 4>(simd, packed, &panel, first, columns.clone()),
+                        5 => self.tile::<S, 5>(simd, packed, &panel, first, columns.clone()),
+                        _ => self.tile::<S, BLOCK>(simd, packed, &panel, first, columns.clone()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
+    /// Unpacks rows of K, the first of which begins a chunk, of the columns from `column` on: garbage past K and N.
+    #[inline(always)]
+    fn unpack<S: Simd>(&self, simd: S, rows: Range<usize>, column: usize, panel: &mut [[f32; PANEL]; DEPTH]) {
+        let (reader, panel) = (self.reader, panel.as_chunks_mut::<PER_WORD>().0);
+        // The second vector may be past N, where there are no words.
+        let columns = [column, if column + LANES < self.columns.end { column + LANES } else { column }];
+        for start in rows.clone().step_by(reader.chunk) {
+            let (chunk, end) = (start / reader.chunk, rows.end.min(start + reader.chunk));
+            let low = reader.scale_and_offset(simd, chunk, columns[0]);
+            let high = reader.scale_and_offset(simd, chunk, columns[1]);
+            let of_chunk = &mut panel[(start - rows.start) / PER_WORD..(end - rows.start).div_ceil(PER_WORD)];
+            for (row, panel) in of_chunk.iter_mut().enumerate() {
+                for ((half, column), (scales, offsets)) in columns.into_iter().enumerate().zip([low, high]) {
+                    let words = reader.words(simd, start / PER_WORD + row, column);
+                    let values = unpack::<S, PER_WORD>(simd, words, scales, offsets);
+                    for (panel, value) in panel.iter_mut().zip(values) {
+                        simd.store(value, &mut panel.as_chunks_mut::<LANES>().0[half]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the product of `ROWS` rows of activations, from `first` on, with a panel.
+    #[inline(always)]
+    fn tile<S: Simd, const ROWS: usize>(&self, simd: S, x: &[f32], panel: &[[f32; PANEL]; DEPTH], first: usize, columns: Range<usize>) {
+        let mut sums = [[simd.splat(0.0); 2]; ROWS];
+        for (x, weights) in x.as_chunks::<ROWS>().0.iter().zip(panel) {
+            let [low, high] = weights.as_chunks::<LANES>().0 else { continue };
+            let (low, high) = (simd.load(low), simd.load(high));
+            for (sums, &x) in sums.iter_mut().zip(x) {
+                let x = simd.splat(x);
+                sums[0] = simd.mul_add(x, low, sums[0]);
+                sums[1] = simd.mul_add(x, high, sums[1]);
+            }
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            // SAFETY: no other task has these columns.
+            let out = unsafe { self.out.part(first + row, columns.start, columns.len()) };
+            for (sum, out) in sums.into_iter().zip(out.chunks_mut(LANES)) {
+                match out.first_chunk_mut() {
+                    Some(out) => simd.store(simd.add(sum, simd.load(out)), out),
+                    None => {
+                        let mut values = [0.0; LANES];
+                        simd.store(sum, &mut values);
+                        out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
+                    }
+                }
+            }
+        }
+    }
+}

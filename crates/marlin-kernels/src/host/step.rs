@@ -1,0 +1,230 @@
+//! The parts of a decode step outside its quantised matmuls, on rows in the dtype of the activations; arithmetic is in f32.
+
+use super::HostFloat;
+use super::simd::{Kernel, LANES, Simd, dispatch};
+use super::threads::{Columns, for_each};
+use crate::decode::attention::AttentionShape;
+use crate::decode::{Row, RowState};
+
+/// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
+///
+/// # Panics
+/// Where `x` are no rows of the weight's length.
+pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
+    let features = weight.len().max(1);
+    assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
+    let mut out = x.to_vec();
+    for row in out.chunks_exact_mut(features) {
+        norm_row(row, weight, epsilon);
+    }
+    out
+}
+
+fn norm_row<T: HostFloat>(row: &mut [T], weight: &[T], epsilon: f64) {
+    let squares: f32 = row.iter().map(|x| x.to_f32() * x.to_f32()).sum();
+    let root = (squares / row.len() as f32 + epsilon as f32).sqrt();
+    for (x, weight) in row.iter_mut().zip(weight) {
+        let normalised = T::from_f32(x.to_f32() / root);
+        *x = T::from_f32(normalised.to_f32() * weight.to_f32());
+    }
+}
+
+/// `silu(gate) * up` of rows [rows, 2 * features], gates first: [rows, features].
+pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
+    let mut out = vec![T::default(); gate_up.len() / 2];
+    let rows = Columns::new(&mut out, features);
+    // An exponential is as long as tens of multiplications.
+    for_each(gate_up.len() / (2 * features).max(1), 16 * gate_up.len(), |row| {
+        let (gates, ups) = gate_up[2 * row * features..][..2 * features].split_at(features);
+        // SAFETY: each task has its own row.
+        let out = unsafe { rows.part(row, 0, features) };
+        for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
+            let gate = gate.to_f32();
+            *out = T::from_f32(gate / (1.0 + (-gate).exp()) * up.to_f32());
+        }
+    });
+    out
+}
+
+/// Rows of activations up to which [`head`] reads the weight once for all of them.
+pub const MAX_HEAD_ROWS: usize = 8;
+
+/// Rows `x` [rows, features] times the transpose of `table` [columns, features]: [rows, columns]. At most [`MAX_HEAD_ROWS`] rows.
+///
+/// # Panics
+/// Where there are more rows.
+pub fn head<T: HostFloat>(x: &[T], table: &[T], features: usize) -> Vec<T> {
+    const STRIP: usize = 256;
+    let (rows, columns) = (x.len() / features.max(1), table.len() / features.max(1));
+    assert!(rows <= MAX_HEAD_ROWS, "{rows} rows of at most {MAX_HEAD_ROWS}");
+    let x: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+    let mut out = vec![T::default(); rows * columns];
+    let parts = Columns::new(&mut out, columns);
+    for_each(columns.div_ceil(STRIP), rows * table.len(), |task| {
+        let first = task * STRIP;
+        let table = &table[first * features..table.len().min((first + STRIP) * features)];
+        dispatch(Dots { x: &x, table, features, out: &parts, first });
+    });
+    out
+}
+
+/// The columns of a head from `first` on.
+struct Dots<'a, T> {
+    x: &'a [f32],
+    table: &'a [T],
+    features: usize,
+    out: &'a Columns<'a, T>,
+    first: usize,
+}
+
+impl<T: HostFloat> Kernel for Dots<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (column, weights) in self.table.chunks_exact(self.features).enumerate() {
+            for (row, x) in self.x.chunks_exact(self.features).enumerate() {
+                // SAFETY: no other task has this column.
+                let out = unsafe { self.out.part(row, self.first + column, 1) };
+                out[0] = T::from_f32(dot(simd, x, weights));
+            }
+        }
+    }
+}
+
+/// The sum of products. Four sums, so that additions do not wait for each other.
+#[inline(always)]
+fn dot<S: Simd, T: HostFloat>(simd: S, x: &[f32], weights: &[T]) -> f32 {
+    const SUMS: usize = 4;
+    let mut sums = [simd.splat(0.0); SUMS];
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (weights, rest) = weights.as_chunks::<LANES>();
+    let (x_blocks, x_left) = x.as_chunks::<SUMS>();
+    let (blocks, left) = weights.as_chunks::<SUMS>();
+    for (x, weights) in x_blocks.iter().zip(blocks) {
+        for i in 0..SUMS {
+            sums[i] = simd.mul_add(simd.load(&x[i]), T::load(simd, &weights[i]), sums[i]);
+        }
+    }
+    for (x, weights) in x_left.iter().zip(left) {
+        sums[0] = simd.mul_add(simd.load(x), T::load(simd, weights), sums[0]);
+    }
+    let [a, b, c, d] = sums;
+    let mut sum = simd.sum(simd.add(simd.add(a, b), simd.add(c, d)));
+    for (x, weight) in x_rest.iter().zip(rest) {
+        sum += x * weight.to_f32();
+    }
+    sum
+}
+
+/// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], and the tables that turn heads.
+pub struct Attention<'a, T> {
+    /// What [`AttentionShape::check`] has let pass.
+    pub shape: AttentionShape,
+    /// Cosines [max_positions, rotary_dim / 2].
+    pub cos: &'a [f32],
+    /// Sines, as the cosines.
+    pub sin: &'a [f32],
+    /// Weights of the norms of each head of queries and keys, `[head_dim]`.
+    pub norms: Option<[&'a [T]; 2]>,
+}
+
+impl<T: HostFloat> Attention<'_, T> {
+    /// Attention of a step, as [`crate::decode::attention`] says: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
+    /// cache and gives [rows, heads * head_dim], zeros for rows that are skipped.
+    ///
+    /// # Panics
+    /// Where a buffer is shorter than the shape says.
+    pub fn run(&self, qkv: &[T], rows: &[Row], keys: &mut [T], values: &mut [T]) -> Vec<T> {
+        let AttentionShape { heads, kv_heads, head_dim, slots, max_len, .. } = self.shape;
+        let mut out = vec![T::default(); rows.len() * heads * head_dim];
+        let width = (heads + 2 * kv_heads) * head_dim;
+        for ((row, qkv), out) in rows.iter().zip(qkv.chunks_exact(width)).zip(out.chunks_exact_mut(heads * head_dim)) {
+            let RowState::At(position) = row.state else { continue };
+            let (slot, position) = (row.slot as usize, position as usize);
+            if position >= max_len || slot >= slots {
+                continue;
+            }
+            let (queries, rest) = qkv.split_at(heads * head_dim);
+            let (new_keys, new_values) = rest.split_at(kv_heads * head_dim);
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let queries: Vec<f32> =
+                queries.chunks_exact(head_dim).flat_map(|head| self.turned(head, 0, position)).map(|q| q * scale).collect();
+            for head in 0..kv_heads {
+                let of_head = head * head_dim..(head + 1) * head_dim;
+                let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
+                let turned = self.turned(&new_keys[of_head.clone()], 1, position);
+                keys[place..place + head_dim].iter_mut().zip(turned).for_each(|(key, value)| *key = T::from_f32(value));
+                values[place..place + head_dim].copy_from_slice(&new_values[of_head]);
+            }
+            let first = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let (keys, values, group) = (&*keys, &*values, heads / kv_heads);
+            let out = Columns::new(out, group * head_dim);
+            for_each(kv_heads, 2 * queries.len() * (position + 1 - first), |head| {
+                let start = (slot * kv_heads + head) * max_len;
+                let part = (start + first) * head_dim..(start + position + 1) * head_dim;
+                // SAFETY: each task has the query heads of one head of keys.
+                let out = unsafe { out.part(head, 0, group * head_dim) };
+                let queries = &queries[head * group * head_dim..][..group * head_dim];
+                for (queries, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
+                    dispatch(Attend { queries, keys: &keys[part.clone()], values: &values[part.clone()], out });
+                }
+            });
+        }
+        out
+    }
+
+    /// A head of queries or keys, normalised where the model has norms, turned by a position.
+    fn turned(&self, head: &[T], norm: usize, position: usize) -> Vec<f32> {
+        let half = self.shape.rotary_dim / 2;
+        let mut head = head.to_vec();
+        if let (Some(norms), Some(epsilon)) = (self.norms, self.shape.norm_epsilon) {
+            norm_row(&mut head, norms[norm], f64::from(epsilon));
+        }
+        let mut turned: Vec<f32> = head.iter().map(|x| x.to_f32()).collect();
+        let (first, second) = turned.split_at_mut(half);
+        let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
+        for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
+        }
+        turned
+    }
+}
+
+/// One head of queries, scaled and turned, over the positions [positions, head_dim] that it sees.
+struct Attend<'a, T> {
+    queries: &'a [f32],
+    keys: &'a [T],
+    values: &'a [T],
+    out: &'a mut [T],
+}
+
+impl<T: HostFloat> Kernel for Attend<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let head_dim = self.queries.len();
+        let mut scores = Vec::with_capacity(self.keys.len() / head_dim);
+        let mut most = f32::NEG_INFINITY;
+        for key in self.keys.chunks_exact(head_dim) {
+            let score = dot(simd, self.queries, key);
+            most = most.max(score);
+            scores.push(score);
+        }
+        let mut total = 0.0;
+        for score in &mut scores {
+            *score = (*score - most).exp();
+            total += *score;
+        }
+        let mut mixed = vec![[0.0f32; LANES]; head_dim.div_ceil(LANES)];
+        for (&score, value) in scores.iter().zip(self.values.chunks_exact(head_dim)) {
+            let weight = simd.splat(score);
+            for (mixed, value) in mixed.iter_mut().zip(value.as_chunks::<LANES>().0) {
+                let sum = simd.mul_add(weight, T::load(simd, value), simd.load(mixed));
+                simd.store(sum, mixed);
+            }
+        }
+        self.out.iter_mut().zip(mixed.as_flattened()).for_each(|(out, mixed)| *out = T::from_f32(mixed / total));
+    }
+}

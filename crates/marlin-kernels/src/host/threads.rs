@@ -1,0 +1,80 @@
+//! Work on all cores, and matrices of which each thread writes its own columns.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Multiplications and additions below which a second thread costs more than it does: waking one takes some microseconds.
+const PARALLEL_WORK: usize = 1 << 17;
+
+/// Runs `task` for `0..tasks`, on all cores where so many multiplications are worth it. The calling thread takes part.
+pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
+    let threads = if work < PARALLEL_WORK { 1 } else { rayon::current_num_threads().min(tasks) };
+    if threads <= 1 {
+        return (0..tasks).for_each(task);
+    }
+    let next = AtomicUsize::new(0);
+    let run = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= tasks {
+                break;
+            }
+            task(index);
+        }
+    };
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|_| run());
+        }
+        run();
+    });
+}
+
+/// Columns of each task where `n` are split evenly: a multiple of `step`, several tasks a thread.
+pub fn strip(n: usize, step: usize, most: usize) -> usize {
+    let tasks = 4 * rayon::current_num_threads();
+    n.div_ceil(tasks).next_multiple_of(step).clamp(step, most)
+}
+
+/// A matrix [rows, n] whose columns are written by different threads.
+pub struct Columns<'a, T> {
+    start: *mut T,
+    rows: usize,
+    n: usize,
+    matrix: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: threads reach elements through `part` alone, whose callers keep them apart.
+unsafe impl<T: Send> Sync for Columns<'_, T> {}
+
+impl<'a, T> Columns<'a, T> {
+    /// Of a matrix of rows of `n`.
+    pub fn new(matrix: &'a mut [T], n: usize) -> Self {
+        Self { start: matrix.as_mut_ptr(), rows: matrix.len() / n.max(1), n, matrix: PhantomData }
+    }
+
+    /// Where column `first` of a row is; `width` columns are there.
+    ///
+    /// # Panics
+    /// Outside the matrix.
+    #[inline(always)]
+    pub fn start(&self, row: usize, first: usize, width: usize) -> *mut T {
+        assert!(row < self.rows && first <= self.n && width <= self.n - first, "outside the matrix");
+        // SAFETY: inside the matrix.
+        unsafe { self.start.add(row * self.n + first) }
+    }
+
+    /// `width` columns of a row, from `first` on.
+    ///
+    /// # Safety
+    /// While the slice lives, no other has the same elements.
+    ///
+    /// # Panics
+    /// Outside the matrix.
+    #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
+    #[inline(always)]
+    pub unsafe fn part(&self, row: usize, first: usize, width: usize) -> &mut [T] {
+        // SAFETY: inside the matrix; the caller lets no other slice have these elements.
+        unsafe { std::slice::from_raw_parts_mut(self.start(row, first, width), width) }
+    }
+}
