@@ -154,7 +154,7 @@ struct Fill;
 
 impl burn::module::ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let is_factor = param.is_initialized() && D == 2 && param.dims().iter().any(|&dim| dim == 2);
+        let is_factor = param.is_initialized() && D == 2 && param.dims().contains(&2);
         if is_factor { param.map(|factor| factor.random_like(Distribution::Normal(0.0, 0.1))) } else { param }
     }
 }
