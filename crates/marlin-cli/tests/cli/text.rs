@@ -154,10 +154,9 @@ fn kernels_name_what_runs_each_layer_and_why() {
     // q, k, v are one matmul, and gate, up: four a layer.
     assert_eq!(rows.len(), 2 * 4 * 4);
     for row in rows {
-        let m = row["rows"].as_u64().unwrap();
-        assert_eq!(row["kernel"], if m <= 8 { "host" } else { "dequantise, then matmul" }, "{row}");
-        let reason = row["reason"].as_str().unwrap();
-        assert!(reason.contains("Flex") && reason.contains(&m.to_string()), "{row}");
+        // Whatever the rows.
+        assert_eq!(row["kernel"], "host", "{row}");
+        assert!(row["reason"].as_str().unwrap().contains("Flex"), "{row}");
         assert_eq!(row["format"], "int4 g128 f16");
     }
     let row = rows.iter().find(|row| row["layer"] == "model.layers.1.mlp.gate_up_proj").unwrap();
@@ -169,13 +168,12 @@ fn kernels_name_what_runs_each_layer_and_why() {
         args.extend(more.map(Into::into));
         succeed(&args)
     };
-    let kernels = ["host", "dequantise, then matmul"];
     let folded = print(None);
     let rows: Vec<_> = folded.lines().map(cells).collect();
     assert_eq!(rows.len(), 1 + 4 * 2, "{folded}");
     assert_eq!(rows[0], ["layer", "count", "K", "N", "M", "format", "kernel", "reason"]);
-    for (m, kernel) in ["1", "512"].into_iter().zip(kernels) {
-        let row = ["model.layers.0..1.self_attn.o_proj", "2", "256", "256", m, "int4 g128 f16", kernel];
+    for m in ["1", "512"] {
+        let row = ["model.layers.0..1.self_attn.o_proj", "2", "256", "256", m, "int4 g128 f16", "host"];
         assert_eq!(rows.iter().filter(|cells| cells.starts_with(&row)).count(), 1, "{row:?} in {folded}");
     }
     let all = print(Some("--all"));
@@ -183,7 +181,7 @@ fn kernels_name_what_runs_each_layer_and_why() {
     assert_eq!(rows.len(), 1 + 8 * 2, "{all}");
     assert_eq!(rows[0], ["layer", "K", "N", "M", "format", "kernel", "reason"]);
     for layer in ["model.layers.0.self_attn.o_proj", "model.layers.1.self_attn.o_proj"] {
-        let row = [layer, "256", "256", "512", "int4 g128 f16", kernels[1]];
+        let row = [layer, "256", "256", "512", "int4 g128 f16", "host"];
         assert_eq!(rows.iter().filter(|cells| cells.starts_with(&row)).count(), 1, "{row:?} in {all}");
     }
 
