@@ -26,6 +26,8 @@ struct Case {
     bias: Vec<f32>,
     /// [K, N] in natural order.
     natural: Vec<f64>,
+    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points apart.
+    terms: Vec<f64>,
 }
 
 impl Case {
@@ -43,13 +45,15 @@ impl Case {
         if permuted {
             (1..k).for_each(|i| rows.swap(i, rng.random_range(0..=i)));
         }
-        let mut natural = vec![0.0; k * n];
+        let (mut natural, mut terms) = (vec![0.0; k * n], vec![0.0; k * n]);
         for (stored, &row) in rows.iter().enumerate() {
             let group = stored / spec.group.rows(k);
             for column in 0..n {
                 let zero = if spec.zero_points { zeros[group * n + column] } else { spec.bits.midpoint() };
                 let scale = f64::from(scales[group * n + column].to_f32());
-                natural[row as usize * n + column] = (f64::from(q[stored * n + column]) - f64::from(zero)) * scale;
+                let (value, zero, place) = (f64::from(q[stored * n + column]), f64::from(zero), row as usize * n + column);
+                natural[place] = (value - zero) * scale;
+                terms[place] = (value + zero) * scale.abs();
             }
         }
         let problem = Problem { m, n, k, spec, activations: ActivationDtype::F32, scales: ActivationDtype::F16, permuted };
@@ -62,6 +66,7 @@ impl Case {
             x: (0..m * k).map(|_| rng.random_range(-1.0f32..1.5)).collect(),
             bias: (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect(),
             natural,
+            terms,
         }
     }
 
@@ -80,8 +85,9 @@ impl Case {
         let mut worst = 0f64;
         for row in 0..m {
             for column in 0..n {
-                let products = (0..k).map(|i| f64::from(self.x[row * k + i]) * self.natural[i * n + column]);
-                let (sum, magnitude) = products.fold((0.0, 0.0), |(sum, all), product| (sum + product, all + product.abs()));
+                let x = |i: usize| f64::from(self.x[row * k + i]);
+                let sum: f64 = (0..k).map(|i| x(i) * self.natural[i * n + column]).sum();
+                let magnitude: f64 = (0..k).map(|i| x(i).abs() * self.terms[i * n + column]).sum();
                 let bias = f64::from(self.bias[column]);
                 worst = worst.max((f64::from(found[row * n + column]) - sum - bias).abs() / (magnitude + bias.abs()));
             }
