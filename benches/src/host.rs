@@ -1,7 +1,7 @@
 //! Weights of 4 bits against float ones on the host's cores, through Burn's Flex backend: layers, and decode of a model.
 
 use crate::BenchError;
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_marlin::{GroupSize, QuantSpec, W4A16, W4A16Linear};
@@ -13,8 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use time::OffsetDateTime;
 
-/// Calls that are timed in all, of each of the two in turn.
-const CALLS: usize = 101;
+/// Calls of each of the two that are timed.
+const CALLS: usize = 120;
+/// Calls of one of the two before the other's turn: as in a model, a layer finds the caches as another of its kind has left them.
+const RUN: usize = 10;
+/// Bytes of a layer's float copies, which are called in turn: as in a model, weights come from memory, not from a cache.
+const COPIES: usize = 256 << 20;
 /// Hidden and intermediate features of a block of BERT's base model.
 const HIDDEN: usize = 768;
 const INTERMEDIATE: usize = 3072;
@@ -71,7 +75,18 @@ struct Record {
     format: String,
     version: &'static str,
     layers: Vec<LayerRow>,
+    memory: Option<MemoryRow>,
     models: Vec<ModelRow>,
+}
+
+/// Memory of the process around the conversion of a model.
+#[derive(Debug, Serialize)]
+struct MemoryRow {
+    model: &'static str,
+    float_mb: f64,
+    int4_mb: f64,
+    /// What the conversion took above the float model, at most.
+    peak_above_float_mb: f64,
 }
 
 /// The linear layers of a block of BERT, one after the other.
@@ -115,6 +130,7 @@ pub fn run(args: &HostArgs) -> Result<(), BenchError> {
         format: spec.to_string(),
         version: env!("CARGO_PKG_VERSION"),
         layers: Vec::new(),
+        memory: None,
         models: Vec::new(),
     };
     println!("{}, {} cores, Flex, f32, {spec}", record.processor, record.cores);
@@ -122,6 +138,7 @@ pub fn run(args: &HostArgs) -> Result<(), BenchError> {
     for &rows in &args.rows {
         record.layers.extend(layers(rows, &spec, &device)?);
     }
+    record.memory = memory(&spec, &device)?;
     for folder in &args.model {
         record.models.push(model(folder, args, &device)?);
     }
@@ -138,34 +155,84 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
     let convert = W4A16::new(*spec);
     let mut out = Vec::new();
 
-    let linear = LinearConfig::new(HIDDEN, INTERMEDIATE).init(device);
-    let packed = W4A16Linear::from_linear(&linear, spec).map_err(failed)?;
-    let (converted, _) = convert.quantize(linear.clone()).map_err(failed)?;
+    let linear = copies(|| LinearConfig::new(HIDDEN, INTERMEDIATE).init(device));
+    let packed: Vec<_> = linear.iter().map(|linear| W4A16Linear::from_linear(linear, spec)).collect::<Result<_, _>>().map_err(failed)?;
     let x = random(HIDDEN);
-    let (float, int4) = (|| linear.forward(x.clone()), || packed.forward(x.clone()));
-    out.push(row("W4A16Linear 768 x 3072", rows, float, int4));
-    let (float, int4) = (|| linear.forward(x.clone()), || converted.forward(x.clone()));
-    out.push(row("converted Linear 768 x 3072", rows, float, int4));
+    out.push(row("W4A16Linear 768 x 3072", rows, &linear, &packed, |linear| linear.forward(x.clone()), |packed| packed.forward(x.clone())));
+    let converted_linear = converted(&linear, &convert)?;
+    let forward = |linear: &Linear| linear.forward(x.clone());
+    out.push(row("converted Linear 768 x 3072", rows, &linear, &converted_linear, forward, forward));
+    drop((linear, packed, converted_linear));
 
-    let block = Block::new(device);
-    let (converted, _) = convert.quantize(block.clone()).map_err(failed)?;
-    let (float, int4) = (|| block.forward(x.clone()), || converted.forward(x.clone()));
-    out.push(row("converted BERT block's Linears", rows, float, int4));
+    let block = copies(|| Block::new(device));
+    let forward = |block: &Block| block.forward(x.clone());
+    out.push(row("converted BERT block's Linears", rows, &block, &converted(&block, &convert)?, forward, forward));
+    drop(block);
 
-    let lstm: Lstm = LstmConfig::new(512, 512, true).init(device);
-    let (converted, _) = convert.quantize(lstm.clone()).map_err(failed)?;
+    let lstm: Vec<Lstm> = copies(|| LstmConfig::new(512, 512, true).init(device));
     let x = random(512).reshape([rows, 1, 512]);
-    let (float, int4) = (|| lstm.forward(x.clone(), None).0, || converted.forward(x.clone(), None).0);
-    out.push(row("converted LSTM 512, one step", rows, float, int4));
+    let forward = |lstm: &Lstm| lstm.forward(x.clone(), None).0;
+    out.push(row("converted LSTM 512, one step", rows, &lstm, &converted(&lstm, &convert)?, forward, forward));
     Ok(out)
 }
 
-/// Times two in turn, so that what else the machine does meets both.
-fn row<A, B>(layer: &'static str, rows: usize, float: impl Fn() -> A, int4: impl Fn() -> B) -> LayerRow {
+/// Converts twelve blocks of BERT; `None` where the system does not tell a process its memory.
+fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchError> {
+    const MB: f64 = 1e6;
+    let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();
+    // Parameters are drawn when they are first used.
+    let float_mb = model.iter().map(|block| 4.0 * block.num_params() as f64).sum::<f64>() / MB;
+    model.iter().for_each(|block| _ = black_box(block.forward(Tensor::zeros([1, HIDDEN], device))));
+    // Sets the peak back to what the process holds now.
+    let reset = std::fs::write("/proc/self/clear_refs", "5");
+    let Some(before) = peak_kb().filter(|_| reset.is_ok()) else { return Ok(None) };
+    let (model, report) = W4A16::new(*spec).quantize(model).map_err(failed)?;
+    let Some(peak) = peak_kb() else { return Ok(None) };
+    drop(model);
+    let row = MemoryRow {
+        model: "12 BERT blocks' Linears",
+        float_mb,
+        int4_mb: report.converted_bytes()[1] as f64 / MB,
+        peak_above_float_mb: 1024.0 * (peak - before) / MB,
+    };
+    println!(
+        "converting {}: float {:.0} MB, int4 {:.0} MB, peak {:.0} MB above float",
+        row.model, row.float_mb, row.int4_mb, row.peak_above_float_mb
+    );
+    Ok(Some(row))
+}
+
+/// The most memory that this process held, in units of 1024 bytes.
+fn peak_kb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok())
+}
+
+/// As many modules as have [`COPIES`] bytes in f32.
+fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
+    let first = module();
+    let count = COPIES.div_ceil(4 * first.num_params()).max(1);
+    std::iter::once(first).chain((1..count).map(|_| module())).collect()
+}
+
+fn converted<M: Module + ModuleDisplay>(modules: &[M], convert: &W4A16) -> Result<Vec<M>, BenchError> {
+    modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
+}
+
+/// Times two, a run of each in turn, so that what else the machine does meets both.
+fn row<F, Q, A, B>(
+    layer: &'static str,
+    rows: usize,
+    float: &[F],
+    int4: &[Q],
+    float_call: impl Fn(&F) -> A,
+    int4_call: impl Fn(&Q) -> B,
+) -> LayerRow {
     let (mut float_times, mut int4_times) = (Vec::with_capacity(CALLS), Vec::with_capacity(CALLS));
-    for _ in 0..CALLS {
-        float_times.push(seconds(&float));
-        int4_times.push(seconds(&int4));
+    let (mut float, mut int4) = (float.iter().cycle(), int4.iter().cycle());
+    for _ in 0..CALLS.div_ceil(RUN) {
+        float_times.extend(float.by_ref().take(RUN).map(|float| seconds(|| float_call(float))));
+        int4_times.extend(int4.by_ref().take(RUN).map(|int4| seconds(|| int4_call(int4))));
     }
     let (float_us, int4_us) = (1e6 * median(&mut float_times), 1e6 * median(&mut int4_times));
     let row = LayerRow { layer, rows, float_us, int4_us, ratio: int4_us / float_us };

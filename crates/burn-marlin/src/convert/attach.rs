@@ -4,11 +4,11 @@
 use super::report::{LeftReason, Outcome};
 use super::{Rules, Weights};
 use crate::ops::activation_dtype;
-use crate::{Error, QuantizedWeight, target};
+use crate::{Error, QuantizedWeight};
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 use marlin_format::{PlainWeight, QuantSpec};
-use marlin_kernels::{ActivationDtype, select_converted};
+use marlin_kernels::ActivationDtype;
 use std::collections::{HashMap, HashSet};
 
 /// Attaches weights to the parameters at some paths.
@@ -79,10 +79,7 @@ impl Attach<'_> {
             Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, None),
             Weights::Rounded => self.round(path, param.id, base.reshape([k, n]), &spec)?,
         };
-        let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
-        tracing::debug!(layer = %path, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-        let size_bytes = weight.size_bytes();
-        Ok((Outcome::Quantized { spec, size_bytes, plan, shared_with }, Some(weight)))
+        Ok((Outcome::quantized(path, &weight, activations, shared_with), Some(weight)))
     }
 
     /// Rounds a layer; tensors that are one before are one after.

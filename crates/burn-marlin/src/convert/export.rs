@@ -1,8 +1,9 @@
 //! A converted model as a checkpoint that other engines read.
 
-use super::places::{REPARAMETERIZATION, file_dtype, is_linear_weight, path, pytorch_name, remapped};
+use super::places::{file_dtype, is_linear_weight, path, pytorch_name, remapped};
 use super::{ExportError, W4A16};
 use crate::QuantizedWeight;
+use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, Parameter, Reparameterization};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;

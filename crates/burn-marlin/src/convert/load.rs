@@ -2,14 +2,14 @@
 
 use super::places::{Kind, Place, burn_dtype, places, remapped};
 use super::{LayerReport, LeftReason, LoadError, Outcome, Report, W4A16};
+use crate::QuantizedWeight;
 use crate::ops::activation_dtype;
-use crate::{QuantizedWeight, target};
 use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Part, Quantization, parts, read_layer};
-use marlin_kernels::{ActivationDtype, select_converted};
+use marlin_kernels::ActivationDtype;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -138,9 +138,7 @@ fn quantized(
     let weight = QuantizedWeight::from_plain_for(&plain, activations, &place.device);
     checkpoint.recycle(plain);
     tensors.iter().for_each(|tensor| checkpoint.release(tensor));
-    let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
-    tracing::debug!(%layer, path = %place.path, %format, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-    Ok((Outcome::Quantized { spec: weight.spec(), size_bytes: weight.size_bytes(), plan, shared_with: None }, weight))
+    Ok((Outcome::quantized(&place.path, &weight, activations, None), weight))
 }
 
 /// Whether a tensor can go into a parameter.

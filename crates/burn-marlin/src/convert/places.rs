@@ -1,5 +1,6 @@
 //! The tensors of a model as a checkpoint of PyTorch names and shapes them.
 
+use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, Parameter};
 use burn::store::{KeyRemapper, ModuleAdapter, PyTorchToBurnAdapter};
 use burn::tensor::kind::Basic;
@@ -62,9 +63,6 @@ pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
 pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
     keys.patterns.iter().fold(name.to_owned(), |name, (pattern, to)| pattern.replace_all(&name, to.as_str()).into_owned())
 }
-
-/// Container of a reparameterisation's own tensors.
-pub(super) const REPARAMETERIZATION: &str = "Reparameterization";
 
 /// Name and container of every module that a visitor has entered, the parameter last.
 type Stack = [(String, String)];

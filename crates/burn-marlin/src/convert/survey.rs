@@ -1,4 +1,5 @@
 use super::report::LeftReason;
+use crate::weight::REPARAMETERIZATION;
 use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::{DType, Tensor};
 use std::collections::HashSet;
@@ -61,7 +62,7 @@ struct Visitor<'a> {
 
 impl ModuleVisitor for Visitor<'_> {
     fn enter_module(&mut self, name: &str, container: &str) {
-        if container == "Reparameterization" {
+        if container == REPARAMETERIZATION {
             self.inside += 1;
             let path = self.path();
             if let Some(candidate) = self.found.candidates.last_mut().filter(|candidate| candidate.path == path) {
@@ -75,7 +76,7 @@ impl ModuleVisitor for Visitor<'_> {
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
-        if container == "Reparameterization" {
+        if container == REPARAMETERIZATION {
             self.inside -= 1;
         }
         self.stack.pop();

@@ -4,6 +4,8 @@ mod module;
 mod record;
 mod tensors;
 
+pub(crate) use module::REPARAMETERIZATION;
+
 use crate::Error;
 use crate::decode::DecodeBackend;
 use crate::device::{scale_dtype, target};

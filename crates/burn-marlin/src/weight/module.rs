@@ -15,8 +15,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What Burn calls the container of a reparameterisation.
-const CONTAINER: &str = "Reparameterization";
+/// What Burn calls the container of a reparameterisation's own tensors.
+pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
 
 impl Module for QuantizedWeight {
     fn collect_devices(&self, devices: Devices) -> Devices {
@@ -62,13 +62,13 @@ impl Module for QuantizedWeight {
         let Some(adapter) = &self.adapter else { return };
         // Beside the weight, where the adapter of a float weight is.
         if self.attached.is_some() {
-            visitor.exit_module(Self::NAME, CONTAINER);
+            visitor.exit_module(Self::NAME, REPARAMETERIZATION);
         }
-        visitor.enter_module(LoraAdapter::NAME, CONTAINER);
+        visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
         adapter.visit(visitor);
-        visitor.exit_module(LoraAdapter::NAME, CONTAINER);
+        visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
         if self.attached.is_some() {
-            visitor.enter_module(Self::NAME, CONTAINER);
+            visitor.enter_module(Self::NAME, REPARAMETERIZATION);
         }
     }
 
@@ -96,19 +96,19 @@ impl Module for QuantizedWeight {
         // The rest is beside the weight: the path is that of the float parameter.
         let outside = weight.attached.is_some();
         if outside {
-            mapper.exit_module(Self::NAME, CONTAINER);
+            mapper.exit_module(Self::NAME, REPARAMETERIZATION);
         }
         let adapter = weight.adapter.take();
         if !given {
             weight = weight.offered(mapper, adapter.is_some());
         }
         if let Some(adapter) = adapter {
-            mapper.enter_module(LoraAdapter::NAME, CONTAINER);
+            mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
             weight.adapter = Some(adapter.map(mapper));
-            mapper.exit_module(LoraAdapter::NAME, CONTAINER);
+            mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
         }
         if outside {
-            mapper.enter_module(Self::NAME, CONTAINER);
+            mapper.enter_module(Self::NAME, REPARAMETERIZATION);
         }
         weight
     }

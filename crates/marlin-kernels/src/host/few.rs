@@ -1,7 +1,7 @@
 //! Up to eight rows of activations: the weight streams from memory through registers, and is unpacked there.
 //!
 //! Of a word, value `i` is masked where it lies, `q 2^(bits i)`, and made a float; the activation it meets carries the factor `2^(-bits i)`. So a
-//! value costs a mask, a conversion and a multiply-add for eight columns, and no shift. Zero points are taken away a chunk of K at a time:
+//! value costs a mask, a conversion and a multiply-add for a vector of columns, and no shift. Zero points are taken away a chunk of K at a time:
 //! `sum x (q - zero) = sum x q - zero sum x`.
 
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -11,10 +11,10 @@ use std::ops::Range;
 
 /// Most rows.
 pub const MAX_ROWS: usize = 8;
-/// Most columns of a task: their sums of eight rows fill 8 KiB.
+/// Most columns of a task.
 const STRIP: usize = 256;
-/// Most vectors of columns whose sums are in registers, which hold eight sums: with fewer, additions would wait for each other.
-const VECTORS: usize = 4;
+/// Rows of K that the words are asked for ahead, where chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
+const AHEAD: usize = 128;
 
 /// Activations in the order of the stored rows, prepared for words of `per_word` values.
 pub struct Activations {
@@ -58,83 +58,83 @@ impl Activations {
 /// Adds the product of activations with a weight to `out` [rows, n].
 pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut [f32], n: usize) {
     let rows = out.len() / n.max(1);
-    let strip = strip(n, 8 * VECTORS, STRIP);
+    let strip = strip(n, 4 * LANES, STRIP);
     let out = Columns::new(out, n);
     for_each(n.div_ceil(strip), x.scaled.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
         match per_word {
-            8 => run::<8>(reader, x, &out, columns, rows),
-            _ => run::<4>(reader, x, &out, columns, rows),
+            8 => dispatch(Strip::<8> { reader, x, out: &out, columns, rows }),
+            _ => dispatch(Strip::<4> { reader, x, out: &out, columns, rows }),
         }
     });
 }
 
-fn run<const PER_WORD: usize>(reader: &Reader<'_>, x: &Activations, out: &Columns<'_, f32>, columns: Range<usize>, rows: usize) {
-    match rows {
-        1 => dispatch(Strip::<1, PER_WORD> { reader, x, out, columns }),
-        2 => dispatch(Strip::<2, PER_WORD> { reader, x, out, columns }),
-        3 => dispatch(Strip::<3, PER_WORD> { reader, x, out, columns }),
-        4 => dispatch(Strip::<4, PER_WORD> { reader, x, out, columns }),
-        5 => dispatch(Strip::<5, PER_WORD> { reader, x, out, columns }),
-        6 => dispatch(Strip::<6, PER_WORD> { reader, x, out, columns }),
-        7 => dispatch(Strip::<7, PER_WORD> { reader, x, out, columns }),
-        _ => dispatch(Strip::<MAX_ROWS, PER_WORD> { reader, x, out, columns }),
-    }
-}
-
 /// A strip of columns.
-struct Strip<'a, const ROWS: usize, const PER_WORD: usize> {
+struct Strip<'a, const PER_WORD: usize> {
     reader: &'a Reader<'a>,
     x: &'a Activations,
     out: &'a Columns<'a, f32>,
     columns: Range<usize>,
+    rows: usize,
 }
 
-impl<const ROWS: usize, const PER_WORD: usize> Kernel for Strip<'_, ROWS, PER_WORD> {
+impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let width = self.columns.len().next_multiple_of(LANES);
-        let mut sums = [[0.0f32; STRIP]; ROWS];
-        // Chunk by chunk: as many streams as a chunk has rows of words, which the prefetcher follows.
+        // Half the registers, or eight: with fewer sums additions would wait for each other, with more rows nothing is gained.
+        let most_sums = (S::REGISTERS / 2).min(8);
+        let most_vectors = (most_sums / self.rows.next_power_of_two()).clamp(1, most_sums / 2);
         for chunk in 0..self.x.chunks {
-            let mut column = 0;
-            while ROWS <= 2 && column + VECTORS * LANES <= width {
-                self.block::<S, VECTORS>(simd, chunk, column, &mut sums);
-                column += VECTORS * LANES;
+            let mut column = self.columns.start;
+            while column < self.columns.end {
+                let vectors = most_vectors.min((self.columns.end - column).div_ceil(LANES));
+                let vectors = if vectors == 3 { 2 } else { vectors };
+                // Where rows do not fit, the words come again from the first-level cache.
+                for row in (0..self.rows).step_by(most_sums) {
+                    match most_sums.min(self.rows - row) {
+                        1 => self.rows::<S, 1>(simd, chunk, column, row, vectors),
+                        2 => self.rows::<S, 2>(simd, chunk, column, row, vectors),
+                        3 => self.rows::<S, 3>(simd, chunk, column, row, vectors),
+                        4 => self.rows::<S, 4>(simd, chunk, column, row, vectors),
+                        5 => self.rows::<S, 5>(simd, chunk, column, row, vectors),
+                        6 => self.rows::<S, 6>(simd, chunk, column, row, vectors),
+                        7 => self.rows::<S, 7>(simd, chunk, column, row, vectors),
+                        _ => self.rows::<S, MAX_ROWS>(simd, chunk, column, row, vectors),
+                    }
+                }
+                column += vectors * LANES;
             }
-            while ROWS <= 4 && column + VECTORS / 2 * LANES <= width {
-                self.block::<S, { VECTORS / 2 }>(simd, chunk, column, &mut sums);
-                column += VECTORS / 2 * LANES;
-            }
-            while column < width {
-                self.block::<S, 1>(simd, chunk, column, &mut sums);
-                column += LANES;
-            }
-        }
-        for (row, sums) in sums.iter().enumerate() {
-            // SAFETY: no other task has these columns.
-            let out = unsafe { self.out.part(row, self.columns.start, self.columns.len()) };
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
         }
     }
 }
 
-impl<const ROWS: usize, const PER_WORD: usize> Strip<'_, ROWS, PER_WORD> {
-    /// Adds a chunk's products with `C` vectors of columns, `first` columns into the strip.
+impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     #[inline(always)]
-    fn block<S: Simd, const C: usize>(&self, simd: S, chunk: usize, first: usize, sums: &mut [[f32; STRIP]; ROWS]) {
-        let (reader, x, column) = (self.reader, self.x, self.columns.start + first);
+    fn rows<S: Simd, const ROWS: usize>(&self, simd: S, chunk: usize, column: usize, row: usize, vectors: usize) {
+        match vectors {
+            4 if ROWS <= 2 => self.block::<S, ROWS, 4>(simd, chunk, column, row),
+            2 if ROWS <= 4 => self.block::<S, ROWS, 2>(simd, chunk, column, row),
+            _ => self.block::<S, ROWS, 1>(simd, chunk, column, row),
+        }
+    }
+
+    /// Adds a chunk's products of `ROWS` rows from `row` on with `C` vectors of columns from `column` on.
+    #[inline(always)]
+    fn block<S: Simd, const ROWS: usize, const C: usize>(&self, simd: S, chunk: usize, column: usize, row: usize) {
+        let (reader, x) = (self.reader, self.x);
         let start = chunk * reader.chunk / PER_WORD;
         let end = x.words.min(((chunk + 1) * reader.chunk).div_ceil(PER_WORD));
+        let ahead = reader.chunk.max(AHEAD) / PER_WORD;
         let rows: [&[[f32; PER_WORD]]; ROWS] =
-            std::array::from_fn(|row| &x.scaled[row * x.words * PER_WORD..][..x.words * PER_WORD].as_chunks().0[start..end]);
+            std::array::from_fn(|i| &x.scaled[(row + i) * x.words * PER_WORD..][..x.words * PER_WORD].as_chunks().0[start..end]);
         let mut products = [[simd.splat(0.0); C]; ROWS];
         for word_row in 0..end - start {
             // No closures around vectors: they would be functions that are compiled without these instructions.
             let mut words = [simd.splat_word(0); C];
             for (c, words) in words.iter_mut().enumerate() {
+                reader.prefetch(simd, start + word_row + ahead, column + LANES * c);
                 *words = reader.words(simd, start + word_row, column + LANES * c);
             }
             for i in 0..PER_WORD {
@@ -150,14 +150,25 @@ impl<const ROWS: usize, const PER_WORD: usize> Strip<'_, ROWS, PER_WORD> {
                 }
             }
         }
-        for c in 0..C {
-            let (scales, zeros) = (reader.scales(simd, chunk, column + LANES * c), reader.zeros(simd, chunk, column + LANES * c));
-            for row in 0..ROWS {
-                let minus_sum = simd.splat(-x.sums[row * x.chunks + chunk]);
-                let centred = simd.mul_add(zeros, minus_sum, products[row][c]);
-                let Some(of_row) = sums[row][first + LANES * c..].first_chunk_mut() else { continue };
-                let sum = simd.mul_add(scales, centred, simd.load(of_row));
-                simd.store(sum, of_row);
+        let mut scaling = [(simd.splat(0.0), simd.splat(0.0)); C];
+        for (c, scaling) in scaling.iter_mut().enumerate() {
+            *scaling = (reader.scales(simd, chunk, column + LANES * c), reader.zeros(simd, chunk, column + LANES * c));
+        }
+        for (i, products) in products.into_iter().enumerate() {
+            let minus_sum = simd.splat(-x.sums[(row + i) * x.chunks + chunk]);
+            for (c, (product, (scales, zeros))) in products.into_iter().zip(scaling).enumerate() {
+                let column = column + LANES * c;
+                let centred = simd.mul_add(zeros, minus_sum, product);
+                // SAFETY: no other task has these columns.
+                let out = unsafe { self.out.part(row + i, column, LANES.min(self.columns.end - column)) };
+                match out.first_chunk_mut() {
+                    Some(out) => simd.store(simd.mul_add(scales, centred, simd.load(out)), out),
+                    None => {
+                        let mut sums = [0.0; LANES];
+                        simd.store(simd.mul(scales, centred), &mut sums);
+                        out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+                    }
+                }
             }
         }
     }

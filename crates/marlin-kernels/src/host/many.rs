@@ -6,12 +6,10 @@ use super::unpack::unpack;
 use super::weight::Reader;
 use std::ops::Range;
 
-/// Columns of a panel, two vectors.
-const PANEL: usize = 2 * LANES;
 /// Rows of K in a panel, a multiple of every chunk's: 16 KiB, half a first-level cache.
 const DEPTH: usize = 256;
-/// Most rows of activations whose sums are in registers: with two vectors of columns twelve of sixteen registers.
-const BLOCK: usize = 6;
+/// Most rows of activations whose sums are in registers: with twelve, every instruction but one in thirteen is a multiply-add.
+const BLOCK: usize = 12;
 /// Most columns of a task.
 const STRIP: usize = 256;
 
@@ -30,7 +28,7 @@ impl Activations {
     pub fn new(x: &[f32], k: usize, permutation: Option<&[u32]>) -> Self {
         let rows = x.len() / k.max(1);
         // Blocks of about the same size: one of few rows does as many loads as one of many.
-        let block = rows.div_ceil(rows.div_ceil(BLOCK).max(1)).max(1);
+        let block = rows.div_ceil(rows.div_ceil(dispatch(BlockRows)).max(1)).max(1);
         let mut packed = vec![0.0; x.len()];
         let blocks = Columns::new(&mut packed, x.len());
         for_each(rows.div_ceil(block), 4 * x.len(), |index| {
@@ -52,7 +50,7 @@ impl Activations {
 
 /// Adds the product of activations with a weight to `out` [rows, n].
 pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut [f32], n: usize) {
-    let strip = strip(n, PANEL, STRIP);
+    let strip = strip(n, LANES, STRIP);
     let out = Columns::new(out, n);
     for_each(n.div_ceil(strip), x.packed.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
@@ -61,6 +59,18 @@ pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut
             _ => dispatch(Strip::<4> { reader, x, out: &out, columns }),
         }
     });
+}
+
+/// Rows of activations whose sums are in registers, beside a vector of the weight and one of activations.
+struct BlockRows;
+
+impl Kernel for BlockRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _simd: S) -> usize {
+        (S::REGISTERS - 2).min(BLOCK)
+    }
 }
 
 struct Strip<'a, const PER_WORD: usize> {
@@ -76,12 +86,12 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let x = self.x;
-        let mut panel = [[0.0f32; PANEL]; DEPTH];
+        let mut panel = [[0.0f32; LANES]; DEPTH];
         // Rows of K outside: the block's part of all activations stays in the second-level cache.
         for start in (0..x.k).step_by(DEPTH) {
             let depth = DEPTH.min(x.k - start);
-            for column in self.columns.clone().step_by(PANEL) {
-                let columns = column..self.columns.end.min(column + PANEL);
+            for column in self.columns.clone().step_by(LANES) {
+                let columns = column..self.columns.end.min(column + LANES);
                 self.unpack(simd, start..start + depth, column, &mut panel);
                 for first in (0..x.rows).step_by(x.block) {
                     let count = x.block.min(x.rows - first);
@@ -92,6 +102,12 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
                         3 => self.tile::<S, 3>(simd, packed, &panel, first, columns.clone()),
                         4 => self.tile::<S, 4>(simd, packed, &panel, first, columns.clone()),
                         5 => self.tile::<S, 5>(simd, packed, &panel, first, columns.clone()),
+                        6 => self.tile::<S, 6>(simd, packed, &panel, first, columns.clone()),
+                        7 => self.tile::<S, 7>(simd, packed, &panel, first, columns.clone()),
+                        8 => self.tile::<S, 8>(simd, packed, &panel, first, columns.clone()),
+                        9 => self.tile::<S, 9>(simd, packed, &panel, first, columns.clone()),
+                        10 => self.tile::<S, 10>(simd, packed, &panel, first, columns.clone()),
+                        11 => self.tile::<S, 11>(simd, packed, &panel, first, columns.clone()),
                         _ => self.tile::<S, BLOCK>(simd, packed, &panel, first, columns.clone()),
                     }
                 }
@@ -103,22 +119,16 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     /// Unpacks rows of K, the first of which begins a chunk, of the columns from `column` on: garbage past K and N.
     #[inline(always)]
-    fn unpack<S: Simd>(&self, simd: S, rows: Range<usize>, column: usize, panel: &mut [[f32; PANEL]; DEPTH]) {
+    fn unpack<S: Simd>(&self, simd: S, rows: Range<usize>, column: usize, panel: &mut [[f32; LANES]; DEPTH]) {
         let (reader, panel) = (self.reader, panel.as_chunks_mut::<PER_WORD>().0);
-        // The second vector may be past N, where there are no words.
-        let columns = [column, if column + LANES < self.columns.end { column + LANES } else { column }];
         for start in rows.clone().step_by(reader.chunk) {
             let (chunk, end) = (start / reader.chunk, rows.end.min(start + reader.chunk));
-            let low = reader.scale_and_offset(simd, chunk, columns[0]);
-            let high = reader.scale_and_offset(simd, chunk, columns[1]);
+            let (scales, offsets) = reader.scale_and_offset(simd, chunk, column);
             let of_chunk = &mut panel[(start - rows.start) / PER_WORD..(end - rows.start).div_ceil(PER_WORD)];
             for (row, panel) in of_chunk.iter_mut().enumerate() {
-                for ((half, column), (scales, offsets)) in columns.into_iter().enumerate().zip([low, high]) {
-                    let words = reader.words(simd, start / PER_WORD + row, column);
-                    let values = unpack::<S, PER_WORD>(simd, words, scales, offsets);
-                    for (panel, value) in panel.iter_mut().zip(values) {
-                        simd.store(value, &mut panel.as_chunks_mut::<LANES>().0[half]);
-                    }
+                let values = unpack::<S, PER_WORD>(simd, reader.words(simd, start / PER_WORD + row, column), scales, offsets);
+                for (panel, value) in panel.iter_mut().zip(values) {
+                    simd.store(value, panel);
                 }
             }
         }
@@ -126,28 +136,23 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
 
     /// Adds the product of `ROWS` rows of activations, from `first` on, with a panel.
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(&self, simd: S, x: &[f32], panel: &[[f32; PANEL]; DEPTH], first: usize, columns: Range<usize>) {
-        let mut sums = [[simd.splat(0.0); 2]; ROWS];
+    fn tile<S: Simd, const ROWS: usize>(&self, simd: S, x: &[f32], panel: &[[f32; LANES]; DEPTH], first: usize, columns: Range<usize>) {
+        let mut sums = [simd.splat(0.0); ROWS];
         for (x, weights) in x.as_chunks::<ROWS>().0.iter().zip(panel) {
-            let [low, high] = weights.as_chunks::<LANES>().0 else { continue };
-            let (low, high) = (simd.load(low), simd.load(high));
-            for (sums, &x) in sums.iter_mut().zip(x) {
-                let x = simd.splat(x);
-                sums[0] = simd.mul_add(x, low, sums[0]);
-                sums[1] = simd.mul_add(x, high, sums[1]);
+            let weights = simd.load(weights);
+            for (sum, &x) in sums.iter_mut().zip(x) {
+                *sum = simd.mul_add(simd.splat(x), weights, *sum);
             }
         }
-        for (row, sums) in sums.into_iter().enumerate() {
+        for (row, sum) in sums.into_iter().enumerate() {
             // SAFETY: no other task has these columns.
             let out = unsafe { self.out.part(first + row, columns.start, columns.len()) };
-            for (sum, out) in sums.into_iter().zip(out.chunks_mut(LANES)) {
-                match out.first_chunk_mut() {
-                    Some(out) => simd.store(simd.add(sum, simd.load(out)), out),
-                    None => {
-                        let mut values = [0.0; LANES];
-                        simd.store(sum, &mut values);
-                        out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
-                    }
+            match out.first_chunk_mut() {
+                Some(out) => simd.store(simd.add(sum, simd.load(out)), out),
+                None => {
+                    let mut values = [0.0; LANES];
+                    simd.store(sum, &mut values);
+                    out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
                 }
             }
         }

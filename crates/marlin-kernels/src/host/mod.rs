@@ -10,10 +10,13 @@
 //! | [`step`] | the rest of a decode step: norms, attention, the head |
 //! | `simd` | the vector instructions they are made of, and plain Rust in their place |
 //! | `threads` | columns over all cores |
+//! | `pool`, `cores` | the threads, and where they run |
 
+mod cores;
 mod few;
 mod float;
 mod many;
+mod pool;
 mod simd;
 pub mod step;
 mod threads;

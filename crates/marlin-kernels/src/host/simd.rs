@@ -1,11 +1,10 @@
-//! Eight lanes of f32 at a time: one trait of what the kernels need, AVX2 with FMA and F16C where the processor has them, and plain Rust elsewhere.
-//!
-//! Plain Rust works on arrays of eight, which compilers turn into the vector instructions that every processor of a target has, NEON on AArch64.
+//! Sixteen lanes of f32 at a time: one trait of what the kernels need. AVX-512 holds them in a register, AVX2 with FMA and F16C in two, NEON in four; elsewhere
+//! they are plain Rust on arrays.
 
 use half::{bf16, f16};
 
 /// Lanes of a vector.
-pub const LANES: usize = 8;
+pub const LANES: usize = 16;
 
 /// Vectors of [`LANES`] lanes. A value is a proof that the processor has the instructions.
 ///
@@ -16,6 +15,11 @@ pub trait Simd: Copy {
     type F32: Copy;
     /// Words.
     type U32: Copy;
+    /// Vectors that the processor's registers hold.
+    const REGISTERS: usize;
+
+    /// Asks for the cache line of `words[index]`, which need not exist.
+    fn prefetch(self, words: &[u32], index: usize);
 
     fn splat(self, value: f32) -> Self::F32;
     fn load(self, from: &[f32; LANES]) -> Self::F32;
@@ -52,12 +56,48 @@ pub trait Kernel {
 
 /// Runs a kernel with the best instructions of this processor.
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    let best = best();
     #[cfg(target_arch = "x86_64")]
-    if let Some(avx2) = Avx2::detect() {
-        // SAFETY: the processor has the instructions.
-        return unsafe { run_avx2(avx2, kernel) };
+    {
+        if let (Best::All, Some(avx512)) = (best, Avx512::detect()) {
+            // SAFETY: the processor has the instructions.
+            return unsafe { run_avx512(avx512, kernel) };
+        }
+        if let (Best::All | Best::Avx2, Some(avx2)) = (best, Avx2::detect()) {
+            // SAFETY: the processor has the instructions.
+            return unsafe { run_avx2(avx2, kernel) };
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if best != Best::Plain {
+        return kernel.run(Neon);
     }
     kernel.run(Scalar)
+}
+
+/// The best instructions that [`dispatch`] may take: all, but in tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code, reason = "tests take less than all"))]
+pub enum Best {
+    Plain,
+    Avx2,
+    All,
+}
+
+#[cfg(not(test))]
+fn best() -> Best {
+    Best::All
+}
+
+#[cfg(test)]
+fn best() -> Best {
+    tests::best()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn run_avx512<K: Kernel>(avx512: Avx512, kernel: K) -> K::Output {
+    kernel.run(avx512)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -83,6 +123,10 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
 impl Simd for Scalar {
     type F32 = [f32; LANES];
     type U32 = [u32; LANES];
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    fn prefetch(self, _words: &[u32], _index: usize) {}
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {
@@ -132,7 +176,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn sum(self, vector: Self::F32) -> f32 {
-        let [a, b, c, d, e, f, g, h] = vector;
+        let [a, b, c, d, e, f, g, h] = std::array::from_fn(|lane| vector[lane] + vector[lane + LANES / 2]);
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 
@@ -168,118 +212,35 @@ impl Simd for Scalar {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub use avx2::Avx2;
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 
 #[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use super::{LANES, Simd};
-    use half::{bf16, f16};
-    use std::arch::x86_64::*;
+pub use {avx2::Avx2, avx512::Avx512};
 
-    /// AVX2, FMA and F16C: every x86-64 processor since Haswell and Zen.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Avx2(());
+#[cfg(test)]
+pub mod tests {
+    use super::Best;
+    use std::cell::Cell;
 
-    impl Avx2 {
-        /// The proof, where this processor has them.
-        pub fn detect() -> Option<Self> {
-            let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-            has.then_some(Self(()))
-        }
+    pub const ALL: [Best; 3] = [Best::Plain, Best::Avx2, Best::All];
+
+    thread_local! {
+        static BEST: Cell<Best> = const { Cell::new(Best::All) };
     }
 
-    // SAFETY, of every block below: an `Avx2` is made only where the processor has the instructions; loads and stores are within the
-    // array that they get, and take any alignment.
-    #[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above is of all of them")]
-    impl Simd for Avx2 {
-        type F32 = __m256;
-        type U32 = __m256i;
+    pub fn best() -> Best {
+        BEST.get()
+    }
 
-        #[inline(always)]
-        fn splat(self, value: f32) -> __m256 {
-            unsafe { _mm256_set1_ps(value) }
-        }
-
-        #[inline(always)]
-        fn load(self, from: &[f32; LANES]) -> __m256 {
-            unsafe { _mm256_loadu_ps(from.as_ptr()) }
-        }
-
-        #[inline(always)]
-        fn load_f16(self, from: &[f16; LANES]) -> __m256 {
-            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())) }
-        }
-
-        #[inline(always)]
-        fn load_bf16(self, from: &[bf16; LANES]) -> __m256 {
-            unsafe {
-                let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
-            }
-        }
-
-        #[inline(always)]
-        fn store(self, vector: __m256, to: &mut [f32; LANES]) {
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), vector) }
-        }
-
-        #[inline(always)]
-        fn store_f16(self, vector: __m256, to: &mut [f16; LANES]) {
-            unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector)) }
-        }
-
-        #[inline(always)]
-        fn add(self, a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_add_ps(a, b) }
-        }
-
-        #[inline(always)]
-        fn mul(self, a: __m256, b: __m256) -> __m256 {
-            unsafe { _mm256_mul_ps(a, b) }
-        }
-
-        #[inline(always)]
-        fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
-
-        #[inline(always)]
-        fn sum(self, vector: __m256) -> f32 {
-            unsafe {
-                let four = _mm_add_ps(_mm256_castps256_ps128(vector), _mm256_extractf128_ps::<1>(vector));
-                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-            }
-        }
-
-        #[inline(always)]
-        fn splat_word(self, word: u32) -> __m256i {
-            unsafe { _mm256_set1_epi32(word as i32) }
-        }
-
-        #[inline(always)]
-        fn load_words(self, from: &[u32; LANES]) -> __m256i {
-            unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }
-        }
-
-        #[inline(always)]
-        fn and(self, words: __m256i, mask: u32) -> __m256i {
-            unsafe { _mm256_and_si256(words, self.splat_word(mask)) }
-        }
-
-        #[inline(always)]
-        fn shift_right<const BITS: i32>(self, words: __m256i) -> __m256i {
-            unsafe { _mm256_srli_epi32::<BITS>(words) }
-        }
-
-        #[inline(always)]
-        fn shift_right_each(self, words: __m256i, by: &[u32; LANES]) -> __m256i {
-            unsafe { _mm256_srlv_epi32(words, self.load_words(by)) }
-        }
-
-        #[inline(always)]
-        fn to_f32(self, words: __m256i) -> __m256 {
-            unsafe { _mm256_cvtepi32_ps(words) }
-        }
+    /// What this thread's kernels may take from now on. Threads that help it take all.
+    pub fn set_best(best: Best) {
+        BEST.set(best);
     }
 }

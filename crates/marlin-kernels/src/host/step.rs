@@ -21,24 +21,55 @@ pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
 }
 
 fn norm_row<T: HostFloat>(row: &mut [T], weight: &[T], epsilon: f64) {
-    let squares: f32 = row.iter().map(|x| x.to_f32() * x.to_f32()).sum();
-    let root = (squares / row.len() as f32 + epsilon as f32).sqrt();
-    for (x, weight) in row.iter_mut().zip(weight) {
-        let normalised = T::from_f32(x.to_f32() / root);
-        *x = T::from_f32(normalised.to_f32() * weight.to_f32());
+    dispatch(NormRow { row, weight, epsilon: epsilon as f32 });
+}
+
+struct NormRow<'a, T> {
+    row: &'a mut [T],
+    weight: &'a [T],
+    epsilon: f32,
+}
+
+impl<T: HostFloat> Kernel for NormRow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let features = self.row.len();
+        let (row, rest) = self.row.as_chunks_mut::<LANES>();
+        let (weight, weight_rest) = self.weight.as_chunks::<LANES>();
+        let mut squares = simd.splat(0.0);
+        for x in row.iter() {
+            let x = T::load(simd, x);
+            squares = simd.mul_add(x, x, squares);
+        }
+        let squares = simd.sum(squares) + rest.iter().map(|x| x.to_f32() * x.to_f32()).sum::<f32>();
+        let scale = 1.0 / (squares / features as f32 + self.epsilon).sqrt();
+        for (x, weight) in row.iter_mut().zip(weight) {
+            T::store(simd, simd.mul(T::load(simd, x), simd.splat(scale)), x);
+            T::store(simd, simd.mul(T::load(simd, x), T::load(simd, weight)), x);
+        }
+        for (x, weight) in rest.iter_mut().zip(weight_rest) {
+            let normalised = T::from_f32(x.to_f32() * scale);
+            *x = T::from_f32(normalised.to_f32() * weight.to_f32());
+        }
     }
 }
 
 /// `silu(gate) * up` of rows [rows, 2 * features], gates first: [rows, features].
 pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
+    const PART: usize = 256;
     let mut out = vec![T::default(); gate_up.len() / 2];
-    let rows = Columns::new(&mut out, features);
+    let (rows, parts) = (gate_up.len() / (2 * features).max(1), features.div_ceil(PART));
+    let columns = Columns::new(&mut out, features);
     // An exponential is as long as tens of multiplications.
-    for_each(gate_up.len() / (2 * features).max(1), 16 * gate_up.len(), |row| {
+    for_each(rows * parts, 16 * gate_up.len(), |task| {
+        let (row, first) = (task / parts, task % parts * PART);
+        let width = PART.min(features - first);
         let (gates, ups) = gate_up[2 * row * features..][..2 * features].split_at(features);
-        // SAFETY: each task has its own row.
-        let out = unsafe { rows.part(row, 0, features) };
-        for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
+        // SAFETY: each task has its own part of a row.
+        let out = unsafe { columns.part(row, first, width) };
+        for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
             let gate = gate.to_f32();
             *out = T::from_f32(gate / (1.0 + (-gate).exp()) * up.to_f32());
         }

@@ -1,5 +1,6 @@
-//! The host kernels against f64, with this processor's instructions and with plain Rust.
+//! The host kernels against f64, with all of this processor's instructions and with plain Rust.
 
+use super::simd::tests::{ALL, set_best};
 use super::simd::{Kernel, LANES, Scalar, Simd, dispatch};
 use super::*;
 use crate::ActivationDtype;
@@ -8,6 +9,7 @@ use marlin_format::layout::PlainLayout;
 use marlin_format::{GroupSize, QuantSpec};
 use rand::rngs::{StdRng, SysRng};
 use rand::{RngExt, SeedableRng, TryRng};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Printed, so that a run can be repeated.
 pub(super) fn fresh_seed() -> u64 {
@@ -112,9 +114,11 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
             for n in [1, 7, 8, 9, 33, 129] {
                 for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 31] {
                     let case = Case::random(m, n, k, spec, (m + n) % 3 == 0, rng);
-                    let out = matmul(&case.problem, &case.x, case.weight(), Some(&case.bias)).unwrap();
-                    let error = case.error(&out);
-                    assert!(error < 1e-5, "{}, seed {seed}: {error:e}", case.problem);
+                    for best in ALL {
+                        set_best(best);
+                        let error = case.error(&matmul(&case.problem, &case.x, case.weight(), Some(&case.bias)).unwrap());
+                        assert!(error < 1e-5, "{}, {best:?}, seed {seed}: {error:e}", case.problem);
+                    }
                 }
             }
         }
@@ -138,10 +142,11 @@ fn the_float_weight_is_in_natural_order() {
     let seed = fresh_seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        for (k, n) in [(128, 9), (256, 64), (384, 301)] {
+        for (k, n) in [(128, 9), (256, 64), (384, 301), (1024, 17), (128, 2100)] {
             for permuted in [false, true] {
                 let case = Case::random(1, n, k, spec, permuted, rng);
                 let (mut single, mut half, mut brain) = (vec![0f32; k * n], vec![f16::ZERO; k * n], vec![bf16::ZERO; k * n]);
+                set_best(ALL[(n + usize::from(permuted)) % 3]);
                 dequantize(&case.problem, case.weight(), &mut single).unwrap();
                 dequantize(&case.problem, case.weight(), &mut half).unwrap();
                 dequantize(&case.problem, case.weight(), &mut brain).unwrap();
@@ -179,7 +184,7 @@ impl Kernel for Methods {
         let mut halves = [f16::ZERO; LANES];
         simd.store_f16(a, &mut halves);
         let brains = self.floats.map(bf16::from_f32);
-        let shifted = simd.shift_right_each(words, &[0, 4, 8, 12, 16, 20, 24, 28]);
+        let shifted = simd.shift_right_each(words, &std::array::from_fn(|lane| 2 * lane as u32));
         let vectors = [
             simd.splat(2.5),
             simd.add(a, simd.splat(1.0)),
@@ -206,10 +211,45 @@ fn plain_rust_gives_what_vector_instructions_give() {
     let rng = &mut StdRng::seed_from_u64(seed);
     for _ in 0..1000 {
         let (floats, words) = (std::array::from_fn(|_| rng.random_range(-100f32..100.0)), std::array::from_fn(|_| rng.random()));
-        let (found, expected) = (dispatch(Methods { floats, words }), Methods { floats, words }.run(Scalar));
-        for (found, expected) in found.as_flattened().iter().zip(expected.as_flattened()) {
-            // A fused multiply-add rounds once.
-            assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1.0), "seed {seed}: {found} {expected}");
+        let expected = Methods { floats, words }.run(Scalar);
+        for best in ALL {
+            set_best(best);
+            for (found, expected) in dispatch(Methods { floats, words }).as_flattened().iter().zip(expected.as_flattened()) {
+                // A fused multiply-add rounds once.
+                assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{best:?}, seed {seed}: {found} {expected}");
+            }
         }
+    }
+}
+
+#[test]
+fn a_loop_runs_every_iteration_once_whoever_else_runs_one() {
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for tasks in [0, 1, 2, 7, 1000] {
+                    for threads in [1, 2, 3, 100] {
+                        let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                        // A loop inside a loop runs on its own thread.
+                        pool::for_each(tasks, threads, &|index| {
+                            pool::for_each(2, 2, &|_| _ = counts[index].fetch_add(1, Ordering::Relaxed))
+                        });
+                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2), "{tasks} tasks, {threads} threads");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_panic_comes_out_of_the_loop_and_the_next_one_runs() {
+    for _ in 0..100 {
+        let panicked = std::panic::catch_unwind(|| pool::for_each(50, 8, &|index| assert!(index != 20, "twenty")));
+        let message = panicked.unwrap_err();
+        assert_eq!(message.downcast_ref::<&str>(), Some(&"twenty"));
+        let sum = AtomicUsize::new(0);
+        pool::for_each(50, 8, &|index| _ = sum.fetch_add(index, Ordering::Relaxed));
+        assert_eq!(sum.load(Ordering::Relaxed), 1225);
     }
 }

@@ -1,39 +1,21 @@
 //! Work on all cores, and matrices of which each thread writes its own columns.
 
+use super::pool;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Multiplications and additions below which a second thread costs more than it does: waking one takes some microseconds.
-const PARALLEL_WORK: usize = 1 << 17;
+/// Multiplications and additions below which another thread costs more than it does: it begins about a microsecond late.
+const WORK: usize = 1 << 17;
 
-/// Runs `task` for `0..tasks`, on all cores where so many multiplications are worth it. The calling thread takes part.
+/// Runs `task` for `0..tasks`, on as many threads as so many multiplications are worth. The calling thread takes part.
 pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
-    let threads = if work < PARALLEL_WORK { 1 } else { rayon::current_num_threads().min(tasks) };
-    if threads <= 1 {
-        return (0..tasks).for_each(task);
-    }
-    let next = AtomicUsize::new(0);
-    let run = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= tasks {
-                break;
-            }
-            task(index);
-        }
-    };
-    rayon::in_place_scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|_| run());
-        }
-        run();
-    });
+    pool::for_each(tasks, pool::threads().min(work / WORK), &task);
 }
 
 /// Columns of each task where `n` are split evenly: a multiple of `step`, several tasks a thread.
 pub fn strip(n: usize, step: usize, most: usize) -> usize {
-    let tasks = 4 * rayon::current_num_threads();
-    n.div_ceil(tasks).next_multiple_of(step).clamp(step, most)
+    let even = n.div_ceil(4 * pool::threads());
+    // To the nearest multiple: rounded up, there may be fewer tasks than threads have turns.
+    ((even + step / 2) / step * step).clamp(step, most)
 }
 
 /// A matrix [rows, n] whose columns are written by different threads.

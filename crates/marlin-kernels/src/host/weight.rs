@@ -31,16 +31,16 @@ impl Floats<'_> {
     #[inline(always)]
     pub(super) fn load<S: Simd>(&self, simd: S, start: usize) -> S::F32 {
         match self {
-            Self::F32(values) => simd.load(&eight(values, start)),
-            Self::F16(values) => simd.load_f16(&eight(values, start)),
-            Self::BF16(values) => simd.load_bf16(&eight(values, start)),
+            Self::F32(values) => simd.load(&lanes(values, start)),
+            Self::F16(values) => simd.load_f16(&lanes(values, start)),
+            Self::BF16(values) => simd.load_bf16(&lanes(values, start)),
         }
     }
 }
 
 /// Values from `start` on, the default past the end.
 #[inline(always)]
-pub fn eight<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
+pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
     if let Some(values) = values.get(start..).and_then(<[T]>::first_chunk) {
         return *values;
     }
@@ -97,35 +97,38 @@ impl<'a> Reader<'a> {
         Self { weight, n, columns, bits: spec.bits, group, chunk: group.clamp(1, MAX_CHUNK) }
     }
 
-    /// The words of eight columns from `column` on, a multiple of 8 below N.
+    /// The words of a vector of columns from `column` on, which is below N.
     #[inline(always)]
     pub fn words<S: Simd>(&self, simd: S, row: usize, column: usize) -> S::U32 {
-        simd.load_words(&eight(self.weight.words, row * self.columns + column))
+        simd.load_words(&lanes(self.weight.words, row * self.columns + column))
     }
 
-    /// The scales of eight columns in a chunk; any past N.
+    /// Asks for the cache line of a word.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, simd: S, row: usize, column: usize) {
+        simd.prefetch(self.weight.words, row * self.columns + column);
+    }
+
+    /// The scales of a vector of columns in a chunk; any past N.
     #[inline(always)]
     pub fn scales<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
         self.weight.scales.load(simd, self.group_of(chunk) * self.n + column)
     }
 
-    /// The zero points of eight columns in a chunk, a multiple of 8 on; any past N.
+    /// The zero points of a vector of columns in a chunk; any past N.
     #[inline(always)]
     pub fn zeros<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
         let Some(words) = self.weight.zero_points else { return simd.splat(f32::from(self.bits.midpoint())) };
-        let (per_word, group) = (self.bits.per_word(), self.group_of(chunk));
-        let word = |index: usize| words.get(group * self.n.div_ceil(per_word) + index).copied().unwrap_or_default();
-        let (words, by) = match self.bits {
-            Bits::Four => (simd.load_words(&[word(column / 8); LANES]), [0, 4, 8, 12, 16, 20, 24, 28]),
-            Bits::Eight => {
-                let (low, high) = (word(column / 4), word(column / 4 + 1));
-                (simd.load_words(&[low, low, low, low, high, high, high, high]), [0, 8, 16, 24, 0, 8, 16, 24])
-            }
-        };
-        simd.to_f32(simd.and(simd.shift_right_each(words, &by), u32::from(self.bits.max())))
+        let (bits, per_word) = (self.bits.count(), self.bits.per_word());
+        let row = self.group_of(chunk) * self.n.div_ceil(per_word);
+        // Vectors begin with a word.
+        let word = |lane: usize| words.get(row + column / per_word + lane / per_word).copied().unwrap_or_default();
+        let words = simd.load_words(&std::array::from_fn(word));
+        let shifted = simd.shift_right_each(words, &std::array::from_fn(|lane| (lane % per_word * bits) as u32));
+        simd.to_f32(simd.and(shifted, u32::from(self.bits.max())))
     }
 
-    /// The scales of eight columns in a chunk, and what is added to their products with the stored values: `-zero scale`.
+    /// The scales of a vector of columns in a chunk, and what is added to their products with the stored values: `-zero scale`.
     #[inline(always)]
     pub fn scale_and_offset<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> (S::F32, S::F32) {
         let scales = self.scales(simd, chunk, column);
