@@ -7,7 +7,7 @@ use crate::setup::{Named, computes, trial};
 use burn::module::{Module, Quantizer};
 use burn::nn::LinearLayout;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::store::{ModuleRecord, ModuleSnapshot, SafetensorsStore};
+use burn::store::{KeyRemapper, ModuleRecord, ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_marlin::{Error, GroupSize, QuantSpec, QuantizedWeight, ScaleDtype, W4A16, W4A16Linear, reset_placeholders};
@@ -17,6 +17,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "loading::materialised_models_are_saved_whole", materialized));
     tests.push(trial(device, "loading::records_load_at_any_time", any_time));
     tests.push(trial(device, "loading::an_unloaded_model_takes_a_record", unloaded));
+    tests.push(trial(device, "loading::an_exported_model_loads_into_a_float_one", exported));
     tests.push(trial(device, "loading::float_checkpoints_are_rounded_or_refused", float_checkpoint));
     tests.push(trial(device, "loading::the_placeholder_never_looks_like_a_weight", placeholder));
     tests.push(trial(device, "loading::one_number_of_parameters_always", parameters));
@@ -123,6 +124,19 @@ fn unloaded(device: &Device) {
     let loaded = layer.try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
+}
+
+fn exported(device: &Device) {
+    let x = batch(device);
+    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int4(GroupSize::Channel).with_zero_points(), QuantSpec::int8(GroupSize::G32)] {
+        let (converted, _) = convert_to(spec, fresh(device));
+        let parent = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let dir = parent.path().join("exported");
+        W4A16::export(&converted, &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
+        let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((report.quantized(), report.unused.len()), (2, 0), "{report}");
+        assert!(values(loaded.forward(x.clone())) == values(converted.forward(x.clone())), "{spec}: the weights are the file's");
+    }
 }
 
 /// By a record and by a store, which reports what it could not place; before and after the first use.

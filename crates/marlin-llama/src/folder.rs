@@ -93,7 +93,7 @@ impl Llama {
     ) -> Result<Self, LlamaError> {
         let dir = dir.as_ref();
         let config_path = dir.join("config.json");
-        let config = LlamaConfig::read(&config_path)?;
+        let mut config = LlamaConfig::read(&config_path)?;
         let quantization = Quantization::read(dir)?;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
         let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
@@ -107,6 +107,10 @@ impl Llama {
         }
 
         let checkpoint = Checkpoint::open(dir)?;
+        if config.tie_word_embeddings && has_own_head(&checkpoint)? {
+            tracing::warn!(dir = %dir.display(), "the config ties the output head to the embedding, but the files hold another head: that one is used");
+            config.tie_word_embeddings = false;
+        }
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
         let mut source = FileWeights {
             checkpoint: &checkpoint,
@@ -312,12 +316,14 @@ impl FileWeights<'_> {
     /// Every tensor must have been read: what the model leaves out would change its results.
     fn refuse_surplus(&self, config: &LlamaConfig) -> Result<(), LlamaError> {
         // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time; AutoGPTQ's first versions
-        // wrote biases of zeros for layers without one.
+        // wrote biases of zeros for layers without one; llm-compressor writes scales for a cache in 8 bits, where this one keeps the dtype of the
+        // activations.
         let zeros = |name: &str| self.checkpoint.tensor(name).is_ok_and(|tensor| tensor.bytes().iter().all(|&byte| byte == 0));
         let redundant = |name: &str| {
             name.ends_with(".rotary_emb.inv_freq")
                 || (config.tie_word_embeddings && name.starts_with("lm_head."))
                 || (name.ends_with("_proj.bias") && zeros(name))
+                || CACHE_SCALES.iter().any(|scale| name.ends_with(scale))
         };
         let mut surplus = self.checkpoint.names().filter(|name| !self.read.contains(*name) && !redundant(name));
         match surplus.next() {
@@ -328,6 +334,21 @@ impl FileWeights<'_> {
             }
         }
     }
+}
+
+/// Of a cache in 8 bits, as llm-compressor names them.
+const CACHE_SCALES: [&str; 4] = [".self_attn.k_scale", ".self_attn.v_scale", ".self_attn.k_zero_point", ".self_attn.v_zero_point"];
+
+/// Whether the files hold an output head that is not the embedding once more. As in transformers from 5 on, such a head counts, whatever the config says.
+fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, LlamaError> {
+    const HEAD: &str = "lm_head.weight";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    if !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
+        // A quantised head is none that an embedding could be.
+        return Ok(checkpoint.names().any(|name| name.starts_with("lm_head.")));
+    }
+    let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
+    Ok((head.dtype(), head.shape(), head.bytes()) != (embedding.dtype(), embedding.shape(), embedding.bytes()))
 }
 
 /// Bytes of a float tensor that the host has at a time, on their way to the device.

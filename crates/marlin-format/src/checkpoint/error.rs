@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use safetensors::Dtype;
 
+use super::InPlaceOfWeights;
 use crate::{FormatError, QuantSpec};
 
 /// A checkpoint that cannot be read or written.
@@ -21,10 +22,18 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// A folder without weights.
-    #[error("{} has neither model.safetensors nor model.safetensors.index.json; is the download complete?", dir.display())]
+    #[error("{} has neither model.safetensors nor model.safetensors.index.json; {found}", dir.display())]
     NoWeights {
         /// The folder.
         dir: PathBuf,
+        /// What it has instead.
+        found: InPlaceOfWeights,
+    },
+    /// A text of Git LFS where weights should be.
+    #[error("{} is a pointer of Git LFS, not the file itself; run `git lfs pull`, or download the file", path.display())]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
     },
     /// A file of another kind where weights should be, such as a folder.
     #[error("{} is not a regular file", path.display())]

@@ -20,6 +20,7 @@ pub mod marlin;
 pub mod marlin24;
 
 mod error;
+mod folder;
 mod format;
 mod groups;
 mod header;
@@ -31,6 +32,7 @@ mod tensor;
 mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
+pub use folder::InPlaceOfWeights;
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
 pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};
 pub use quantization::Quantization;

@@ -9,6 +9,7 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use super::folder::{self, OtherName};
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
 use crate::{JoinError, PlainWeight};
@@ -38,6 +39,9 @@ pub struct TensorInfo<'a> {
     pub path: &'a Path,
 }
 
+/// How the text begins that Git puts in the place of a large file.
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
 /// The part of an index that says where tensors are.
 #[derive(Deserialize)]
 struct Index {
@@ -46,8 +50,8 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names. Of a safetensors file, which may
-    /// have any name, opens that file.
+    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names, or else the only safetensors file
+    /// there, or the only index (AutoGPTQ's `gptq_model-4bit-128g.safetensors`). Of a safetensors file, which may have any name, opens that file.
     ///
     /// Every header is checked against its file: names, sizes and offsets are right from here on.
     ///
@@ -68,7 +72,10 @@ impl Checkpoint {
         } else if index.exists() {
             checkpoint.add_shards(&index)?;
         } else {
-            return Err(CheckpointError::NoWeights { dir: dir.into() });
+            match folder::weights_of_another_name(dir)? {
+                OtherName::File(path) => checkpoint.add_file(path)?,
+                OtherName::Index(path) => checkpoint.add_shards(&path)?,
+            }
         }
         Ok(checkpoint)
     }
@@ -190,6 +197,9 @@ impl Checkpoint {
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
         let map = map(&path)?;
+        if map.starts_with(LFS_POINTER) {
+            return Err(CheckpointError::LfsPointer { path });
+        }
         let entries = header::parse(&map).map_err(|source| CheckpointError::Header { path: path.clone(), source })?;
         let file = self.files.len();
         for entry in entries {
@@ -205,11 +215,12 @@ impl Checkpoint {
 }
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
-    let file = File::open(path).map_err(|source| io("open", path, source))?;
-    let metadata = file.metadata().map_err(|source| io("read", path, source))?;
+    // Before it is opened: opening a pipe waits for somebody to write to it.
+    let metadata = std::fs::metadata(path).map_err(|source| io("open", path, source))?;
     if !metadata.is_file() {
         return Err(CheckpointError::NotAFile { path: path.into() });
     }
+    let file = File::open(path).map_err(|source| io("open", path, source))?;
     // SAFETY: the map is read-only and lives as long as the views into it. That nobody cuts the file short in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
     unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))

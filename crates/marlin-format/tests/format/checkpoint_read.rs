@@ -3,7 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, HeaderError};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype, HeaderError, InPlaceOfWeights};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use tempfile::TempDir;
@@ -95,11 +95,59 @@ fn shards() {
     assert_eq!(Checkpoint::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["only"]);
 }
 
+/// AutoGPTQ names its file after the format.
+#[test]
+fn the_only_file_or_index_of_another_name_is_opened() {
+    let dir = folder(&[("gptq_model-4bit-128g.safetensors", &one_tensor("a")), ("adapter_model.safetensors", b"no weights of a model")]);
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["a"]);
+
+    let index = index(&[("a", "gptq-1.safetensors"), ("b", "gptq-2.safetensors")]);
+    let files: [(&str, &[u8]); 3] =
+        [("gptq-1.safetensors", &one_tensor("a")), ("gptq-2.safetensors", &one_tensor("b")), ("gptq.safetensors.index.json", &index)];
+    assert_eq!(Checkpoint::open(folder(&files).path()).unwrap().names().collect::<Vec<_>>(), ["a", "b"]);
+}
+
+#[test]
+fn what_lies_in_place_of_weights_is_named() {
+    use InPlaceOfWeights::{Adapter, Nothing, OtherForm, Several};
+    let cases: [(&[&str], InPlaceOfWeights, &str); 6] = [
+        (&["config.json"], Nothing, "download"),
+        (&["adapter_config.json", "adapter_model.safetensors"], Adapter, "LoRA adapter"),
+        (&["pytorch_model.bin"], OtherForm("pytorch_model.bin".into()), "save_pretrained"),
+        (&["model-Q4_1.gguf", "README.md"], OtherForm("model-Q4_1.gguf".into()), "save_pretrained"),
+        (&["b.safetensors", "a.safetensors"], Several("a.safetensors".into(), "b.safetensors".into()), "by its path"),
+        (&["evil\u{1b}[2J.bin"], OtherForm("evil\u{1b}[2J.bin".into()), "\\u{1b}"),
+    ];
+    for (names, expected, told) in cases {
+        let files: Vec<(&str, &[u8])> = names.iter().map(|&name| (name, b"".as_slice())).collect();
+        let error = Checkpoint::open(folder(&files).path()).unwrap_err();
+        assert!(message(&error).contains(told), "{error}");
+        assert!(matches!(&error, CheckpointError::NoWeights { found, .. } if *found == expected), "{error:?}");
+    }
+}
+
+#[test]
+fn a_pointer_of_git_lfs_is_told_from_weights() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+    let error = open_one(pointer).unwrap_err();
+    assert!(matches!(&error, CheckpointError::LfsPointer { .. }) && message(&error).contains("git lfs pull"), "{error:?}");
+}
+
+/// Opening a pipe to read from it waits for a writer.
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_refused_without_waiting() {
+    let dir = folder(&[]);
+    let path = dir.path().join("model.safetensors");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    assert!(matches!(Checkpoint::open(dir.path()).unwrap_err(), CheckpointError::NotAFile { .. }));
+}
+
 #[test]
 fn folders_that_are_no_checkpoint_are_refused() {
     let dir = folder(&[("config.json", b"{}")]);
     let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(matches!(&error, CheckpointError::NoWeights { dir: found } if found == dir.path()));
+    assert!(matches!(&error, CheckpointError::NoWeights { dir: found, .. } if found == dir.path()));
     assert!(message(&error).contains(dir.path().to_str().unwrap()));
     assert!(matches!(Checkpoint::open(dir.path().join("none")).unwrap_err(), CheckpointError::NoWeights { .. }));
     fs::create_dir(dir.path().join("model.safetensors")).unwrap();

@@ -70,9 +70,29 @@ fn redundant_tensors_of_older_files_are_left_out() {
     let mut weights = random_weights(&config, &mut rng);
     weights.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (vec![3], vec![1.0; 3]));
     weights.insert("lm_head.weight".into(), weights["model.embed_tokens.weight"].clone());
+    // Of a cache in 8 bits, as llm-compressor writes them.
+    weights.insert("model.layers.0.self_attn.k_scale".into(), (vec![1], vec![0.5]));
+    weights.insert("model.layers.0.self_attn.v_scale".into(), (vec![1], vec![0.5]));
     let (_parent, dir) = temporary();
     write_folder(&dir, &config, &weights, Dtype::F32);
-    open(&dir);
+    assert!(open(&dir).model.lm_head.is_none(), "the same head twice is a tied one");
+}
+
+/// transformers 4.51 tied such a head, 5 uses the file's.
+#[test]
+fn a_head_of_its_own_counts_whatever_the_config_says() {
+    let mut rng = rng();
+    let (tied, untied) = (config_with(json!({ "tie_word_embeddings": true })), config());
+    let weights = random_weights(&untied, &mut rng);
+    let ((_a, first), (_b, second), (_c, saved)) = (temporary(), temporary(), temporary());
+    write_folder(&first, &tied, &weights, Dtype::F32);
+    write_folder(&second, &untied, &weights, Dtype::F32);
+    let tokens = random_tokens(6, tied.vocab_size, &mut rng);
+    let opened = open(&first);
+    assert_eq!(logits(&opened.model, &tokens), logits(&open(&second).model, &tokens));
+    // It is saved as what it is.
+    save_float(&opened.model, opened.model.config(), &saved, FloatDType::F32).unwrap();
+    assert_eq!(logits(&open(&saved).model, &tokens), logits(&opened.model, &tokens));
 }
 
 /// Writes a folder with every projection in 4 bits but `mlp.down_proj`, and returns the weights it stands for.
