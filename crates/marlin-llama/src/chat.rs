@@ -8,6 +8,7 @@ use std::io;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
@@ -84,7 +85,7 @@ impl ChatTemplate {
             }
         }
         let jinja_path = dir.join("chat_template.jinja");
-        match std::fs::read_to_string(&jinja_path) {
+        match read_text(&jinja_path, MAX_CONFIG_BYTES) {
             Ok(text) => return Self::compile(&text, jinja_path, special_tokens).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(LlamaError::io("read", &jinja_path, source)),

@@ -23,6 +23,12 @@ pub enum LlamaError {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A LoRA adapter where a model should be.
+    #[error("{} is the folder of a LoRA adapter; open the model that it belongs to, or merge the two first", dir.display())]
+    Adapter {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// A `config.json` that is not a model's of this family.
     #[error("{}", path.display())]
     Config {

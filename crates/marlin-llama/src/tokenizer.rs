@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::LlamaError;
+use marlin_format::checkpoint::{MAX_TOKENIZER_BYTES, read_file};
 
 /// The tokenizer of a model, read from a `tokenizer.json`.
 #[derive(Debug, Clone)]
@@ -19,7 +20,7 @@ impl Tokenizer {
     /// # Errors
     /// [`LlamaError::Io`] where the file is missing, [`LlamaError::Tokenizer`] where it is not a tokenizer.
     pub fn open(path: &Path) -> Result<Self, LlamaError> {
-        let bytes = std::fs::read(path).map_err(|source| LlamaError::io("read", path, source))?;
+        let bytes = read_file(path, MAX_TOKENIZER_BYTES).map_err(|source| LlamaError::io("read", path, source))?;
         let error = |source| LlamaError::Tokenizer { path: path.into(), source };
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?;
         inner.with_truncation(None).map_err(error)?;

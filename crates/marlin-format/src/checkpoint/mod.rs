@@ -20,6 +20,7 @@ pub mod marlin;
 pub mod marlin24;
 
 mod error;
+mod files;
 mod folder;
 mod format;
 mod groups;
@@ -32,6 +33,7 @@ mod tensor;
 mod writer;
 
 pub use error::{CheckpointError, ConfigError, HeaderError};
+pub use files::{FileError, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_text};
 pub use folder::InPlaceOfWeights;
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
 pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};

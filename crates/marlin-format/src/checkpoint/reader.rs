@@ -9,6 +9,7 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use super::files::{MAX_INDEX_BYTES, read_file};
 use super::folder::{self, OtherName};
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
@@ -169,7 +170,7 @@ impl Checkpoint {
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
-        let text = std::fs::read(index).map_err(|source| io("read", index, source))?;
+        let text = read_file(index, MAX_INDEX_BYTES).map_err(|source| io("read", index, source))?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|source| CheckpointError::Index { path: index.into(), source })?;
 
         // A first tensor for each shard, to name in errors; every shard is opened once.

@@ -6,6 +6,7 @@ mod checkpoint_write;
 mod common;
 mod compressed_tensors;
 mod config;
+mod files;
 mod fragments;
 mod fuzz;
 mod golden;

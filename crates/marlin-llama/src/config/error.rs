@@ -8,7 +8,7 @@ pub enum LlamaConfigError {
     #[error("not the configuration of a model")]
     Json(#[from] serde_json::Error),
     /// A model of another architecture.
-    #[error("the architecture is {found}; this version reads {}", Architecture::names())]
+    #[error("the architecture is {}; this version reads {}", found.escape_debug(), Architecture::names())]
     Architecture {
         /// What the file says.
         found: String,

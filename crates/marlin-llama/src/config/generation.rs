@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_file};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -40,7 +41,7 @@ impl GenerationConfig {
     /// # Errors
     /// [`LlamaError::Io`], [`LlamaError::Json`], and [`LlamaError::GenerationConfig`] for options outside their range.
     pub fn read(path: &Path, config: &LlamaConfig) -> Result<Self, LlamaError> {
-        let text = match std::fs::read(path) {
+        let text = match read_file(path, MAX_CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Ok(Self { sampling: Sampling::GREEDY, eos_token_ids: config.eos_token_ids.clone() });
@@ -72,6 +73,6 @@ pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
 
 /// A file as JSON.
 pub(crate) fn read_json(path: &Path) -> Result<Value, LlamaError> {
-    let text = std::fs::read(path).map_err(|source| LlamaError::io("read", path, source))?;
+    let text = read_file(path, MAX_CONFIG_BYTES).map_err(|source| LlamaError::io("read", path, source))?;
     serde_json::from_slice(&text).map_err(|source| LlamaError::Json { path: path.into(), source })
 }

@@ -6,9 +6,11 @@ mod generation;
 mod raw;
 mod rope;
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use burn::tensor::FloatDType;
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 
 pub use architecture::Architecture;
@@ -17,7 +19,7 @@ use architecture::Window;
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};
-use raw::RawConfig;
+use raw::{RawClass, RawConfig};
 pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling};
 
 use crate::LlamaError;
@@ -92,6 +94,9 @@ pub struct SlidingWindow {
     pub first_layer: usize,
 }
 
+/// The config of a LoRA adapter, as PEFT names it.
+const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
+
 impl LlamaConfig {
     /// The largest size of any field: everything above is a broken file, not a model.
     pub const MAX_SIZE: usize = 1 << 30;
@@ -102,15 +107,22 @@ impl LlamaConfig {
     /// [`LlamaConfigError`] for text that is not such JSON, another architecture, options that are not supported, and as
     /// [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self, LlamaConfigError> {
+        // Before the fields: another architecture has other ones, and their absence says nothing.
+        serde_json::from_str::<RawClass>(text)?.architecture()?;
         serde_json::from_str::<RawConfig>(text)?.try_into()
     }
 
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// [`LlamaError::Io`], or [`LlamaError::Config`] with the file's name and what is wrong as in [`from_json`](Self::from_json).
+    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and what is wrong as in [`from_json`](Self::from_json).
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
-        let text = std::fs::read_to_string(path).map_err(|source| LlamaError::io("read", path, source))?;
+        let text = read_text(path, MAX_CONFIG_BYTES).map_err(|source| match path.parent() {
+            Some(dir) if source.kind() == ErrorKind::NotFound && dir.join(ADAPTER_CONFIG_FILE).exists() => {
+                LlamaError::Adapter { dir: dir.into() }
+            }
+            _ => LlamaError::io("read", path, source),
+        })?;
         Self::from_json(&text).map_err(|source| LlamaError::Config { path: path.into(), source })
     }
 

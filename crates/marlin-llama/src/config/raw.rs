@@ -9,6 +9,13 @@ use super::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
 
 const ACTIVATION: &str = "silu";
 
+/// What a `config.json` says of the model's class, whatever else it holds.
+#[derive(Deserialize)]
+pub(super) struct RawClass {
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
+}
+
 /// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's config class.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RawConfig {
@@ -79,7 +86,7 @@ impl TryFrom<RawConfig> for LlamaConfig {
     type Error = LlamaConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, LlamaConfigError> {
-        let architecture = raw.architecture()?;
+        let architecture = RawClass { architectures: raw.architectures, model_type: raw.model_type }.architecture()?;
         let declaration = architecture.declaration();
         let defaults = &declaration.defaults;
         if let Some(found) = raw.hidden_act.filter(|activation| activation != ACTIVATION) {
@@ -189,8 +196,8 @@ impl From<LlamaConfig> for RawConfig {
     }
 }
 
-impl RawConfig {
-    fn architecture(&self) -> Result<Architecture, LlamaConfigError> {
+impl RawClass {
+    pub(super) fn architecture(&self) -> Result<Architecture, LlamaConfigError> {
         let classes = self.architectures.as_deref().unwrap_or_default();
         Architecture::find(classes, self.model_type.as_deref()).ok_or_else(|| {
             let found = match (classes, &self.model_type) {

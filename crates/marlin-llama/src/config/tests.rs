@@ -87,6 +87,12 @@ fn every_refusal_names_its_field() {
         matches!(refused(json!({ "architectures": ["MixtralForCausalLM"] })), E::Architecture { found } if found == "MixtralForCausalLM")
     );
     assert!(matches!(refused(json!({ "architectures": [], "model_type": "gpt2" })), E::Architecture { found } if found == "gpt2"));
+    // Without a field of ours, and with what a terminal would obey.
+    for text in [json!({ "architectures": ["GPT2LMHeadModel"], "n_embd": 768 }), json!({ "model_type": "mistral3", "text_config": {} })] {
+        assert!(matches!(parse(&text).unwrap_err(), E::Architecture { .. }), "{text}");
+    }
+    let escaped = refused(json!({ "architectures": ["\u{1b}[2Jcleared"] })).to_string();
+    assert!(!escaped.contains('\u{1b}') && escaped.contains("cleared"), "{escaped}");
     let nameless = refused(json!({ "architectures": null, "model_type": null })).to_string();
     assert!(nameless.contains("not named") && Architecture::ALL.iter().all(|known| nameless.contains(known.class())), "{nameless}");
     assert!(matches!(refused(json!({ "hidden_act": "gelu" })), E::Unsupported { field: "hidden_act", found, .. } if found == "gelu"));

@@ -54,6 +54,41 @@ fn missing_files_are_named() {
 }
 
 #[test]
+fn the_folder_of_an_adapter_is_named() {
+    let (_parent, dir) = temporary();
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
+    assert_says(&open_error(&dir, &options()), &["LoRA adapter", dir.to_str().unwrap()]);
+}
+
+/// A pipe would be waited for, a device would never end.
+#[cfg(unix)]
+#[test]
+fn only_regular_files_of_a_sensible_size_are_read() {
+    use std::os::unix::fs::symlink;
+    let with_tokenizer = OpenOptions { with_tokenizer: true, ..options() };
+    for name in ["config.json", "generation_config.json", "quantize_config.json", "tokenizer.json"] {
+        let (_parent, dir) = folder(|_, _| {});
+        let path = dir.join(name);
+        let put: [&dyn Fn(); 4] = [
+            &|| symlink("/dev/zero", &path).unwrap(),
+            &|| assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            &|| std::fs::create_dir(&path).unwrap(),
+            &|| symlink(&path, &path).unwrap(),
+        ];
+        for put in put {
+            _ = std::fs::remove_file(&path);
+            _ = std::fs::remove_dir(&path);
+            put();
+            assert_says(&open_error(&dir, &with_tokenizer), &["cannot read", name]);
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(257 << 20).unwrap();
+        assert_says(&open_error(&dir, &with_tokenizer), &[name, "is it the right one?"]);
+    }
+}
+
+#[test]
 fn a_tokenizer_of_another_model_is_refused_with_both_sizes() {
     let (_parent, dir) = folder(|_, _| {});
     std::fs::write(dir.join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();

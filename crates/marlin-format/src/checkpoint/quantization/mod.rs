@@ -22,6 +22,7 @@ use std::path::Path;
 
 use self::json::{Fields, Json};
 use self::rules::Rule;
+use super::files::{MAX_CONFIG_BYTES, read_file};
 use super::reader::io;
 use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
@@ -150,7 +151,7 @@ impl fmt::Display for Quantization {
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
-    match std::fs::read(path) {
+    match read_file(path, MAX_CONFIG_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(io("read", path, error)),
