@@ -45,7 +45,7 @@ impl fmt::Display for InPlaceOfWeights {
     }
 }
 
-/// The only safetensors file of a folder, or else the only index.
+/// The only index of a folder, or else its only safetensors file.
 pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, CheckpointError> {
     let entries = std::fs::read_dir(dir).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => CheckpointError::NoWeights { dir: dir.into(), found: InPlaceOfWeights::Nothing },

@@ -51,8 +51,9 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names, or else the only safetensors file
-    /// there, or the only index (AutoGPTQ's `gptq_model-4bit-128g.safetensors`). Of a safetensors file, which may have any name, opens that file.
+    /// Opens the weights of a folder: `model.safetensors`, or else the shards that `model.safetensors.index.json` names, or else those of the only index of
+    /// another name, or else the only safetensors file (AutoGPTQ's `gptq_model-4bit-128g.safetensors`). Of a safetensors file, which may have any name, opens
+    /// that file.
     ///
     /// Every header is checked against its file: names, sizes and offsets are right from here on.
     ///
