@@ -1,6 +1,6 @@
 //! Reading the files of a folder that a stranger wrote: regular ones only, and no more of them than they may have.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
@@ -26,17 +26,19 @@ pub enum FileError {
     },
 }
 
+/// What the system says of a regular file, links followed; `None` of a folder, a pipe or a device. To be asked before a file is opened: opening a pipe
+/// waits for somebody to write to it.
+pub(super) fn regular(path: &Path) -> io::Result<Option<Metadata>> {
+    Ok(Some(fs::metadata(path)?).filter(Metadata::is_file))
+}
+
 /// The bytes of a regular file, links followed.
 ///
 /// # Errors
 /// Those of the system, and with a [`FileError`] inside for a file of another kind or of more than `limit` bytes; nothing of it is read then.
 pub fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let refused = |error| Err(io::Error::new(ErrorKind::InvalidInput, error));
-    // Before it is opened: opening a pipe waits for somebody to write to it.
-    let metadata = fs::metadata(path)?;
-    if !metadata.is_file() {
-        return refused(FileError::NotRegular);
-    }
+    let Some(metadata) = regular(path)? else { return refused(FileError::NotRegular) };
     if metadata.len() > limit {
         return refused(FileError::TooLarge { limit });
     }

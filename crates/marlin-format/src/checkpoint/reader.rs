@@ -9,7 +9,7 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::files::{MAX_INDEX_BYTES, read_file};
+use super::files::{MAX_INDEX_BYTES, read_file, regular};
 use super::folder::{self, OtherName};
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
@@ -217,9 +217,7 @@ impl Checkpoint {
 }
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
-    // Before it is opened: opening a pipe waits for somebody to write to it.
-    let metadata = std::fs::metadata(path).map_err(|source| io("open", path, source))?;
-    if !metadata.is_file() {
+    if regular(path).map_err(|source| io("open", path, source))?.is_none() {
         return Err(CheckpointError::NotAFile { path: path.into() });
     }
     let file = File::open(path).map_err(|source| io("open", path, source))?;

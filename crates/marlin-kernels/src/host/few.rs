@@ -4,6 +4,7 @@
 //! value costs a mask, a conversion and a multiply-add for a vector of columns, and no shift. Zero points are taken away a chunk of K at a time:
 //! `sum x (q - zero) = sum x q - zero sum x`.
 
+use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each, strip};
 use super::weight::Reader;
@@ -84,7 +85,7 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         // Half the registers, or eight: with fewer sums additions would wait for each other, with more rows nothing is gained.
-        let most_sums = (S::REGISTERS / 2).min(8);
+        let most_sums = (S::REGISTERS / 2).min(MAX_ROWS);
         let most_vectors = (most_sums / self.rows.next_power_of_two()).clamp(1, most_sums / 2);
         for chunk in 0..self.x.chunks {
             let mut column = self.columns.start;
@@ -161,14 +162,7 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
                 let centred = simd.mul_add(zeros, minus_sum, product);
                 // SAFETY: no other task has these columns.
                 let out = unsafe { self.out.part(row + i, column, LANES.min(self.columns.end - column)) };
-                match out.first_chunk_mut() {
-                    Some(out) => simd.store(simd.mul_add(scales, centred, simd.load(out)), out),
-                    None => {
-                        let mut sums = [0.0; LANES];
-                        simd.store(simd.mul(scales, centred), &mut sums);
-                        out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-                    }
-                }
+                add_product(simd, scales, centred, out);
             }
         }
     }

@@ -83,3 +83,16 @@ impl HostFloat for bf16 {
         *to = values.map(Self::from_f32);
     }
 }
+
+/// Adds `a * b` to the elements of `to`: one for each lane, or fewer.
+#[inline(always)]
+pub(super) fn add_product<S: Simd>(simd: S, a: S::F32, b: S::F32, to: &mut [f32]) {
+    match to.first_chunk_mut() {
+        Some(to) => simd.store(simd.mul_add(a, b, simd.load(to)), to),
+        None => {
+            let mut products = [0.0; LANES];
+            simd.store(simd.mul(a, b), &mut products);
+            to.iter_mut().zip(products).for_each(|(to, product)| *to += product);
+        }
+    }
+}

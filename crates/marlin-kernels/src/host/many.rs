@@ -1,5 +1,6 @@
 //! Many rows of activations: a panel of the weight is unpacked into the first-level cache, and multiplied from there with all rows.
 
+use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
 use super::threads::{Columns, for_each, strip};
 use super::unpack::unpack;
@@ -147,14 +148,7 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         for (row, sum) in sums.into_iter().enumerate() {
             // SAFETY: no other task has these columns.
             let out = unsafe { self.out.part(first + row, columns.start, columns.len()) };
-            match out.first_chunk_mut() {
-                Some(out) => simd.store(simd.add(sum, simd.load(out)), out),
-                None => {
-                    let mut values = [0.0; LANES];
-                    simd.store(sum, &mut values);
-                    out.iter_mut().zip(values).for_each(|(out, value)| *out += value);
-                }
-            }
+            add_product(simd, sum, simd.splat(1.0), out);
         }
     }
 }

@@ -27,14 +27,14 @@ pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     if threads.min(tasks) > 1 {
         let pool = POOL.get_or_init(Pool::start);
-        match pool.busy.try_lock() {
-            Ok(_guard) => return pool.run(tasks, threads.min(tasks) - 1, task),
+        let guard = match pool.busy.try_lock() {
+            Ok(guard) => Some(guard),
             // A task of an earlier loop panicked.
-            Err(TryLockError::Poisoned(poisoned)) => {
-                let _guard = poisoned.into_inner();
-                return pool.run(tasks, threads.min(tasks) - 1, task);
-            }
-            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if guard.is_some() {
+            return pool.run(tasks, threads.min(tasks) - 1, task);
         }
     }
     (0..tasks).for_each(task);
@@ -73,7 +73,7 @@ struct Pool {
     /// Held while a loop runs.
     busy: Mutex<()>,
     shared: &'static Shared,
-    helpers: Vec<(&'static Helper, Thread)>,
+    helpers: Vec<Helper>,
 }
 
 struct Shared {
@@ -84,10 +84,10 @@ struct Shared {
     caller: AtomicUsize,
 }
 
-/// A thread's own.
-#[derive(Default)]
 struct Helper {
-    asleep: AtomicBool,
+    /// Whether it has to be woken.
+    asleep: &'static AtomicBool,
+    thread: Thread,
 }
 
 struct Loop<'a> {
@@ -122,9 +122,9 @@ impl Pool {
         let (state, current, caller) = (AtomicU64::new(0), AtomicPtr::new(std::ptr::null_mut()), AtomicUsize::new(usize::MAX));
         let shared: &Shared = Box::leak(Box::new(Shared { state, current, caller }));
         let start = |index: usize| {
-            let helper: &Helper = Box::leak(Box::default());
-            let thread = thread::Builder::new().name(format!("marlin-host-{index}")).spawn(move || shared.help(index, helper)).ok()?;
-            Some((helper, thread.thread().clone()))
+            let asleep: &AtomicBool = Box::leak(Box::default());
+            let thread = thread::Builder::new().name(format!("marlin-host-{index}")).spawn(move || shared.help(index, asleep)).ok()?;
+            Some(Helper { asleep, thread: thread.thread().clone() })
         };
         Self { busy: Mutex::new(()), shared, helpers: (0..threads().clamp(1, 0x7fff) - 1).map_while(start).collect() }
     }
@@ -137,9 +137,9 @@ impl Pool {
         let number = State(self.shared.state.load(Relaxed)).number().wrapping_add(1);
         // Sequentially consistent, as a helper's `asleep`: either it sees this loop before it sleeps, or this thread sees it asleep.
         self.shared.state.store(State::open(number, helpers).0, SeqCst);
-        for (helper, thread) in &self.helpers[..helpers] {
+        for helper in &self.helpers[..helpers] {
             if helper.asleep.swap(false, SeqCst) {
-                thread.unpark();
+                helper.thread.unpark();
             }
         }
         // SAFETY of the pointer: `run` catches a panic, so this function goes on to where no helper is inside, and none enters a closed loop.
@@ -159,16 +159,15 @@ impl Pool {
 
 impl Shared {
     /// What a helper does all its life.
-    fn help(&self, index: usize, helper: &Helper) {
+    fn help(&self, index: usize, asleep: &AtomicBool) {
         let mut last = 0;
         loop {
-            let state = self.wait(index, helper, last);
-            last = state.number();
+            let state = self.wait(index, asleep, last);
             if self.state.compare_exchange(state.0, state.0 + 1, Acquire, Relaxed).is_err() {
                 // Closed, or another helper entered: then look again.
-                last = last.wrapping_sub(1);
                 continue;
             }
+            last = state.number();
             // SAFETY: who opened the loop waits until this thread has left it.
             unsafe { &*self.current.load(Relaxed) }.run();
             self.state.fetch_sub(1, Release);
@@ -184,7 +183,7 @@ impl Shared {
     }
 
     /// Waits for a loop that wants this helper and is not the last one; awake, then asleep.
-    fn wait(&self, index: usize, helper: &Helper, last: u32) -> State {
+    fn wait(&self, index: usize, asleep: &AtomicBool, last: u32) -> State {
         let wanted = |state: State| state.number() != last && state.is_for(index);
         loop {
             let start = Instant::now();
@@ -198,11 +197,11 @@ impl Shared {
                 }
                 self.leave_caller();
             }
-            helper.asleep.store(true, SeqCst);
+            asleep.store(true, SeqCst);
             if !wanted(State(self.state.load(SeqCst))) {
                 thread::park();
             }
-            helper.asleep.store(false, Relaxed);
+            asleep.store(false, Relaxed);
         }
     }
 }
