@@ -4,6 +4,8 @@
 
 mod seeds;
 mod targets;
+mod text;
 
 pub use seeds::{config_seeds, tensor_seeds};
 pub use targets::{Folder, config};
+pub use text::{TokenizerFolder, template, template_seeds, tokenizer_seeds};

@@ -82,7 +82,7 @@ fn int4_perplexity(device: &Device) {
     let [float, int4] =
         [(example().join("model"), &Device::flex(), None), (folder, device, Some(FloatDType::F32))].map(|(dir, device, dtype)| {
             let llama = open(&dir, device, dtype);
-            let mut tokens = llama.tokenizer().and_then(|tokenizer| tokenizer.encode(&text)).unwrap_or_else(|error| panic!("{error}"));
+            let mut tokens = llama.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
             tokens.truncate(8 * 512);
             perplexity(&llama.model, &tokens, 512, |_| {}).unwrap_or_else(|error| panic!("{error}")).perplexity
         });

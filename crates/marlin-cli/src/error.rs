@@ -8,6 +8,8 @@ pub enum CliError {
     #[error(transparent)]
     Llama(#[from] marlin_llama::LlamaError),
     #[error(transparent)]
+    Text(#[from] marlin_llama::TextError),
+    #[error(transparent)]
     Marlin(#[from] burn_marlin::Error),
     #[error(transparent)]
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),

@@ -9,6 +9,7 @@ mod output;
 use args::{Cli, Command};
 use clap::Parser;
 use error::CliError;
+use marlin_format::without_control;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -18,6 +19,7 @@ use tracing_subscriber::EnvFilter;
 const LOG: &str = "warn,wgpu_hal=off";
 
 fn main() -> ExitCode {
+    marlin_llama::init();
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
@@ -32,9 +34,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last.
+/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last. What a file brings into it is neither
+/// obeyed by the terminal nor endless.
 fn message(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    const SHOWN: usize = 4000;
+    let whole = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    without_control(&whole).chars().take(SHOWN).collect()
 }
 
 fn run(cli: &Cli) -> Result<(), CliError> {

@@ -29,6 +29,7 @@ mod plain;
 mod plain_join;
 mod quantize;
 mod spec;
+mod text;
 
 pub use error::FormatError;
 pub use fold::{LayerRun, fold_layers};
@@ -36,3 +37,4 @@ pub use plain::{PlainParts, PlainWeight, Scales};
 pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;
 pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
+pub use text::{excerpt, without_control};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::FloatDType;
 use marlin_format::FormatError;
 use marlin_format::checkpoint::{CheckpointError, ConfigError};
+use marlin_text::TextError;
 
 use crate::config::LlamaConfigError;
 use crate::sampling::SamplingError;
@@ -160,40 +161,9 @@ pub enum LlamaError {
         /// The file that shows it.
         path: PathBuf,
     },
-    /// A chat template that cannot be compiled, or that refuses a conversation.
-    #[error("the chat template of {}", path.display())]
-    ChatTemplate {
-        /// The file that holds it.
-        path: PathBuf,
-        /// What is wrong, in the template's own words where it refuses.
-        source: minijinja::Error,
-    },
-    /// A `chat_template` that is no text and names no default.
-    #[error("`chat_template` in {} holds {found}; it must be a text, or a list with one named `default`", path.display())]
-    ChatTemplateField {
-        /// The file.
-        path: PathBuf,
-        /// What it holds.
-        found: String,
-    },
-    /// A tokenizer that cannot be read or used.
-    #[error("the tokenizer {}", path.display())]
-    Tokenizer {
-        /// The `tokenizer.json`.
-        path: PathBuf,
-        /// What is wrong.
-        source: tokenizers::Error,
-    },
-    /// A tokenizer with tokens that the model does not have.
-    #[error("the tokenizer {} does not match the model: it has {tokenizer} tokens, the model's vocabulary has {model}", path.display())]
-    TokenizerMismatch {
-        /// The `tokenizer.json`.
-        path: PathBuf,
-        /// One more than the tokenizer's largest token.
-        tokenizer: usize,
-        /// Tokens in the model's vocabulary.
-        model: usize,
-    },
+    /// A chat template or a tokenizer that cannot be read or used.
+    #[error(transparent)]
+    Text(#[from] TextError),
     /// A text for a model that was opened without a tokenizer.
     #[error("the model was opened without a tokenizer; texts need one")]
     NoTokenizer,

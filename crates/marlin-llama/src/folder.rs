@@ -12,11 +12,11 @@ use marlin_format::checkpoint::{
     Checkpoint, CheckpointError, Dtype, LayerFormat, Quantization, TensorView, layer_format, layer_tensors, read_layer,
 };
 use marlin_format::{JoinError, PlainWeight, QuantSpec};
+use marlin_text::Tokenizer;
 
 use crate::LlamaError;
 use crate::config::{GenerationConfig, LlamaConfig};
 use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
-use crate::tokenizer::Tokenizer;
 
 /// How a folder is opened.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use marlin_text::TextStream;
 
 use crate::LlamaError;
 use crate::decoder::{Decoded, Decoder, SequenceOptions, StopReason};
 use crate::folder::Llama;
 use crate::sampling::Sampling;
-use crate::tokenizer::TextStream;
 
 /// How a text is generated.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,9 @@ pub struct GenerateOptions {
     /// Whether the prompt goes through the model once before, so that the times of prefill and decode are without those of compiling; only where
     /// steps are graphs.
     pub warm_up: bool,
+    /// Whether the text is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
+    /// transformers.
+    pub answer: bool,
 }
 
 /// A generated text, and what it took.
@@ -55,6 +58,7 @@ impl Llama {
             stop_tokens: generation.eos_token_ids.clone(),
             seed: 0,
             warm_up: false,
+            answer: false,
         }
     }
 
@@ -79,12 +83,12 @@ impl Llama {
         mut on_text: impl FnMut(&str),
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
-        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up } = *options;
+        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, answer } = *options;
         let mut decoder = Decoder::new(&self.model, 1)?;
         let warm_up = if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
-        let mut stream = TextStream::after(tokenizer, &prompt)?;
+        let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;
         let mut text = String::new();
         let mut show = |piece: Option<String>| {
             if let Some(piece) = piece {

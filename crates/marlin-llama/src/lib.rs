@@ -16,7 +16,6 @@
 //! # Ok::<(), marlin_llama::LlamaError>(())
 //! ```
 
-mod chat;
 mod config;
 mod decoder;
 mod error;
@@ -27,9 +26,7 @@ mod perplexity;
 mod quantize;
 mod sampling;
 mod save;
-mod tokenizer;
 
-pub use chat::{ChatTemplate, Message};
 pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
 };
@@ -37,12 +34,12 @@ pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
 pub use folder::{Llama, OpenOptions, OpenProgress};
 pub use generate::{GenerateOptions, Generation};
+pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{FileFormat, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;
-pub use tokenizer::{TextStream, Tokenizer};
 
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use safetensors::Dtype;
 
 use super::InPlaceOfWeights;
+use crate::text::excerpt;
 use crate::{FormatError, QuantSpec};
 
 /// A checkpoint that cannot be read or written.
@@ -33,12 +34,6 @@ pub enum CheckpointError {
     #[error("{} is a pointer of Git LFS, not the file itself; run `git lfs pull`, or download the file", path.display())]
     LfsPointer {
         /// The file.
-        path: PathBuf,
-    },
-    /// A file of another kind where weights should be, such as a folder.
-    #[error("{} is not a regular file", path.display())]
-    NotAFile {
-        /// The path.
         path: PathBuf,
     },
     /// An index that is not the JSON it should be.
@@ -290,6 +285,12 @@ pub enum HeaderError {
         /// The tensor.
         tensor: String,
     },
+    /// A name that no module has.
+    #[error("`{tensor}` cannot be the name of a tensor: it is too long, or has control characters")]
+    Name {
+        /// The beginning of the name.
+        tensor: String,
+    },
     /// A name that is not a tensor's.
     #[error("`{tensor}` is the name of the header's metadata; a tensor cannot have it")]
     ReservedName {
@@ -371,7 +372,10 @@ pub enum ConfigError {
         found: String,
     },
     /// A regular expression that cannot be used.
-    #[error("the quantization config's `{field}` has `{pattern}`, which is not a regular expression this version can use; correct it")]
+    #[error(
+        "the quantization config's `{field}` has `{}`, which is not a regular expression this version can use; correct it",
+        excerpt(pattern)
+    )]
     Regex {
         /// The field, with the path to it.
         field: String,
@@ -380,8 +384,19 @@ pub enum ConfigError {
         /// Why.
         source: Box<fancy_regex::Error>,
     },
+    /// More patterns than can be tried for every layer.
+    #[error(
+        "the quantization config has more than {limit} patterns and other entries that every layer is compared with; name layers in full, or use fewer patterns"
+    )]
+    TooManyPatterns {
+        /// How many there may be.
+        limit: usize,
+    },
     /// A regular expression that takes too many steps to match.
-    #[error("the quantization config's pattern `{pattern}` could not be matched with the layer `{layer}`; write it in a simpler way")]
+    #[error(
+        "the quantization config's pattern `{}` could not be matched with the layer `{layer}`; write it in a simpler way",
+        excerpt(pattern)
+    )]
     Match {
         /// The expression.
         pattern: String,
@@ -399,7 +414,7 @@ pub enum ConfigError {
         source: FormatError,
     },
     /// An `re:` pattern that cannot be used.
-    #[error("the quantization config ignores `{pattern}`, which is not a regular expression this version can use")]
+    #[error("the quantization config ignores `{}`, which is not a regular expression this version can use", excerpt(pattern))]
     Pattern {
         /// The pattern.
         pattern: String,

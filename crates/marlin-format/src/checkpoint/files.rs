@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Most bytes of a config, a chat template or a generation config: real ones have kilobytes.
 pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -18,6 +18,12 @@ pub enum FileError {
     /// A folder, a pipe, a device.
     #[error("it is not a regular file; put the file there, or a link to it")]
     NotRegular,
+    /// A link that leaves the folder, which a stranger may have made to have another file read.
+    #[error("it is a link to {}, outside of the folder; put the file itself there", target.display())]
+    Outside {
+        /// The file that it is a link to.
+        target: PathBuf,
+    },
     /// More bytes than such a file may have.
     #[error("it has more than the {limit} bytes that are read of such a file; is it the right one?")]
     TooLarge {
@@ -26,29 +32,51 @@ pub enum FileError {
     },
 }
 
-/// What the system says of a regular file, links followed; `None` of a folder, a pipe or a device. To be asked before a file is opened: opening a pipe
-/// waits for somebody to write to it.
-pub(super) fn regular(path: &Path) -> io::Result<Option<Metadata>> {
-    Ok(Some(fs::metadata(path)?).filter(Metadata::is_file))
+/// Opens a regular file of a folder. Links are followed within the folder, and from a folder of the Hugging Face hub's cache (`snapshots/<revision>`) to
+/// the files of that cache (`blobs`).
+///
+/// # Errors
+/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for somebody to write to it.
+pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(refused(FileError::NotRegular));
+    }
+    if fs::symlink_metadata(path)?.is_symlink() {
+        let (dir, target) = (fs::canonicalize(path.parent().unwrap_or(path))?, fs::canonicalize(path)?);
+        if !target.starts_with(&dir) && target.parent().map(Path::to_path_buf) != blobs(&dir) {
+            return Err(refused(FileError::Outside { target }));
+        }
+    }
+    Ok((File::open(path)?, metadata))
 }
 
-/// The bytes of a regular file, links followed.
+/// Where the files lie that a snapshot in the hub's cache has links to: `models--a--b/blobs` of `models--a--b/snapshots/<revision>`.
+fn blobs(dir: &Path) -> Option<PathBuf> {
+    let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    Some(snapshots.parent()?.join("blobs"))
+}
+
+fn refused(error: FileError) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, error)
+}
+
+/// The bytes of a regular file of a folder. Links are followed within the folder, and to the files of the Hugging Face hub's cache.
 ///
 /// # Errors
 /// Those of the system, and with a [`FileError`] inside for a file of another kind or of more than `limit` bytes; nothing of it is read then.
 pub fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let refused = |error| Err(io::Error::new(ErrorKind::InvalidInput, error));
-    let Some(metadata) = regular(path)? else { return refused(FileError::NotRegular) };
+    let (file, metadata) = open(path)?;
     if metadata.len() > limit {
-        return refused(FileError::TooLarge { limit });
+        return Err(refused(FileError::TooLarge { limit }));
     }
     let mut bytes = Vec::new();
     // A file may grow in the meantime, and those of a system have no length.
-    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit { refused(FileError::TooLarge { limit }) } else { Ok(bytes) }
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit { Err(refused(FileError::TooLarge { limit })) } else { Ok(bytes) }
 }
 
-/// The text of a regular file, links followed.
+/// The text of a regular file of a folder, as [`read_file`] reads it.
 ///
 /// # Errors
 /// As [`read_file`], and for bytes that are not UTF-8.

@@ -13,6 +13,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 
 use super::{HeaderError, TensorSpec};
+use crate::text::{excerpt, is_plain};
 
 const LENGTH_BYTES: usize = 8;
 /// The format's own limit.
@@ -46,6 +47,9 @@ pub(super) fn parse(file: &[u8]) -> Result<Vec<Entry>, HeaderError> {
     tensors.sort_by_key(|(_, info)| info.data_offsets);
 
     let mut names = HashSet::with_capacity(tensors.len());
+    if let Some((name, _)) = tensors.iter().find(|(name, _)| !is_plain(name)) {
+        return Err(HeaderError::Name { tensor: excerpt(name) });
+    }
     if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {
         return Err(HeaderError::DuplicateTensor { tensor: name.clone() });
     }

@@ -1,7 +1,7 @@
 //! Opening a folder and finding its tensors.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,10 +9,11 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::files::{MAX_INDEX_BYTES, read_file, regular};
+use super::files::{self, MAX_INDEX_BYTES, read_file};
 use super::folder::{self, OtherName};
 use super::header::{self, Entry};
 use super::{CheckpointError, INDEX_FILE, TensorView, WEIGHTS_FILE};
+use crate::text::{excerpt, is_plain};
 use crate::{JoinError, PlainWeight};
 
 /// The tensors of a folder, mapped into memory: opening reads the headers only.
@@ -65,7 +66,8 @@ impl Checkpoint {
         let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), spare: Mutex::default() };
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
-            checkpoint.add_file(dir.into())?;
+            // A file that is named may be anywhere.
+            checkpoint.add_file(fs::canonicalize(dir).map_err(|source| io("open", dir, source))?)?;
             return Ok(checkpoint);
         }
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
@@ -178,12 +180,13 @@ impl Checkpoint {
         let shards: BTreeMap<&str, &str> = parsed.weight_map.iter().map(|(tensor, shard)| (shard.as_str(), tensor.as_str())).collect();
         for (shard, tensor) in shards {
             let mut components = Path::new(shard).components();
-            let (Some(Component::Normal(_)), None) = (components.next(), components.next()) else {
-                return Err(CheckpointError::ShardName { index: index.into(), shard: shard.into() });
-            };
+            let is_file_name = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+            if !is_file_name || !is_plain(shard) {
+                return Err(CheckpointError::ShardName { index: index.into(), shard: excerpt(shard) });
+            }
             let path = self.dir.join(shard);
             if !path.exists() {
-                return Err(CheckpointError::MissingShard { index: index.into(), path, tensor: tensor.into() });
+                return Err(CheckpointError::MissingShard { index: index.into(), path, tensor: excerpt(tensor) });
             }
             self.add_file(path)?;
         }
@@ -191,7 +194,7 @@ impl Checkpoint {
         for (tensor, shard) in &parsed.weight_map {
             let path = self.dir.join(shard);
             if self.info(tensor).is_none_or(|info| info.path != path) {
-                return Err(CheckpointError::NotInShard { index: index.into(), path, tensor: tensor.clone() });
+                return Err(CheckpointError::NotInShard { index: index.into(), path, tensor: excerpt(tensor) });
             }
         }
         Ok(())
@@ -217,10 +220,7 @@ impl Checkpoint {
 }
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
-    if regular(path).map_err(|source| io("open", path, source))?.is_none() {
-        return Err(CheckpointError::NotAFile { path: path.into() });
-    }
-    let file = File::open(path).map_err(|source| io("open", path, source))?;
+    let (file, _) = files::open(path).map_err(|source| io("open", path, source))?;
     // SAFETY: the map is read-only and lives as long as the views into it. That nobody cuts the file short in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
     unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))

@@ -40,3 +40,34 @@ fn links_are_followed_to_regular_files_alone() {
     symlink("link", &path).unwrap();
     assert!(read_file(&path, 4).is_err(), "a link to itself");
 }
+
+/// As the Hugging Face hub's cache lays a model out; and links that a stranger could have packed.
+#[cfg(unix)]
+#[test]
+fn links_leave_the_folder_only_in_the_hubs_cache() {
+    use std::os::unix::fs::symlink;
+    let cache = tempfile::tempdir().unwrap();
+    let model = cache.path().join("models--a--b");
+    let snapshot = model.join("snapshots/0123abcd");
+    for dir in [&snapshot, &model.join("blobs")] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    fs::write(model.join("blobs/feed"), "text").unwrap();
+    fs::write(model.join("secret"), "text").unwrap();
+    fs::write(cache.path().join("secret"), "text").unwrap();
+    let link = |target: &str| {
+        let path = snapshot.join("config.json");
+        let _ = fs::remove_file(&path);
+        symlink(target, &path).unwrap();
+        read_file(&path, 4)
+    };
+    assert_eq!(link("../../blobs/feed").unwrap(), b"text");
+    for outside in ["../../secret", "../../../secret", cache.path().join("secret").to_str().unwrap()] {
+        let error = link(outside).unwrap_err();
+        assert!(matches!(refused(&error), FileError::Outside { target } if target.ends_with("secret")), "{outside}: {error:?}");
+    }
+    // The user may reach the folder itself over a link.
+    symlink(&snapshot, cache.path().join("main")).unwrap();
+    link("../../blobs/feed").unwrap();
+    assert_eq!(read_file(&cache.path().join("main/config.json"), 4).unwrap(), b"text");
+}

@@ -1,14 +1,16 @@
 //! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 20000 inputs each, or `MARLIN_FUZZ_INPUTS`.
 
+#[path = "../../../../fuzz/src/mutate.rs"]
+mod mutate;
 #[path = "../../../../fuzz/src/seeds.rs"]
 mod seeds;
 #[path = "../../../../fuzz/src/targets.rs"]
 mod targets;
 
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
 
+use self::mutate::mutated;
 use self::targets::Folder;
 use crate::common::rng;
 
@@ -92,39 +94,11 @@ fn peak_memory() -> String {
     status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown".into(), |size| size.trim().to_string())
 }
 
-/// A text with one to four changes.
-fn mutated(rng: &mut StdRng, text: &[u8]) -> Vec<u8> {
-    let mut text = text.to_vec();
-    for _ in 0..rng.random_range(1..=4) {
-        let start = rng.random_range(0..=text.len());
-        let end = (start + rng.random_range(0..=12)).min(text.len());
-        match rng.random_range(0..6) {
-            0 if start < text.len() => text[start] ^= 1 << rng.random_range(0..8),
-            0 | 1 => drop(text.splice(start..start, TOKENS.choose(rng).unwrap().bytes())),
-            2 => drop(text.drain(start..end)),
-            3 => {
-                let range = text[start..end].to_vec();
-                let to = rng.random_range(0..=text.len());
-                text.splice(to..to, range);
-            }
-            // A whole number or word, or the text of a whole string.
-            4 | 5 => {
-                let word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
-                let begin = text[..start].iter().rposition(|byte| !word(byte)).map_or(0, |before| before + 1);
-                let end = start + text[start..].iter().position(|byte| !word(byte)).unwrap_or(text.len() - start);
-                text.splice(begin..end, TOKENS.choose(rng).unwrap().bytes());
-            }
-            _ => text.truncate(start),
-        }
-    }
-    text
-}
-
 /// A safetensors file with changes in its header, and at times in its length or in its data.
 fn mutated_file(rng: &mut StdRng, file: &[u8]) -> Vec<u8> {
     let (length, rest) = file.split_at(LENGTH_BYTES);
     let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
-    let header = if rng.random_bool(0.8) { mutated(rng, header) } else { header.to_vec() };
+    let header = if rng.random_bool(0.8) { mutated(rng, header, &TOKENS) } else { header.to_vec() };
     let mut data = data.to_vec();
     if rng.random_bool(0.3) && !data.is_empty() {
         let start = rng.random_range(0..data.len());
@@ -159,7 +133,7 @@ fn seeds_are_accepted() {
 
 #[test]
 fn configs() {
-    run("config", &seeds::config_seeds(), |rng, seed| targets::config(&mutated(rng, seed)));
+    run("config", &seeds::config_seeds(), |rng, seed| targets::config(&mutated(rng, seed, &TOKENS)));
 }
 
 #[test]

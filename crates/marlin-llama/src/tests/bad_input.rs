@@ -7,7 +7,7 @@ use marlin_format::checkpoint::Dtype;
 use serde_json::json;
 
 use super::support::*;
-use crate::{Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, save_float};
+use crate::{Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, TextError, save_float};
 
 fn open_error(dir: &Path, options: &OpenOptions) -> LlamaError {
     Llama::open(dir, &Device::flex(), options).expect_err("must be refused")
@@ -47,7 +47,7 @@ fn missing_files_are_named() {
     assert_says(&open_error(&dir, &with_tokenizer), &["cannot read", "tokenizer.json"]);
     std::fs::write(dir.join("tokenizer.json"), "{\"version\": 3}").unwrap();
     let error = open_error(&dir, &with_tokenizer);
-    assert!(matches!(error, LlamaError::Tokenizer { .. }));
+    assert!(matches!(error, LlamaError::Text(TextError::Tokenizer { .. })));
     assert_says(&error, &["tokenizer.json"]);
     std::fs::remove_file(dir.join("model.safetensors")).unwrap();
     assert_says(&open_error(&dir, &options()), &["model.safetensors"]);
@@ -93,7 +93,7 @@ fn a_tokenizer_of_another_model_is_refused_with_both_sizes() {
     let (_parent, dir) = folder(|_, _| {});
     std::fs::write(dir.join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();
     let error = open_error(&dir, &OpenOptions { with_tokenizer: true, ..options() });
-    assert!(matches!(error, LlamaError::TokenizerMismatch { tokenizer: 258, model: 71, .. }));
+    assert!(matches!(error, LlamaError::Text(TextError::TokenizerMismatch { tokenizer: 258, model: 71, .. })));
     assert_says(&error, &["tokenizer.json", "258", "71", "does not match"]);
 }
 

@@ -18,7 +18,7 @@ fn llama(max_len: usize) -> Llama {
 }
 
 fn options_for(max_new_tokens: usize) -> GenerateOptions {
-    GenerateOptions { max_new_tokens, sampling: Sampling::GREEDY, stop_tokens: vec![], seed: 1, warm_up: true }
+    GenerateOptions { max_new_tokens, sampling: Sampling::GREEDY, stop_tokens: vec![], seed: 1, warm_up: true, answer: false }
 }
 
 #[test]
@@ -100,4 +100,24 @@ fn broken_weights_are_an_error_and_no_text() {
     llama.model.norm.weight = crate::model::loaded(norm.slice_fill(0..1, f32::NAN));
     let error = llama.generate("x", &options_for(1), |_| {}).expect_err("NaN");
     assert!(matches!(error, LlamaError::Sampling(SamplingError::NoToken)));
+}
+
+#[test]
+fn an_answer_is_a_text_by_itself() {
+    let llama = llama(20);
+    let text = llama.generate("abc", &options_for(6), |_| {}).unwrap().text;
+    // A tokenizer that takes away the character which the text begins with, as SentencePiece's take a space away.
+    let mut tokenizer = byte_level_tokenizer();
+    let first = text.chars().next().unwrap();
+    tokenizer["decoder"] =
+        json!({ "type": "Sequence", "decoders": [tokenizer["decoder"], { "type": "Strip", "content": first, "start": 1, "stop": 0 }] });
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let llama = Llama { tokenizer: Some(crate::Tokenizer::open(&path).unwrap()), ..llama };
+    let generate = |answer| llama.generate("abc", &GenerateOptions { answer, ..options_for(6) }, |_| {}).unwrap();
+    assert_eq!(generate(false).text, text);
+    let answer = generate(true);
+    assert_eq!(answer.text, text[first.len_utf8()..]);
+    assert_eq!(answer.text, llama.tokenizer().unwrap().decode(&answer.tokens).unwrap());
 }

@@ -161,28 +161,5 @@ pub(crate) fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
 
 /// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>` 257; it starts texts with `<s>`.
 pub(crate) fn byte_level_tokenizer() -> Value {
-    // Bytes that are printable in Latin-1 stand for themselves, others are moved to U+0100 and up, as GPT-2 does.
-    let mut moved = 0x100;
-    let mut vocab = serde_json::Map::new();
-    for byte in 0u32..256 {
-        let printable = (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);
-        let code = if printable { byte } else { moved };
-        moved += u32::from(!printable);
-        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
-    }
-    vocab.extend([("<s>".to_string(), 256.into()), ("</s>".to_string(), 257.into())]);
-    let special = |id: u32, content: &str| json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true });
-    json!({
-        "version": "1.0",
-        "added_tokens": [special(256, "<s>"), special(257, "</s>")],
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
-            "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
-            "special_tokens": { "<s>": { "id": "<s>", "ids": [256], "tokens": ["<s>"] } },
-        },
-        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    })
+    serde_json::from_str(include_str!("../../../marlin-text/tests/byte_level.json")).unwrap()
 }

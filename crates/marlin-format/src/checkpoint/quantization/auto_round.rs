@@ -13,7 +13,7 @@
 
 use super::json::{Fields, Json};
 use super::pattern::{Pattern, is_pattern};
-use super::rules::{Rule, Selector, outside_blocks_rule};
+use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
 
@@ -21,28 +21,29 @@ use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat};
 const FLOAT_BITS: i64 = 16;
 
 /// The rules of an AutoRound config.
-pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     for transform in ["rotation_config", "spinquant_config"] {
         if let Some(found) = root.get(transform).filter(|found| **found != Json::Object(Default::default())) {
             return Err(root.unsupported(transform, "null: no rotated activations", found));
         }
     }
-    let (mut named, mut matched) = (Vec::new(), Vec::new());
+    let (mut rules, mut matched) = (Rules::default(), Vec::new());
     if let Some(extra) = root.object("extra_config")? {
         for (key, overrides) in extra.entries() {
             let path = extra.path(key);
             let format = layer_format(&Fields::new(overrides, path.clone())?.overriding(root))?;
             match is_pattern(key) {
-                true => matched.push(Rule { selector: Selector::Pattern(Pattern::anywhere(path, key)?), format }),
-                false => named.push(Rule { selector: Selector::Name(key.into()), format }),
+                true => matched.push((path, key, format)),
+                false => rules.push(Selector::Name(key.into()), format)?,
             }
         }
     }
-    let mut rules = named;
-    rules.push(Rule { selector: Selector::OutputHead, format: LayerFormat::Float });
-    rules.extend(outside_blocks_rule(root, &["block_name_to_quantize", "to_quant_block_names", "quant_block_list"])?);
-    rules.append(&mut matched);
-    rules.push(Rule { selector: Selector::Any, format: layer_format(root)? });
+    rules.push(Selector::OutputHead, LayerFormat::Float)?;
+    push_outside_blocks(&mut rules, root, &["block_name_to_quantize", "to_quant_block_names", "quant_block_list"])?;
+    for (path, key, format) in matched {
+        rules.push(Selector::Pattern(Pattern::anywhere(path, key)?), format)?;
+    }
+    rules.push(Selector::Any, layer_format(root)?)?;
     Ok(rules)
 }
 

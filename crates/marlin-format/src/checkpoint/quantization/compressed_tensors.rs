@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::json::{Fields, Json};
 use super::pattern::Pattern;
-use super::rules::{Rule, Selector};
+use super::rules::{Rules, Selector};
 use super::spec;
 use crate::checkpoint::{ConfigError, LayerFormat, Marlin24Names, PackQuantizedFormat};
 use crate::{GroupSize, QuantSpec};
@@ -29,11 +29,11 @@ const PATTERN_PREFIX: &str = "re:";
 const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
 /// The rules of a compressed-tensors config.
-pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_sparsity_and_transforms(root)?;
-    let mut rules = Vec::new();
+    let mut rules = Rules::default();
     for entry in root.strings("ignore")?.unwrap_or_default() {
-        rules.push(Rule { selector: selector(root.path("ignore"), entry)?, format: LayerFormat::Float });
+        rules.push(selector(root.path("ignore"), entry)?, LayerFormat::Float)?;
     }
 
     let groups = root.object("config_groups")?.ok_or_else(|| root.missing("config_groups", "an object"))?;
@@ -51,7 +51,7 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
     let mut targets: Vec<_> = targets.into_iter().collect();
     targets.sort_by_key(|(target, _)| (*target == LINEAR, target.starts_with(PATTERN_PREFIX)));
     for (target, (field, format)) in targets {
-        rules.push(Rule { selector: selector(field, target)?, format });
+        rules.push(selector(field, target)?, format)?;
     }
     Ok(rules)
 }

@@ -19,27 +19,27 @@
 
 use super::json::{Fields, Json};
 use super::pattern::{Pattern, is_pattern};
-use super::rules::{Rule, Selector, outside_blocks_rule};
+use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
 use crate::Bits;
 use crate::checkpoint::{ConfigError, GptqFormat, GptqVersion, LayerFormat, Marlin24Names};
 
 /// The rules of a GPTQ config.
-pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
-    rules.extend(outside_blocks_rule(root, &["block_name_to_quantize"])?);
+    push_outside_blocks(&mut rules, root, &["block_name_to_quantize"])?;
     if let Some(modules) = root.strings("modules_in_block_to_quantize")?.filter(|modules| !modules.is_empty()) {
         let modules = modules.into_iter().map(String::from).collect();
-        rules.push(Rule { selector: Selector::OutsideModules(modules), format: LayerFormat::Float });
+        rules.push(Selector::OutsideModules(modules), LayerFormat::Float)?;
     }
     dynamic_rules(root, gptq_format, &mut rules)?;
-    rules.push(Rule { selector: Selector::Any, format: gptq_format(root)? });
+    rules.push(Selector::Any, gptq_format(root)?)?;
     Ok(rules)
 }
 
 /// The rules of an AWQ config.
-pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
+pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     const SKIPPED: &str = "modules_to_not_convert";
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
@@ -49,10 +49,10 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
             true => Selector::Pattern(Pattern::from_start(root.path(SKIPPED), &format!(r"(?:{skipped})(?:(?<=\.)|(?=\.|$))"))?),
             false => Selector::Containing(skipped.into()),
         };
-        rules.push(Rule { selector, format: LayerFormat::Float });
+        rules.push(selector, LayerFormat::Float)?;
     }
     dynamic_rules(root, awq_format, &mut rules)?;
-    rules.push(Rule { selector: Selector::Any, format: awq_format(root)? });
+    rules.push(Selector::Any, awq_format(root)?)?;
     Ok(rules)
 }
 
@@ -105,15 +105,18 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
 }
 
 /// The output head is quantised where the config says so, and only then.
-fn head_rule(root: &Fields<'_>) -> Result<Vec<Rule>, ConfigError> {
-    let plain = Rule { selector: Selector::OutputHead, format: LayerFormat::Float };
-    Ok(if root.boolean("lm_head")?.unwrap_or(false) { Vec::new() } else { vec![plain] })
+fn head_rule(root: &Fields<'_>) -> Result<Rules, ConfigError> {
+    let mut rules = Rules::default();
+    if !root.boolean("lm_head")?.unwrap_or(false) {
+        rules.push(Selector::OutputHead, LayerFormat::Float)?;
+    }
+    Ok(rules)
 }
 
 fn dynamic_rules(
     root: &Fields<'_>,
     format: impl Fn(&Fields<'_>) -> Result<LayerFormat, ConfigError>,
-    rules: &mut Vec<Rule>,
+    rules: &mut Rules,
 ) -> Result<(), ConfigError> {
     let Some(dynamic) = root.object("dynamic")? else { return Ok(()) };
     for (key, overrides) in dynamic.entries() {
@@ -124,7 +127,7 @@ fn dynamic_rules(
         };
         let selector = Selector::Pattern(Pattern::from_start(path.clone(), pattern)?);
         let format = if skipped { LayerFormat::Float } else { format(&Fields::new(overrides, path)?.overriding(root))? };
-        rules.push(Rule { selector, format });
+        rules.push(selector, format)?;
     }
     Ok(())
 }

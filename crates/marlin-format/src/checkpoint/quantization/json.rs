@@ -2,6 +2,7 @@
 //!
 //! `serde_json`'s own objects are sorted by key; here the order counts, because of a config's patterns the first that matches does.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -9,9 +10,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Number;
 
 use crate::checkpoint::ConfigError;
-
-/// The characters of a value that a message shows.
-const SHOWN: usize = 200;
+use crate::text::excerpt;
 
 /// A JSON value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -27,7 +26,11 @@ pub(super) enum Json {
 
 /// A JSON object: its entries in the order of the file. Of two with one key, the later counts, as in Python.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Object(pub Vec<(String, Json)>);
+pub(super) struct Object {
+    entries: Vec<(String, Json)>,
+    /// Where the entry that counts is, by key.
+    index: HashMap<String, usize>,
+}
 
 impl Json {
     /// An integer, or `None` for anything else.
@@ -53,24 +56,20 @@ impl From<&str> for Json {
 
 impl Object {
     fn get(&self, key: &str) -> Option<&Json> {
-        self.0.iter().rev().find(|(found, _)| found == key).map(|(_, value)| value)
+        self.index.get(key).map(|&entry| &self.entries[entry].1)
     }
 }
 
 impl Serialize for Object {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+        serializer.collect_map(self.entries.iter().map(|(key, value)| (key, value)))
     }
 }
 
 impl fmt::Display for Json {
     /// As JSON, cut to a length that fits a message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = serde_json::to_string(self).map_err(|_| fmt::Error)?;
-        match text.char_indices().nth(SHOWN) {
-            Some((end, _)) => write!(f, "{}...", &text[..end]),
-            None => f.write_str(&text),
-        }
+        f.write_str(&excerpt(&serde_json::to_string(self).map_err(|_| fmt::Error)?))
     }
 }
 
@@ -118,11 +117,12 @@ impl<'de> Deserialize<'de> for Json {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+                let mut object = Object::default();
+                while let Some((key, value)) = map.next_entry::<String, Json>()? {
+                    object.index.insert(key.clone(), object.entries.len());
+                    object.entries.push((key, value));
                 }
-                Ok(Json::Object(Object(entries)))
+                Ok(Json::Object(object))
             }
         }
 
@@ -156,7 +156,7 @@ impl<'a> Fields<'a> {
 
     /// All entries of the object itself, in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Json)> {
-        self.object.0.iter().map(|(key, value)| (key.as_str(), value))
+        self.object.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// A field, or `None` where it is absent or null.
@@ -174,8 +174,8 @@ impl<'a> Fields<'a> {
     pub fn path(&self, field: &str) -> String {
         match self.overridden {
             Some(fields) if self.object.get(field).is_none_or(|value| *value == Json::Null) => fields.path(field),
-            _ if self.path.is_empty() => field.into(),
-            _ => format!("{}.{field}", self.path),
+            _ if self.path.is_empty() => excerpt(field),
+            _ => format!("{}.{}", self.path, excerpt(field)),
         }
     }
 

@@ -21,7 +21,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use self::json::{Fields, Json};
-use self::rules::Rule;
+use self::rules::Rules;
 use super::files::{MAX_CONFIG_BYTES, read_file};
 use super::reader::io;
 use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
@@ -47,7 +47,7 @@ const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 #[derive(Debug, Clone)]
 pub struct Quantization {
     /// The first that selects a layer counts; a layer that none selects is not quantised.
-    rules: Vec<Rule>,
+    rules: Rules,
 }
 
 impl Quantization {
@@ -126,12 +126,7 @@ impl Quantization {
     /// # Errors
     /// [`ConfigError::Match`] for a pattern of the config that takes too many steps to match.
     pub fn layer(&self, name: &str) -> Result<LayerFormat, ConfigError> {
-        for rule in &self.rules {
-            if rule.selector.selects(name)? {
-                return Ok(rule.format);
-            }
-        }
-        Ok(LayerFormat::Float)
+        Ok(self.rules.format(name)?.unwrap_or(LayerFormat::Float))
     }
 }
 
@@ -140,9 +135,9 @@ impl fmt::Display for Quantization {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut formats: Vec<LayerFormat> = Vec::new();
         // Rules go from single layers to all of them.
-        for Rule { format, .. } in self.rules.iter().rev() {
-            if *format != LayerFormat::Float && !formats.contains(format) {
-                formats.push(*format);
+        for format in self.rules.formats().rev() {
+            if format != LayerFormat::Float && !formats.contains(&format) {
+                formats.push(format);
             }
         }
         let texts: Vec<String> = formats.iter().map(LayerFormat::to_string).collect();

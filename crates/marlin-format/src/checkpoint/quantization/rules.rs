@@ -1,14 +1,77 @@
 //! What every config comes down to: rules, of which the first that selects a layer counts.
 
+use std::collections::HashMap;
+
 use super::json::{Fields, Json};
 use super::pattern::Pattern;
 use crate::checkpoint::{ConfigError, LayerFormat};
 
+/// Most patterns and other entries that are tried one by one for every layer: published configs have hundreds.
+const MAX_TRIED: usize = 4096;
+
+/// Rules in the order in which they count.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rules {
+    /// How the layers of a name are held, and how many of the other rules come before.
+    names: HashMap<String, (usize, LayerFormat)>,
+    others: Vec<Rule>,
+    /// Entries of `others`.
+    tried: usize,
+}
+
 /// How the layers of a selector are held.
 #[derive(Debug, Clone)]
-pub(super) struct Rule {
-    pub selector: Selector,
-    pub format: LayerFormat,
+struct Rule {
+    selector: Selector,
+    format: LayerFormat,
+}
+
+impl Rules {
+    /// Adds a rule that counts after those that are there.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooManyPatterns`].
+    pub fn push(&mut self, selector: Selector, format: LayerFormat) -> Result<(), ConfigError> {
+        self.tried += match &selector {
+            Selector::Name(_) => 0,
+            Selector::OutsideBlocks(names) | Selector::OutsideModules(names) => names.len(),
+            _ => 1,
+        };
+        if self.tried > MAX_TRIED {
+            return Err(ConfigError::TooManyPatterns { limit: MAX_TRIED });
+        }
+        match selector {
+            // Of two rules for a name the first counts.
+            Selector::Name(name) => {
+                self.names.entry(name).or_insert((self.others.len(), format));
+            }
+            selector => self.others.push(Rule { selector, format }),
+        }
+        Ok(())
+    }
+
+    /// How a layer is held by the first rule that selects it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Match`] where trying takes too many steps.
+    pub fn format(&self, layer: &str) -> Result<Option<LayerFormat>, ConfigError> {
+        let named = self.names.get(layer);
+        let before = named.map_or(self.others.len(), |&(before, _)| before);
+        for rule in &self.others[..before] {
+            if rule.selector.selects(layer)? {
+                return Ok(Some(rule.format));
+            }
+        }
+        Ok(named.map(|&(_, format)| format))
+    }
+
+    /// Every format that a rule has, those of single layers first.
+    pub fn formats(&self) -> impl DoubleEndedIterator<Item = LayerFormat> {
+        let mut named: Vec<_> = self.names.values().copied().collect();
+        named.sort_by_key(|&(before, format)| (before, format.to_string()));
+        let named = named.into_iter().map(|(_, format)| format);
+        named.chain(self.others.iter().map(|rule| rule.format))
+    }
 }
 
 /// Which layers a rule is for.
@@ -44,16 +107,16 @@ impl Selector {
     }
 }
 
-/// The rule for what lies outside of the blocks that one of these fields names, in a list or separated by commas.
-pub(super) fn outside_blocks_rule(root: &Fields<'_>, fields: &[&str]) -> Result<Option<Rule>, ConfigError> {
-    let Some((name, found)) = root.first(fields) else { return Ok(None) };
+/// Adds the rule for what lies outside of the blocks that one of these fields names, in a list or separated by commas.
+pub(super) fn push_outside_blocks(rules: &mut Rules, root: &Fields<'_>, fields: &[&str]) -> Result<(), ConfigError> {
+    let Some((name, found)) = root.first(fields) else { return Ok(()) };
     let blocks = match found {
         Json::String(names) => names.split(',').map(str::trim).collect(),
         _ => root.strings(name)?.unwrap_or_default(),
     };
     let blocks: Vec<String> = blocks.into_iter().filter(|block| !block.is_empty()).map(String::from).collect();
     // No names are no restriction.
-    Ok((!blocks.is_empty()).then_some(Rule { selector: Selector::OutsideBlocks(blocks), format: LayerFormat::Float }))
+    if blocks.is_empty() { Ok(()) } else { rules.push(Selector::OutsideBlocks(blocks), LayerFormat::Float) }
 }
 
 fn is_output_head(layer: &str) -> bool {

@@ -220,3 +220,26 @@ fn patterns_that_are_none_or_take_too_long_are_errors() {
     assert!(matches!(&error, ConfigError::Match { layer, .. } if layer.len() == 60), "{error}");
     expect_layers(&quantization, &[("ab", "float"), ("b", "gptq v1 int4 g128 act-order")]);
 }
+
+#[test]
+fn as_many_names_as_there_are_and_so_many_patterns() {
+    let dynamic = |count: usize, entry: &dyn Fn(usize) -> String| {
+        let entries: serde_json::Map<String, Value> = (0..count).map(|index| (entry(index), json!({}))).collect();
+        try_read(&changed(&auto_gptq(), json!({ "dynamic": entries })))
+    };
+    let pattern = |index: usize| format!(r"-:^model\.layers\.{index}\.mlp\..*$");
+    expect_layers(&dynamic(4000, &pattern).unwrap(), &[("model.layers.3999.mlp.up_proj", "float")]);
+    let start = std::time::Instant::now();
+    let error = dynamic(100_000, &pattern).unwrap_err();
+    assert!(matches!(error, ConfigError::TooManyPatterns { limit: 4096 }), "{error}");
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+}
+
+#[test]
+fn messages_show_the_beginning_of_a_pattern_and_none_of_its_control_characters() {
+    for pattern in ["(".repeat(100_000), "\u{1b}[2J(".into()] {
+        let error = try_read(&changed(&auto_gptq(), json!({ "dynamic": { pattern: {} } }))).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, ConfigError::Regex { .. }) && text.len() < 1000 && !text.contains('\u{1b}'), "{text}");
+    }
+}

@@ -1,7 +1,7 @@
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::tests::support::byte_level_tokenizer;
+use crate::tests::byte_level_tokenizer;
 
 /// A folder with these files.
 fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
@@ -12,18 +12,18 @@ fn folder(files: &[(&str, String)]) -> tempfile::TempDir {
     dir
 }
 
-fn open(files: &[(&str, String)]) -> Result<Option<ChatTemplate>, LlamaError> {
+fn open(files: &[(&str, String)]) -> Result<Option<ChatTemplate>, TextError> {
     ChatTemplate::open(folder(files).path())
 }
 
 /// A template's text, rendered with one message.
-fn render(template: &str) -> Result<String, LlamaError> {
+fn render(template: &str) -> Result<String, TextError> {
     let files = [("chat_template.jinja", template.to_string())];
     open(&files).map(Option::unwrap)?.render(&[Message::user("Größe <4> \"µm\"")], true)
 }
 
 /// The message, and what it was caused by.
-fn message(error: &LlamaError) -> String {
+fn message(error: &TextError) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -134,7 +134,7 @@ fn rendered_texts_keep_their_special_tokens_and_gain_none() {
     let messages = [Message::user("x"), Message::assistant("y"), Message::user("z")];
     let text = template.render(&messages, true).unwrap();
     assert_eq!(text, "<s>u:x\na:y</s>\nu:z\na:");
-    let (bos, eos) = (tokenizer.token_id("<s>").unwrap(), tokenizer.token_id("</s>").unwrap());
+    let (bos, eos) = (tokenizer.token_id("<s>").unwrap().unwrap(), tokenizer.token_id("</s>").unwrap().unwrap());
     let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     let expected = [vec![bos], bytes("u:x\na:y"), vec![eos], bytes("\nu:z\na:")].concat();
     assert_eq!(tokenizer.encode_rendered(&text).unwrap(), expected);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::tests::support::byte_level_tokenizer;
+use crate::tests::byte_level_tokenizer;
 
 fn tokenizer(json: &serde_json::Value) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
@@ -139,10 +139,10 @@ fn texts_are_encoded_with_what_starts_them() {
     let tokenizer = byte_level();
     assert_eq!(tokenizer.encode("aä").unwrap(), [256, 97, 0xc3, 0xa4]);
     assert_eq!(tokenizer.decode(&[256, 97, 0xc3, 0xa4, 257]).unwrap(), "aä");
-    assert_eq!(tokenizer.token_id("</s>"), Some(257));
+    assert_eq!(tokenizer.token_id("</s>").unwrap(), Some(257));
     assert_eq!((tokenizer.vocab_size(), byte_fallback().vocab_size()), (258, 261));
     assert!(tokenizer.check_vocab(258).is_ok() && tokenizer.check_vocab(1000).is_ok());
-    assert!(matches!(tokenizer.check_vocab(257), Err(LlamaError::TokenizerMismatch { tokenizer: 258, model: 257, .. })));
+    assert!(matches!(tokenizer.check_vocab(257), Err(TextError::TokenizerMismatch { tokenizer: 258, model: 257, .. })));
 }
 
 #[test]

@@ -1,0 +1,43 @@
+//! Text of strangers in messages and names.
+
+/// The characters of a file's text that a message shows.
+const SHOWN: usize = 200;
+/// Most bytes of a name: those of published tensors have 120.
+const MAX_NAME_BYTES: usize = 1024;
+
+/// The beginning of a file's text as a message shows it: without control characters, which a terminal would obey.
+pub fn excerpt(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN).flat_map(shown_char).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+/// A text with its control characters escaped, but for line breaks and tabs.
+pub fn without_control(text: &str) -> String {
+    text.chars().flat_map(|c| if matches!(c, '\n' | '\t') { vec![c] } else { shown_char(c) }).collect()
+}
+
+fn shown_char(c: char) -> Vec<char> {
+    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+}
+
+/// Whether a name can be one: short, and without control characters.
+pub(crate) fn is_plain(name: &str) -> bool {
+    name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_long_texts_are_cut() {
+        assert_eq!(excerpt("a\u{1b}[31mb\n\u{9b}"), "a\\u{1b}[31mb\\n\\u{9b}");
+        assert_eq!(excerpt(&"ä".repeat(100_000)), format!("{}...", "ä".repeat(200)));
+        assert_eq!(excerpt(&"x".repeat(200)), "x".repeat(200));
+        assert_eq!(without_control("a\n\tb\u{1b}c"), "a\n\tb\\u{1b}c");
+        assert!(is_plain("model.layers.0.mlp.up_proj.weight") && !is_plain("a\u{1b}") && !is_plain(&"x".repeat(1025)));
+    }
+}

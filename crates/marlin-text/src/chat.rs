@@ -1,0 +1,167 @@
+//! Conversations in the form that a model was trained on: its chat template, rendered as Hugging Face's `transformers` renders it.
+//!
+//! A template is a Jinja text. It is read from `chat_template.jinja`, or else the field `chat_template` of `tokenizer_config.json`, or else that of
+//! `chat_template.json`. The field is a text, or a list of named texts, of which `default` counts.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_file, read_text};
+use serde::{Deserialize, Serialize};
+
+use crate::worker::{Request, Subject, Worker};
+use crate::{TextError, Tokenizer};
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user` or `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// What a model is told before the conversation.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self { role: "system".into(), content: content.into() }
+    }
+
+    /// A turn of the user.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self { role: "user".into(), content: content.into() }
+    }
+
+    /// A turn of the model.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self { role: "assistant".into(), content: content.into() }
+    }
+}
+
+/// A model's chat template, compiled.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    worker: Worker,
+    /// Where the text is from.
+    path: PathBuf,
+    /// The text of the token that ends the model's turn, by the tokenizer's config.
+    eos_token: Option<String>,
+}
+
+/// The tokens of a `tokenizer_config.json` that a template can name.
+const SPECIAL_TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+impl ChatTemplate {
+    /// Reads the template of a Hugging Face folder; `None` where it has none, as base models do not.
+    ///
+    /// # Errors
+    /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read, [`TextError::ChatTemplateField`] where the field holds something
+    /// else, or several templates and none named `default`, and [`TextError::ChatTemplate`] for a text that is no template.
+    pub fn open(dir: &Path) -> Result<Option<Self>, TextError> {
+        let config_path = dir.join("tokenizer_config.json");
+        let config = optional_json(&config_path)?;
+        let mut special_tokens = BTreeMap::new();
+        for file in [&config, &optional_json(&dir.join("special_tokens_map.json"))?] {
+            for name in SPECIAL_TOKENS {
+                if let Some(token) = token_text(&file[name]) {
+                    special_tokens.entry(name.to_string()).or_insert_with(|| token.to_string());
+                }
+            }
+        }
+        let jinja_path = dir.join("chat_template.jinja");
+        match read_text(&jinja_path, MAX_CONFIG_BYTES) {
+            Ok(text) => return Self::compile(&text, jinja_path, special_tokens).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(source) => return Err(TextError::io(&jinja_path, source)),
+        }
+        let old_path = dir.join("chat_template.json");
+        for (path, file) in [(config_path, config), (old_path.clone(), optional_json(&old_path)?)] {
+            if let Some(text) = template_text(&path, &file["chat_template"])? {
+                return Self::compile(&text, path, special_tokens).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is what errors name.
+    ///
+    /// # Errors
+    /// [`TextError::ChatTemplate`] for a text that is no template.
+    pub fn compile(text: &str, path: PathBuf, special_tokens: BTreeMap<String, String>) -> Result<Self, TextError> {
+        let eos_token = special_tokens.get("eos_token").cloned();
+        match Worker::open(Subject::Template { text: text.into(), special_tokens }) {
+            Ok((worker, ())) => Ok(Self { worker, path, eos_token }),
+            Err(source) => Err(TextError::ChatTemplate { path, source }),
+        }
+    }
+
+    /// The file that the template is from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The text of a conversation. With `add_generation_prompt` it ends where the model's answer begins.
+    ///
+    /// It holds special tokens as text, the one that starts a text among them: encode it with [`Tokenizer::encode_rendered`].
+    ///
+    /// # Errors
+    /// [`TextError::ChatTemplate`] with the template's own message, such as that it takes no system message.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, TextError> {
+        let request = Request::Render { messages: messages.to_vec(), add_generation_prompt };
+        self.worker.call(request, &[]).map_err(|source| TextError::ChatTemplate { path: self.path.clone(), source })
+    }
+
+    /// The tokens that end the model's turn: the tokenizer's `eos_token`, and what [`end_of_turn`](Self::end_of_turn) finds.
+    pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let eos = self.eos_token.as_ref().and_then(|token| tokenizer.token_id(token).ok()?);
+        eos.into_iter().chain(self.end_of_turn(tokenizer)).collect()
+    }
+
+    /// The token that the template has after an answer, which ends the model's turn: `<|eot_id|>` of Llama 3, `<|im_end|>` of ChatML. `None` where
+    /// no special token follows.
+    pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        const ANSWER: &str = "An answer.";
+        let text = self.render(&[Message::user("A question?"), Message::assistant(ANSWER)], false).ok()?;
+        let (_, after) = text.rsplit_once(ANSWER)?;
+        let tokens = tokenizer.encode_rendered(after.trim_start()).ok()?;
+        tokens.first().copied().filter(|&token| tokenizer.is_special(token))
+    }
+}
+
+/// A token in a `tokenizer_config.json`: its text, or a map that holds it.
+fn token_text(value: &serde_json::Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// A file as JSON; `null` where it is not there.
+fn optional_json(path: &Path) -> Result<serde_json::Value, TextError> {
+    match read_file(path, MAX_CONFIG_BYTES) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|source| TextError::Json { path: path.into(), source }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(serde_json::Value::Null),
+        Err(source) => Err(TextError::io(path, source)),
+    }
+}
+
+/// The template in a field `chat_template`: a text, or the one named `default` in a list.
+fn template_text(path: &Path, field: &serde_json::Value) -> Result<Option<String>, TextError> {
+    let wrong = |found: String| TextError::ChatTemplateField { path: path.into(), found };
+    match field {
+        serde_json::Value::Null => Ok(None),
+        serde_json::Value::String(text) => Ok(Some(text.clone())),
+        serde_json::Value::Array(named) => {
+            let default = named.iter().find(|entry| entry["name"] == "default");
+            match default.and_then(|entry| entry["template"].as_str()) {
+                Some(text) => Ok(Some(text.into())),
+                None => {
+                    let names: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
+                    Err(wrong(format!("templates named {names:?}, none of them `default`")))
+                }
+            }
+        }
+        other => Err(wrong(other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! What can go wrong with the texts of a folder.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A chat template or a tokenizer that cannot be read or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The operating system refused.
+    #[error("cannot read {}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A file that is not the JSON it should be.
+    #[error("{} does not hold what it should", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A chat template that cannot be compiled, or that refuses a conversation.
+    #[error("the chat template of {}", path.display())]
+    ChatTemplate {
+        /// The file that holds it.
+        path: PathBuf,
+        /// What is wrong.
+        source: Failure,
+    },
+    /// A `chat_template` that is no text and names no default.
+    #[error("`chat_template` in {} holds {found}; it must be a text, or a list with one named `default`", path.display())]
+    ChatTemplateField {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+    /// A tokenizer that cannot be read or used.
+    #[error("the tokenizer {}", path.display())]
+    Tokenizer {
+        /// The `tokenizer.json`.
+        path: PathBuf,
+        /// What is wrong.
+        source: Failure,
+    },
+    /// A tokenizer with tokens that the model does not have.
+    #[error("the tokenizer {} does not match the model: it has {tokenizer} tokens, the model's vocabulary has {model}", path.display())]
+    TokenizerMismatch {
+        /// The `tokenizer.json`.
+        path: PathBuf,
+        /// One more than the tokenizer's largest token.
+        tokenizer: usize,
+        /// Tokens in the model's vocabulary.
+        model: usize,
+    },
+}
+
+impl TextError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.into(), source }
+    }
+}
+
+/// Why a template or a tokenizer did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// It is not valid, or refuses what it was given: in its own words.
+    #[error("{0}")]
+    Refused(String),
+    /// It took longer than a call may.
+    #[error("it was stopped after {:.1} s; is it made to run forever?", after.as_secs_f32())]
+    Time {
+        /// The time that the call had.
+        after: Duration,
+    },
+    /// It asked for more memory than a call may have.
+    #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
+    Memory {
+        /// Bytes that it may have.
+        limit: u64,
+    },
+    /// It recurses, or is nested, until the stack is used up.
+    #[error("it is nested too deeply, or without end")]
+    Nesting,
+    /// Its file could not be read again.
+    #[error("its file cannot be read")]
+    File(#[source] io::Error),
+    /// There is no worker process, or it ended in another way.
+    #[error("the process that it runs in {what}")]
+    Worker {
+        /// What happened to it.
+        what: String,
+    },
+}

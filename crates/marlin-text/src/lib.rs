@@ -1,0 +1,48 @@
+//! Texts of a model's folder: its chat template and its tokenizer.
+//!
+//! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
+//! - [`Tokenizer`] makes tokens of texts, and texts of tokens; [`TextStream`] does so token by token.
+//!
+//! A template is a program, and a tokenizer nearly one: from a stranger's folder, either may run forever, ask for all memory, or take the process
+//! down. Both run in a *worker*, which has a time and a number of bytes for every call: a process of its own, made from the program's own executable,
+//! where the program calls [`init`] first thing in `main`. What the worker runs into becomes a [`Failure`], and the next call has a new worker.
+//!
+//! ```
+//! fn main() -> Result<(), marlin_text::TextError> {
+//!     marlin_text::init();
+//!     let template = marlin_text::ChatTemplate::compile(
+//!         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
+//!         "chat_template.jinja".into(),
+//!         Default::default(),
+//!     )?;
+//!     assert_eq!(template.render(&[marlin_text::Message::user("Hello")], true)?, "user: Hello\n");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! | | a worker process | without `init` |
+//! |---|---|---|
+//! | a panic, a template of too many steps | an error | an error |
+//! | a call that takes too long | an error | goes on |
+//! | nesting that takes all of the stack | an error | ends the program |
+//! | memory | bounded on Linux | not bounded |
+
+mod chat;
+mod error;
+mod stream;
+mod tokenizer;
+mod worker;
+
+pub use chat::{ChatTemplate, Message};
+pub use error::{Failure, TextError};
+pub use stream::TextStream;
+pub use tokenizer::Tokenizer;
+pub use worker::init;
+
+#[cfg(test)]
+mod tests {
+    /// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>` 257; it starts texts with `<s>`.
+    pub fn byte_level_tokenizer() -> serde_json::Value {
+        serde_json::from_str(include_str!("../tests/byte_level.json")).unwrap()
+    }
+}

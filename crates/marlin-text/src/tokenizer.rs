@@ -1,0 +1,101 @@
+//! `tokenizer.json`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::worker::{Loaded, Request, Subject, Worker};
+use crate::{Failure, TextError};
+
+/// The tokenizer of a model, read from a `tokenizer.json`.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    worker: Arc<Worker>,
+    path: PathBuf,
+    vocab_size: usize,
+    /// Tokens that stand for no text.
+    special: Arc<BTreeSet<u32>>,
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    ///
+    /// Truncation and padding that the file asks for are left out: a prompt is taken as it is.
+    ///
+    /// # Errors
+    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer.
+    pub fn open(path: &Path) -> Result<Self, TextError> {
+        let (worker, loaded): (_, Loaded) = Worker::open(Subject::Tokenizer(path.into())).map_err(|source| match source {
+            Failure::File(source) => TextError::io(path, source),
+            source => TextError::Tokenizer { path: path.into(), source },
+        })?;
+        let Loaded { vocab_size, special } = loaded;
+        Ok(Self { worker: Arc::new(worker), path: path.into(), vocab_size, special: Arc::new(special.into_iter().collect()) })
+    }
+
+    /// One more than the largest token id.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Whether every token is in a model's vocabulary. A model's may be larger: it is often padded.
+    ///
+    /// # Errors
+    /// [`TextError::TokenizerMismatch`] with both sizes.
+    pub fn check_vocab(&self, model: usize) -> Result<(), TextError> {
+        let tokenizer = self.vocab_size;
+        if tokenizer <= model { Ok(()) } else { Err(TextError::TokenizerMismatch { path: self.path.clone(), tokenizer, model }) }
+    }
+
+    /// The tokens of a text, with what the tokenizer's post-processor adds, such as a token that starts a text.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.call(Request::Encode { add_special_tokens: true }, text)
+    }
+
+    /// The tokens of a text that holds special tokens as text, as a rendered chat template does. Nothing is added: what starts a text is in it.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.call(Request::Encode { add_special_tokens: false }, text)
+    }
+
+    /// Whether a token is a special one, which stands for no text.
+    pub fn is_special(&self, token: u32) -> bool {
+        self.special.contains(&token)
+    }
+
+    /// The text of tokens, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] where the tokenizer's decoder fails.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
+        let [text] = self.decode_each([tokens])?;
+        Ok(text)
+    }
+
+    /// [`decode`](Self::decode) of several sequences of tokens, in one call of the worker.
+    pub(crate) fn decode_each<const N: usize>(&self, sequences: [&[u32]; N]) -> Result<[String; N], TextError> {
+        let texts: Vec<String> = self.call(Request::Decode { sequences: sequences.map(<[u32]>::to_vec).into() }, "")?;
+        texts.try_into().map_err(|texts: Vec<_>| self.error(Failure::Worker { what: format!("gave {} texts for {N}", texts.len()) }))
+    }
+
+    /// The token of a word such as `<|endoftext|>`.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`] where the tokenizer could not be asked.
+    pub fn token_id(&self, token: &str) -> Result<Option<u32>, TextError> {
+        self.call(Request::TokenId, token)
+    }
+
+    fn call<T: serde::de::DeserializeOwned>(&self, request: Request, text: &str) -> Result<T, TextError> {
+        self.worker.call(request, text.as_bytes()).map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: Failure) -> TextError {
+        TextError::Tokenizer { path: self.path.clone(), source }
+    }
+}

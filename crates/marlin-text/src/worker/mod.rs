@@ -1,0 +1,121 @@
+//! Where the texts of strangers run.
+
+mod child;
+mod engine;
+mod process;
+mod protocol;
+mod template;
+mod tokenizer;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use marlin_format::checkpoint::{MAX_TOKENIZER_BYTES, read_file};
+use serde::de::DeserializeOwned;
+
+use self::engine::Engine;
+use self::process::Process;
+use self::protocol::{Head, Limits};
+pub(crate) use self::protocol::{Loaded, Request};
+use crate::Failure;
+
+/// Whether workers are processes: the program's `main` knows what one is started for.
+static PROCESSES: AtomicBool = AtomicBool::new(false);
+
+/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. To be called first in `main`: in
+/// such a process it does not return.
+///
+/// A program that does not call it runs them itself, which is right for folders that it made itself, or trusts.
+pub fn init() {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == process::ARGUMENT) {
+        child::run();
+    }
+    PROCESSES.store(true, Ordering::Relaxed);
+}
+
+/// What a worker is for.
+#[derive(Debug)]
+pub(crate) enum Subject {
+    Template {
+        text: String,
+        special_tokens: BTreeMap<String, String>,
+    },
+    /// The path of a `tokenizer.json`.
+    Tokenizer(PathBuf),
+}
+
+impl Subject {
+    /// The request that loads it, and its body.
+    fn load(&self) -> Result<(Request, Vec<u8>), Failure> {
+        Ok(match self {
+            Self::Template { text, special_tokens } => {
+                (Request::LoadTemplate { special_tokens: special_tokens.clone() }, text.clone().into_bytes())
+            }
+            Self::Tokenizer(path) => (Request::LoadTokenizer, read_file(path, MAX_TOKENIZER_BYTES).map_err(Failure::File)?),
+        })
+    }
+}
+
+/// A template or a tokenizer, loaded where it runs.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    subject: Subject,
+    /// Without a process between one that ended and the next call.
+    place: Mutex<Option<Place>>,
+}
+
+/// Where a worker runs.
+#[derive(Debug)]
+enum Place {
+    Process(Process),
+    /// In the program itself.
+    Here(Box<Engine>),
+}
+
+impl Worker {
+    /// Loads a subject, and gives what it replies.
+    pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
+        let (place, reply) = start(&subject)?;
+        Ok((Self { subject, place: Mutex::new(Some(place)) }, decode(&reply)?))
+    }
+
+    /// What it replies to a request.
+    pub fn call<T: DeserializeOwned>(&self, request: Request, body: &[u8]) -> Result<T, Failure> {
+        let mut slot = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = match slot.take() {
+            Some(place) => place,
+            None => start(&self.subject)?.0,
+        };
+        let reply = place.call(request, body)?;
+        *slot = Some(place);
+        decode(&reply)
+    }
+}
+
+fn start(subject: &Subject) -> Result<(Place, Vec<u8>), Failure> {
+    let mut place = match PROCESSES.load(Ordering::Relaxed) {
+        true => Place::Process(Process::start()?),
+        false => Place::Here(Box::default()),
+    };
+    let (request, body) = subject.load()?;
+    let reply = place.call(request, &body)?;
+    Ok((place, reply))
+}
+
+impl Place {
+    fn call(&mut self, request: Request, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        let limits = request.limits(body.len());
+        match self {
+            Self::Process(process) => process.call(&Head { request, limits }, body),
+            Self::Here(engine) => Ok(engine.answer(request, body)),
+        }
+    }
+}
+
+fn decode<T: DeserializeOwned>(reply: &[u8]) -> Result<T, Failure> {
+    let reply: Result<T, String> =
+        serde_json::from_slice(reply).map_err(|error| Failure::Worker { what: format!("gave a reply that is none: {error}") })?;
+    reply.map_err(Failure::Refused)
+}

@@ -1,0 +1,75 @@
+//! A worker process, as the program sees it.
+
+use std::io::{self, Read};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::protocol::{Head, read_reply, write_request};
+use super::{Limits, child};
+use crate::Failure;
+
+/// What tells a worker from the program.
+pub(super) const ARGUMENT: &str = "marlin-text-worker";
+
+/// A process that waits for requests. It ends with the handle, or with the program.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    requests: ChildStdin,
+    replies: ChildStdout,
+}
+
+impl Process {
+    pub fn start() -> Result<Self, Failure> {
+        let failed = |what: &str, error: io::Error| Failure::Worker { what: format!("{what}: {error}") };
+        // The link stays right where the executable was replaced in the meantime.
+        let executable = match cfg!(target_os = "linux") {
+            true => "/proc/self/exe".into(),
+            false => std::env::current_exe().map_err(|error| failed("has no executable", error))?,
+        };
+        let mut command = Command::new(executable);
+        let streams = command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = streams.spawn().map_err(|error| failed("cannot be started", error))?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(requests), Some(replies)) => Ok(Self { child, requests, replies }),
+            _ => Err(Failure::Worker { what: "has no pipes".into() }),
+        }
+    }
+
+    /// Asks, and waits for the reply. After a failure the process has ended.
+    pub fn call(&mut self, head: &Head, body: &[u8]) -> Result<Vec<u8>, Failure> {
+        // Where it ended before it read everything, why it did counts, and not that it did.
+        let asked = write_request(&mut self.requests, head, body);
+        asked.and_then(|()| read_reply(&mut self.replies)).map_err(|error| self.failure(&error, head.limits))
+    }
+
+    /// Why there is no reply.
+    fn failure(&mut self, error: &io::Error, limits: Limits) -> Failure {
+        // It has ended, or says what nobody understands.
+        let _ = self.child.kill();
+        let mut said = String::new();
+        if let Some(stderr) = &mut self.child.stderr {
+            // What is no UTF-8 is nothing that is looked for.
+            let _ = stderr.take(1 << 16).read_to_string(&mut said);
+        }
+        if said.contains(child::TIMED_OUT) {
+            Failure::Time { after: limits.time }
+        } else if said.contains("memory allocation of") {
+            Failure::Memory { limit: limits.bytes }
+        } else if said.contains("has overflowed its stack") {
+            Failure::Nesting
+        } else {
+            match self.child.wait() {
+                Ok(status) => Failure::Worker { what: format!("ended with {status}") },
+                Err(_) => Failure::Worker { what: format!("does not answer: {error}") },
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended; one that was not waited for would stay in the system's table.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

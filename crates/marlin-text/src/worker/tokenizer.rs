@@ -1,0 +1,36 @@
+//! A `tokenizer.json` at work.
+
+use super::engine::message;
+use super::protocol::Loaded;
+
+/// A tokenizer, without the truncation and padding that its file asks for: a prompt is taken as it is.
+#[derive(Debug)]
+pub(super) struct Engine(tokenizers::Tokenizer);
+
+impl Engine {
+    pub fn load(json: &[u8]) -> Result<(Self, Loaded), String> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(described)?;
+        tokenizer.with_truncation(None).map_err(described)?;
+        tokenizer.with_padding(None);
+        let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&largest| largest as usize + 1);
+        let added = tokenizer.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
+        Ok((Self(tokenizer), Loaded { vocab_size, special }))
+    }
+
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, String> {
+        Ok(self.0.encode_fast(text, add_special_tokens).map_err(described)?.get_ids().to_vec())
+    }
+
+    pub fn decode(&self, sequences: &[Vec<u32>]) -> Result<Vec<String>, String> {
+        sequences.iter().map(|tokens| self.0.decode(tokens, true).map_err(described)).collect()
+    }
+
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.0.token_to_id(token)
+    }
+}
+
+fn described(error: tokenizers::Error) -> String {
+    message(error.as_ref())
+}

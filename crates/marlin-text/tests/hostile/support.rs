@@ -1,0 +1,50 @@
+//! What every test asks.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+use marlin_text::{Failure, TextError};
+
+/// The longest that a call may take: the four seconds that it has, and what a process takes to start and end on a busy machine.
+const MOST: Duration = Duration::from_secs(8);
+
+/// What becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// An error of the library, whose text has this in it.
+    Refused(&'static str),
+    /// The end of its time, or of its memory, whichever is first on this machine.
+    Bound,
+    Nesting,
+    /// An error, or none where the library has come to terms with it.
+    Survived,
+}
+
+/// A test of one input.
+pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), TextError> + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        let start = Instant::now();
+        let found = run();
+        let took = start.elapsed();
+        let as_expected = match (&found, expected) {
+            (Ok(()), expected) => expected == Expected::Survived,
+            (Err(error), expected) => match (failure(error), expected) {
+                (Some(Failure::Refused(message)), Expected::Refused(part)) => message.contains(part),
+                (Some(Failure::Time { .. } | Failure::Memory { .. }), Expected::Bound)
+                | (Some(Failure::Nesting), Expected::Nesting)
+                | (Some(Failure::Refused(_)), Expected::Survived) => true,
+                _ => false,
+            },
+        };
+        if !as_expected || took > MOST {
+            return Err(Failed::from(format!("expected {expected:?}, found {found:?} after {took:?}")));
+        }
+        Ok(())
+    })
+}
+
+/// What a worker ran into.
+pub fn failure(error: &TextError) -> Option<&Failure> {
+    error.source()?.downcast_ref()
+}

@@ -1,0 +1,6 @@
+//! The text of a chat template.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(init: marlin_text::init(), |data: &[u8]| {
+    marlin_fuzz::template(data);
+});

@@ -1,0 +1,33 @@
+//! Changes to valid inputs, for where there is no libFuzzer to make them.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+/// A text with one to four changes. `tokens` are what is written into it.
+pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
+    let mut text = text.to_vec();
+    for _ in 0..rng.random_range(1..=4) {
+        let start = rng.random_range(0..=text.len());
+        let end = (start + rng.random_range(0..=12)).min(text.len());
+        match rng.random_range(0..6) {
+            0 if start < text.len() => text[start] ^= 1 << rng.random_range(0..8),
+            0 | 1 => drop(text.splice(start..start, tokens.choose(rng).unwrap().bytes())),
+            2 => drop(text.drain(start..end)),
+            3 => {
+                let range = text[start..end].to_vec();
+                let to = rng.random_range(0..=text.len());
+                text.splice(to..to, range);
+            }
+            // A whole number or word, or the text of a whole string.
+            4 | 5 => {
+                let word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+                let begin = text[..start].iter().rposition(|byte| !word(byte)).map_or(0, |before| before + 1);
+                let end = start + text[start..].iter().position(|byte| !word(byte)).unwrap_or(text.len() - start);
+                text.splice(begin..end, tokens.choose(rng).unwrap().bytes());
+            }
+            _ => text.truncate(start),
+        }
+    }
+    text
+}

@@ -1,0 +1,87 @@
+//! Chat templates and files `tokenizer.json`: valid ones to begin with, and what is done with an input. Whatever a worker runs into is an error in time.
+//!
+//! `crates/marlin-text/tests/hostile` includes this module: it runs it on mutated inputs wherever the tests run.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
+use tempfile::TempDir;
+
+/// The longest that an input may take: the four seconds of each call that a worker has, on a busy machine.
+const MOST: Duration = Duration::from_secs(20);
+
+/// Published templates.
+pub fn template_seeds() -> Vec<Vec<u8>> {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../tests/golden/chat_templates.json")).expect("valid JSON");
+    let templates = golden["templates"].as_object().expect("templates by name");
+    templates.values().filter_map(|text| Some(text.as_str()?.as_bytes().to_vec())).collect()
+}
+
+/// Byte-level BPE, BPE with bytes to fall back to, words, each with what a file may have around a model.
+pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
+    let sentence_piece = r#"{"version":"1.0","truncation":{"direction":"Right","max_length":8,"strategy":"LongestFirst","stride":0},"padding":null,
+        "added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+        "normalizer":{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"_"},{"type":"Replace","pattern":{"String":" "},"content":"_"}]},
+        "pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?i:'s|'t)|\\p{L}+|\\s+(?!\\S)|."},"behavior":"Isolated","invert":false},
+        "post_processor":null,"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"_"},"content":" "},
+        {"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},"model":{"type":"BPE","dropout":null,
+        "unk_token":"<unk>","fuse_unk":true,"byte_fallback":true,"vocab":{"<unk>":0,"<0x61>":1,"H":2,"e":3,"l":4,"He":5,"ll":6,"_":7},
+        "merges":[["H","e"],["l","l"]]}}"#;
+    let words = r#"{"version":"1.0","added_tokens":[],"normalizer":{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,
+        "strip_accents":null,"lowercase":true},"pre_tokenizer":{"type":"BertPreTokenizer"},"post_processor":{"type":"BertProcessing",
+        "sep":["[SEP]",1],"cls":["[CLS]",2]},"decoder":{"type":"WordPiece","prefix":"@@","cleanup":true},"model":{"type":"WordPiece",
+        "unk_token":"[UNK]","continuing_subword_prefix":"@@","max_input_chars_per_word":100,"vocab":{"[UNK]":0,"[SEP]":1,"[CLS]":2,"hello":3}}}"#;
+    let unigram = r#"{"version":"1.0","added_tokens":[],"normalizer":{"type":"NFKC"},
+        "pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"always","split":true},"decoder":{"type":"Metaspace",
+        "replacement":"_","prepend_scheme":"always"},"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["_He",-1.5],["llo",-2.0]]}}"#;
+    let byte_level = include_str!("../../crates/marlin-text/tests/byte_level.json");
+    [byte_level, sentence_piece, &words.replace("@@", "##"), unigram].map(|text| text.as_bytes().to_vec()).into()
+}
+
+/// Compiles a template and renders a conversation. Whether that works.
+pub fn template(data: &[u8]) -> bool {
+    in_time(|| {
+        let text = String::from_utf8_lossy(data);
+        let tokens = BTreeMap::from([("bos_token".to_string(), "<s>".to_string()), ("eos_token".to_string(), "</s>".to_string())]);
+        let template = ChatTemplate::compile(&text, "chat_template.jinja".into(), tokens)?;
+        template.render(&[Message::user("A question?"), Message::assistant("An answer."), Message::user("Another?")], true).map(drop)
+    })
+}
+
+/// Folders with one `tokenizer.json`, written again for every input.
+pub struct TokenizerFolder(TempDir);
+
+impl TokenizerFolder {
+    /// A folder in the system's place for temporary files.
+    #[allow(clippy::new_without_default, reason = "it makes a folder; the tests' module, which is not public, does not lint it")]
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// Opens a tokenizer, and takes a text through it and back. Whether that works.
+    pub fn tokenizer(&self, data: &[u8]) -> bool {
+        let path = self.0.path().join("tokenizer.json");
+        fs::write(&path, data).expect("a temporary file can be written");
+        in_time(|| {
+            let tokenizer = Tokenizer::open(&path)?;
+            let tokens = tokenizer.encode("Hello, hello it's <s> 漢字")?;
+            tokenizer.decode(&tokens).map(drop)
+        })
+    }
+}
+
+/// Whether it works; if not, it must say why, and either must be in time.
+fn in_time(run: impl FnOnce() -> Result<(), TextError>) -> bool {
+    let start = Instant::now();
+    let result = run();
+    assert!(start.elapsed() < MOST, "{result:?} after {:?}", start.elapsed());
+    let mut next = result.as_ref().err().map(|error| error as &dyn Error);
+    while let Some(cause) = next {
+        assert!(!cause.to_string().is_empty(), "{result:?}");
+        next = cause.source();
+    }
+    result.is_ok()
+}
