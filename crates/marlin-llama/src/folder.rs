@@ -187,6 +187,10 @@ impl WeightSource for FileWeights<'_> {
         self.place(&layer.name, weight, bias)
     }
 
+    fn contains(&self, name: &str) -> bool {
+        self.checkpoint.contains_layer(name)
+    }
+
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, LlamaError> {
         if let [layer] = layers {
             return Ok(vec![self.projection(layer)?]);

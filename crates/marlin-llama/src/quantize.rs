@@ -1,5 +1,6 @@
 //! A float folder to a folder with 4-bit or 8-bit projections.
 
+use std::ops::Range;
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
@@ -7,7 +8,7 @@ use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, TensorData, Tensor
 use marlin_format::{PlainWeight, QuantSpec, quantize_rtn};
 
 use crate::LlamaError;
-use crate::config::{LlamaConfig, quantization_field, read_json};
+use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
 use crate::model::QUANTIZABLE_PROJECTIONS;
 
 /// Files that are copied where they are there: all that concerns texts.
@@ -30,7 +31,8 @@ pub enum FileFormat {
     /// compressed-tensors, pack-quantized: what llm-compressor writes.
     #[default]
     CompressedTensors,
-    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer are multiples of 32, as its readers ask.
+    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer are multiples of 32, as its readers ask. The `gate_up_proj` of Phi-3 is two layers,
+    /// `gate_proj` and `up_proj`, as GPTQModel has them from 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
     Gptq,
 }
 
@@ -40,6 +42,14 @@ impl FileFormat {
         match self {
             Self::Gptq if !(k.is_multiple_of(32) && n.is_multiple_of(32)) => Err(LlamaError::GptqShape { layer: layer.into(), k, n }),
             _ => Ok(()),
+        }
+    }
+
+    /// The layers that `layer` is in a file of this form.
+    fn names(self, layer: &str) -> Vec<String> {
+        match (self, layer.strip_suffix("gate_up_proj")) {
+            (Self::Gptq, Some(parent)) => MLP_INPUTS_APART.iter().map(|name| format!("{parent}{name}")).collect(),
+            _ => vec![layer.into()],
         }
     }
 
@@ -71,11 +81,11 @@ pub struct QuantizeOptions {
 /// How far a quantisation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeProgress<'a> {
-    /// The tensor that was written.
+    /// The tensor of the source that was written, or a part of it.
     pub tensor: &'a str,
-    /// Tensors that are done.
+    /// Tensors and parts that are done.
     pub done: usize,
-    /// All tensors of the source.
+    /// All of them.
     pub total: usize,
 }
 
@@ -105,10 +115,20 @@ pub struct QuantizedLayer {
     pub bits_per_weight: f64,
 }
 
-/// A tensor of the source, and what becomes of it.
-enum Plan<'a> {
-    Copy(TensorView<'a>),
-    Quantize { layer: &'a str, view: TensorView<'a>, k: usize, n: usize },
+/// What becomes of a tensor of the source, or of some of its rows.
+struct Plan<'a> {
+    view: TensorView<'a>,
+    /// The rows: those of a layer that has a name of its own in the target.
+    rows: Range<usize>,
+    target: Target,
+}
+
+/// What is written.
+enum Target {
+    /// A tensor of this name, as it is.
+    Copy(String),
+    /// A layer of this name and K.
+    Quantize { layer: String, k: usize },
 }
 
 /// Rounds the projections of a float Hugging Face folder to the nearest values of the spec's bits, into a new folder in the options' form:
@@ -183,18 +203,23 @@ fn plan<'a>(
         if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
             return Err(LlamaError::AlreadyQuantized { path: view.path().into() });
         }
-        let layer = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
-        match (layer, view.shape()) {
-            (Some(layer), _) if quantization.ignores(layer) => {
-                excluded.push(layer.to_string());
-                plans.push(Plan::Copy(view));
+        let projection = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
+        let (Some(source), &[n, k]) = (projection, view.shape()) else {
+            plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()) });
+            continue;
+        };
+        let layers = format.names(source);
+        let n = n / layers.len();
+        for (index, layer) in layers.into_iter().enumerate() {
+            let rows = index * n..(index + 1) * n;
+            if quantization.ignores(source) || quantization.ignores(&layer) {
+                plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")) });
+                excluded.push(layer);
+            } else {
+                spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                format.check(&layer, k, n)?;
+                plans.push(Plan { view, rows, target: Target::Quantize { layer, k } });
             }
-            (Some(layer), &[n, k]) => {
-                spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
-                format.check(layer, k, n)?;
-                plans.push(Plan::Quantize { layer, view, k, n });
-            }
-            _ => plans.push(Plan::Copy(view)),
         }
     }
     Ok(plans)
@@ -208,9 +233,15 @@ fn is_projection(layer: &str) -> bool {
 
 impl<'a> Plan<'a> {
     fn specs(&self, spec: &QuantSpec, format: FileFormat) -> Vec<TensorSpec> {
-        match self {
-            Self::Copy(view) => vec![TensorSpec::new(view.name(), view.dtype(), view.shape())],
-            Self::Quantize { layer, k, n, .. } => format.tensor_specs(layer, *k, *n, spec),
+        match &self.target {
+            Target::Copy(name) => {
+                let mut shape = self.view.shape().to_vec();
+                if let Some(rows) = shape.first_mut() {
+                    *rows = self.rows.len();
+                }
+                vec![TensorSpec::new(name, self.view.dtype(), shape)]
+            }
+            Target::Quantize { layer, k } => format.tensor_specs(layer, *k, self.rows.len(), spec),
         }
     }
 
@@ -221,25 +252,27 @@ impl<'a> Plan<'a> {
         writer: &mut CheckpointWriter,
         report: &mut QuantizeReport,
     ) -> Result<TensorView<'a>, LlamaError> {
-        match self {
-            Self::Copy(view) => {
-                report.source_bytes += view.bytes().len();
-                report.target_bytes += view.bytes().len();
-                writer.write_tensor(view.name(), view.bytes())?;
-                Ok(*view)
+        let Self { view, rows, target } = self;
+        let row_bytes = view.bytes().len() / view.shape().first().map_or(1, |&rows| rows.max(1));
+        let bytes = &view.bytes()[rows.start * row_bytes..rows.end * row_bytes];
+        report.source_bytes += bytes.len();
+        match target {
+            Target::Copy(name) => {
+                report.target_bytes += bytes.len();
+                writer.write_tensor(name, bytes)?;
             }
-            &Self::Quantize { layer, view, k, n } => {
-                let weight = transposed(&view.to_f32()?, n, k);
-                let plain = quantize_rtn(&weight, k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
-                report.source_bytes += view.bytes().len();
+            Target::Quantize { layer, k } => {
+                let (k, n) = (*k, rows.len());
+                let weight = transposed(&view.to_f32()?[rows.start * k..rows.end * k], n, k);
+                let plain = quantize_rtn(&weight, k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 for tensor in format.tensors_of(layer, &plain) {
                     report.target_bytes += tensor.bytes.len();
                     writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
                 }
-                report.quantized.push(QuantizedLayer { name: layer.into(), k, n, bits_per_weight: plain.bits_per_weight() });
-                Ok(view)
+                report.quantized.push(QuantizedLayer { name: layer.clone(), k, n, bits_per_weight: plain.bits_per_weight() });
             }
         }
+        Ok(*view)
     }
 }
 

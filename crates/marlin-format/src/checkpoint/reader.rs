@@ -99,6 +99,12 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
+    /// Whether it has a tensor of the layer of this name: one whose name goes on with a dot.
+    pub fn contains_layer(&self, layer: &str) -> bool {
+        let prefix = format!("{layer}.");
+        self.tensors.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
+    }
+
     /// Dtype, shape and file of a tensor, or `None` where it has no such tensor.
     pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         let (file, entry) = self.tensors.get(name)?;

@@ -78,11 +78,15 @@ pub(crate) struct Defaults {
     pub(crate) max_window_layers: usize,
 }
 
+/// The layers of `mlp` that make gate and up where a file has them apart, as GPTQModel from 7.0 on writes those of architectures that have one layer for
+/// both.
+pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
+
 const LLAMA: Declaration = Declaration {
     class: "LlamaForCausalLM",
     model_type: "llama",
     attention_inputs: &["q_proj", "k_proj", "v_proj"],
-    mlp_inputs: &["gate_proj", "up_proj"],
+    mlp_inputs: MLP_INPUTS_APART,
     attention_bias: Bias::Config,
     output_bias: true,
     mlp_bias: Bias::Config,

@@ -14,8 +14,8 @@ use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 
 pub use architecture::Architecture;
-pub(crate) use architecture::Declaration;
 use architecture::Window;
+pub(crate) use architecture::{Declaration, MLP_INPUTS_APART};
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_marlin::{ActivationDtype, QuantSpec, QuantizedWeight, W4A16Linear};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
-use crate::config::{Declaration, LlamaConfig};
+use crate::config::{Declaration, LlamaConfig, MLP_INPUTS_APART};
 
 /// Where weights come from. Names are without `.weight`: `model.layers.0.self_attn.q_proj`.
 pub(crate) trait WeightSource {
@@ -22,6 +22,9 @@ pub(crate) trait WeightSource {
 
     /// A layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
+
+    /// Whether it has a layer of this name.
+    fn contains(&self, name: &str) -> bool;
 
     /// Layers of the same K: one projection with their outputs side by side, or one for each.
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error>;
@@ -157,6 +160,8 @@ fn attention<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, 
 /// `outputs` are the features of gate and up.
 fn mlp<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, outputs: [usize; 2]) -> Result<Mlp, S::Error> {
     let inputs = config.architecture.declaration().mlp_inputs;
+    let apart = |input: &&str| source.contains(&format!("{name}.{input}"));
+    let inputs = if inputs.len() == 1 && MLP_INPUTS_APART.iter().any(apart) { MLP_INPUTS_APART } else { inputs };
     let down = LayerShape { name: format!("{name}.down_proj"), dims: [outputs[0], config.hidden_size], bias: config.mlp_bias };
     Ok(Mlp { gate_up_proj: group(config, source, name, inputs, &outputs, config.mlp_bias)?, down_proj: source.projection(&down)? })
 }
@@ -182,7 +187,7 @@ fn group<S: WeightSource>(
 fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&str]) -> Vec<(String, &'a Projection)> {
     match group.joined() {
         Some(projection) => vec![(joined.to_string(), projection)],
-        None => names.iter().map(|name| format!("{parent}.{name}")).zip(group.projections()).collect(),
+        None => apart(group, names).iter().map(|name| format!("{parent}.{name}")).zip(group.projections()).collect(),
     }
 }
 
@@ -195,7 +200,14 @@ fn group_parts<'a>(group: &'a ProjectionGroup, parent: &str, names: &[&str]) -> 
         };
         (format!("{parent}.{name}"), part)
     };
+    let names = if group.joined().is_some() { names } else { apart(group, names) };
     layers_of(names, group.outputs()).enumerate().map(part).collect()
+}
+
+/// The names of a group's projections where each output has its own: those of its architecture, or those of a file that has apart what the architecture
+/// has in one.
+fn apart<'n>(group: &ProjectionGroup, names: &'n [&'n str]) -> &'n [&'n str] {
+    if names.len() < group.projections().len() { MLP_INPUTS_APART } else { names }
 }
 
 /// Random weights, as Hugging Face initialises these models: normal with a standard deviation of 0.02, biases 0, norms 1.
@@ -237,6 +249,10 @@ impl WeightSource for RandomWeights<'_> {
                 Ok(Projection::W4A16(W4A16Linear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))
             }
         }
+    }
+
+    fn contains(&self, _: &str) -> bool {
+        false
     }
 
     fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Self::Error> {

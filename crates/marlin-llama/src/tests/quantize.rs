@@ -11,7 +11,9 @@ use serde_json::json;
 
 use super::folder::logits;
 use super::support::*;
-use crate::{FileFormat, Llama, LlamaConfig, LlamaError, OpenOptions, Projection, QuantizeOptions, QuantizeReport, quantize_folder};
+use crate::{
+    Architecture, FileFormat, Llama, LlamaConfig, LlamaError, OpenOptions, Projection, QuantizeOptions, QuantizeReport, quantize_folder,
+};
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
 
@@ -172,6 +174,38 @@ fn gptq_files_hold_the_same_weights() {
     assert_eq!(layer, "model.layers.0.mlp.down_proj");
     assert!(!target.exists());
     quantize_as(FileFormat::Gptq, &source, &target, channel, &["re:.*mlp"]).unwrap();
+}
+
+/// As GPTQModel has it from 7.0 on: gate and up apart, q, k and v in one.
+#[test]
+fn gptq_files_of_phi3_have_gate_and_up_apart() {
+    let config =
+        config_of(Architecture::Phi3, json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }));
+    let ((_a, source), (_b, packed), (_c, target), (_d, mixed)) = (temporary(), temporary(), temporary(), temporary());
+    let mut rng = rng();
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    quantize(&source, &packed, SPEC, &[]).unwrap();
+    let report = quantize_as(FileFormat::Gptq, &source, &target, SPEC, &[]).unwrap();
+    let names: Vec<&str> = report.quantized.iter().map(|layer| layer.name.as_str()).filter(|name| name.contains("layers.0")).collect();
+    let expected = ["mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.o_proj", "self_attn.qkv_proj"];
+    assert_eq!(names, expected.map(|name| format!("model.layers.0.{name}")));
+    let tokens = random_tokens(8, config.vocab_size, &mut rng);
+    let (of_packed, of_gptq) = (open(&packed).model, open(&target).model);
+    let expected: Vec<f64> = logits(&of_packed, &tokens).into_iter().map(f64::from).collect();
+    assert!(relative_error(&logits(&of_gptq, &tokens), &expected) < 1e-6);
+    assert!(of_gptq.layers[0].mlp.gate_up_proj.joined().is_some());
+
+    // One of the two in float: a matmul each, under the names of the file.
+    let report = quantize_as(FileFormat::Gptq, &source, &mixed, SPEC, &["re:.*gate_proj"]).unwrap();
+    assert_eq!(report.excluded, [0, 1].map(|layer| format!("model.layers.{layer}.mlp.gate_proj")));
+    let model = open(&mixed).model;
+    let names: Vec<String> = model.projections().map(|(name, _)| name).take(5).collect();
+    let expected = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+    assert_eq!(names, expected.map(|name| format!("model.layers.0.{name}")));
+    let [gate, up] = model.layers[0].mlp.gate_up_proj.projections() else { panic!("two projections") };
+    assert!(matches!((gate, up), (Projection::Dense(_), Projection::W4A16(_))));
+    let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
+    assert!(relative_error(&logits(&model, &tokens), &float) < 0.6);
 }
 
 #[test]
