@@ -2,7 +2,7 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
 use cubecl::client::Client;
-use marlin_format::ScaleDtype;
+use marlin_format::{ScaleDtype, available_memory};
 use marlin_kernels::Target;
 
 /// What the choice of a kernel needs to know of a Burn device.
@@ -22,9 +22,10 @@ fn client(device: &Device) -> Option<Client> {
     }
 }
 
-/// Bytes that a device can still hold; `None` where it does not say.
+/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host; `None` where it does not say.
 pub fn free_memory(device: &Device) -> Option<usize> {
-    let total = client(device)?.properties().memory.max_memory()?;
+    let Some(client) = client(device) else { return available_memory() };
+    let total = client.properties().memory.max_memory()?;
     let used = device.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use);
     Some(total.saturating_sub(used) as usize)
 }

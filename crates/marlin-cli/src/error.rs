@@ -13,6 +13,8 @@ pub enum CliError {
     Marlin(#[from] burn_marlin::Error),
     #[error(transparent)]
     Checkpoint(#[from] marlin_format::checkpoint::CheckpointError),
+    #[error("{dir}: {count} {}; `generate` does not take the folder as it is", if *count == 1 { "fault" } else { "faults" }, dir = dir.display())]
+    Faults { dir: PathBuf, count: usize },
     #[error("cannot read {path}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{path}: the text is not UTF-8", path = path.display())]

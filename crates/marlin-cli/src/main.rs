@@ -9,7 +9,6 @@ mod output;
 use args::{Cli, Command};
 use clap::Parser;
 use error::CliError;
-use marlin_format::without_control;
 use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -28,18 +27,10 @@ fn main() -> ExitCode {
         // Whoever reads has seen enough, as in `burn-marlin inspect model | head`.
         Err(CliError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", message(&error));
+            eprintln!("error: {}", output::message(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last. What a file brings into it is neither
-/// obeyed by the terminal nor endless.
-fn message(error: &dyn std::error::Error) -> String {
-    const SHOWN: usize = 4000;
-    let whole = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    without_control(&whole).chars().take(SHOWN).collect()
 }
 
 fn run(cli: &Cli) -> Result<(), CliError> {

@@ -1,7 +1,7 @@
 //! Tables, sizes and progress bars.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use marlin_format::fold_layers;
+use marlin_format::{fold_layers, without_control};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -51,6 +51,14 @@ pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<
         fold_layers(layers).into_iter().map(|run| [vec![run.path, run.count.to_string()], run.description].concat()).collect();
     let [first, rest @ ..] = header else { return Ok(()) };
     table(&[&[*first, "count"], rest].concat(), &rows)
+}
+
+/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last. What a file brings into it is neither
+/// obeyed by the terminal nor endless.
+pub fn message(error: &dyn std::error::Error) -> String {
+    const SHOWN: usize = 4000;
+    let whole = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    without_control(&whole).chars().take(SHOWN).collect()
 }
 
 /// Bytes as a person reads them.

@@ -25,6 +25,7 @@ pub mod layout;
 
 mod error;
 mod fold;
+mod memory;
 mod plain;
 mod plain_join;
 mod quantize;
@@ -33,6 +34,7 @@ mod text;
 
 pub use error::FormatError;
 pub use fold::{LayerRun, fold_layers};
+pub use memory::{available_memory, memory_short_of};
 pub use plain::{PlainParts, PlainWeight, Scales};
 pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;

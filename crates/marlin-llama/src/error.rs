@@ -186,6 +186,21 @@ pub enum LlamaError {
         /// How many there may be.
         room: usize,
     },
+    /// A model that does not fit the device.
+    #[error(
+        "the weights take {weights} bytes and a cache of {positions} positions {cache}, the device has {free} free; open the model with a smaller \
+         `max_len`, or on a device with more memory"
+    )]
+    TooLarge {
+        /// Bytes of the weights.
+        weights: usize,
+        /// Positions of the cache.
+        positions: usize,
+        /// Bytes of the cache and the rotary tables.
+        cache: usize,
+        /// Bytes that the device has.
+        free: usize,
+    },
     /// A cache that does not fit the device.
     #[error(
         "the cache of {slots} sequences of {positions} positions takes {needed} bytes, the device has {free} free; decode fewer sequences, or open \

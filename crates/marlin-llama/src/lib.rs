@@ -32,7 +32,7 @@ pub use config::{
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
-pub use folder::{Llama, OpenOptions, OpenProgress};
+pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
 pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq};
-use marlin_format::{PlainWeight, QuantSpec, quantize_rtn};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq};
+use marlin_format::{PlainWeight, QuantSpec, memory_short_of, quantize_rtn};
 
 use crate::LlamaError;
 use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
@@ -217,6 +217,11 @@ fn plan<'a>(
                 excluded.push(layer);
             } else {
                 spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                // Its values in f32 as they are and transposed, and their quantised ones.
+                let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
+                if let Some(available) = memory_short_of(needed) {
+                    return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
+                }
                 format.check(&layer, k, n)?;
                 plans.push(Plan { view, rows, target: Target::Quantize { layer, k } });
             }

@@ -4,9 +4,12 @@ use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{ActivationDtype, Bits, GroupSize, Problem, ScaleDtype, target};
 use marlin_format::PlainWeight;
-use marlin_format::checkpoint::{Checkpoint, LayerFormat, Part, Quantization, parts, read_layer};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer};
 use marlin_kernels::{layout_for, select};
+use marlin_llama::{OpenOptions, check_folder};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// A tensor, or the tensors of a quantised layer.
 #[derive(Serialize)]
@@ -42,49 +45,101 @@ struct Summary {
     weights: usize,
     bytes: usize,
     bits_per_weight: f64,
+    /// What is wrong with the folder: with none of these, `generate` takes it.
+    faults: Vec<String>,
 }
 
-/// Reads and checks every quantised layer as a model's loader does, one at a time.
+/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a time.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
-    let checkpoint = Checkpoint::open(&args.dir)?;
-    let quantization = Quantization::read(&args.dir)?;
-    let size = |name: &str| checkpoint.tensor(name).map(|tensor| tensor.bytes().len());
-    let progress = output::progress_of_bytes(checkpoint.size_bytes());
-    let mut rows = Vec::<Row>::new();
-    for part in parts(&checkpoint, quantization.as_ref())? {
-        let row = match part {
-            Part::Layer { name, format, tensors } => {
-                let weight = read_layer(&checkpoint, &name, &format)?;
-                let bytes = tensors.iter().map(|tensor| size(tensor)).sum::<Result<usize, _>>()?;
-                tensors.iter().for_each(|tensor| checkpoint.release(tensor));
-                let row = quantized_row(&name, &format, &weight, bytes, &device);
-                checkpoint.recycle(weight);
-                row
-            }
-            Part::Tensor { name } => {
-                let tensor = checkpoint.tensor(&name)?;
-                let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
-                let format = format!("{:?}", tensor.dtype()).to_lowercase();
-                let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
-                Row { name, format, shape, quantized: None, bytes, bits_per_weight }
-            }
-        };
-        progress.inc(row.bytes as u64);
-        rows.push(row);
-    }
+    let progress = output::progress_of_bytes(0);
+    // Layers of the model as they are read; the checkpoint may have others.
+    let mut layers = BTreeMap::new();
+    let faults = check_folder(&args.dir, &device, &OpenOptions::default(), |name, format, weight| {
+        progress.set_message(name.to_owned());
+        layers.insert(name.to_owned(), quantized_row(name, format, weight, &device));
+    });
     progress.finish_and_clear();
-
-    let weights: usize = rows.iter().map(|row| row.shape.iter().product::<usize>()).sum();
-    let bytes: usize = rows.iter().map(|row| row.bytes).sum();
-    let summary = Summary { tensors: rows, weights, bytes, bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64 };
-    if args.json {
-        return output::json(&summary);
+    let mut faults: Vec<String> = faults.iter().map(|fault| output::message(fault)).collect();
+    let mut keep = |error: &CheckpointError| {
+        let fault = output::message(error);
+        // What could not be opened above cannot be opened here.
+        if !faults.contains(&fault) {
+            faults.push(fault);
+        }
+    };
+    let rows = Checkpoint::open(&args.dir).and_then(|checkpoint| rows(&args.dir, &checkpoint, &device, layers, &mut keep));
+    let tensors = rows.unwrap_or_else(|error| {
+        keep(&error);
+        Vec::new()
+    });
+    let weights: usize = tensors.iter().map(|row| row.shape.iter().product::<usize>()).sum();
+    let bytes: usize = tensors.iter().map(|row| row.bytes).sum();
+    let summary = Summary { tensors, weights, bytes, bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64, faults };
+    match (args.json, summary.tensors.is_empty()) {
+        (true, _) => output::json(&summary)?,
+        (false, true) => {}
+        (false, false) => print(&summary, args.all)?,
     }
-    print(&summary, args.all)
+    for fault in &summary.faults {
+        eprintln!("fault: {fault}");
+    }
+    match summary.faults.len() {
+        0 => Ok(()),
+        count => Err(CliError::Faults { dir: args.dir.clone(), count }),
+    }
 }
 
-fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes: usize, device: &Device) -> Row {
+/// What the checkpoint holds. `layers` are those that were read; others, which the model has no place for, are read here.
+fn rows(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    device: &Device,
+    mut layers: BTreeMap<String, Row>,
+    keep: &mut impl FnMut(&CheckpointError),
+) -> Result<Vec<Row>, CheckpointError> {
+    // What is wrong with the configs is said above; without them every tensor is one by itself.
+    let quantization = Quantization::read(dir).ok().flatten();
+    let mut rows = Vec::new();
+    for part in parts(checkpoint, quantization.as_ref())? {
+        let row = match part {
+            Part::Tensor { name } => tensor_row(checkpoint.tensor(&name)?),
+            Part::Layer { name, format, tensors } => {
+                let bytes =
+                    tensors.iter().map(|name| Ok(checkpoint.tensor(name)?.bytes().len())).sum::<Result<usize, CheckpointError>>()?;
+                let row = layers.remove(&name).map_or_else(
+                    || {
+                        let weight = read_layer(checkpoint, &name, &format)?;
+                        let row = quantized_row(&name, &format, &weight, device);
+                        checkpoint.recycle(weight);
+                        Ok(row)
+                    },
+                    Ok,
+                );
+                tensors.iter().for_each(|tensor| checkpoint.release(tensor));
+                match row {
+                    Ok(row) => Row { bytes, ..row },
+                    Err(error) => {
+                        keep(&error);
+                        Row { name, format: format.to_string(), shape: Vec::new(), quantized: None, bytes, bits_per_weight: 0.0 }
+                    }
+                }
+            }
+        };
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+fn tensor_row(tensor: TensorView<'_>) -> Row {
+    let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
+    let format = format!("{:?}", tensor.dtype()).to_lowercase();
+    let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
+    Row { name: tensor.name().into(), format, shape, quantized: None, bytes, bits_per_weight }
+}
+
+/// The row of a layer that was read; its bytes are not known here.
+fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device: &Device) -> Row {
     let (k, n, spec, permuted) = (weight.k(), weight.n(), weight.spec(), weight.row_permutation().is_some());
     let scales = ActivationDtype::from(spec.scale_dtype);
     let float = if scales == ActivationDtype::BF16 { FloatDType::BF16 } else { FloatDType::F16 };
@@ -105,7 +160,7 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, bytes:
             kernel: plan.kernel.to_string(),
             reason: plan.reason.to_string(),
         }),
-        bytes,
+        bytes: 0,
         bits_per_weight: weight.bits_per_weight(),
     }
 }

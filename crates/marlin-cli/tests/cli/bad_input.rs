@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Folder, args, heldout, read_safetensors, refuse, run_with_input, shipped, write_safetensors};
+use crate::support::{Folder, args, faults, heldout, read_safetensors, refuse, run_with_input, shipped, write_safetensors};
 
 /// A run of every command that opens a model's weights.
 fn commands(dir: &Path) -> Vec<Vec<OsString>> {
@@ -25,7 +25,7 @@ fn a_missing_folder_is_named() {
     for args in commands(&missing) {
         refuse(&args, &["missing", "config.json", "No such file"]);
     }
-    refuse(&args!["inspect", &missing], &["missing", "model.safetensors"]);
+    faults(&missing, &["missing", "model.safetensors"]);
     refuse(&args!["quantize", &missing, &folder.target], &["missing", "config.json"]);
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 }
@@ -42,13 +42,13 @@ fn truncated_weights_are_refused_with_both_sizes() {
     for args in commands(&folder.source) {
         refuse(&args, &words);
     }
-    refuse(&args!["inspect", &folder.source], &words);
+    faults(&folder.source, &words);
     refuse(&args!["quantize", &folder.source, &folder.target], &words);
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 
     // Not even the length of the header is there.
     file.set_len(5).unwrap();
-    refuse(&args!["inspect", &folder.source], &["model.safetensors", "5 bytes", "8 bytes"]);
+    faults(&folder.source, &["model.safetensors", "5 bytes", "8 bytes"]);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_shape_that_contradicts_the_packed_weight_is_refused() {
         let mut data = data.clone();
         data[start..start + 8].copy_from_slice(&n.to_le_bytes());
         write_safetensors(&path, &header, &data);
-        refuse(&args!["inspect", &folder.target], &["model.safetensors", layer]);
+        assert_eq!(faults(&folder.target, &["model.safetensors", layer]).len(), 1);
         refuse(&args!["logits", &folder.target, "--device", "flex", "--ids", "1"], &[layer]);
     }
 }

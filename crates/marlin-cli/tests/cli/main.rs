@@ -2,5 +2,6 @@
 
 mod bad_input;
 mod checkpoints;
+mod strangers;
 mod support;
 mod text;

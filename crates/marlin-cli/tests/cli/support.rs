@@ -36,7 +36,7 @@ pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    assert!(!stderr.contains("panicked at"), "{args:?}: {stderr}");
     Run { code: output.status.code(), stdout: String::from_utf8(output.stdout).unwrap(), stderr }
 }
 
@@ -64,6 +64,20 @@ pub fn refuse(args: &[OsString], words: &[&str]) {
     for word in words {
         assert!(run.stderr.contains(word), "{args:?}: `{word}` is not in: {}", run.stderr);
     }
+}
+
+/// Runs `inspect`, which must find faults: exit code 1, a line for each on standard error, with all of `words` among them. Gives the faults.
+#[track_caller]
+pub fn faults(dir: &Path, words: &[&str]) -> Vec<String> {
+    let run = run_with_input(&args!["inspect", dir, "--device", "flex"], b"");
+    assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
+    for word in words {
+        assert!(run.stderr.contains(word), "`{word}` is not in: {}", run.stderr);
+    }
+    let faults: Vec<String> = run.stderr.lines().filter_map(|line| line.strip_prefix("fault: ")).map(String::from).collect();
+    let count = format!("{} fault", faults.len());
+    assert!(run.stderr.lines().last().is_some_and(|last| last.starts_with("error: ") && last.contains(&count)), "{}", run.stderr);
+    faults
 }
 
 /// The cells of a line of a table.

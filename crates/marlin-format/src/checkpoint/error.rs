@@ -194,6 +194,16 @@ pub enum CheckpointError {
         /// The layer.
         layer: String,
     },
+    /// A layer that does not fit the memory.
+    #[error("to read `{layer}` takes {needed} bytes of memory, and {available} are available; use a machine with more")]
+    LayerTooLarge {
+        /// The layer.
+        layer: String,
+        /// Bytes that reading it takes.
+        needed: usize,
+        /// Bytes that there are.
+        available: usize,
+    },
     /// A target folder with something in it.
     #[error("{} exists and is not empty; name a new folder, or empty this one first", dir.display())]
     TargetNotEmpty {

@@ -7,7 +7,7 @@ use super::{
     marlin24,
 };
 use crate::layout::PlainLayout;
-use crate::{FormatError, PlainWeight, QuantSpec};
+use crate::{FormatError, PlainWeight, QuantSpec, memory_short_of};
 
 /// How `layer` is held, by what the configs of its folder say ([`Quantization::read`]): as floats where they say nothing.
 ///
@@ -90,9 +90,15 @@ pub fn parts(checkpoint: &Checkpoint, quantization: Option<&Quantization>) -> Re
 /// The dtype of the scale tensor counts, not the one in the format's spec, which no config says.
 ///
 /// # Errors
-/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; what `to_plain` of the format's module refuses: tensors that are missing, of
+/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`] for more than the memory holds; what `to_plain` of the format's module refuses: tensors that are missing, of
 /// another dtype or shape than the format says, or whose values make no sense.
 pub fn read_layer(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) -> Result<PlainWeight, CheckpointError> {
+    // The file's bytes, and what they are converted to. A file may have holes, which take no space on a disk.
+    let tensors = layer_tensors(checkpoint, layer, format);
+    let needed = 2 * tensors.iter().filter_map(|name| Some(checkpoint.tensor(name).ok()?.bytes().len())).sum::<usize>();
+    if let Some(available) = memory_short_of(needed) {
+        return Err(CheckpointError::LayerTooLarge { layer: layer.into(), needed, available });
+    }
     match format {
         LayerFormat::Float => Err(CheckpointError::NotQuantized { layer: layer.into() }),
         LayerFormat::Gptq(format) => gptq::to_plain(checkpoint, layer, format),

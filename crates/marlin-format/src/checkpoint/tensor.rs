@@ -60,6 +60,17 @@ impl<'a> TensorView<'a> {
         })
     }
 
+    /// The tensor itself, where it is one of floats that [`to_f32`](Self::to_f32) reads.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Dtype`] where it is of another dtype.
+    pub fn expect_float(&self) -> Result<Self, CheckpointError> {
+        match self.dtype {
+            Dtype::F16 | Dtype::BF16 | Dtype::F32 => Ok(*self),
+            _ => Err(self.wrong_dtype("F16, BF16 or F32")),
+        }
+    }
+
     /// Its extents, where it has two axes; `axes` says what they are, such as `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
         <[usize; 2]>::try_from(self.shape).map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))

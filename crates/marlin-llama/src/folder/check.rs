@@ -1,0 +1,153 @@
+//! All that is wrong with a folder.
+
+use std::path::Path;
+
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, Tensor};
+use marlin_format::PlainWeight;
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization};
+use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
+
+use super::weights::FileWeights;
+use super::{OpenOptions, check_memory, choose_dtype, use_own_head};
+use crate::LlamaError;
+use crate::config::{GenerationConfig, LlamaConfig};
+use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
+
+/// Faults after which no more are looked for: of a config that is another model's there is one for every tensor.
+const MOST_FAULTS: usize = 1000;
+
+/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Gives every fault that
+/// is found, and none for a folder that can be opened, chatted with, and has room on the device.
+///
+/// `on_layer` gets every quantised layer that can be read, by its name.
+pub fn check_folder(
+    dir: &Path,
+    device: &Device,
+    options: &OpenOptions,
+    mut on_layer: impl FnMut(&str, &LayerFormat, &PlainWeight),
+) -> Vec<LlamaError> {
+    let mut faults = Faults(Vec::new());
+    let config_path = dir.join("config.json");
+    let config = faults.keep(LlamaConfig::read(&config_path));
+    let quantization = faults.keep(Quantization::read(dir)).flatten();
+    if let Some(config) = &config {
+        faults.keep(GenerationConfig::read(&dir.join("generation_config.json"), config));
+    }
+    if options.with_tokenizer {
+        faults.keep(check_texts(dir, config.as_ref()));
+        faults.keep(check_template(dir));
+    }
+    let max_len = config.as_ref().and_then(|config| faults.keep(options.positions(config)));
+    let checkpoint = faults.keep(Checkpoint::open(dir));
+    let (Some(mut config), Some(checkpoint)) = (config, checkpoint) else { return faults.0 };
+    let dtype = faults.keep(choose_dtype(options.dtype, &checkpoint, device));
+    if let (Some(dtype), Some(max_len)) = (dtype, max_len) {
+        faults.keep(check_memory(&config, &checkpoint, dtype, max_len, device));
+    }
+    faults.keep(use_own_head(&mut config, &checkpoint));
+    let mut ignored = |_: super::OpenProgress<'_>| {};
+    let files =
+        FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(burn::tensor::FloatDType::F32), device, &mut ignored);
+    let mut source = CheckedWeights { files, device, faults, on_layer: &mut on_layer };
+    // The rotary tables have one position here: those that were asked for are checked above.
+    if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() {
+        source.faults.keep(source.files.refuse_surplus(&config));
+    }
+    source.faults.0
+}
+
+/// Whether a text becomes tokens, of the model's vocabulary, and these a text.
+fn check_texts(dir: &Path, config: Option<&LlamaConfig>) -> Result<(), TextError> {
+    let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
+    tokenizer.decode(&tokenizer.encode("A text.")?)?;
+    config.map_or(Ok(()), |config| tokenizer.check_vocab(config.vocab_size))
+}
+
+/// Whether a question can be asked, where there is a template.
+fn check_template(dir: &Path) -> Result<(), TextError> {
+    let Some(template) = ChatTemplate::open(dir)? else { return Ok(()) };
+    template.render(&[Message::user("A question?")], true).map(drop)
+}
+
+struct Faults(Vec<LlamaError>);
+
+/// There were [`MOST_FAULTS`].
+struct Enough;
+
+impl Faults {
+    fn keep<T>(&mut self, result: Result<T, impl Into<LlamaError>>) -> Option<T> {
+        result.map_err(|error| self.0.push(error.into())).ok()
+    }
+
+    fn go_on(&self) -> Result<(), Enough> {
+        if self.0.len() < MOST_FAULTS { Ok(()) } else { Err(Enough) }
+    }
+}
+
+/// Looks at the files' weights in place of putting them on the device, where a number stands for each.
+struct CheckedWeights<'a> {
+    files: FileWeights<'a>,
+    device: &'a Device,
+    faults: Faults,
+    on_layer: &'a mut dyn FnMut(&str, &LayerFormat, &PlainWeight),
+}
+
+impl CheckedWeights<'_> {
+    /// A float tensor.
+    fn check(&mut self, name: String, shape: &[usize]) -> Result<(), Enough> {
+        let checked = self.files.checkpoint.tensor(&name).and_then(|tensor| tensor.expect_shape(shape)?.expect_float());
+        self.faults.keep(checked);
+        self.files.read.insert(name);
+        self.faults.go_on()
+    }
+
+    fn placeholder<const D: usize>(&self) -> Param<Tensor<D>> {
+        loaded(Tensor::zeros([1; D], (self.device, DType::F32)))
+    }
+}
+
+impl WeightSource for CheckedWeights<'_> {
+    type Error = Enough;
+
+    fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, Enough> {
+        self.check(format!("{name}.weight"), &shape)?;
+        Ok(self.placeholder())
+    }
+
+    fn norm(&mut self, name: &str, features: usize) -> Result<Param<Tensor<1>>, Enough> {
+        self.check(format!("{name}.weight"), &[features])?;
+        Ok(self.placeholder())
+    }
+
+    fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
+        let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let read = self.files.plain(layer);
+        match self.faults.keep(read) {
+            Some(Some((format, plain))) => {
+                (self.on_layer)(name, &format, &plain);
+                self.files.checkpoint.recycle(plain);
+            }
+            Some(None) => self.check(format!("{name}.weight"), &[n, k])?,
+            // What there is of it is no surplus.
+            None => {
+                let prefix = format!("{name}.");
+                self.files.read.extend(self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix)).map(String::from));
+                self.faults.go_on()?;
+            }
+        }
+        if layer.bias {
+            self.check(format!("{name}.bias"), &[n])?;
+        }
+        Ok(Projection::Dense(Linear { weight: self.placeholder(), bias: None }))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.files.contains(name)
+    }
+
+    fn projections(&mut self, layers: &[LayerShape]) -> Result<Vec<Projection>, Enough> {
+        layers.iter().map(|layer| self.projection(layer)).collect()
+    }
+}

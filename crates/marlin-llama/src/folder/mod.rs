@@ -1,0 +1,197 @@
+//! Opening a Hugging Face folder.
+
+mod check;
+mod upload;
+mod weights;
+
+use std::path::Path;
+
+use burn::tensor::{DType, Device, FloatDType};
+use marlin_format::QuantSpec;
+use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization};
+use marlin_text::Tokenizer;
+
+use self::weights::FileWeights;
+use crate::LlamaError;
+use crate::config::{GenerationConfig, LlamaConfig};
+use crate::model::{KvCache, LlamaModel};
+
+pub use check::check_folder;
+
+/// How a folder is opened.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OpenOptions {
+    /// The dtype of activations and float weights; without one that of the checkpoint where the device computes in it, f32 otherwise.
+    pub dtype: Option<FloatDType>,
+    /// Positions of the cache; without one [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or all the model was made for where those are fewer.
+    pub max_len: Option<usize>,
+    /// Whether `tokenizer.json` is read. Texts need it.
+    pub with_tokenizer: bool,
+    /// The format that a float output head is rounded to, tied to the embedding or not; without one it stays float.
+    pub head: Option<QuantSpec>,
+}
+
+impl OpenOptions {
+    /// Positions of the cache where none were asked for. Models are made for up to 131072, which would take more memory than their weights.
+    pub const DEFAULT_MAX_LEN: usize = 4096;
+}
+
+impl OpenOptions {
+    /// Positions of the cache.
+    fn positions(&self, config: &LlamaConfig) -> Result<usize, LlamaError> {
+        let limit = config.max_position_embeddings;
+        let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
+        if asked == 0 || asked > limit { Err(LlamaError::MaxLen { asked, limit }) } else { Ok(asked) }
+    }
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { dtype: None, max_len: None, with_tokenizer: true, head: None }
+    }
+}
+
+/// How far a folder is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenProgress<'a> {
+    /// The layer that was read last, by its name in the checkpoint.
+    pub layer: &'a str,
+    /// Bytes of the tensors that were read.
+    pub done: usize,
+    /// Bytes of all tensors of the folder.
+    pub total: usize,
+}
+
+/// A model from a folder: the model, its tokenizer, and how its makers generate with it.
+#[derive(Debug)]
+pub struct Llama {
+    /// The model.
+    pub model: LlamaModel,
+    /// The tokenizer, where it was opened with one.
+    pub tokenizer: Option<Tokenizer>,
+    /// `generation_config.json`, or the defaults where there is none.
+    pub generation: GenerationConfig,
+}
+
+impl Llama {
+    /// Opens a Hugging Face folder on a device.
+    ///
+    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
+    /// projections in each of the formats that [`LayerFormat`] names, each layer in the one that the configs give it. A quantised weight stays
+    /// one: no float copy of it is made.
+    ///
+    /// # Errors
+    /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
+    /// quantisation, tensors that are missing, misshaped or surplus, a tokenizer that does not match, a dtype the device does not compute in.
+    pub fn open(dir: impl AsRef<Path>, device: &Device, options: &OpenOptions) -> Result<Self, LlamaError> {
+        Self::open_with(dir, device, options, |_| {})
+    }
+
+    /// [`open`](Self::open), with a call after every tensor or quantised layer.
+    ///
+    /// Layers are read one at a time from the mapped files, or those of one joined matmul together: converted on all cores, sent to the device,
+    /// and dropped, the pages of the files with them.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: &OpenOptions,
+        mut on_progress: impl FnMut(OpenProgress<'_>),
+    ) -> Result<Self, LlamaError> {
+        let dir = dir.as_ref();
+        let config_path = dir.join("config.json");
+        let mut config = LlamaConfig::read(&config_path)?;
+        let quantization = Quantization::read(dir)?;
+        let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
+        let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.check_vocab(config.vocab_size)?;
+        }
+        let max_len = options.positions(&config)?;
+        let checkpoint = Checkpoint::open(dir)?;
+        let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
+        check_memory(&config, &checkpoint, dtype, max_len, device)?;
+        use_own_head(&mut config, &checkpoint)?;
+        let mut source = FileWeights::new(&checkpoint, &config_path, quantization, dtype, device, &mut on_progress);
+        let mut model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
+        source.refuse_surplus(&config)?;
+        if let Some(spec) = &options.head {
+            model.quantize_head(spec).map_err(|source| LlamaError::Layer { layer: "lm_head".into(), source })?;
+        }
+        tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
+        Ok(Self { model, tokenizer, generation })
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`LlamaError::NoTokenizer`] where it was opened without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, LlamaError> {
+        self.tokenizer.as_ref().ok_or(LlamaError::NoTokenizer)
+    }
+}
+
+fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Device) -> Result<FloatDType, LlamaError> {
+    match asked {
+        Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
+        Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),
+        None => {
+            let dtype = match checkpoint.tensor("model.embed_tokens.weight")?.dtype() {
+                Dtype::F16 => FloatDType::F16,
+                Dtype::BF16 => FloatDType::BF16,
+                _ => FloatDType::F32,
+            };
+            Ok(if device.supports_dtype(DType::from(dtype)) { dtype } else { FloatDType::F32 })
+        }
+    }
+}
+
+/// Whether the device has room for the weights, a cache of one sequence, and the rotary tables. Asked before any of them is read: what a header and a config
+/// declare costs their author nothing.
+fn check_memory(
+    config: &LlamaConfig,
+    checkpoint: &Checkpoint,
+    dtype: FloatDType,
+    max_len: usize,
+    device: &Device,
+) -> Result<(), LlamaError> {
+    let size = DType::from(dtype).size();
+    let bytes = |name: &str| {
+        let info = checkpoint.info(name)?;
+        let elements: usize = info.shape.iter().product();
+        let is_float = matches!(info.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
+        Some(elements.saturating_mul(if is_float { size } else { info.dtype.bitsize().div_ceil(8) }))
+    };
+    let weights = checkpoint.names().filter_map(bytes).fold(0, usize::saturating_add);
+    // Cosines and sines in f32, half a head each.
+    let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
+    let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
+    match burn_marlin::free_memory(device) {
+        Some(free) if weights.saturating_add(cache) > free => Err(LlamaError::TooLarge { weights, positions: max_len, cache, free }),
+        _ => Ok(()),
+    }
+}
+
+/// Unties the output head where the files hold one that is not the embedding once more: as in transformers from 5 on, such a head counts, whatever the
+/// config says.
+fn use_own_head(config: &mut LlamaConfig, checkpoint: &Checkpoint) -> Result<(), LlamaError> {
+    if config.tie_word_embeddings && has_own_head(checkpoint)? {
+        let dir = checkpoint.dir().display();
+        tracing::warn!(%dir, "the config ties the output head to the embedding, but the files hold another head: that one is used");
+        config.tie_word_embeddings = false;
+    }
+    Ok(())
+}
+
+fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, LlamaError> {
+    const HEAD: &str = "lm_head.weight";
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    if !checkpoint.contains(HEAD) || !checkpoint.contains(EMBEDDING) {
+        // A quantised head is none that an embedding could be.
+        return Ok(checkpoint.names().any(|name| name.starts_with("lm_head.")));
+    }
+    let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
+    Ok((head.dtype(), head.shape(), head.bytes()) != (embedding.dtype(), embedding.shape(), embedding.bytes()))
+}
