@@ -118,8 +118,8 @@ enum Plan<'a> {
 /// One tensor at a time is in memory. The target appears when all of it is written.
 ///
 /// # Errors
-/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a group size that does not divide a
-/// layer's K, or a layer that readers of the form do not take, before anything is written; weights that are not finite; a target with something in it.
+/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
+/// of the form do not take, before anything is written; weights that are not finite; a target with something in it.
 pub fn quantize_folder(
     source: &Path,
     target: &Path,
@@ -140,7 +140,7 @@ pub fn quantize_folder(
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, options.format, &quantization, &mut excluded)?;
+    let plans = plan(&checkpoint, options.format, &quantization, &mut excluded)?;
     let mut writer = CheckpointWriter::create(target)?;
     let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format)).collect();
     writer.declare(specs)?;
@@ -169,10 +169,9 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// What becomes of every tensor. Refuses what the spec does not fit.
+/// What becomes of every tensor. Refuses layers that cannot be written.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
-    spec: &QuantSpec,
     format: FileFormat,
     quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
@@ -190,7 +189,7 @@ fn plan<'a>(
                 plans.push(Plan::Copy(view));
             }
             (Some(layer), &[n, k]) => {
-                spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
+                QuantSpec::check_shape(k, n).map_err(|source| LlamaError::Quantize { layer: layer.into(), source })?;
                 format.check(layer, k, n)?;
                 plans.push(Plan::Quantize { layer, view, k, n });
             }
