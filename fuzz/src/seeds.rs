@@ -11,8 +11,8 @@ use super::targets::formats;
 
 /// The layer that is read.
 pub const LAYER: &str = "l";
-/// Input and output features: whole tiles of every format.
-const SHAPE: (usize, usize) = (128, 64);
+/// Input and output features: whole tiles of every format, and an incomplete last group of 64 or 128 rows.
+const SHAPE: (usize, usize) = (160, 64);
 
 /// Configs of every method, with every field that is read.
 pub fn config_seeds() -> Vec<Vec<u8>> {

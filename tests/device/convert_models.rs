@@ -19,7 +19,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "models::a_tied_head_leaves_the_embedding", tied));
     tests.push(trial(device, "models::patterns_hold_for_layers_that_share_an_id", excluded_twin));
     tests.push(trial(device, "models::another_type_named_linear_is_left", other_linear));
-    tests.push(trial(device, "models::specs_by_pattern_and_fallback_groups", specs));
+    tests.push(trial(device, "models::specs_by_pattern", specs));
+    tests.push(trial(device, "models::a_layer_without_features_is_left", no_features));
     tests.push(trial(device, "models::strict", strict));
     tests.push(trial(device, "models::reports", reports));
 }
@@ -208,20 +209,23 @@ fn other_linear(device: &Device) {
 }
 
 fn specs(device: &Device) {
-    let stack = || Stack { layers: [64, 96, 100, 128].map(|k| LinearConfig::new(k, 8).init(device)).to_vec() };
+    let stack = Stack { layers: [64, 96, 100, 128].map(|k| LinearConfig::new(k, 8).init(device)).to_vec() };
     let spec_of = |report: &Report, layer: usize| match outcome(report, &format!("layers.{layer}.weight")) {
         Outcome::Quantized { spec, .. } => Some(*spec),
         Outcome::Left(_) => None,
     };
-    let int8 = QuantSpec::int8(GroupSize::G64);
-    let w4a16 =
-        W4A16::new(QuantSpec::int4(GroupSize::G128)).with_spec(r"layers\.0", int8).with_spec("layers", QuantSpec::int4(GroupSize::G128));
-    let quantize = |w4a16: &W4A16| w4a16.quantize(stack()).unwrap_or_else(|error| panic!("{error}")).1;
-    let report = quantize(&w4a16);
-    assert_eq!([0, 1, 2, 3].map(|layer| spec_of(&report, layer)), [Some(int8), None, None, Some(QuantSpec::int4(GroupSize::G128))]);
-    let report = quantize(&w4a16.with_fallback([GroupSize::G64, GroupSize::G32, GroupSize::Channel]));
-    let expected = [int8, QuantSpec::int4(GroupSize::G32), QuantSpec::int4(GroupSize::Channel), QuantSpec::int4(GroupSize::G128)];
-    assert_eq!([0, 1, 2, 3].map(|layer| spec_of(&report, layer)), expected.map(Some));
+    let (int4, int8) = (QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G64));
+    let w4a16 = W4A16::new(int4).with_spec(r"layers\.0", int8).with_spec("layers", int4);
+    let (_, report) = w4a16.quantize(stack).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!([0, 1, 2, 3].map(|layer| spec_of(&report, layer)), [int8, int4, int4, int4].map(Some));
+}
+
+fn no_features(device: &Device) {
+    let weight = Param::from_tensor(Tensor::zeros([0, 8], device));
+    let stack = Stack { layers: vec![LinearConfig::new(64, 8).init(device), Linear { weight, bias: None }] };
+    let (_, report) = convert(stack, GROUP);
+    assert!(matches!(outcome(&report, "layers.1.weight"), Outcome::Left(LeftReason::Shape { .. })), "{report:#}");
+    assert_eq!((report.quantized(), report.left()), (1, 1), "{report}");
 }
 
 fn strict(device: &Device) {
@@ -236,7 +240,6 @@ fn strict(device: &Device) {
     };
     refused(W4A16::new(QuantSpec::int4(GROUP)), "pytorch.weight");
     refused(w4a16.clone().exclude("lm_head"), "`lm_head`");
-    refused(W4A16::new(QuantSpec::int4(GroupSize::G128)).exclude("pytorch"), "burn.weight");
     let (_, report) = w4a16.exclude("lm_head").quantize(mixed(device)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.unmatched, ["lm_head"]);
     assert!(report.to_string().contains("`lm_head` matches nothing"), "{report}");

@@ -90,10 +90,10 @@ fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> 
     rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
 }
 
-/// K and N: one step and many, K that ends within a step, N that ends within a tile.
+/// K and N: one step and many, K that ends within a step and within a group, N that ends within a tile.
 fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(0);
-    vec![[4096, 200], [2048 + 3 * rows, 64], [5 * rows, 63], [3 * rows, 65], [6272, 129]]
+    vec![[4096, 200], [2048 + 3 * rows, 64], [5 * rows, 63], [3 * rows, 65], [6272, 129], [5 * rows + 24, 40], [2 * rows - 8, 33]]
 }
 
 fn agrees(device: &Device, group: GroupSize, seed: u64) {

@@ -124,11 +124,14 @@ const SPLIT: [(GroupSize, bool, ScaleDtype); 3] =
 /// Long columns on few and on all multiprocessors, so that a tile has parts of one, two and many blocks, and a block parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
-    let case = Case { m, k: 4096, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false };
-    let operands = Operands::random(&case, seed);
-    for launch in marlin::launches(&case.problem(), &bench.card) {
-        for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
-            bench.check(&case, &operands, Launch { blocks: blocks.max(1), ..launch }, seed);
+    // The second K has an odd number of chunks, and a last group of 24 rows.
+    for k in [4096, 4120] {
+        let case = Case { m, k, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false };
+        let operands = Operands::random(&case, seed);
+        for launch in marlin::launches(&case.problem(), &bench.card) {
+            for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
+                bench.check(&case, &operands, Launch { blocks: blocks.max(1), ..launch }, seed);
+            }
         }
     }
 }

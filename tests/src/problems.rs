@@ -5,18 +5,22 @@ use marlin_kernels::ActivationDtype;
 /// Rows of activations around the edges of every tile.
 pub const ROWS: [usize; 18] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048];
 
-/// Shapes [K, N] that a group size allows: whole tiles, one more and one less than a tile of N, and for whole-column groups a K that fills
-/// neither a word nor a tile.
+/// Shapes [K, N] for a group size: whole tiles, one more and one less than a tile of N, a last group that is incomplete, and for whole-column
+/// groups a K that fills neither a word nor a tile.
 pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(128);
     let mut shapes = vec![[rows, 64], [2 * rows, 63], [3 * rows, 65], [128, 128], [384, 1]];
-    if group == GroupSize::Channel {
-        shapes.extend([[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]]);
-    }
+    shapes.extend_from_slice(match group {
+        GroupSize::Channel => &[[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]],
+        GroupSize::G32 => &[[344, 40], [33, 9]],
+        GroupSize::G64 => &[[72, 65], [1000, 8]],
+        // The first ends in the second half of the last group, the second after its first half, the third is no group whole.
+        GroupSize::G128 => &[[200, 33], [320, 64], [100, 7]],
+    });
     shapes
 }
 
-/// Every format, with every shape it allows and a few rows; and every count of rows of [`ROWS`] once with each width.
+/// Every format, with every shape of its group and a few rows; and every count of rows of [`ROWS`] once with each width.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();

@@ -90,7 +90,7 @@ pub enum Error {
         source: Box<regex::Error>,
     },
     /// A strict conversion would have left layers, or has patterns that match nothing.
-    #[error("a strict conversion {}: exclude these layers, give them another group, or mend the patterns", list_strict(.left, .unmatched))]
+    #[error("a strict conversion {}: exclude these layers, or mend the patterns", list_strict(.left, .unmatched))]
     Strict {
         /// Path of each layer that would have been left, and why.
         left: Vec<(String, LeftReason)>,

@@ -48,7 +48,7 @@ impl W4A16Linear {
     /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. What it computes is NaN until then.
     ///
     /// # Errors
-    /// A group that does not divide K.
+    /// No features, or too many.
     pub fn unloaded(dims: [usize; 2], bias: bool, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
         let [k, n] = dims;
         let weight = QuantizedWeight::unloaded(k, n, spec, activations, device)?;

@@ -1,6 +1,6 @@
 //! What can be wrong with a weight, before any file is involved.
 
-use crate::{Bits, GroupSize, ScaleDtype};
+use crate::{Bits, ScaleDtype};
 
 /// A weight, a spec or a layout that does not hold together.
 ///
@@ -43,16 +43,6 @@ pub enum FormatError {
         n: usize,
         /// The largest K or N.
         limit: usize,
-    },
-    /// The last group would be incomplete.
-    #[error("K = {k} is not a multiple of the {rows} rows in a group of {group}; use a smaller group size or `channel`")]
-    GroupDoesNotDivide {
-        /// The group size asked for.
-        group: GroupSize,
-        /// Rows of K in one group.
-        rows: usize,
-        /// Input features.
-        k: usize,
     },
     /// A buffer that does not have the length its shape says.
     #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]

@@ -120,7 +120,7 @@ impl PlainWeight {
     /// A [`FormatError`] that says what does not hold, and where.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
-        spec.check(k, n)?;
+        QuantSpec::check_shape(k, n)?;
         let layout = PlainLayout::new(k, n, spec.bits);
         let per_group = spec.group.count(k) * n;
         let length = |what, expected, found| match found == expected {

@@ -66,7 +66,7 @@ impl PlainWeight {
             }
         }
         let n = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.n()));
-        spec.check(k, n)?;
+        QuantSpec::check_shape(k, n)?;
 
         let groups = spec.group.count(k);
         let layout = PlainLayout::new(k, n, spec.bits);

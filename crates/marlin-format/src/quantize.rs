@@ -18,10 +18,10 @@ use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales}
 /// dtype's smallest positive number: a group of zeros is stored exactly, and no scale divides by 0.
 ///
 /// # Errors
-/// [`QuantSpec::check`]'s; [`FormatError::Length`] where `weight` does not have K * N values; [`FormatError::NonFiniteWeight`];
+/// [`QuantSpec::check_shape`]'s; [`FormatError::Length`] where `weight` does not have K * N values; [`FormatError::NonFiniteWeight`];
 /// [`FormatError::ScaleOverflow`].
 pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Result<PlainWeight, FormatError> {
-    spec.check(k, n)?;
+    QuantSpec::check_shape(k, n)?;
     if weight.len() != k * n {
         return Err(FormatError::Length { what: "the weight", k, n, expected: k * n, found: weight.len() });
     }
@@ -32,7 +32,7 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
     let mut scales = Vec::with_capacity(spec.group.count(k) * n);
     let mut zero_points = Vec::with_capacity(if spec.zero_points { scales.capacity() } else { 0 });
 
-    for (group, rows) in weight.chunks_exact(group_rows * n).enumerate() {
+    for (group, rows) in weight.chunks(group_rows * n).enumerate() {
         let first_row = group * group_rows;
         let (low, high) = ranges(rows, n, first_row)?;
         let mut group_scales = Vec::with_capacity(n);

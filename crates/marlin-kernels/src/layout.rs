@@ -95,4 +95,16 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn several_groups_tell_their_size() {
+        for k in 1..1100 {
+            for layout in [WeightLayout::Plain, WeightLayout::Tile] {
+                let counts = GroupSize::ALL.map(|group| layout.scales(k, 1, group)[0]);
+                for (i, count) in counts.iter().enumerate() {
+                    assert!(*count == 1 || !counts[..i].contains(count), "K = {k}, {layout}: {counts:?}");
+                }
+            }
+        }
+    }
 }

@@ -97,9 +97,9 @@ pub(crate) struct WeightLengths {
 }
 
 impl Problem {
-    /// Checks the format against the shape, and a weight's buffers against both.
+    /// Checks the shape, and a weight's buffers against it and the format.
     pub(crate) fn expect_weight(&self, found: WeightLengths) -> Result<(), KernelError> {
-        self.spec.check(self.k, self.n)?;
+        QuantSpec::check_shape(self.k, self.n)?;
         let layout = PlainLayout::new(self.k, self.n, self.spec.bits);
         let groups = self.spec.group.count(self.k);
         let zero_points = groups * self.n.div_ceil(self.spec.bits.per_word());

@@ -55,10 +55,14 @@ pub enum LlamaError {
         source: FormatError,
     },
     /// A layer of a size that readers of GPTQ files do not take.
-    #[error("`{layer}` has K = {k}, N = {n}; GPTQ files hold multiples of 32: write compressed-tensors, or exclude the layer")]
+    #[error(
+        "`{layer}` has K = {k}, N = {n}; readers of GPTQ files take multiples of {multiple}, whole words: write compressed-tensors, or exclude the layer"
+    )]
     GptqShape {
         /// The layer's name in the checkpoint.
         layer: String,
+        /// Values in a word.
+        multiple: usize,
         /// Input features.
         k: usize,
         /// Output features.

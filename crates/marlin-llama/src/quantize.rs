@@ -5,7 +5,7 @@ use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq};
-use marlin_format::{PlainWeight, QuantSpec, memory_short_of, quantize_rtn};
+use marlin_format::{Bits, PlainWeight, QuantSpec, memory_short_of, quantize_rtn};
 
 use crate::LlamaError;
 use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
@@ -31,16 +31,19 @@ pub enum FileFormat {
     /// compressed-tensors, pack-quantized: what llm-compressor writes.
     #[default]
     CompressedTensors,
-    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer are multiples of 32, as its readers ask. The `gate_up_proj` of Phi-3 is two layers,
+    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
     /// `gate_proj` and `up_proj`, as GPTQModel has them from 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
     Gptq,
 }
 
 impl FileFormat {
     /// Whether readers of this form take a layer [K, N].
-    fn check(self, layer: &str, k: usize, n: usize) -> Result<(), LlamaError> {
+    fn check(self, layer: &str, k: usize, n: usize, bits: Bits) -> Result<(), LlamaError> {
+        let multiple = bits.per_word();
         match self {
-            Self::Gptq if !(k.is_multiple_of(32) && n.is_multiple_of(32)) => Err(LlamaError::GptqShape { layer: layer.into(), k, n }),
+            Self::Gptq if !(k.is_multiple_of(multiple) && n.is_multiple_of(multiple)) => {
+                Err(LlamaError::GptqShape { layer: layer.into(), multiple, k, n })
+            }
             _ => Ok(()),
         }
     }
@@ -138,8 +141,8 @@ enum Target {
 /// One tensor at a time is in memory. The target appears when all of it is written.
 ///
 /// # Errors
-/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a group size that does not divide a
-/// layer's K, or a layer that readers of the form do not take, before anything is written; weights that are not finite; a target with something in it.
+/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
+/// of the form do not take, before anything is written; weights that are not finite; a target with something in it.
 pub fn quantize_folder(
     source: &Path,
     target: &Path,
@@ -160,7 +163,7 @@ pub fn quantize_folder(
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, options.format, &quantization, &mut excluded)?;
+    let plans = plan(&checkpoint, spec.bits, options.format, &quantization, &mut excluded)?;
     let mut writer = CheckpointWriter::create(target)?;
     let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format)).collect();
     writer.declare(specs)?;
@@ -189,10 +192,10 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// What becomes of every tensor. Refuses what the spec does not fit.
+/// What becomes of every tensor. Refuses layers that cannot be written.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
-    spec: &QuantSpec,
+    bits: Bits,
     format: FileFormat,
     quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
@@ -216,13 +219,13 @@ fn plan<'a>(
                 plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")) });
                 excluded.push(layer);
             } else {
-                spec.check(k, n).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                QuantSpec::check_shape(k, n).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
                 let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
                 if let Some(available) = memory_short_of(needed) {
                     return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
                 }
-                format.check(&layer, k, n)?;
+                format.check(&layer, k, n, bits)?;
                 plans.push(Plan { view, rows, target: Target::Quantize { layer, k } });
             }
         }

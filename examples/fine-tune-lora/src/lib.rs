@@ -49,7 +49,7 @@ pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) ->
     // Gradients of a small model leave the range of f16.
     let llama = Llama::open(folder, device, &OpenOptions { dtype: Some(FloatDType::F32), ..OpenOptions::default() })?;
     let tokens = llama.tokenizer()?.encode(text)?;
-    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128)).with_fallback([GroupSize::G64, GroupSize::G32]);
+    let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128));
     let (model, report) = w4a16.quantize(llama.model).map_err(|refused| refused.error)?;
     // Burn freezes everything else.
     let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));

@@ -71,7 +71,7 @@ impl Attach<'_> {
             Some(spec) => spec,
             None => match self.rules.spec_of(path, k, n) {
                 Ok(spec) => spec,
-                Err(error) => return Ok((Outcome::Left(LeftReason::Group { error }), None)),
+                Err(error) => return Ok((Outcome::Left(LeftReason::Shape { error }), None)),
             },
         };
         let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);

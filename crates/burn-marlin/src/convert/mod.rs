@@ -17,7 +17,7 @@ use crate::{ConvertError, Error, QuantizedWeight};
 use attach::{Attach, Reset};
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::{ElementConversion, Tensor};
-use marlin_format::{FormatError, GroupSize, QuantSpec};
+use marlin_format::{FormatError, QuantSpec};
 use regex::Regex;
 use std::collections::{HashMap, HashSet};
 use survey::{Candidate, Survey, Types, survey};
@@ -57,7 +57,6 @@ pub struct W4A16 {
     exclude: Vec<String>,
     /// Layers that match a pattern get its spec; the first pattern counts.
     specs: Vec<(String, QuantSpec)>,
-    fallback: Vec<GroupSize>,
     also: Vec<String>,
     strict: bool,
 }
@@ -74,7 +73,7 @@ enum Weights {
 impl W4A16 {
     /// Converts every `Linear` to `spec`.
     pub fn new(spec: QuantSpec) -> Self {
-        Self { spec, include: Vec::new(), exclude: Vec::new(), specs: Vec::new(), fallback: Vec::new(), also: Vec::new(), strict: false }
+        Self { spec, include: Vec::new(), exclude: Vec::new(), specs: Vec::new(), also: Vec::new(), strict: false }
     }
 
     /// Converts only layers whose path matches this or another included pattern.
@@ -92,12 +91,6 @@ impl W4A16 {
     /// Converts layers whose path matches to another spec. Of several such patterns the first that matches counts.
     pub fn with_spec(mut self, pattern: impl Into<String>, spec: QuantSpec) -> Self {
         self.specs.push((pattern.into(), spec));
-        self
-    }
-
-    /// Groups to try, in this order, for layers whose K the spec's own group does not divide: `[G64, G32, Channel]` converts every layer.
-    pub fn with_fallback(mut self, groups: impl IntoIterator<Item = GroupSize>) -> Self {
-        self.fallback.extend(groups);
         self
     }
 
@@ -120,7 +113,7 @@ impl W4A16 {
     ///
     /// # Errors
     /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) what it says. The error
-    /// gives the model back. A group that does not divide K is no error otherwise: the layer is left and reported.
+    /// gives the model back.
     pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded)
     }
@@ -255,7 +248,6 @@ struct Rules {
     exclude: Vec<Regex>,
     specs: Vec<(Regex, QuantSpec)>,
     spec: QuantSpec,
-    fallback: Vec<GroupSize>,
 }
 
 impl Rules {
@@ -267,7 +259,6 @@ impl Rules {
             exclude: w4a16.exclude.iter().map(compile).collect::<Result<_, _>>()?,
             specs: w4a16.specs.iter().map(|(pattern, spec)| Ok((compile(pattern)?, *spec))).collect::<Result<_, Error>>()?,
             spec: w4a16.spec,
-            fallback: w4a16.fallback.clone(),
         })
     }
 
@@ -296,16 +287,14 @@ impl Rules {
         }
         match self.spec_of(path, shape[0], shape[1]) {
             Ok(spec) => Choice::Convert(Some(spec)),
-            Err(error) => Choice::Left(LeftReason::Group { error }),
+            Err(error) => Choice::Left(LeftReason::Shape { error }),
         }
     }
 
-    /// The spec of a layer [K, N]: with the first of its groups that divides K.
+    /// The spec of a layer [K, N].
     fn spec_of(&self, path: &str, k: usize, n: usize) -> Result<QuantSpec, FormatError> {
-        let spec = self.specs.iter().find(|(pattern, _)| pattern.is_match(path)).map_or(self.spec, |(_, spec)| *spec);
-        let Err(error) = spec.check(k, n) else { return Ok(spec) };
-        let mut fallback = self.fallback.iter().map(|&group| QuantSpec { group, ..spec });
-        fallback.find(|spec| spec.check(k, n).is_ok()).ok_or(error)
+        QuantSpec::check_shape(k, n)?;
+        Ok(self.specs.iter().find(|(pattern, _)| pattern.is_match(path)).map_or(self.spec, |(_, spec)| *spec))
     }
 }
 

@@ -119,9 +119,9 @@ pub enum LeftReason {
     AlreadyQuantized,
     /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes one.
     Reparameterized,
-    /// The group does not divide K, nor does any fallback.
-    Group {
-        /// The sizes.
+    /// No quantised weight has its shape.
+    Shape {
+        /// What is wrong with it.
         error: FormatError,
     },
 }
@@ -143,7 +143,7 @@ impl fmt::Display for LeftReason {
             Self::NotIncluded => f.write_str("not included by any pattern"),
             Self::AlreadyQuantized => f.write_str("already quantised by Burn"),
             Self::Reparameterized => f.write_str("already reparameterised (LoRA or an earlier conversion)"),
-            Self::Group { error } => error.fmt(f),
+            Self::Shape { error } => error.fmt(f),
         }
     }
 }

@@ -33,6 +33,7 @@ impl FusedLinear {
         let [words, scales, optional @ ..] = dequantize.inputs.as_slice() else { return None };
         // The format, from what a stream still knows of it.
         let (layout, bits) = WeightLayout::of_words(shape_of(context, words)?.try_into().ok()?, k, n)?;
+        // Several groups are of one size alone, the last one incomplete or not; one group is a whole column.
         let groups = *shape_of(context, scales)?.first()?;
         let group = GroupSize::ALL.into_iter().find(|&group| layout.scales(k, 1, group)[0] == groups)?;
         // Zero points have two dimensions, the row permutation has one.

@@ -72,9 +72,9 @@ impl QuantizedWeight {
     /// A weight without values, to load a record into, for activations in a dtype. Its products are NaN until then.
     ///
     /// # Errors
-    /// A group that does not divide K.
+    /// No features, or too many.
     pub fn unloaded(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
-        spec.check(k, n)?;
+        QuantSpec::check_shape(k, n)?;
         Ok(Self::plain(WeightTensors::unloaded(k, n, &spec, scale_dtype(spec.scale_dtype, device), device), k, n, spec, activations))
     }
 
@@ -103,7 +103,7 @@ impl QuantizedWeight {
     /// the weight's dtype.
     ///
     /// # Errors
-    /// A group that does not divide K, or values that are not finite.
+    /// No features, or values that are not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
         let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
         Ok(Self::from_plain_for(&Self::round(weight, spec)?, activations, &device))
@@ -119,9 +119,9 @@ impl QuantizedWeight {
     /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
     ///
     /// # Errors
-    /// A group that does not divide K.
+    /// No features, or too many.
     pub fn random(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
-        spec.check(k, n)?;
+        QuantSpec::check_shape(k, n)?;
         // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a difference of two of them sqrt(2) times as large.
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Folder, args, faults, heldout, read_safetensors, refuse, run_with_input, shipped, write_safetensors};
+use crate::support::{Folder, args, faults, heldout, read_safetensors, refuse, run_with_input, shipped, succeed, write_safetensors};
 
 /// A run of every command that opens a model's weights.
 fn commands(dir: &Path) -> Vec<Vec<OsString>> {
@@ -77,15 +77,14 @@ fn a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn a_group_size_that_does_not_divide_k_is_refused_before_anything_is_written() {
-    let folder = Folder::with_config(json!({ "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1 }));
-    for (group, rows) in [("g128", "128"), ("g64", "64")] {
-        refuse(
-            &args!["quantize", &folder.source, &folder.target, "--group", group],
-            &["model.layers.0.", "K = 96", rows, "use a smaller group size or `channel`"],
-        );
-        assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-    }
+fn a_layer_that_gptq_files_do_not_hold_is_refused_before_anything_is_written() {
+    let folder = Folder::with_config(json!({ "intermediate_size": 84 }));
+    refuse(
+        &args!["quantize", &folder.source, &folder.target, "--format", "gptq"],
+        &["model.layers.0.mlp.", "K = 84", "multiples of 8", "write compressed-tensors"],
+    );
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+    succeed(&args!["quantize", &folder.source, &folder.target]);
 }
 
 #[test]

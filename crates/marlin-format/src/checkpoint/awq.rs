@@ -33,8 +33,8 @@ const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing, of another dtype or shape; for zero
-/// points that are there where `spec` is symmetric, or absent where it is not; and for a K that the group size does not divide.
+/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing, of another dtype or shape; and for zero
+/// points that are there where `spec` is symmetric, or absent where it is not.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
@@ -43,7 +43,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     }
     let [k, word_columns] = weight.expect_matrix("[K, N/8]")?;
     let n = word_columns.saturating_mul(8);
-    spec.check(k, n).map_err(|source| tensors.invalid(&weight, source))?;
+    QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
     let groups = spec.group.count(k);
 
     let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;

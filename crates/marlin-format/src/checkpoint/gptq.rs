@@ -40,8 +40,8 @@ const GROUP_INDEX: &str = "g_idx";
 /// K is the length of `g_idx`, or what fills the words of `qweight` where there is none.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; for a K that the group size
-/// does not divide; and for zero points of version 1 that can be read in two ways.
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points of version 1
+/// that can be read in two ways.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = format.spec.bits;
@@ -56,7 +56,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
         Some((index, shape)) => return Err(index.bad_values(format!("its shape is {shape:?}; expected [K]"))),
         None => word_rows.saturating_mul(bits.per_word()),
     };
-    format.spec.check(k, n).map_err(|source| tensors.invalid(&weight, source))?;
+    QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
     let weight = weight.expect_shape(&[k.div_ceil(bits.per_word()), n])?;
     let groups = format.spec.group.count(k);
 
@@ -121,7 +121,7 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
 
 /// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`, with the rows in their natural order.
 ///
-/// Values past K and N are 0. Other readers ask for K and N that are multiples of 32.
+/// Values past K and N are 0. Other readers ask for K and N that fill whole words.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);

@@ -7,7 +7,8 @@ use crate::checkpoint::{CheckpointError, TensorView};
 /// (a file's way to say there is none), and where one group spans all of K.
 pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Result<Option<Vec<u32>>, CheckpointError> {
     let index = tensor.to_i32()?;
-    let (rows, groups) = (group.rows(index.len()), group.count(index.len()));
+    let k = index.len();
+    let (rows, groups) = (group.rows(k), group.count(k));
     if group == GroupSize::Channel || index.iter().all(|&group| group == -1) {
         return Ok(None);
     }
@@ -18,13 +19,16 @@ pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Resu
             None => return Err(tensor.bad_values(format!("row {row} is in group {group}, but there are {groups} groups"))),
         }
     }
-    if let Some((group, count)) = counts.iter().enumerate().find(|&(_, &count)| count != rows) {
-        return Err(tensor.bad_values(format!("group {group} has {count} rows; every group must have {rows}")));
+    // Stored row `i` is in group `i / rows`: no group but the last can be incomplete.
+    let expected = |group: usize| rows.min(k - group * rows);
+    if let Some((group, count)) = counts.iter().enumerate().find(|&(group, &count)| count != expected(group)) {
+        let expected = expected(group);
+        return Err(tensor.bad_values(format!("group {group} has {count} rows; of K = {k} in groups of {rows} it must have {expected}")));
     }
     if index.is_sorted() {
         return Ok(None);
     }
-    let mut permutation: Vec<u32> = (0..index.len() as u32).collect();
+    let mut permutation: Vec<u32> = (0..k as u32).collect();
     permutation.sort_by_key(|&row| index[row as usize]);
     Ok(Some(permutation))
 }

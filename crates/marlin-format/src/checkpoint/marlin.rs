@@ -24,8 +24,8 @@ const SCALES: &str = "s";
 /// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have; for tensors that are missing, of another
-/// dtype or shape; and for a K that the group size does not divide.
+/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have; and for tensors that are missing, of another
+/// dtype or shape.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
@@ -38,7 +38,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     if !columns.is_multiple_of(128) {
         return Err(weight.bad_values(format!("its shape is {:?}; expected [K/16, 2N], N a multiple of 64", weight.shape())));
     }
-    spec.check(k, n).map_err(invalid)?;
+    QuantSpec::check_shape(k, n).map_err(invalid)?;
 
     let layout = MarlinLayout::new(k, n);
     let packed_scales = tensors.get(SCALES)?.expect_shape(&[spec.group.count(k), n])?.scales()?;

@@ -34,7 +34,7 @@ pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
 ///
 /// # Errors
 /// [`CheckpointError`] for a spec with zero points, which the format does not have; for tensors that are missing, of another dtype or shape;
-/// for metadata that do not name two features in ascending order; and for a K that the group size does not divide.
+/// and for metadata that do not name two features in ascending order.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: Marlin24Names) -> Result<PlainWeight, CheckpointError> {
     let tensors_of_layer = LayerTensors::new(checkpoint, layer);
     if spec.zero_points {
@@ -46,7 +46,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
 
     let [tile_rows, columns] = metadata.expect_matrix("[K/32, 2N]")?;
     let (k, n) = (tile_rows.saturating_mul(32), columns / 2);
-    spec.check(k, n).map_err(invalid)?;
+    QuantSpec::check_shape(k, n).map_err(invalid)?;
     let layout = Marlin24Layout::new(k, n, spec.bits).map_err(invalid)?;
     metadata.expect_shape(&layout.metadata_shape())?;
     weight.expect_shape(&layout.shape())?;

@@ -88,9 +88,12 @@ pub fn any_spec() -> impl Strategy<Value = QuantSpec> {
     prop::sample::select(all_specs().collect::<Vec<_>>())
 }
 
-/// A spec, and K and N that it allows; K and N of any size up to 300, K rounded up to whole groups.
+/// K and N of any size up to 300, and a spec; half of the K are rounded up to whole groups.
 pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
-    (1..300usize, 1..300usize, any_spec()).prop_map(|(k, n, spec)| (k.next_multiple_of(spec.group.rows(k)), n, spec))
+    (1..300usize, 1..300usize, any_spec(), any::<bool>()).prop_map(|(k, n, spec, whole)| {
+        let k = if whole { k.next_multiple_of(spec.group.rows(k)) } else { k };
+        (k, n, spec)
+    })
 }
 
 /// The same of 4 bits, for what holds no others.

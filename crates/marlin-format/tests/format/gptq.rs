@@ -175,7 +175,7 @@ fn group_index_is_judged_by_content() {
     for (group_index, problem) in [
         (changed(5, 4), "row 5 is in group 4, but there are 4 groups"),
         (changed(5, i32::MIN), "row 5 is in group -2147483648"),
-        (changed(5, 3), "group 2 has 31 rows; every group must have 32"),
+        (changed(5, 3), "group 2 has 31 rows; of K = 128 in groups of 32 it must have 32"),
     ] {
         let error = read(&group_index, GroupSize::G32, true).unwrap_err();
         assert!(matches!(error, CheckpointError::Values { .. }), "{error}");
@@ -227,16 +227,13 @@ fn inconsistent_layers_are_refused() {
     let error = read(&|tensors| tensors[3] = tensor("g_idx", Dtype::I32, &[32], &[0; 128]), spec).unwrap_err();
     assert!(matches!(&error, CheckpointError::Shape { expected, .. } if expected == &[4, 12]), "{error}");
 
-    let error = read(&|_| (), QuantSpec::int4(GroupSize::G128).with_zero_points()).unwrap_err();
-    assert!(matches!(&error, CheckpointError::Weight { source: FormatError::GroupDoesNotDivide { .. }, .. }), "{error}");
-    for part in [LAYER, "model.safetensors", "K = 64 is not a multiple of the 128 rows"] {
-        assert!(message(&error).contains(part), "{error}");
+    for group in [GroupSize::G64, GroupSize::G128] {
+        let error = read(&|_| (), QuantSpec::int4(group).with_zero_points()).unwrap_err();
+        assert!(
+            matches!(&error, CheckpointError::Shape { tensor, expected, .. } if tensor.ends_with("scales") && expected == &[1, 12]),
+            "{error}"
+        );
     }
-    let error = read(&|_| (), QuantSpec::int4(GroupSize::G64).with_zero_points()).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::Shape { tensor, expected, .. } if tensor.ends_with("scales") && expected == &[1, 12]),
-        "{error}"
-    );
     let error = read(&|_| (), QuantSpec::int8(GroupSize::G32).with_zero_points()).unwrap_err();
     assert!(matches!(&error, CheckpointError::Shape { tensor, .. } if tensor.ends_with("qweight")), "{error}");
     let error = read(&|tensors| tensors[0] = tensor("qweight", Dtype::I32, &[8, 0], &[]), spec).unwrap_err();
@@ -268,6 +265,39 @@ fn f32_scales_must_be_exact() {
     for scales in [[0.5, 0.1], [fine, 2.0f32.powi(100)], [0.5, f32::NAN]] {
         let error = read(scales).unwrap_err();
         assert!(message(&error).contains("convert the scales to f16 or bf16") && message(&error).contains("scale 1 is"), "{error}");
+    }
+}
+
+/// K = 344 in groups of 32, as GPTQModel writes it: 10 groups and one of 24 rows, which is the last however rows are ordered.
+#[test]
+fn only_the_last_group_may_be_incomplete() {
+    let (k, n) = (344, 8);
+    let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
+    let weight = random_weight(&mut rng(), k, n, spec, false);
+    let read = |group_index: &[i32]| {
+        let mut tensors = published(&weight, |zero_point| zero_point);
+        tensors[3] = tensor("g_idx", Dtype::I32, &[k], bytemuck::cast_slice(group_index));
+        read(&tensors, &format(spec, GptqVersion::V2))
+    };
+    let natural: Vec<i32> = (0..k as i32).map(|row| row / 32).collect();
+    assert_eq!(read(&natural).unwrap(), weight);
+
+    // The first 24 rows in the last group, and every other row 24 rows later than it would be.
+    let rotated: Vec<i32> = (0..k as i32).map(|row| if row < 24 { 10 } else { (row - 24) / 32 }).collect();
+    let back = read(&rotated).unwrap();
+    assert_eq!(back.row_permutation().unwrap(), (24..344).chain(0..24).collect::<Vec<u32>>());
+    assert_eq!((natural_values(&back), natural_groups(&back)), (natural_values(&weight), rotated));
+
+    // The same sizes the other way round: stored rows 0 to 31 would be of two groups.
+    let first: Vec<i32> = (0..k as i32).map(|row| (row + 8) / 32).collect();
+    let mut uneven = natural;
+    uneven[0] = 10;
+    for (group_index, problem) in [
+        (first, "group 0 has 24 rows; of K = 344 in groups of 32 it must have 32"),
+        (uneven, "group 0 has 31 rows; of K = 344 in groups of 32 it must have 32"),
+    ] {
+        let error = read(&group_index).unwrap_err();
+        assert!(matches!(error, CheckpointError::Values { .. }) && message(&error).contains(problem), "{error}");
     }
 }
 

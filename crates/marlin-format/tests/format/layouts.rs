@@ -182,6 +182,43 @@ fn padding_of_k_adds_groups() {
     assert_eq!((layout.groups_padded(), layout.index(0, 1)), (2, 8));
 }
 
+/// Of K = 344 in groups of 32 the eleventh group has 24 rows, and the padding to chunks of 64 another 8 in it and a group of its own.
+#[test]
+fn an_incomplete_group_has_its_own_scales() {
+    let rng = &mut rng();
+    for (k, group, groups, padded) in [
+        (344, GroupSize::G32, 11, 12),
+        (200, GroupSize::G128, 2, 2),
+        (320, GroupSize::G128, 3, 3),
+        (72, GroupSize::G64, 2, 2),
+        (33, GroupSize::G32, 2, 2),
+    ] {
+        let n = 70;
+        let marlin = MarlinLayout::in_chunks(k, n);
+        let spec = QuantSpec::int4(group).with_zero_points();
+        let weight = random_weight(rng, k, n, spec, false);
+        let (scales, zeros) = (ScaleLayout::new(&marlin, group), ZeroLayout::new(&marlin, group));
+        assert_eq!((group.count(k), scales.groups_padded()), (groups, padded), "K = {k}, {group}");
+        let words = marlin.pack(&weight).unwrap();
+        let packed_scales = scales.pack(weight.scales()).unwrap();
+        let packed_zeros = zeros.pack(weight.zero_points().unwrap()).unwrap();
+        // What a kernel makes of the padded weight, row by row: the weight, and finite numbers past K.
+        let dequantized = weight.dequantize();
+        for row in 0..marlin.k_padded() {
+            for column in 0..marlin.n_padded() {
+                let g = row / group.rows(k);
+                let scale = packed_scales.get(scales.index(g, column));
+                let zero_point = zeros.index(g, column).read(&packed_zeros);
+                let value = scale * (f32::from(marlin.index(row, column).read(&words)) - f32::from(zero_point));
+                match row < k && column < n {
+                    true => assert_eq!(value, dequantized[row * n + column], "K = {k}, {group}, row {row}, column {column}"),
+                    false => assert!(value.is_finite() && (column < n || value == 0.0), "K = {k}, {group}, row {row}, column {column}"),
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn wrong_sizes_are_refused() {
     let rng = &mut rng();

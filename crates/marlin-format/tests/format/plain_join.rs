@@ -24,7 +24,7 @@ fn columns_stay_what_they_are() {
     // N that fill words of zero points and padded columns, and N that do not.
     for columns in [vec![11, 1, 20], vec![8, 16], vec![7], vec![3, 8, 5, 24]] {
         for spec in all_specs() {
-            for (k, act_order) in [(128, false), (128, true), (256, true)] {
+            for (k, act_order) in [(128, false), (128, true), (256, true), (200, false), (344, true)] {
                 let parts = parts(k, &columns, spec, act_order);
                 let joined = join(&parts).unwrap();
                 let n: usize = columns.iter().sum();

@@ -33,7 +33,7 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
     for bits in Bits::ALL {
         for zero_points in [false, true] {
             let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group) };
-            let weight = random_weight(rng, 96, 20, spec, true);
+            let weight = random_weight(rng, 100, 20, spec, true);
             for version in [GptqVersion::V1, GptqVersion::V2] {
                 let format = LayerFormat::Gptq(GptqFormat { spec, version, act_order: true });
                 // 1 to 14: what both versions hold.
@@ -44,14 +44,14 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
         }
         let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         for names in [Marlin24Names::CompressedTensors, Marlin24Names::Gptq] {
-            let weight = marlin24::sparse_weight(rng, 384, 64, spec);
+            let weight = marlin24::sparse_weight(rng, 288, 64, spec);
             samples.push((LayerFormat::Marlin24(spec, names), marlin24::published(&weight, names)));
         }
     }
     let spec = QuantSpec::int4(group);
-    samples.push((LayerFormat::Marlin(spec), marlin_files::published(&random_weight(rng, 96, 64, spec, false))));
+    samples.push((LayerFormat::Marlin(spec), marlin_files::published(&random_weight(rng, 80, 64, spec, false))));
     for spec in [spec, spec.with_zero_points()] {
-        samples.push((LayerFormat::Awq(spec), awq::published(&random_weight(rng, 96, 24, spec, false))));
+        samples.push((LayerFormat::Awq(spec), awq::published(&random_weight(rng, 100, 24, spec, false))));
     }
     samples
 }

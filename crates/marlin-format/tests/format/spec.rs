@@ -56,6 +56,9 @@ fn groups_of_k() {
     assert_eq!((GroupSize::G32.rows(96), GroupSize::G32.count(96)), (32, 3));
     assert_eq!((GroupSize::G128.rows(128), GroupSize::G128.count(128)), (128, 1));
     assert_eq!(GroupSize::G64.count(65), 2);
+    // 10 groups and one of 24 rows.
+    assert_eq!((GroupSize::G32.rows(344), GroupSize::G32.count(344)), (32, 11));
+    assert_eq!((GroupSize::G128.rows(100), GroupSize::G128.count(100)), (128, 1));
 }
 
 #[test]
@@ -72,16 +75,13 @@ fn specs_show_and_serialise() {
 
 #[test]
 fn shapes_are_checked() {
-    let g32 = QuantSpec::int4(GroupSize::G32);
-    assert_eq!(g32.check(64, 1), Ok(()));
-    assert_eq!(QuantSpec::int4(GroupSize::Channel).check(1, 1), Ok(()));
-    assert_eq!(g32.check(0, 4), Err(FormatError::Empty { k: 0, n: 4 }));
-    assert_eq!(g32.check(32, 0), Err(FormatError::Empty { k: 32, n: 0 }));
-    assert_eq!(QuantSpec::int4(GroupSize::Channel).check(0, 1), Err(FormatError::Empty { k: 0, n: 1 }));
-    for k in [1, 31, 33, 48] {
-        assert_eq!(g32.check(k, 8), Err(FormatError::GroupDoesNotDivide { group: GroupSize::G32, rows: 32, k }));
+    for (k, n) in [(1, 1), (33, 8), (64, 1), (344, 7), (QuantSpec::MAX_FEATURES, QuantSpec::MAX_FEATURES)] {
+        assert_eq!(QuantSpec::check_shape(k, n), Ok(()));
+    }
+    for (k, n) in [(0, 4), (32, 0), (0, 0)] {
+        assert_eq!(QuantSpec::check_shape(k, n), Err(FormatError::Empty { k, n }));
     }
     for (k, n) in [(1 << 31, 8), (32, usize::MAX)] {
-        assert_eq!(g32.check(k, n), Err(FormatError::TooLarge { k, n, limit: QuantSpec::MAX_FEATURES }));
+        assert_eq!(QuantSpec::check_shape(k, n), Err(FormatError::TooLarge { k, n, limit: QuantSpec::MAX_FEATURES }));
     }
 }

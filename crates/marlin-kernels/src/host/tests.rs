@@ -109,7 +109,7 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
     let seed = fresh_seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        let ks: &[usize] = if spec.group == GroupSize::Channel { &[1, 7, 129, 300, 513] } else { &[128, 384] };
+        let ks: &[usize] = if spec.group == GroupSize::Channel { &[1, 7, 129, 300, 513] } else { &[33, 128, 200, 344, 384] };
         for &k in ks {
             for n in [1, 7, 8, 9, 33, 129] {
                 for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 31] {
@@ -142,7 +142,7 @@ fn the_float_weight_is_in_natural_order() {
     let seed = fresh_seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        for (k, n) in [(128, 9), (256, 64), (384, 301), (1024, 17), (128, 2100)] {
+        for (k, n) in [(128, 9), (256, 64), (384, 301), (1024, 17), (128, 2100), (344, 33), (100, 9), (33, 70)] {
             for permuted in [false, true] {
                 let case = Case::random(1, n, k, spec, permuted, rng);
                 let (mut single, mut half, mut brain) = (vec![0f32; k * n], vec![f16::ZERO; k * n], vec![bf16::ZERO; k * n]);

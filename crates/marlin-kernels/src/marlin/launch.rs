@@ -7,8 +7,8 @@ use crate::{ActivationDtype, KernelError, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use marlin_format::Bits;
 use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
+use marlin_format::{Bits, QuantSpec};
 
 /// Values of a row of activations that are copied at a time.
 const RUN: usize = 8;
@@ -112,7 +112,7 @@ pub(super) fn expect_operands(
     out: &BufferArg,
 ) -> Result<(), KernelError> {
     let Problem { m, n, k, spec, .. } = *problem;
-    spec.check(k, n)?;
+    QuantSpec::check_shape(k, n)?;
     problem.expect_addressable()?;
     if spec.bits != Bits::Four {
         return Err(KernelError::TileBits { bits: spec.bits });

@@ -83,7 +83,7 @@ impl LlamaModel {
     /// where one is given, everything else is in `dtype`.
     ///
     /// # Errors
-    /// A group that does not divide the features of a layer.
+    /// A layer with no features, or too many.
     ///
     /// # Panics
     /// Where [`LlamaConfig::validate`] refuses the config.
@@ -104,7 +104,7 @@ impl LlamaModel {
     /// own; the embedding stays as it is. One that is quantised already stays, too.
     ///
     /// # Errors
-    /// A group that does not divide the hidden features, values that are not finite, or a device that fails.
+    /// Values that are not finite, or a device that fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
         let (weight, bias) = match &self.lm_head {
             Some(Projection::W4A16(_)) => return Ok(()),

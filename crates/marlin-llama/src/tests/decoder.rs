@@ -177,7 +177,8 @@ fn a_head_is_rounded_by_choice_and_steps_take_it() {
         let fields = json!({ "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": tied });
         let config = config_with(fields);
         let (_parent, dir) = temporary();
-        write_folder(&dir, &config, &random_weights(&config, &mut rng()), Dtype::F32);
+        let mut weights = random_weights(&config, &mut rng());
+        write_folder(&dir, &config, &weights, Dtype::F32);
         let float = open(&dir).model;
         let spec = QuantSpec::int8(GroupSize::G32);
         let llama = Llama::open(&dir, &Device::flex(), &OpenOptions { head: Some(spec), ..options() }).unwrap();
@@ -194,8 +195,11 @@ fn a_head_is_rounded_by_choice_and_steps_take_it() {
         let last = &found[8 * config.vocab_size..];
         assert!(last.iter().all(|&logit| logit - last[new[0] as usize] < 1e-4), "tied: {tied}");
 
-        let group = QuantSpec::int8(GroupSize::G128);
-        let error = Llama::open(&dir, &Device::flex(), &OpenOptions { head: Some(group), ..options() }).expect_err("128 rows of 64");
+        let name = if tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        weights.get_mut(name).unwrap().1[0] = f32::NAN;
+        let (_parent, broken) = temporary();
+        write_folder(&broken, &config, &weights, Dtype::F32);
+        let error = Llama::open(&broken, &Device::flex(), &OpenOptions { head: Some(spec), ..options() }).expect_err("NaN");
         assert!(matches!(&error, LlamaError::Layer { layer, .. } if layer == "lm_head"), "{error}");
     }
 }

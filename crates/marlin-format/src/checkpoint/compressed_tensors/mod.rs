@@ -48,8 +48,8 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 /// becomes a row permutation.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; for zero points that are
-/// there where `spec` is symmetric, or absent where it is not; and for a K that the group size does not divide.
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points that are
+/// there where `spec` is symmetric, or absent where it is not.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = spec.bits;
@@ -62,7 +62,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let (Some(n), Some(k)) = (n, k) else {
         return Err(shape.bad_values(format!("it says [N, K] = {extents:?}")));
     };
-    spec.check(k, n).map_err(invalid)?;
+    QuantSpec::check_shape(k, n).map_err(invalid)?;
     let groups = spec.group.count(k);
     weight.expect_shape(&[n, k.div_ceil(bits.per_word())])?;
 
