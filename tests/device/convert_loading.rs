@@ -204,7 +204,7 @@ fn weight_of(model: &Mlp) -> &QuantizedWeight {
 }
 
 fn casts(device: &Device) {
-    for scales in [ScaleDtype::F16, ScaleDtype::BF16] {
+    for scales in [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32] {
         let (model, _) = convert_to(QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales), fresh(device));
         let expected = weight_of(&model).to_plain().unwrap_or_else(|error| panic!("{error}"));
         for dtype in [FloatDType::F16, FloatDType::BF16] {

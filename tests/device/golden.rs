@@ -60,8 +60,9 @@ fn multiplies(device: &Device) {
             continue;
         }
         let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device).cast(match dtype {
+            ActivationDtype::F16 => FloatDType::F16,
             ActivationDtype::BF16 => FloatDType::BF16,
-            _ => FloatDType::F16,
+            ActivationDtype::F32 => FloatDType::F32,
         });
         let values = |tensor: Tensor<2>| {
             let data = tensor.into_data().convert::<f64>();

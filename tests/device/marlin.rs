@@ -100,7 +100,7 @@ impl Bench {
 }
 
 fn takes(case: &Case) -> bool {
-    case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four
+    case.activations != ActivationDtype::F32 && case.problem().scales == case.activations && case.spec.bits == Bits::Four
 }
 
 fn every_tile(device: &Device, group: GroupSize, seed: u64) {

@@ -46,5 +46,12 @@ pub fn cases() -> Vec<Case> {
         let case = |spec| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false };
         cases.extend([QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128)].map(case));
     }
+    // Of models that were quantised in f32; the scales of a layer become the activations' dtype where tensor cores read them.
+    for activations in [ActivationDtype::F32, ActivationDtype::F16] {
+        for spec in [QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)] {
+            let spec = spec.with_scale_dtype(ScaleDtype::F32);
+            cases.extend([1, 9].map(|m| Case { m, k: 96, n: 65, spec, activations, permuted: m > 1 }));
+        }
+    }
     cases
 }

@@ -35,6 +35,7 @@ pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = match dtype {
         ScaleDtype::F16 => DType::F16,
         ScaleDtype::BF16 => DType::BF16,
+        ScaleDtype::F32 => DType::F32,
     };
     if device.supports_dtype(dtype) { dtype } else { DType::F32 }
 }

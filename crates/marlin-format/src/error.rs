@@ -189,6 +189,6 @@ pub enum FormatError {
 fn overflow_hint(dtype: ScaleDtype) -> &'static str {
     match dtype {
         ScaleDtype::F16 => "bf16 scales",
-        ScaleDtype::BF16 => "smaller weights",
+        ScaleDtype::BF16 | ScaleDtype::F32 => "smaller weights",
     }
 }

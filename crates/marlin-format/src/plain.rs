@@ -14,6 +14,8 @@ pub enum Scales {
     F16(Vec<f16>),
     /// In bf16.
     BF16(Vec<bf16>),
+    /// In f32.
+    F32(Vec<f32>),
 }
 
 impl Scales {
@@ -22,6 +24,7 @@ impl Scales {
         match dtype {
             ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
             ScaleDtype::BF16 => Self::BF16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
+            ScaleDtype::F32 => Self::F32(values.to_vec()),
         }
     }
 
@@ -30,6 +33,7 @@ impl Scales {
         match self {
             Self::F16(_) => ScaleDtype::F16,
             Self::BF16(_) => ScaleDtype::BF16,
+            Self::F32(_) => ScaleDtype::F32,
         }
     }
 
@@ -38,6 +42,7 @@ impl Scales {
         match self {
             Self::F16(values) => values.len(),
             Self::BF16(values) => values.len(),
+            Self::F32(values) => values.len(),
         }
     }
 
@@ -54,14 +59,16 @@ impl Scales {
         match self {
             Self::F16(values) => values[index].to_f32(),
             Self::BF16(values) => values[index].to_f32(),
+            Self::F32(values) => values[index],
         }
     }
 
-    /// All of them in f32, which holds either dtype exactly.
+    /// All of them in f32, which holds every dtype exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         match self {
             Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
             Self::BF16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Self::F32(values) => values.clone(),
         }
     }
 
@@ -69,14 +76,16 @@ impl Scales {
         match self {
             Self::F16(values) => position(values, |value| !value.is_finite()),
             Self::BF16(values) => position(values, |value| !value.is_finite()),
+            Self::F32(values) => position(values, |value| !value.is_finite()),
         }
     }
 
-    /// Their bytes, two a scale, little-endian.
+    /// Their bytes, little-endian.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::F16(values) => bytemuck::cast_slice(values),
             Self::BF16(values) => bytemuck::cast_slice(values),
+            Self::F32(values) => bytemuck::cast_slice(values),
         }
     }
 }

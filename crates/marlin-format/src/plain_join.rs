@@ -83,11 +83,15 @@ impl PlainWeight {
         let scales = match first.scales() {
             Scales::F16(_) => Scales::F16(side_by_side(parts, groups, |part| match part.scales() {
                 Scales::F16(values) => values,
-                Scales::BF16(_) => &[],
+                _ => &[],
             })),
             Scales::BF16(_) => Scales::BF16(side_by_side(parts, groups, |part| match part.scales() {
                 Scales::BF16(values) => values,
-                Scales::F16(_) => &[],
+                _ => &[],
+            })),
+            Scales::F32(_) => Scales::F32(side_by_side(parts, groups, |part| match part.scales() {
+                Scales::F32(values) => values,
+                _ => &[],
             })),
         };
         let zero_points = spec.zero_points.then(|| side_by_side(parts, groups, |part| part.zero_points().unwrap_or_default()));

@@ -102,5 +102,7 @@ fn round_scale(scale: f32, dtype: ScaleDtype) -> f32 {
     match dtype {
         ScaleDtype::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE_SUBNORMAL).to_f32(),
         ScaleDtype::BF16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE_SUBNORMAL).to_f32(),
+        // A smaller one would not be divided by without infinity.
+        ScaleDtype::F32 => scale.max(f32::MIN_POSITIVE),
     }
 }

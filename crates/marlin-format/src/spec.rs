@@ -177,6 +177,8 @@ pub enum ScaleDtype {
     F16,
     /// bfloat16: the upper half of an f32.
     BF16,
+    /// IEEE 754 binary32, of models that were quantised in f32.
+    F32,
 }
 
 impl fmt::Display for ScaleDtype {
@@ -184,6 +186,7 @@ impl fmt::Display for ScaleDtype {
         f.pad(match self {
             Self::F16 => "f16",
             Self::BF16 => "bf16",
+            Self::F32 => "f32",
         })
     }
 }

@@ -51,6 +51,7 @@ impl From<ScaleDtype> for ActivationDtype {
         match dtype {
             ScaleDtype::F16 => Self::F16,
             ScaleDtype::BF16 => Self::BF16,
+            ScaleDtype::F32 => Self::F32,
         }
     }
 }

@@ -135,6 +135,14 @@ pub enum LlamaError {
         /// What is wrong.
         source: SamplingError,
     },
+    /// An embedding in 4 or 8 bits.
+    #[error("`{layer}` in {} is quantised; embeddings are read in floats: quantise the model without its Embedding", dir.display())]
+    QuantizedEmbedding {
+        /// The folder.
+        dir: PathBuf,
+        /// The embedding's name.
+        layer: String,
+    },
     /// Tensors that the model has no place for.
     #[error("{} has {count} tensors that a model of its config does not have, the first of them `{tensor}`; is the architecture right?", dir.display())]
     SurplusTensors {

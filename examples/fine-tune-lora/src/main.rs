@@ -28,6 +28,7 @@ struct Args {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    marlin_llama::init();
     let args = Args::parse();
     burn_marlin::install()?;
     let device = Device::default();

@@ -116,9 +116,10 @@ def other_architecture(name, model_class, config_class, note, **more):
           quantize_config=fields, model_class=model_class, reference=reference, note=note)
 
 
-def auto_gptq(name, bits, group, *, symmetric, old):
+def auto_gptq(name, bits, group, *, symmetric, old, dtype=torch.float16, file="model.safetensors", note=None):
     """By AutoGPTQ. Its `old` versions wrote the config to `quantize_config.json` only; no version wrote `checkpoint_format`. Its layer has no
-    function that dequantises: what it makes of the unit matrix is the weight, each sum having one term that is not 0."""
+    function that dequantises: what it makes of the unit matrix is the weight, each sum having one term that is not 0. Its scales are of the
+    model's dtype."""
     folder = unpacked("auto-gptq", "0.7.1") / "auto_gptq"
     for package in ["", ".nn_modules", ".nn_modules.qlinear"]:
         bare(f"auto_gptq{package}", folder / package.replace(".", "/").lstrip("/"))
@@ -127,29 +128,29 @@ def auto_gptq(name, bits, group, *, symmetric, old):
     from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear
 
     model = Tiny()
-    tensors = {key: value.half() for key, value in model.float_tensors().items()}
+    tensors = {key: value.to(dtype) for key, value in model.float_tensors().items()}
     weights, formats = {}, {}
     for layer, (n, k) in model.linears.items():
-        values = codes(n, k, bits, group, name=layer, symmetric=symmetric, lowest_zero=1)
+        values = codes(n, k, bits, group, name=layer, symmetric=symmetric, lowest_zero=1, dtype=dtype)
         linear = torch.nn.Linear(k, n, bias=False)
         linear.weight.data = values.weight()
         packer = QuantLinear(bits, group, k, n, False)
         packer.pack(linear, values.scales.float(), values.zeros.clone(), None)
-        packer.scales = packer.scales.half()
+        packer.scales = packer.scales.to(dtype)
         packed = packer.state_dict()
-        weights[layer] = packer(torch.eye(k, dtype=torch.float16)).T.contiguous()
-        assert torch.equal(weights[layer].float(), values.weight(torch.float16).float()), "the packer did not find the values again"
+        weights[layer] = packer(torch.eye(k, dtype=dtype)).T.contiguous()
+        assert torch.equal(weights[layer].float(), values.weight(dtype).float()), "the packer did not find the values again"
         del tensors[f"{layer}.weight"]
         tensors |= {f"{layer}.{key}": value for key, value in packed.items()}
         formats[layer] = f"gptq v1 int{bits} {'channel' if group == -1 else f'g{group}'}{'' if symmetric else ' zero-points'}"
     # The fields of `BaseQuantizeConfig.to_dict`, whose module no longer imports: the rest of it asks for an old transformers.
     fields = {"bits": bits, "group_size": group, "damp_percent": 0.01, "desc_act": False, "static_groups": False, "sym": symmetric,
-              "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model"}
+              "true_sequential": True, "model_name_or_path": None, "model_file_base_name": "model" if file == "model.safetensors" else None}
     if not old:
         fields |= {"is_marlin_format": False, "quant_method": "gptq"}
-    model.config.dtype = torch.float16
-    write(name, model.config, tensors, packer="auto-gptq 0.7.1", weights=weights, formats=formats, dequantized_in="float16",
-          quantization=None if old else fields, quantize_config=fields)
+    model.config.dtype = dtype
+    write(name, model.config, tensors, packer="auto-gptq 0.7.1", weights=weights, formats=formats,
+          dequantized_in=str(dtype).removeprefix("torch."), quantization=None if old else fields, quantize_config=fields, file=file, note=note)
 
 
 def main():
@@ -189,6 +190,10 @@ def main():
     other_architecture("gptq-v1-phi3", Phi3ForCausalLM, Phi3Config, "qkv_proj and gate_up_proj are a layer each", sliding_window=None)
     auto_gptq("gptq-auto-gptq-int4-g32-asym", 4, 32, symmetric=False, old=True)
     auto_gptq("gptq-auto-gptq-int8-g32-sym", 8, 32, symmetric=True, old=False)
+    # Its `save_quantized` names the file so where the config has no `model_file_base_name`.
+    auto_gptq("gptq-auto-gptq-default-file", 4, 32, symmetric=True, old=True, file="gptq_model-4bit-32g.safetensors",
+              note="the file has AutoGPTQ's default name, the config is in quantize_config.json only")
+    auto_gptq("gptq-auto-gptq-f32", 4, 32, symmetric=False, old=False, dtype=torch.float32, note="a model in f32, scales too")
 
 
 if __name__ == "__main__":

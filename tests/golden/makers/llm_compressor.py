@@ -1,18 +1,20 @@
-"""A BERT that llm-compressor quantises from beginning to end: a float folder in, `oneshot`, `save_pretrained` out. Nothing here packs.
+"""Models that llm-compressor quantises from beginning to end: a float folder in, `oneshot`, `save_pretrained` out. Nothing here packs.
 
-The other makers give their packers one layer at a time; here rounding, config and names are all llm-compressor's own, of a model that is no
-decoder.
+The other makers give their packers one layer at a time; here rounding, config and names are all llm-compressor's own: of a BERT, which is no
+decoder, and of a Llama whose cache is quantised too.
 """
 
+import json
 import shutil
 import sys
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification, CompressedTensorsConfig
+from datasets import Dataset
+from transformers import BertConfig, BertForSequenceClassification, CompressedTensorsConfig, LlamaForCausalLM
 
-from makers.model import EXPECTED, OUT, TOKENS, float_tensor, generator, record
+from makers.model import EXPECTED, OUT, TOKENS, Tiny, float_tensor, generator, record, save_tokenizer, write
 from makers.packages import CACHE, unpacked
 
 LLM_COMPRESSOR = "0.14.0.1"
@@ -62,7 +64,45 @@ def with_f32_scales(folder):
     return copy
 
 
-def main():
+def quantized_cache():
+    """A Llama with 4-bit weights and an 8-bit cache: beside the packed weights the file holds a scale of the keys and one of the values, which
+    the reference does without."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    name = "ct-whole-int4-g32-kv-cache"
+    source, target = CACHE / f"{name}-float", CACHE / name
+    for folder in (source, target):
+        shutil.rmtree(folder, ignore_errors=True)
+    config = Tiny(heads=2, head_dim=16).config
+    config.dtype, config.pad_token_id = torch.float16, 0
+    model = LlamaForCausalLM(config)
+    model.load_state_dict({key: float_tensor(key, value.shape) for key, value in model.state_dict().items()})
+    model.half().save_pretrained(source)
+    save_tokenizer(source, config.vocab_size)
+
+    weights = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
+    cache = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=False)
+    recipe = QuantizationModifier(config_groups={"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}, ignore=["lm_head"],
+                                  kv_cache_scheme=cache)
+    texts = [torch.randint(0, config.vocab_size, (64,), generator=generator("text", i)).tolist() for i in range(16)]
+    data = Dataset.from_list([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in texts])
+    model = LlamaForCausalLM.from_pretrained(source)
+    oneshot(model=model, recipe=recipe, dataset=data, num_calibration_samples=len(texts), max_seq_length=64)
+    model.save_pretrained(target, save_compressed=True)
+
+    tensors = load_file(target / "model.safetensors")
+    assert {key.split(".")[-1] for key in tensors} >= {"k_scale", "v_scale"}
+    half = LlamaForCausalLM.from_pretrained(target, dtype=torch.float16, quantization_config=CompressedTensorsConfig(dequantize=True))
+    weights = {layer: half.get_submodule(layer).weight.detach() for layer in Tiny(heads=2, head_dim=16).linears}
+    fields = json.loads((target / "config.json").read_text())
+    write(name, config, tensors, packer=f"llmcompressor {LLM_COMPRESSOR}, compressed-tensors {COMPRESSED_TENSORS}", weights=weights,
+          formats={layer: "pack-quantized int4 g32" for layer in weights}, dequantized_in="float16", quantization=fields["quantization_config"],
+          note="a whole run; kv_cache_scheme, and self_attn.k_scale and v_scale in the file: the logits are without them")
+
+
+def bert():
     source, target = CACHE / NAME, OUT / NAME
     for folder in (source, target, CACHE / f"{NAME}-f32-scales"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +127,11 @@ def main():
             "logits": True, "note": f"a whole run of a packer, not layer by layer; read back by transformers {transformers.__version__}",
             "expected": f"{NAME}/{EXPECTED}"})
     print(f"{NAME}: {sum(file.stat().st_size for file in target.iterdir()) / 1000:.1f} kB")
+
+
+def main():
+    bert()
+    quantized_cache()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 OUT = Path(__file__).resolve().parent.parent
 INDEX = OUT / "index.json"
@@ -27,7 +28,7 @@ class Codes:
     bits: int
     group: int  # -1: one group, all of K
     q: torch.Tensor  # int32 [N, K], 0 ..= 2^bits - 1
-    scales: torch.Tensor  # f16 or bf16 [N, G]
+    scales: torch.Tensor  # f16, bf16 or f32 [N, G]
     zeros: torch.Tensor  # int32 [N, G]
     g_idx: torch.Tensor  # int32 [K]
 
@@ -45,8 +46,9 @@ def codes(n, k, bits, group, *, name, symmetric=True, lowest_zero=0, order=None,
     rows = k if group == -1 else group
     q = torch.randint(0, top + 1, (n, k), generator=g, dtype=torch.int32)
     spread = 0.29 * (top + 1)  # the standard deviation of q
-    scales = ((0.5 + torch.rand(n, k // rows, generator=g)) / (spread * k**0.5)).to(dtype)
-    zeros = torch.randint(0, top + 1, (n, k // rows), generator=g, dtype=torch.int32).clamp(min=lowest_zero)
+    groups = -(-k // rows)  # the last one may not be full
+    scales = ((0.5 + torch.rand(n, groups, generator=g)) / (spread * k**0.5)).to(dtype)
+    zeros = torch.randint(0, top + 1, (n, groups), generator=g, dtype=torch.int32).clamp(min=lowest_zero)
     if symmetric:
         zeros = torch.full_like(zeros, (top + 1) // 2)
     g_idx = torch.arange(k, dtype=torch.int32) // rows
@@ -103,7 +105,7 @@ def logits_of(model_class, config, tensors) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def write(name, config, tensors, *, packer, weights=None, formats=None, dequantized_in=None, quantization=None, quantize_config=None, shards=1,
-          model_class=LlamaForCausalLM, reference=None, config_edit=None, note=None):
+          file="model.safetensors", model_class=LlamaForCausalLM, reference=None, config_edit=None, note=None):
     """Writes `tests/golden/{name}` and its entry of the index.
 
     `tensors`: what the file holds. `weights`: by layer, the packer's own dequantisation `[N, K]` in the dtype it computes in.
@@ -116,7 +118,7 @@ def write(name, config, tensors, *, packer, weights=None, formats=None, dequanti
         reference |= {f"{layer}.weight": weight.float() for layer, weight in (weights or {}).items()}
     ids, logits = logits_of(model_class, config, reference)
     write_folder(name, config, tensors, {"input_ids": ids, "logits": logits}, packer=packer, weights=weights or {}, formats=formats or {},
-                 dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, shards=shards,
+                 dequantized_in=dequantized_in, quantization=quantization, quantize_config=quantize_config, shards=shards, file=file,
                  model_class=model_class, config_edit=config_edit, note=note)
 
 
@@ -126,7 +128,7 @@ def write_layers(name, config, tensors, *, note="the quantised layers alone, wit
 
 
 def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequantized_in, model_class, quantization=None, quantize_config=None,
-                 shards=1, config_edit=None, note=None):
+                 shards=1, file="model.safetensors", config_edit=None, note=None):
     """The files of a checkpoint, and what is expected of it: `weights` and, of the `whole` model, token ids and logits."""
     folder = OUT / name
     folder.mkdir(exist_ok=True)
@@ -139,7 +141,7 @@ def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequ
     write_json(folder / "config.json", fields)
     if quantize_config is not None:
         write_json(folder / "quantize_config.json", quantize_config)
-    write_tensors(folder, {key: value.contiguous() for key, value in sorted(tensors.items())}, shards)
+    write_tensors(folder, {key: value.contiguous() for key, value in sorted(tensors.items())}, shards, file)
 
     expected = {f"{layer}.weight": weight.contiguous() for layer, weight in weights.items()}
     save_file(expected | whole, folder / EXPECTED)
@@ -151,10 +153,10 @@ def write_folder(name, config, tensors, whole, *, packer, weights, formats, dequ
     print(f"{name}: {sum(f.stat().st_size for f in folder.iterdir()) / 1000:.1f} kB")
 
 
-def write_tensors(folder, tensors, shards):
+def write_tensors(folder, tensors, shards, file):
     """One file, or several with their index."""
     if shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         return
     names = list(tensors)
     index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": {}}
@@ -164,6 +166,14 @@ def write_tensors(folder, tensors, shards):
         save_file({key: tensors[key] for key in part}, folder / file, metadata={"format": "pt"})
         index["weight_map"] |= {key: file for key in part}
     write_json(folder / "model.safetensors.index.json", index)
+
+
+def save_tokenizer(folder, vocab):
+    """One word a token: packers that run as a whole want a tokenizer in the folder they read."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"w{token}": token for token in range(3, vocab)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>").save_pretrained(folder)
 
 
 def record(entry):

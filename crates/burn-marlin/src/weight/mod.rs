@@ -15,7 +15,7 @@ use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, quantize_rtn};
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, quantize_rtn};
 use marlin_kernels::{ActivationDtype, Plan, Problem, WeightLayout, layout_for, select};
 use record::Format;
 use tensors::{WeightTensors, unpack_zero_points};
@@ -31,7 +31,7 @@ use tensors::{WeightTensors, unpack_zero_points};
 /// |---|---|
 /// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
 /// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
-/// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 a word along N |
+/// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 a word along N; [G, N], those of an f32 |
 /// | `zero_points` | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
 /// | `row_permutation` | i32 `[K]`, act-order; absent where rows are in order |
 ///
@@ -63,7 +63,11 @@ impl QuantizedWeight {
     }
 
     /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype give the same values, but may be slower.
+    ///
+    /// Scales in f32 are rounded to the dtype of the activations where these go through tensor cores, which take both in one dtype.
     pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
+        let rounded = rounded_for_tensor_cores(plain, activations, device);
+        let plain = rounded.as_ref().unwrap_or(plain);
         let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
         let tensors = WeightTensors::from_plain(plain, scale_dtype(spec.scale_dtype, device), device);
         Self::plain(tensors, k, n, spec, activations).laid_out()
@@ -299,4 +303,22 @@ fn read_error(tensor: &'static str, error: &dyn std::fmt::Debug) -> Error {
 fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Result<Vec<E>, Error> {
     let found = data.dtype();
     data.try_into_vec::<E>().map_err(|_| Error::Dtype { tensor, expected: E::dtype().name(), found })
+}
+
+/// The weight with scales in the activations' dtype, where its own are in f32 and the device has tensor cores. `None` also where a scale is too large for
+/// that dtype: the portable kernels take it as it is.
+fn rounded_for_tensor_cores(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Option<PlainWeight> {
+    let dtype = match activations {
+        ActivationDtype::F16 => ScaleDtype::F16,
+        ActivationDtype::BF16 => ScaleDtype::BF16,
+        ActivationDtype::F32 => return None,
+    };
+    let spec = plain.spec();
+    if spec.scale_dtype != ScaleDtype::F32 || target(device).card.is_none() {
+        return None;
+    }
+    let mut parts = plain.clone().into_parts();
+    parts.scales = Scales::from_f32(&parts.scales.to_f32(), dtype);
+    parts.spec = spec.with_scale_dtype(dtype);
+    PlainWeight::new(parts).ok()
 }

@@ -22,6 +22,13 @@ pub(super) struct Format {
     pub permuted: bool,
 }
 
+/// The dtypes of scales by their number in a format.
+const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
+
+fn scales_a_word(dtype: ScaleDtype) -> usize {
+    if dtype == ScaleDtype::F32 { 1 } else { 2 }
+}
+
 impl Format {
     /// Values of [`values`](Self::values): six of the spec, four of K, four of N.
     pub const LENGTH: usize = 14;
@@ -38,7 +45,7 @@ impl Format {
             spec.bits.count() as u8,
             group,
             spec.zero_points.into(),
-            (spec.scale_dtype == ScaleDtype::BF16).into(),
+            SCALE_DTYPES.iter().position(|&dtype| dtype == spec.scale_dtype).unwrap_or_default() as u8,
             permuted.into(),
         ];
         let mut values = [0.0; Self::LENGTH];
@@ -51,7 +58,7 @@ impl Format {
     pub fn from_values(values: &[f32]) -> Option<Self> {
         let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
         let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-        let [Self::VERSION, bits, group, zero_points @ 0..=1, bf16 @ 0..=1, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
+        let [Self::VERSION, bits, group, zero_points @ 0..=1, scale_dtype, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
             return None;
         };
         let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
@@ -60,7 +67,7 @@ impl Format {
             bits: Bits::try_from(i64::from(*bits)).ok()?,
             group,
             zero_points: *zero_points == 1,
-            scale_dtype: if *bf16 == 1 { ScaleDtype::BF16 } else { ScaleDtype::F16 },
+            scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
         };
         let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
         QuantSpec::check_shape(k, n).ok()?;
@@ -87,10 +94,10 @@ impl Format {
         Self::from_values(&host::<f32, 1, _>(parameter.val()))
     }
 
-    /// Shape of the scales in words of two.
+    /// Shape of the scales in words.
     fn scale_words(&self) -> [usize; 2] {
         let [groups, columns] = PLAIN.scales(self.k, self.n, self.spec.group);
-        [groups, columns.div_ceil(2)]
+        [groups, columns.div_ceil(scales_a_word(self.spec.scale_dtype))]
     }
 }
 
@@ -236,23 +243,30 @@ fn zeros<const D: usize>(shape: [usize; D], declared: Shape, device: &Device) ->
     Param::uninitialized(ParamId::new(), init, device.clone(), false, declared)
 }
 
-/// The bits of scales [G, N], two a word along N, the first in the lower half: [G, N/2 up].
+/// The bits of scales [G, N]: two a word along N, the first in the lower half, [G, N/2 up]; of f32 one, [G, N].
 fn scale_words(scales: &Scales, shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    let bits: &[u16] = bytemuck::cast_slice(scales.as_bytes());
-    let word = |pair: &[u16]| (u32::from(pair[0]) | u32::from(pair.get(1).copied().unwrap_or(0)) << 16) as i32;
-    let words: Vec<i32> = bits.chunks(shape[1].max(1)).flat_map(|row| row.chunks(2).map(word)).collect();
-    Tensor::from_data(TensorData::new(words, [shape[0], shape[1].div_ceil(2)]), (device, DType::I32))
+    let width = scales_a_word(scales.dtype());
+    let (bytes, columns) = (scales.as_bytes(), shape[1].max(1));
+    let word = |scales: &[u8]| {
+        let mut word = [0; 4];
+        word[..scales.len()].copy_from_slice(scales);
+        i32::from_le_bytes(word)
+    };
+    let words: Vec<i32> = bytes.chunks(columns * 4 / width).flat_map(|row| row.chunks(4).map(word)).collect();
+    Tensor::from_data(TensorData::new(words, [shape[0], shape[1].div_ceil(width)]), (device, DType::I32))
 }
 
 /// Undoes [`scale_words`].
 fn scales_of_words(words: Tensor<2, Int>, shape: [usize; 2], dtype: ScaleDtype, held: DType) -> Tensor<2> {
     let device = words.device();
-    let words = host::<i32, 2, _>(words);
-    let halves = |row: &[i32]| row.iter().flat_map(|&word| [word as u16, (word as u32 >> 16) as u16]).take(shape[1]).collect::<Vec<_>>();
-    let bits: Vec<u16> = words.chunks(shape[1].div_ceil(2).max(1)).flat_map(halves).collect();
+    let (words, width) = (host::<i32, 2, _>(words), scales_a_word(dtype));
+    let scales_of = |row: &[i32]| row.iter().flat_map(|word| word.to_le_bytes()).take(shape[1] * 4 / width).collect::<Vec<_>>();
+    let bytes: Vec<u8> = words.chunks(shape[1].div_ceil(width).max(1)).flat_map(scales_of).collect();
+    let halves = || bytes.as_chunks::<2>().0.iter().copied();
     let data = match dtype {
-        ScaleDtype::F16 => TensorData::new(bits.into_iter().map(f16::from_bits).collect::<Vec<_>>(), shape),
-        ScaleDtype::BF16 => TensorData::new(bits.into_iter().map(bf16::from_bits).collect::<Vec<_>>(), shape),
+        ScaleDtype::F16 => TensorData::new(halves().map(f16::from_le_bytes).collect::<Vec<_>>(), shape),
+        ScaleDtype::BF16 => TensorData::new(halves().map(bf16::from_le_bytes).collect::<Vec<_>>(), shape),
+        ScaleDtype::F32 => TensorData::new(bytes.as_chunks::<4>().0.iter().copied().map(f32::from_le_bytes).collect::<Vec<_>>(), shape),
     };
     Tensor::from_data(data, (&device, held))
 }
@@ -287,6 +301,7 @@ mod tests {
             QuantSpec::int4(GroupSize::G128),
             QuantSpec::int8(GroupSize::G32).with_zero_points(),
             QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::BF16),
+            QuantSpec::int4(GroupSize::G64).with_scale_dtype(ScaleDtype::F32),
         ] {
             for (k, n, permuted) in [(128, 1, true), (344, 9, true), (57344, 8191, false), (1 << 30, 65793, true)] {
                 let format = Format { k, n, spec, permuted };
@@ -312,11 +327,11 @@ mod tests {
     #[test]
     fn scales_come_back_from_words() {
         let device = Device::flex();
-        for (dtype, held) in [(ScaleDtype::F16, DType::F16), (ScaleDtype::BF16, DType::F32)] {
+        for (dtype, held) in [(ScaleDtype::F16, DType::F16), (ScaleDtype::BF16, DType::F32), (ScaleDtype::F32, DType::F32)] {
             for shape in [[2, 3], [1, 1], [3, 4]] {
                 let values: Vec<f32> = (0..shape[0] * shape[1]).map(|index| (index as f32 - 2.0) * 0.375).collect();
                 let words = scale_words(&Scales::from_f32(&values, dtype), shape, &device);
-                assert_eq!(words.dims(), [shape[0], shape[1].div_ceil(2)]);
+                assert_eq!(words.dims(), [shape[0], shape[1].div_ceil(if dtype == ScaleDtype::F32 { 1 } else { 2 })]);
                 let scales = scales_of_words(words, shape, dtype, held);
                 assert_eq!((scales.dims(), scales.dtype()), (shape, held));
                 assert_eq!(host::<f32, 2, _>(scales), values);

@@ -24,6 +24,7 @@ impl WeightTensors {
         let scales = match plain.scales() {
             Scales::F16(values) => TensorData::new(values.clone(), scale_shape),
             Scales::BF16(values) => TensorData::new(values.clone(), scale_shape),
+            Scales::F32(values) => TensorData::new(values.clone(), scale_shape),
         };
         Self {
             words: int(plain.words().iter().map(|&word| word as i32).collect(), layout.words(k, n, spec.bits)),

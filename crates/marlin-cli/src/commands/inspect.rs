@@ -142,8 +142,11 @@ fn tensor_row(tensor: TensorView<'_>) -> Row {
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device: &Device) -> Row {
     let (k, n, spec, permuted) = (weight.k(), weight.n(), weight.spec(), weight.row_permutation().is_some());
     let scales = ActivationDtype::from(spec.scale_dtype);
-    let float = if scales == ActivationDtype::BF16 { FloatDType::BF16 } else { FloatDType::F16 };
-    let activations = if device.supports_dtype(float) { scales } else { ActivationDtype::F32 };
+    let activations = match scales {
+        ActivationDtype::F16 if device.supports_dtype(FloatDType::F16) => scales,
+        ActivationDtype::BF16 if device.supports_dtype(FloatDType::BF16) => scales,
+        _ => ActivationDtype::F32,
+    };
     let problem = Problem { m: 1, n, k, spec, activations, scales, permuted };
     let target = target(device);
     let plan = select(&problem, layout_for(&problem, &target), &target);

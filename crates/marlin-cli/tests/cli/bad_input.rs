@@ -150,7 +150,7 @@ fn another_dtype_is_refused_with_both_names() {
     for (dir, tensor, found, expected) in [
         (&folder.source, "model.norm.weight", "I16", "F16, BF16 or F32"),
         (&folder.target, "model.layers.0.mlp.up_proj.weight_packed", "F32", "I32"),
-        (&folder.target, "model.layers.0.mlp.up_proj.weight_scale", "I16", "F16 or BF16"),
+        (&folder.target, "model.layers.0.mlp.up_proj.weight_scale", "I16", "F16, BF16 or F32"),
     ] {
         let path = dir.join("model.safetensors");
         let (header, data) = read_safetensors(&path);

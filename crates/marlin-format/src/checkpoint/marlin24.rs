@@ -61,6 +61,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
     let scales = match scales.expect_shape(&[groups, n])?.scales()? {
         Scales::F16(packed) => Scales::F16(gather(&packed, [groups, n], place)),
         Scales::BF16(packed) => Scales::BF16(gather(&packed, [groups, n], place)),
+        Scales::F32(packed) => Scales::F32(gather(&packed, [groups, n], place)),
     };
 
     let packed = weight.words()?;

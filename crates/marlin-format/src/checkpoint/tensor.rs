@@ -120,25 +120,18 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Scales of an `F16` or `BF16` tensor, or of an `F32` one whose every value either of them holds exactly.
+    /// Scales of an `F16`, `BF16` or `F32` tensor; in f16 or bf16 where that holds every value of an f32 one exactly.
     pub(super) fn scales(&self) -> Result<Scales, CheckpointError> {
         match self.dtype {
             Dtype::F16 => Ok(Scales::F16(self.elements(f16::from_le_bytes))),
             Dtype::BF16 => Ok(Scales::BF16(self.elements(bf16::from_le_bytes))),
             Dtype::F32 => {
-                let exact = self.elements(f32::from_le_bytes);
-                let inexact = |scales: &Scales| (0..scales.len()).find(|&i| scales.get(i) != exact[i]);
-                let (as_f16, as_bf16) = (Scales::from_f32(&exact, ScaleDtype::F16), Scales::from_f32(&exact, ScaleDtype::BF16));
-                match (inexact(&as_f16), inexact(&as_bf16)) {
-                    (None, _) => Ok(as_f16),
-                    (_, None) => Ok(as_bf16),
-                    (Some(i), Some(_)) => Err(self.bad_values(format!(
-                        "scale {i} is {}, which f16 cannot hold exactly, and bf16 cannot hold all of them; convert the scales to f16 or bf16",
-                        exact[i]
-                    ))),
-                }
+                let values = self.elements(f32::from_le_bytes);
+                let halves = [ScaleDtype::F16, ScaleDtype::BF16].map(|dtype| Scales::from_f32(&values, dtype));
+                let exact = |scales: &Scales| values.iter().enumerate().all(|(i, &value)| scales.get(i) == value);
+                Ok(halves.into_iter().find(exact).unwrap_or(Scales::F32(values)))
             }
-            _ => Err(self.wrong_dtype("F16 or BF16")),
+            _ => Err(self.wrong_dtype("F16, BF16 or F32")),
         }
     }
 
@@ -161,6 +154,7 @@ impl From<ScaleDtype> for Dtype {
         match dtype {
             ScaleDtype::F16 => Self::F16,
             ScaleDtype::BF16 => Self::BF16,
+            ScaleDtype::F32 => Self::F32,
         }
     }
 }

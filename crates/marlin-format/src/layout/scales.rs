@@ -85,6 +85,7 @@ impl ScaleLayout {
         Ok(match scales {
             Scales::F16(values) => Scales::F16(self.pack_values(values)?),
             Scales::BF16(values) => Scales::BF16(self.pack_values(values)?),
+            Scales::F32(values) => Scales::F32(self.pack_values(values)?),
         })
     }
 
@@ -96,6 +97,7 @@ impl ScaleLayout {
         Ok(match packed {
             Scales::F16(values) => Scales::F16(self.unpack_values(values)?),
             Scales::BF16(values) => Scales::BF16(self.unpack_values(values)?),
+            Scales::F32(values) => Scales::F32(self.unpack_values(values)?),
         })
     }
 

@@ -78,7 +78,7 @@ pub fn all_specs() -> impl Iterator<Item = QuantSpec> {
     Bits::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
             [false, true].into_iter().flat_map(move |zero_points| {
-                [ScaleDtype::F16, ScaleDtype::BF16].map(|scale_dtype| QuantSpec { bits, group, zero_points, scale_dtype })
+                [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32].map(|scale_dtype| QuantSpec { bits, group, zero_points, scale_dtype })
             })
         })
     })
@@ -151,6 +151,7 @@ pub fn numbered_scales(count: usize, dtype: ScaleDtype) -> Scales {
     match dtype {
         ScaleDtype::F16 => Scales::F16((1..=count).map(|i| f16::from_f32(i as f32)).collect()),
         ScaleDtype::BF16 => Scales::BF16((1..=count).map(|i| bf16::from_f32(i as f32)).collect()),
+        ScaleDtype::F32 => Scales::F32((1..=count).map(|i| i as f32).collect()),
     }
 }
 

@@ -42,11 +42,12 @@ proptest! {
         for column in 0..n {
             for row in 0..k {
                 let group = group_index.as_ref().map_or(row / spec.group.rows(k), |index| index[row] as usize);
-                let at = 2 * (column * groups + group);
-                let scale = u16::from_le_bytes([scales[at], scales[at + 1]]);
+                let at = column * groups + group;
+                let half = || scales.as_chunks::<2>().0[at];
                 let scale = match spec.scale_dtype {
-                    ScaleDtype::F16 => f16::from_bits(scale).to_f32(),
-                    ScaleDtype::BF16 => f32::from_bits(u32::from(scale) << 16),
+                    ScaleDtype::F16 => f16::from_le_bytes(half()).to_f32(),
+                    ScaleDtype::BF16 => f32::from_bits(u32::from(u16::from_le_bytes(half())) << 16),
+                    ScaleDtype::F32 => f32::from_le_bytes(scales.as_chunks::<4>().0[at]),
                 };
                 let zero_point = match &zero_points {
                     Some(words) => value_of(words[column / per_word * groups + group], column),

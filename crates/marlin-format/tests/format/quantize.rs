@@ -60,6 +60,7 @@ proptest! {
                     let rounding = match spec.scale_dtype {
                         ScaleDtype::F16 => 1.0 / 2048.0,
                         ScaleDtype::BF16 => 1.0 / 256.0,
+                        ScaleDtype::F32 => f32::EPSILON,
                     };
                     0.5 + f32::from(top) * rounding
                 };
@@ -82,6 +83,8 @@ proptest! {
                 let (relative, smallest) = match spec.scale_dtype {
                     ScaleDtype::F16 => (1.0 / 2048.0, f16::MIN_POSITIVE_SUBNORMAL.to_f32()),
                     ScaleDtype::BF16 => (1.0 / 256.0, bf16::MIN_POSITIVE_SUBNORMAL.to_f32()),
+                    // As many bits as the value that is expected.
+                    ScaleDtype::F32 => (f32::EPSILON, f32::MIN_POSITIVE),
                 };
                 prop_assert!((found - exact).abs() <= exact * relative + smallest, "group {group}, column {column}: {found}, not {exact}");
                 prop_assert!(found > 0.0);
@@ -171,6 +174,7 @@ fn tiny_and_huge_weights() {
         let smallest = match spec.scale_dtype {
             ScaleDtype::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f32(),
             ScaleDtype::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f32(),
+            ScaleDtype::F32 => f32::MIN_POSITIVE,
         };
         // Whole multiples of the smallest scale, too few for a scale of their own: exact.
         let values: Vec<f32> = (0..128).map(|i| smallest * (i % 4) as f32).collect();
@@ -183,7 +187,7 @@ fn tiny_and_huge_weights() {
         let result = quantize_rtn(&wide, 128, 1, &spec);
         match spec.scale_dtype {
             ScaleDtype::F16 => assert!(matches!(result, Err(FormatError::ScaleOverflow { row: 0, column: 0, .. })), "{spec}"),
-            ScaleDtype::BF16 => assert!(result.unwrap().dequantize().iter().all(|value| value.abs() > 2.7e38), "{spec}"),
+            ScaleDtype::BF16 | ScaleDtype::F32 => assert!(result.unwrap().dequantize().iter().all(|value| value.abs() > 2.7e38), "{spec}"),
         }
     }
 }

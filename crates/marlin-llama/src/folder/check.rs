@@ -103,6 +103,13 @@ impl CheckedWeights<'_> {
         self.faults.go_on()
     }
 
+    /// What there is of a broken layer is no surplus.
+    fn skip(&mut self, layer: &str) {
+        let prefix = format!("{layer}.");
+        let tensors = self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix));
+        self.files.read.extend(tensors.map(String::from));
+    }
+
     fn placeholder<const D: usize>(&self) -> Param<Tensor<D>> {
         loaded(Tensor::zeros([1; D], (self.device, DType::F32)))
     }
@@ -112,7 +119,11 @@ impl WeightSource for CheckedWeights<'_> {
     type Error = Enough;
 
     fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, Enough> {
-        self.check(format!("{name}.weight"), &shape)?;
+        let float = self.files.refuse_quantized_embedding(name);
+        match self.faults.keep(float) {
+            Some(()) => self.check(format!("{name}.weight"), &shape)?,
+            None => self.skip(name),
+        }
         Ok(self.placeholder())
     }
 
@@ -130,10 +141,8 @@ impl WeightSource for CheckedWeights<'_> {
                 self.files.checkpoint.recycle(plain);
             }
             Some(None) => self.check(format!("{name}.weight"), &[n, k])?,
-            // What there is of it is no surplus.
             None => {
-                let prefix = format!("{name}.");
-                self.files.read.extend(self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix)).map(String::from));
+                self.skip(name);
                 self.faults.go_on()?;
             }
         }

@@ -138,9 +138,9 @@ fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Dev
         Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
         Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),
         None => {
-            let dtype = match checkpoint.tensor("model.embed_tokens.weight")?.dtype() {
-                Dtype::F16 => FloatDType::F16,
-                Dtype::BF16 => FloatDType::BF16,
+            let dtype = match checkpoint.info("model.embed_tokens.weight").map(|info| info.dtype) {
+                Some(Dtype::F16) => FloatDType::F16,
+                Some(Dtype::BF16) => FloatDType::BF16,
                 _ => FloatDType::F32,
             };
             Ok(if device.supports_dtype(DType::from(dtype)) { dtype } else { FloatDType::F32 })

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_marlin::{QuantizedWeight, W4A16Linear};
+use burn_marlin::{ActivationDtype, QuantizedWeight, W4A16Linear};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
 use marlin_format::{JoinError, PlainWeight};
 
@@ -50,6 +50,7 @@ impl WeightSource for FileWeights<'_> {
     type Error = LlamaError;
 
     fn embedding(&mut self, name: &str, shape: [usize; 2]) -> Result<Param<Tensor<2>>, LlamaError> {
+        self.refuse_quantized_embedding(name)?;
         Ok(loaded(self.tensor(format!("{name}.weight"), shape)?))
     }
 
@@ -171,10 +172,28 @@ impl FileWeights<'_> {
             // A view: a matmul reads a transposed weight as well.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
             LayerWeight::Plain(plain) => {
-                let linear = W4A16Linear::new(QuantizedWeight::from_plain(&plain, self.device), bias);
+                let linear = W4A16Linear::new(QuantizedWeight::from_plain_for(&plain, self.activations(), self.device), bias);
                 self.recycle(LayerWeight::Plain(plain));
                 Ok(Projection::W4A16(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
             }
+        }
+    }
+
+    /// Embeddings are read in floats alone.
+    pub(super) fn refuse_quantized_embedding(&self, name: &str) -> Result<(), LlamaError> {
+        let is_float = self.checkpoint.contains(&format!("{name}.weight"));
+        if is_float || !self.checkpoint.contains_layer(name) {
+            return Ok(());
+        }
+        Err(LlamaError::QuantizedEmbedding { dir: self.checkpoint.dir().into(), layer: name.into() })
+    }
+
+    /// The dtype of activations to lay a weight out for.
+    fn activations(&self) -> ActivationDtype {
+        match self.dtype {
+            FloatDType::F16 => ActivationDtype::F16,
+            FloatDType::BF16 => ActivationDtype::BF16,
+            _ => ActivationDtype::F32,
         }
     }
 

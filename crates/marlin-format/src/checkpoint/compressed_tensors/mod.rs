@@ -69,6 +69,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let scales = match tensors.get(SCALE)?.expect_shape(&[n, groups])?.scales()? {
         Scales::F16(values) => Scales::F16(transposed(&values, n, groups)),
         Scales::BF16(values) => Scales::BF16(transposed(&values, n, groups)),
+        Scales::F32(values) => Scales::F32(transposed(&values, n, groups)),
     };
     let zero_points = match tensors.zero_points(ZERO_POINT, spec)? {
         Some(stored) => {
@@ -116,6 +117,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let scales = match weight.scales() {
         Scales::F16(values) => Scales::F16(transposed(values, groups, n)),
         Scales::BF16(values) => Scales::BF16(transposed(values, groups, n)),
+        Scales::F32(values) => Scales::F32(transposed(values, groups, n)),
     };
 
     let mut bytes = vec![
