@@ -77,7 +77,7 @@ impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
     /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
-    /// projections in each of the formats that [`LayerFormat`] names, each layer in the one that the configs give it. A quantised weight stays
+    /// projections in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A quantised weight stays
     /// one: no float copy of it is made.
     ///
     /// # Errors
