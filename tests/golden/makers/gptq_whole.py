@@ -72,7 +72,7 @@ def main():
                          ("act-order", dict(sym=True, desc_act=True, act_group_aware=False))]:
         config = Tiny(intermediate=344).config
         config.dtype, config.pad_token_id = torch.float16, 0
-        checkpoint(f"gptq-whole-ragged-{end}", LlamaForCausalLM, config, **options,
+        checkpoint(f"gptq-whole-incomplete-{end}", LlamaForCausalLM, config, **options,
                    note="a whole run: down_proj has K = 344, ten groups of 32 and one of 24")
 
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::module::Param;
 use burn::nn::Linear;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization};
 use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
@@ -48,8 +48,7 @@ pub fn check_folder(
     }
     faults.keep(use_own_head(&mut config, &checkpoint));
     let mut ignored = |_: super::OpenProgress<'_>| {};
-    let files =
-        FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(burn::tensor::FloatDType::F32), device, &mut ignored);
+    let files = FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(FloatDType::F32), device, &mut ignored);
     let mut source = CheckedWeights { files, device, faults, on_layer: &mut on_layer };
     // The rotary tables have one position here: those that were asked for are checked above.
     if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() {
