@@ -4,6 +4,14 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
+/// The signs of JSON, its words, and numbers at edges.
+pub const JSON: [&str; 17] = ["{", "}", "[", "]", ",", ":", "\"", "null", "true", "false", "{}", "[]", "\"\"", "0", "1", "-1", "1e308"];
+
+/// Inputs for each target: `MARLIN_FUZZ_INPUTS`, or so many.
+pub fn inputs(otherwise: usize) -> usize {
+    std::env::var("MARLIN_FUZZ_INPUTS").ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
+}
+
 /// A text with one to four changes. `tokens` are what is written into it.
 pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
     let mut text = text.to_vec();

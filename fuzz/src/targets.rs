@@ -1,6 +1,5 @@
 //! What is done with an input. Nothing may panic, and what is accepted must hold together.
 
-use std::error::Error;
 use std::fs;
 
 use marlin_format::checkpoint::{
@@ -9,6 +8,7 @@ use marlin_format::checkpoint::{
 use marlin_format::{Bits, GroupSize, QuantSpec};
 use tempfile::TempDir;
 
+use super::errors::check_error;
 use super::seeds::LAYER;
 
 /// Layers that configs are asked for.
@@ -112,14 +112,5 @@ fn check_format(format: &LayerFormat) {
             assert!(!spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128));
         }
         _ => {}
-    }
-}
-
-/// An error says something, and so do its causes.
-fn check_error(error: &dyn Error) {
-    let mut next = Some(error);
-    while let Some(cause) = next {
-        assert!(!cause.to_string().is_empty());
-        next = cause.source();
     }
 }

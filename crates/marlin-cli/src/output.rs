@@ -1,7 +1,7 @@
 //! Tables, sizes and progress bars.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use marlin_format::{fold_layers, without_control};
+use marlin_format::{fold_layers, with_causes, without_control};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -53,12 +53,10 @@ pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<
     table(&[&[*first, "count"], rest].concat(), &rows)
 }
 
-/// What went wrong, and below it why: the file is often in the first, both sides of a mismatch in the last. What a file brings into it is neither
-/// obeyed by the terminal nor endless.
+/// What went wrong, and why. What a file brings into it is neither obeyed by the terminal nor endless.
 pub fn message(error: &dyn std::error::Error) -> String {
     const SHOWN: usize = 4000;
-    let whole = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    without_control(&whole).chars().take(SHOWN).collect()
+    without_control(&with_causes(error)).chars().take(SHOWN).collect()
 }
 
 /// Bytes as a person reads them.

@@ -39,4 +39,4 @@ pub use plain::{PlainParts, PlainWeight, Scales};
 pub use plain_join::JoinError;
 pub use quantize::quantize_rtn;
 pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
-pub use text::{excerpt, without_control};
+pub use text::{excerpt, with_causes, without_control};

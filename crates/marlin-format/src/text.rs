@@ -19,6 +19,11 @@ pub fn without_control(text: &str) -> String {
     text.chars().flat_map(|c| if matches!(c, '\n' | '\t') { vec![c] } else { shown_char(c) }).collect()
 }
 
+/// An error's message and those of its causes: the file is often in the first, both sides of a mismatch in the last.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 fn shown_char(c: char) -> Vec<char> {
     if c.is_control() { c.escape_default().collect() } else { vec![c] }
 }

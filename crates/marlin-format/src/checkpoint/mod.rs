@@ -40,7 +40,7 @@ pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};
 pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};
 pub use safetensors::Dtype;
-pub use tensor::{TensorData, TensorSpec, TensorView};
+pub use tensor::{TensorData, TensorSpec, TensorView, is_float};
 pub use writer::CheckpointWriter;
 
 /// The config of a model.

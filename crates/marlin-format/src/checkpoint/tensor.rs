@@ -65,10 +65,7 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// [`CheckpointError::Dtype`] where it is of another dtype.
     pub fn expect_float(&self) -> Result<Self, CheckpointError> {
-        match self.dtype {
-            Dtype::F16 | Dtype::BF16 | Dtype::F32 => Ok(*self),
-            _ => Err(self.wrong_dtype("F16, BF16 or F32")),
-        }
+        if is_float(self.dtype) { Ok(*self) } else { Err(self.wrong_dtype("F16, BF16 or F32")) }
     }
 
     /// Its extents, where it has two axes; `axes` says what they are, such as `[K/8, N]`.
@@ -147,6 +144,11 @@ impl<'a> TensorView<'a> {
     pub(super) fn bad_values(&self, problem: String) -> CheckpointError {
         CheckpointError::Values { path: self.path.into(), tensor: self.name.into(), problem }
     }
+}
+
+/// Whether values of a dtype are floats that [`TensorView::to_f32`] reads.
+pub fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
 
 impl From<ScaleDtype> for Dtype {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use burn::tensor::{DType, Device, FloatDType};
 use marlin_format::QuantSpec;
-use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization};
+use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
 use marlin_text::Tokenizer;
 
 use self::weights::FileWeights;
@@ -161,8 +161,7 @@ fn check_memory(
     let bytes = |name: &str| {
         let info = checkpoint.info(name)?;
         let elements: usize = info.shape.iter().product();
-        let is_float = matches!(info.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
-        Some(elements.saturating_mul(if is_float { size } else { info.dtype.bitsize().div_ceil(8) }))
+        Some(elements.saturating_mul(if is_float(info.dtype) { size } else { info.dtype.bitsize().div_ceil(8) }))
     };
     let weights = checkpoint.names().filter_map(bytes).fold(0, usize::saturating_add);
     // Cosines and sines in f32, half a head each.

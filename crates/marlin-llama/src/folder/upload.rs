@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::{bf16, f16};
-use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView};
+use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
 
 use crate::LlamaError;
 
@@ -24,8 +24,7 @@ pub(super) fn upload<const D: usize>(
 ) -> Result<Tensor<D>, LlamaError> {
     let target = (device, DType::from(dtype));
     let row_bytes = view.bytes().len() / shape[0].max(1);
-    let in_blocks = matches!(view.dtype(), Dtype::F16 | Dtype::BF16 | Dtype::F32);
-    if view.bytes().len() <= most || row_bytes == 0 || !in_blocks {
+    if view.bytes().len() <= most || row_bytes == 0 || !is_float(view.dtype()) {
         return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
     }
     let rows = (most / row_bytes).max(1);

@@ -24,8 +24,7 @@ fn render(template: &str) -> Result<String, TextError> {
 
 /// The message, and what it was caused by.
 fn message(error: &TextError) -> String {
-    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    marlin_format::with_causes(error)
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use marlin_format::with_causes;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-use super::engine::message;
 use crate::Message;
 
 /// A compiled template.
@@ -28,7 +28,7 @@ const FUEL: u64 = 10_000_000;
 
 impl Template {
     pub fn compile(text: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
-        let error = |error: Error| message(&error);
+        let error = |error: Error| with_causes(&error);
         let mut environment = Environment::new();
         // As `transformers` sets Jinja up, Python's methods on texts and maps included.
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
@@ -42,12 +42,12 @@ impl Template {
     }
 
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
-        let template = self.environment.get_template(NAME).map_err(|error| message(&error))?;
+        let template = self.environment.get_template(NAME).map_err(|error| with_causes(&error))?;
         let tokens = Value::from_pairs(self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str())));
         let message_value = |message: &Message| context! { role => message.role.as_str(), content => message.content.as_str() };
         let messages: Vec<Value> = messages.iter().map(message_value).collect();
         let rendered = template.render(context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens });
-        rendered.map_err(|error| message(&error))
+        rendered.map_err(|error| with_causes(&error))
     }
 }
 

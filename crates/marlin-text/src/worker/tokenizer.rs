@@ -1,6 +1,7 @@
 //! A `tokenizer.json` at work.
 
-use super::engine::message;
+use marlin_format::with_causes;
+
 use super::protocol::Loaded;
 
 /// A tokenizer, without the truncation and padding that its file asks for: a prompt is taken as it is.
@@ -32,5 +33,5 @@ impl Engine {
 }
 
 fn described(error: tokenizers::Error) -> String {
-    message(error.as_ref())
+    with_causes(error.as_ref())
 }
