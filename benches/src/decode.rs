@@ -1,7 +1,7 @@
 //! Decode of Llama's shapes, with generated weights: whole steps, and what a step's time goes to.
 
 use crate::BenchError;
-use crate::kernels::READ_RATE;
+use crate::kernels::rates;
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
@@ -68,6 +68,10 @@ enum Weights {
 /// One run.
 #[derive(Debug, Serialize)]
 pub struct Row {
+    /// A whole step.
+    routine: &'static str,
+    /// Of the sources of a step's kernels: [`marlin_decode::kernels::digest`].
+    digest: String,
     model: String,
     weights: String,
     batch: usize,
@@ -82,8 +86,8 @@ pub struct Row {
     tokens_per_second: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: usize,
-    /// Those in a second of decode, of the card's read rate.
-    read_fraction: f64,
+    /// Those in a second of decode, of the card's read rate, where that was measured.
+    read_fraction: Option<f64>,
 }
 
 impl Model {
@@ -116,7 +120,7 @@ impl Model {
 /// Times what the arguments name, prints a line each, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
-    let name = burn_marlin::target(&device).name;
+    let name = burn_marlin::device::device_name(&device);
     println!("{name}: {} prompt tokens, f16 activations and head", args.prompt);
     println!(
         "{:16} {:6} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
@@ -130,7 +134,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
             let max_len = args.max_len.unwrap_or(args.prompt + longest).min(config.max_position_embeddings);
             let needed = float_bytes(&config) * if spec.is_some() { 1 } else { 4 } / 4;
-            if burn_marlin::free_memory(&device).is_some_and(|free| free < needed) {
+            if burn_marlin::device::free_memory(&device).is_some_and(|free| free < needed) {
                 println!("{:16} {:6} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
                 continue;
             }
@@ -139,7 +143,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
                     let times = time(&built, batch, args.prompt, new_tokens)?;
-                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, times));
+                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, times, &name));
                     // After each: a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
@@ -177,7 +181,7 @@ fn weight_bytes(model: &LlamaModel) -> usize {
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
     let projections = model.projections().map(|(_, projection)| match projection {
         Projection::Dense(linear) => 2 * linear.weight.shape().num_elements(),
-        Projection::W4A16(linear) => linear.weight().size_bytes(),
+        Projection::Quant(linear) => linear.weight().size_bytes(),
     });
     norms + projections.sum::<usize>()
 }
@@ -229,9 +233,21 @@ fn step(decoder: &mut Decoder<'_>, batch: usize) -> Result<usize, BenchError> {
     }
 }
 
-fn report(model: Model, weights: Weights, batch: usize, prompt_tokens: usize, new_tokens: usize, bytes: usize, times: Times) -> Row {
+fn report(
+    model: Model,
+    weights: Weights,
+    batch: usize,
+    prompt_tokens: usize,
+    new_tokens: usize,
+    bytes: usize,
+    times: Times,
+    card: &str,
+) -> Row {
     let rate = bytes as f64 / times.step;
+    let read_fraction = rates(card).map(|rates| rate / rates.read);
     let row = Row {
+        routine: "step",
+        digest: marlin_decode::kernels::digest(),
         model: value_name(model),
         weights: value_name(weights),
         batch,
@@ -242,10 +258,10 @@ fn report(model: Model, weights: Weights, batch: usize, prompt_tokens: usize, ne
         time_per_output_token_ms: times.step * 1e3,
         tokens_per_second: batch as f64 / times.step,
         weight_bytes: bytes,
-        read_fraction: rate / READ_RATE,
+        read_fraction,
     };
     println!(
-        "{:16} {:6} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>5.1}%",
+        "{:16} {:6} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>6}",
         row.model,
         row.weights,
         row.ttft_ms,
@@ -253,7 +269,7 @@ fn report(model: Model, weights: Weights, batch: usize, prompt_tokens: usize, ne
         row.time_per_output_token_ms,
         row.tokens_per_second,
         rate / 1e9,
-        row.read_fraction * 100.0
+        row.read_fraction.map_or("-".into(), |fraction| format!("{:.1}%", fraction * 100.0))
     );
     row
 }

@@ -4,7 +4,7 @@ use crate::BenchError;
 use burn::module::{Module, ModuleDisplay};
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_marlin::{GroupSize, QuantSpec, W4A16, W4A16Linear};
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
 use clap::Args;
 use marlin_llama::{Decoder, Llama, OpenOptions, Sampling, SequenceOptions};
 use serde::Serialize;
@@ -156,9 +156,9 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
     let mut out = Vec::new();
 
     let linear = copies(|| LinearConfig::new(HIDDEN, INTERMEDIATE).init(device));
-    let packed: Vec<_> = linear.iter().map(|linear| W4A16Linear::from_linear(linear, spec)).collect::<Result<_, _>>().map_err(failed)?;
+    let packed: Vec<_> = linear.iter().map(|linear| QuantLinear::from_linear(linear, spec)).collect::<Result<_, _>>().map_err(failed)?;
     let x = random(HIDDEN);
-    out.push(row("W4A16Linear 768 x 3072", rows, &linear, &packed, |linear| linear.forward(x.clone()), |packed| packed.forward(x.clone())));
+    out.push(row("QuantLinear 768 x 3072", rows, &linear, &packed, |linear| linear.forward(x.clone()), |packed| packed.forward(x.clone())));
     let converted_linear = converted(&linear, &convert)?;
     let forward = |linear: &Linear| linear.forward(x.clone());
     out.push(row("converted Linear 768 x 3072", rows, &linear, &converted_linear, forward, forward));

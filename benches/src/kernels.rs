@@ -7,14 +7,25 @@ use crate::timing::time;
 use crate::{BenchError, KernelArgs};
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
-use marlin_format::{QuantSpec, ScaleDtype};
-use marlin_kernels::marlin::{self, Card, Launch, MatmulArgs, Workspace};
-use marlin_kernels::{ActivationDtype, Problem, repack};
+use marlin_format::{QuantSpec, ScaleDtype, WeightDescriptor, WeightFormat, WeightLayout};
+use marlin_kernels::inspect::{Routine, digest};
+use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
 
-/// Bytes in a second and floating-point operations in a second that an H200 reaches: a plain read of 4 GiB, and a dense product of 8192 cubed
-/// in bf16.
-pub const READ_RATE: f64 = 4.37e12;
-const FLOP_RATE: f64 = 790e12;
+/// The rates of a card that the floor is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Rates {
+    /// Bytes in a second.
+    pub read: f64,
+    /// Floating-point operations in a second.
+    pub flops: f64,
+}
+
+/// The measured rates of a card, by its name: a plain read of 4 GiB, and a dense product of 8192 cubed in bf16. `None` for cards that were not
+/// measured.
+pub fn rates(card: &str) -> Option<Rates> {
+    card.contains("H200").then_some(Rates { read: 4.37e12, flops: 790e12 })
+}
+
 /// A graph holds about this many microseconds of calls.
 const GRAPH_MICROSECONDS: f64 = 4000.0;
 
@@ -22,7 +33,6 @@ const GRAPH_MICROSECONDS: f64 = 4000.0;
 pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let card = Card::of(&client).ok_or(BenchError::Card)?;
-    let workspace = Workspace::new(&client, &card);
     let dtype = if args.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
     let mut spec = QuantSpec::int4(args.group).with_scale_dtype(if args.bf16 { ScaleDtype::BF16 } else { ScaleDtype::F16 });
     spec.zero_points = args.zero_points;
@@ -37,15 +47,18 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     for shape in named(&args.shapes)? {
         let weights = Weights::random(&client, &shape, spec, dtype);
         for &m in &args.m {
-            let problem = Problem { m, n: shape.n, k: shape.k, spec, activations: dtype, scales: dtype, permuted: args.act_order };
+            let format = WeightFormat::dense(spec).with_permutation(args.act_order);
+            let weight = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile);
+            let problem = QuantProblem::new(m, weight, dtype);
             let launches =
-                if args.every_tile { marlin::launches(&problem, &card) } else { marlin::plan(&problem, &card).into_iter().collect() };
+                if args.every_tile { tile::launches(&problem, &card) } else { tile::plan(&problem, &card).into_iter().collect() };
             if launches.is_empty() {
                 return Err(BenchError::NoTile);
             }
             for launch in launches {
-                let us = time_launch(&client, &problem, launch, &weights, &workspace)?;
-                rows.push(report(&shape, &problem, launch, us));
+                let floor = floor(&problem, rates(&name));
+                let us = time_launch(&client, &problem, launch, &weights, floor)?;
+                rows.push(report(&shape, &problem, launch, us, floor));
             }
         }
     }
@@ -55,44 +68,61 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     }
 }
 
-fn time_launch(client: &Client, problem: &Problem, launch: Launch, weights: &Weights, workspace: &Workspace) -> Result<f64, BenchError> {
-    let Problem { m, n, k, .. } = *problem;
+/// Activations in another order than the weight's stored rows take a launch of their own, which is part of the call.
+fn time_launch(
+    client: &Client,
+    problem: &QuantProblem,
+    tile_launch: tile::Launch,
+    weights: &Weights,
+    floor: Option<f64>,
+) -> Result<f64, BenchError> {
+    let (m, n, k) = (problem.m, problem.n(), problem.k());
     let x = activations(client, m, k, problem.activations);
-    // Act-order takes a launch of its own, which is part of the call.
-    let arranged = problem.permuted.then(|| (row_permutation(client, k), client.empty(2 * m * k)));
+    let rows = problem.weight.format.permuted.then(|| row_permutation(client, k));
     let out = client.empty(m * n * 2);
+    let plan = Plan {
+        kernel: Kernel::Marlin(tile_launch),
+        prologue: PrologueStage::None,
+        reason: Reason::TensorCores { capability: Card::of(client).map_or(0, |card| card.capability) },
+    };
     // Every copy of the weight is read equally often.
-    let calls = (GRAPH_MICROSECONDS / floor(problem).max(4.0)) as usize;
+    let calls = (GRAPH_MICROSECONDS / floor.unwrap_or_default().max(4.0)) as usize;
     let calls = calls.clamp(1, 1000).next_multiple_of(weights.copies());
     time(client, calls, |call| {
-        let (weight, workspace) = (weights.of_call(call), workspace.clone());
-        let x = match &arranged {
-            Some((rows, arranged)) => {
-                repack::arrange(client, problem, buffer(&x, m * k), Some(buffer(rows, k)), buffer(arranged, m * k))?;
-                arranged
-            }
-            None => &x,
-        };
-        let args = MatmulArgs { x: buffer(x, m * k), weight, bias: None, out: buffer(&out, m * n), workspace };
-        Ok(marlin::matmul(client, problem, launch, args)?)
+        let weight = weights.of_call(call, rows.as_ref().map(|rows| buffer(rows, k)));
+        let operands = Operands { x: buffer(&x, m * k), norm: None, weight, bias: None, out: buffer(&out, m * n) };
+        Ok(launch(client, problem, &plan, operands)?)
     })
 }
 
-/// The least time in microseconds: what must be read and written at the card's rate, or the products at the tensor cores' rate.
-fn floor(problem: &Problem) -> f64 {
-    let Problem { m, n, k, .. } = *problem;
-    let (m, n, k) = (m as f64, n as f64, k as f64);
+/// The least time in microseconds: of the bytes at the card's read rate, or of the products at its tensor cores' rate.
+fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
+    let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
     // As the peers' figures count it: 4 bits, and a scale of 2 bytes for each 128 weights.
     let bytes = k * n * (0.5 + 2.0 / 128.0) + 2.0 * m * (k + n);
-    (bytes / READ_RATE).max(2.0 * m * k * n / FLOP_RATE) * 1e6
+    rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / rates.flops) * 1e6)
 }
 
-fn report(shape: &Shape, problem: &Problem, launch: Launch, us: f64) -> Row {
-    let Problem { m, n, k, spec, permuted: act_order, .. } = *problem;
-    let floor_us = floor(problem);
+fn report(shape: &Shape, problem: &QuantProblem, launch: tile::Launch, us: f64, floor_us: Option<f64>) -> Row {
+    let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
     let kernel = format!("marlin ({})", launch.tile);
+    let routine = if launch.tile.is_wgmma() { Routine::Wgmma } else { Routine::MmaSync };
     let rate = 2.0 * (m * n * k) as f64 / us / 1e6;
-    println!("{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor_us:>9.2} {:>5.1}% {rate:>8.1}", shape.name, floor_us / us * 100.0);
-    let (group, zero_points, dtype) = (spec.group.as_i64(), spec.zero_points, problem.activations.name());
-    Row { kernel, shape: shape.name, k, n, m, group, zero_points, act_order, dtype, us, floor_us }
+    let (floor, share) = floor_us.map_or(("-".into(), "-".into()), |floor| (format!("{floor:.2}"), format!("{:.1}%", floor / us * 100.0)));
+    println!("{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}", shape.name);
+    Row {
+        routine: routine.name(),
+        digest: digest(routine),
+        kernel,
+        shape: shape.name,
+        k,
+        n,
+        m,
+        group: spec.group.as_i64(),
+        zero_points: spec.zero_points,
+        act_order: problem.weight.format.permuted,
+        dtype: problem.activations.name(),
+        us,
+        floor_us,
+    }
 }

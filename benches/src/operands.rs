@@ -5,10 +5,8 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use half::{bf16, f16};
-use marlin_format::QuantSpec;
-use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_kernels::ActivationDtype;
-use marlin_kernels::marlin::{self, WeightArgs};
+use marlin_format::{QuantSpec, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_kernels::{ActivationDtype, WeightBuffers};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -16,36 +14,23 @@ use rand::{RngExt, SeedableRng};
 /// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
-/// One copy of a weight.
-struct WeightCopy {
-    words: Handle,
-    scales: Handle,
-    zero_points: Option<Handle>,
-}
-
 /// As many copies of a weight as the cache cannot hold.
 pub struct Weights {
-    copies: Vec<WeightCopy>,
-    words: usize,
-    scales: usize,
-    zero_points: usize,
+    copies: Vec<WeightTensors<(Handle, usize)>>,
 }
 
 impl Weights {
+    /// Random weights in the tile layout.
     pub fn random(client: &Client, shape: &Shape, spec: QuantSpec, dtype: ActivationDtype) -> Self {
-        let layout = marlin::layout(shape.k, shape.n);
-        let (words, scales) = (layout.words(), ScaleLayout::new(&layout, spec.group).len());
-        let zero_points = ZeroLayout::new(&layout, spec.group).words();
+        let tensors = WeightDescriptor::plain(spec, shape.k, shape.n).in_layout(WeightLayout::Tile).tensors();
         let mut rng = SmallRng::seed_from_u64(1);
-        let (word_bytes, zero_bytes) = (random_bytes(4 * words), random_bytes(4 * zero_points));
-        let scale_bytes = bytes(scales, dtype, || rng.random_range(0.002..0.02));
-        let copy = |_| WeightCopy {
-            words: client.create_from_slice(&word_bytes),
-            scales: client.create_from_slice(&scale_bytes),
-            zero_points: spec.zero_points.then(|| client.create_from_slice(&zero_bytes)),
-        };
-        let copies = WEIGHT_BYTES.div_ceil(word_bytes.len()).max(1);
-        Self { copies: (0..copies).map(copy).collect(), words, scales, zero_points }
+        let host = tensors.map(|role, tensor| match role {
+            marlin_format::WeightTensor::Scales => (bytes(tensor.elements(), dtype, || rng.random_range(0.002..0.02)), tensor.elements()),
+            _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
+        });
+        let copies = WEIGHT_BYTES.div_ceil(host.words.0.len()).max(1);
+        let copy = |_| host.as_ref().map(|_, (bytes, elements)| (client.create_from_slice(bytes), *elements));
+        Self { copies: (0..copies).map(copy).collect() }
     }
 
     /// How many copies there are.
@@ -54,13 +39,9 @@ impl Weights {
     }
 
     /// The weight of a call: copies take turns.
-    pub fn of_call(&self, call: usize) -> WeightArgs {
-        let WeightCopy { words, scales, zero_points } = &self.copies[call % self.copies.len()];
-        WeightArgs {
-            words: buffer(words, self.words),
-            scales: buffer(scales, self.scales),
-            zero_points: zero_points.as_ref().map(|zeros| buffer(zeros, self.zero_points)),
-        }
+    pub fn of_call(&self, call: usize, row_permutation: Option<BufferArg>) -> WeightBuffers {
+        let weight = self.copies[call % self.copies.len()].as_ref().map(|_, (handle, elements)| buffer(handle, *elements));
+        WeightTensors { row_permutation, ..weight }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
-use burn_marlin::decode::{self, AttentionParts, LayerCache, Row, RowState};
+use marlin_decode::{self as decode, AttentionParts, LayerCache, Row, RowState};
 use marlin_llama::LlamaModel;
 use std::time::Instant;
 

@@ -9,6 +9,10 @@ use time::OffsetDateTime;
 /// One figure.
 #[derive(Debug, Serialize)]
 pub struct Row {
+    /// The routine that was timed.
+    pub routine: &'static str,
+    /// Of its sources: [`marlin_kernels::inspect::digest`].
+    pub digest: String,
     pub kernel: String,
     pub shape: &'static str,
     pub k: usize,
@@ -22,8 +26,8 @@ pub struct Row {
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,
-    /// The least that the card's memory and tensor cores allow, in microseconds.
-    pub floor_us: f64,
+    /// The least that the card's memory and tensor cores allow, in microseconds, where its rates were measured.
+    pub floor_us: Option<f64>,
 }
 
 /// A run on one card.
@@ -32,16 +36,13 @@ struct Record<'a, R> {
     card: &'a str,
     driver: String,
     date: String,
-    /// Of the kernels that were timed: [`marlin_kernels::marlin::digest`].
-    digest: String,
     rows: &'a [R],
 }
 
 /// Writes the rows of a run.
 pub fn write<R: Serialize>(path: &Path, card: &str, rows: &[R]) -> Result<(), BenchError> {
-    let digest = marlin_kernels::marlin::digest();
     let date = OffsetDateTime::now_utc().date().to_string();
-    let record = Record { card, driver: driver(), date, digest, rows };
+    let record = Record { card, driver: driver(), date, rows };
     let text = serde_json::to_string_pretty(&record)? + "\n";
     std::fs::write(path, text).map_err(|source| BenchError::File { path: path.into(), source })
 }

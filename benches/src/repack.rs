@@ -7,8 +7,8 @@ use cubecl::MemoryScope;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use cubecl::server::Handle;
-use marlin_format::{Bits, GroupSize, QuantSpec};
-use marlin_kernels::{ActivationDtype, Problem, WeightLayout, repack};
+use marlin_format::{GroupSize, QuantSpec, TensorDescriptor, WeightDescriptor, WeightLayout, WeightTensor, WeightTensors};
+use marlin_kernels::{ActivationDtype, QuantProblem, repack};
 use std::time::{Duration, Instant};
 
 /// Layers of Llama 2 70B.
@@ -20,14 +20,15 @@ const LAYER: [&str; 4] = ["70b.qkv", "70b.o", "70b.gate_up", "70b.down"];
 pub fn run() -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let shapes = named(&LAYER.map(String::from))?;
-    let hosts: Vec<[Vec<u8>; 2]> = shapes.iter().map(|shape| tensors(shape).map(random_bytes)).collect();
+    let random = |shape| weight(shape).tensors().map(|role, tensor| random_bytes(bytes(role, &tensor)));
+    let hosts: Vec<WeightTensors<Vec<u8>>> = shapes.iter().map(random).collect();
     let mut held = Vec::new();
     let (mut uploading, mut repacking) = (Duration::ZERO, Duration::ZERO);
     let (mut packed, mut peak) = (0, 0);
     for _ in 0..LAYERS {
         for (shape, host) in shapes.iter().zip(&hosts) {
             let start = Instant::now();
-            let plain = host.each_ref().map(|bytes| client.create_from_slice(bytes));
+            let plain = host.as_ref().map(|_, bytes| client.create_from_slice(bytes));
             wait(&client)?;
             uploading += start.elapsed();
 
@@ -35,7 +36,7 @@ pub fn run() -> Result<(), BenchError> {
             let tile = repacked(&client, shape, &plain)?;
             wait(&client)?;
             repacking += start.elapsed();
-            packed += tile.iter().map(Handle::size).sum::<u64>();
+            packed += tile.iter().map(|(_, handle)| handle.size()).sum::<u64>();
             peak = peak.max(client.memory_report(MemoryScope::Device).usage().bytes_reserved);
             held.push(tile);
         }
@@ -47,26 +48,28 @@ pub fn run() -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Bytes of a shape's words and scales in the plain layout.
-fn tensors(shape: &Shape) -> [usize; 2] {
-    let [words, scales] = lengths(shape, WeightLayout::Plain);
-    [4 * words, 2 * scales]
+/// The weight of a shape in the plain layout.
+fn weight(shape: &Shape) -> WeightDescriptor {
+    WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), shape.k, shape.n)
 }
 
-/// Elements of a shape's words and scales.
-fn lengths(shape: &Shape, layout: WeightLayout) -> [usize; 2] {
-    [layout.words(shape.k, shape.n, Bits::Four), layout.scales(shape.k, shape.n, GroupSize::G128)].map(|[rows, columns]| rows * columns)
+/// Bytes of a tensor.
+fn bytes(role: WeightTensor, tensor: &TensorDescriptor) -> usize {
+    tensor.elements() * if role == WeightTensor::Scales { 2 } else { 4 }
 }
 
-/// Words and scales in the tile layout.
-fn repacked(client: &Client, shape: &Shape, [words, scales]: &[Handle; 2]) -> Result<[Handle; 2], BenchError> {
-    let (spec, dtype) = (QuantSpec::int4(GroupSize::G128), ActivationDtype::F16);
-    let problem = Problem { m: 0, n: shape.n, k: shape.k, spec, activations: dtype, scales: dtype, permuted: false };
-    let (plain, tile) = (lengths(shape, WeightLayout::Plain), lengths(shape, WeightLayout::Tile));
-    let out = [client.empty(4 * tile[0]), client.empty(2 * tile[1])];
-    repack::words(client, &problem, WeightLayout::Tile, buffer(words, plain[0]), buffer(&out[0], tile[0]))?;
-    repack::scales(client, &problem, WeightLayout::Tile, buffer(scales, plain[1]), buffer(&out[1], tile[1]))?;
-    Ok(out)
+/// The tensors in the tile layout.
+fn repacked(client: &Client, shape: &Shape, plain: &WeightTensors<Handle>) -> Result<WeightTensors<Handle>, BenchError> {
+    let problem = QuantProblem::new(0, weight(shape), ActivationDtype::F16);
+    let (from, to) = (problem.weight.tensors(), problem.weight.in_layout(WeightLayout::Tile).tensors());
+    to.try_map(|role, tensor| {
+        let out = client.empty(bytes(role, &tensor));
+        if let (Some(source), Some(from)) = (plain.get(role), from.get(role)) {
+            let source = buffer(source, from.elements());
+            repack::tensor(client, &problem, role, WeightLayout::Tile, source, buffer(&out, tensor.elements()))?;
+        }
+        Ok(out)
+    })
 }
 
 fn wait(client: &Client) -> Result<(), BenchError> {

@@ -8,10 +8,11 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_marlin::{
-    Bits, Error, GroupSize, Kernel, LayerReport, LeftReason, Outcome, QuantSpec, ScaleDtype, W4A16, W4A16Linear, fusion_count,
-};
+use burn_marlin::convert::{LayerReport, LeftReason, Outcome};
+use burn_marlin::fusion::fusion_count;
+use burn_marlin::{Bits, Error, GroupSize, QuantLinear, QuantSpec, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
+use marlin_kernels::Kernel;
 use marlin_tests::relative_error;
 
 /// Against the same weights in float: the rounding of f32 sums, and of the activations that follow from them.
@@ -81,7 +82,7 @@ fn mlp_equals_layers(device: &Device) {
     for ((spec, rounding), bias) in widths(GroupSize::G32).into_iter().flat_map(|width| [true, false].map(|bias| (width.clone(), bias))) {
         let float = Mlp::new([128, 96, 64], LinearLayout::Row, bias, device);
         let layers =
-            [&float.up, &float.down].map(|linear| W4A16Linear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
+            [&float.up, &float.down].map(|linear| QuantLinear::from_linear(linear, &spec).unwrap_or_else(|error| panic!("{error}")));
         let (model, report) = convert_to(spec, float.clone());
         assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
         assert_eq!(format!("{report:#}").matches(&spec.to_string()).count(), 2, "{report:#}");
@@ -98,7 +99,7 @@ fn mlp_equals_layers(device: &Device) {
             }
             close(&y, &values(reference.forward(on_flex(&x))), SAME_WEIGHTS, "against the dequantised model");
             let by_layers = layers[1].forward(model.relu.forward(layers[0].forward(x.clone())));
-            close(&y, &values(by_layers), 1e-5, "against W4A16Linear");
+            close(&y, &values(by_layers), 1e-5, "against QuantLinear");
             let float = values(float.forward(x));
             let error = relative_error(&y, &float, &float);
             assert!(rounding.contains(&error), "{spec}: against the float model: {error:e}, which is no error of its bits");

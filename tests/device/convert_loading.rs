@@ -10,7 +10,8 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{KeyRemapper, ModuleRecord, ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_marlin::{Error, GroupSize, QuantSpec, QuantizedWeight, ScaleDtype, W4A16, W4A16Linear, reset_placeholders};
+use burn_marlin::convert::reset_placeholders;
+use burn_marlin::{Error, GroupSize, QuantLinear, QuantSpec, QuantizedWeight, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -114,10 +115,10 @@ fn unloaded(device: &Device) {
     let loaded = reset_placeholders(empty).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
 
-    let layer = W4A16Linear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), burn_marlin::ActivationDtype::F32, device);
+    let layer = QuantLinear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), burn_marlin::ActivationDtype::F32, device);
     let layer = layer.unwrap_or_else(|error| panic!("{error}"));
     let linear = burn::nn::LinearConfig::new(64, 40).init(device);
-    let saved = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
+    let saved = QuantLinear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
     let loaded = layer.try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
@@ -234,9 +235,9 @@ fn burn_quantizer(device: &Device) {
 fn from_converted(device: &Device) {
     let spec = QuantSpec::int4(GroupSize::G32);
     let (model, _) = convert_to(spec, fresh(device));
-    let layer = W4A16Linear::from_linear(&model.up, &spec).unwrap_or_else(|error| panic!("{error}"));
+    let layer = QuantLinear::from_linear(&model.up, &spec).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(layer.weight().to_plain().ok(), weight_of(&model).to_plain().ok());
-    let other = W4A16Linear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G64));
+    let other = QuantLinear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G64));
     assert!(matches!(other, Err(Error::Converted { found, .. }) if found == spec));
 }
 
@@ -253,8 +254,8 @@ fn double(device: &Device) {
     assert_eq!(y.dtype(), DType::F64);
     let dense = dense(&model);
     close(&values(y), &values(dense.forward(on_flex(&x).cast(FloatDType::F64))), 1e-6, "f64");
-    let layer = W4A16Linear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
-    close(&values(layer.forward(x.clone())), &values(model.up.forward(x)), 1e-6, "W4A16Linear in f64");
+    let layer = QuantLinear::from_linear(&model.up, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
+    close(&values(layer.forward(x.clone())), &values(model.up.forward(x)), 1e-6, "QuantLinear in f64");
 }
 
 /// AdamW with weight decay on the biases: no weight decays, and none is ever a gradient's.

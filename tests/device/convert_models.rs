@@ -10,7 +10,8 @@ use burn::nn::{Gru, Linear, LinearConfig, Lstm};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{BurnToPyTorchAdapter, BurnpackStore, ModuleRecord, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Bytes, Device, Distribution, Tensor};
-use burn_marlin::{ConvertError, Error, GroupSize, LeftReason, Outcome, QuantSpec, QuantizedWeight, Report, W4A16, reset_placeholders};
+use burn_marlin::convert::{ConvertError, LeftReason, Outcome, reset_placeholders};
+use burn_marlin::{Error, GroupSize, QuantSpec, QuantizedWeight, Report, W4A16};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {

@@ -3,8 +3,8 @@
 use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
 use burn::tensor::Device;
-use burn_marlin::decode;
 use libtest_mimic::Trial;
+use marlin_decode as decode;
 use marlin_kernels::ActivationDtype::{BF16, F16};
 use marlin_tests::{relative_error, tolerance};
 use rand::rngs::StdRng;

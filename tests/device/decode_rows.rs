@@ -7,11 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_kernels::ActivationDtype;
-use marlin_kernels::decode::{
-    CacheShape, EmbedArgs, HeadArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, head, max_head_rows, rms_norm, silu_mul,
-    write_cache,
+use marlin_decode::kernels::{
+    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm, silu_mul, write_cache,
 };
+use marlin_kernels::matmul::head::{self, HeadOperands};
+use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
 use marlin_tests::{relative_error, tolerance};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -124,19 +124,23 @@ fn heads(device: &Device, seed: u64) {
     let counts = [1, 2, 4, 7, 8, 9, 17, usize::MAX];
     for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
         let RowsShape { features, dtype, .. } = shape;
-        let most = max_head_rows(&client, features, dtype);
-        let rows = if count == usize::MAX { most } else { count };
-        if rows > most {
-            continue;
-        }
         // Some columns, and on a card many blocks of them.
         let columns = if features == 4096 && *device != Device::cpu() { 1_027 } else { 37 };
+        let problem = |m| FloatProblem { m, k: features, n: columns, dtype };
+        let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
+            Kernel::Head(kernel) => Some(kernel),
+            _ => None,
+        };
+        let most = (1..=64).take_while(|&rows| kernel_of(rows).is_some()).count();
+        let rows = if count == usize::MAX { most } else { count };
+        let Some(kernel) = kernel_of(rows) else { continue };
         let shape = RowsShape { rows, ..shape };
         let (x, x_bytes) = random(rows * features, dtype, &mut rng);
         let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * columns, dtype);
-        let args = HeadArgs { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
-        head(&client, &shape, columns, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let operands =
+            HeadOperands { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
+        head::launch(&client, &problem(rows), kernel, operands).unwrap_or_else(|error| panic!("{shape}: {error}"));
         // Of many columns some: the sums of all would take minutes.
         let places = || (0..rows).flat_map(|row| (0..columns).step_by(columns.div_ceil(64)).map(move |column| (row, column)));
         let sum = |values: &dyn Fn(f64) -> f64| -> Vec<f64> {

@@ -20,7 +20,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 /// Rounds of sequences up to the model's window, over the same slots: as many tokens as a day's work, and no more memory than after the first rounds.
 fn long_run(device: &Device) {
     let (_guard, folder) = quantised();
-    let is_fused = burn_marlin::decode::is_fused(device);
+    let is_fused = marlin_decode::is_fused(device);
     // The host's steps take a thousand times longer.
     let (slots, max_len, rounds) = if is_fused { (64, 512, 4) } else { (2, 48, 3) };
     let dtype = if is_fused { FloatDType::F16 } else { FloatDType::F32 };
@@ -88,7 +88,7 @@ fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>>
             assert!(!matches!(end, Some(Err(_))), "{end:?}");
         }
     }
-    let graphs = burn_marlin::decode::is_fused(&llama.model.device());
+    let graphs = marlin_decode::is_fused(&llama.model.device());
     assert_eq!(decoder.is_captured(), graphs, "steps replayed as graphs");
     tokens
 }

@@ -7,9 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use half::{bf16, f16};
 use libtest_mimic::Trial;
-use marlin_format::PlainWeight;
-use marlin_kernels::portable::{self, DequantizeArgs, MatmulArgs, WeightArgs};
-use marlin_kernels::{ActivationDtype, Kernel, KernelError, Target, WeightLayout, select};
+use marlin_format::WeightTensors;
+use marlin_kernels::{
+    ActivationDtype, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, Target, WeightBuffers,
+    dequantize, launch, plan,
+};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -62,19 +64,13 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
-/// The zero points of a weight in the plain layout: eight a word along N, or four of 8 bits.
-pub fn zero_words(weight: &PlainWeight) -> Option<Vec<u32>> {
-    let bits = weight.spec().bits;
-    let pack = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << bits.count() | u32::from(zero));
-    weight.zero_points().map(|zeros| zeros.chunks(weight.n()).flat_map(|row| row.chunks(bits.per_word()).map(pack)).collect())
-}
-
-fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
+/// The buffers of a weight in the plain layout.
+fn weight_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
     let weight = &operands.weight;
-    WeightArgs {
+    WeightTensors {
         words: words(client, weight.words().iter().copied()),
         scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
-        zero_points: zero_words(weight).map(|zeros| words(client, zeros.into_iter())),
+        zero_points: weight.zero_point_words().map(|zeros| words(client, zeros.into_iter())),
         row_permutation: weight.row_permutation().map(|rows| words(client, rows.iter().copied())),
     }
 }
@@ -82,18 +78,18 @@ fn weight_args(client: &Client, operands: &Operands) -> WeightArgs {
 /// Runs a case on an output full of NaN; the output's bytes.
 fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
     let problem = case.problem();
-    let Kernel::Portable { rows } = select(&problem, WeightLayout::Plain, &Target::of(client)).kernel else {
-        panic!("{case}: not a portable plan")
-    };
+    let plan = plan(problem, &Target::of(client));
+    assert!(matches!(plan.kernel, Kernel::Portable { .. }), "{case}: not a portable plan");
     let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
-    let args = MatmulArgs {
+    let launched = LaunchOperands {
         x: buffer(client, &bytes(&operands.x, case.activations), operands.x.len()),
-        weight: weight_args(client, operands),
+        norm: None,
+        weight: weight_buffers(client, operands),
         bias: Some(buffer(client, &bytes(&operands.bias, case.activations), case.n)),
         // SAFETY: the buffer was made for M x N elements.
         out: unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) },
     };
-    portable::matmul(client, &problem, rows, args).unwrap_or_else(|error| panic!("{case}: {error}"));
+    launch(client, &problem, &plan, launched).unwrap_or_else(|error| panic!("{case}: {error}"));
     client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")).to_vec()
 }
 
@@ -120,8 +116,7 @@ fn dequantize_is_exact(device: &Device, seed: u64) {
         let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.k * case.n], ActivationDtype::F32));
         // SAFETY: the buffer was made for K x N elements.
         let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.k * case.n) };
-        let args = DequantizeArgs { weight: weight_args(&client, &operands), out };
-        portable::dequantize(&client, &case.problem(), args).unwrap_or_else(|error| panic!("{case}: {error}"));
+        dequantize(&client, &case.problem(), weight_buffers(&client, &operands), out).unwrap_or_else(|error| panic!("{case}: {error}"));
         let found = values(&client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")), ActivationDtype::F32);
         let expected: Vec<f64> = operands.weight.dequantize().into_iter().map(f64::from).collect();
         assert!(found == expected, "{case}, seed {seed}: relative error {:e}", relative_error(&found, &expected, &expected));
@@ -148,21 +143,33 @@ fn refusals(device: &Device, seed: u64) {
     let operands = Operands::random(&case, seed);
     let args = |x: usize, out: usize| {
         let zeros = vec![0.0; x.max(out)];
-        MatmulArgs {
+        LaunchOperands {
             x: buffer(&client, &bytes(&zeros[..x], case.activations), x),
-            weight: weight_args(&client, &operands),
+            norm: None,
+            weight: weight_buffers(&client, &operands),
             bias: None,
             out: buffer(&client, &bytes(&zeros[..out], case.activations), out),
         }
     };
     let problem = case.problem();
+    let one_row = Plan {
+        kernel: Kernel::Portable { rows: 1 },
+        prologue: PrologueStage::None,
+        reason: Reason::NoTensorCores(Target::of(&client).runtime),
+    };
+    let run = |problem: &QuantProblem, plan: &Plan, operands: LaunchOperands| launch(&client, problem, plan, operands);
     let (x, out) = (case.m * case.k, case.m * case.n);
-    let short_x = portable::matmul(&client, &problem, 1, args(x + 1, out));
+    let short_x = run(&problem, &one_row, args(x + 1, out));
     assert!(matches!(short_x, Err(KernelError::BufferLength { operand: "activations", .. })), "{short_x:?}");
-    let short_out = portable::matmul(&client, &problem, 1, args(x, out + 1));
+    let short_out = run(&problem, &one_row, args(x, out + 1));
     assert!(matches!(short_out, Err(KernelError::BufferLength { operand: "output", .. })), "{short_out:?}");
-    let missing = portable::matmul(&client, &marlin_kernels::Problem { permuted: true, ..problem }, 1, args(x, out));
-    assert!(matches!(missing, Err(KernelError::Presence { operand: "row permutation", .. })), "{missing:?}");
-    let large = portable::matmul(&client, &marlin_kernels::Problem { m: u32::MAX as usize, ..problem }, 1, args(x, out));
+    let mut permuted = problem;
+    permuted.weight.format.permuted = true;
+    let missing = run(&permuted, &one_row, args(x, out));
+    assert!(matches!(missing, Err(KernelError::Presence { operand: "row_permutation", .. })), "{missing:?}");
+    let large = run(&QuantProblem { m: u32::MAX as usize, ..problem }, &one_row, args(x, out));
     assert!(matches!(large, Err(KernelError::TooLarge { .. })), "{large:?}");
+    let host = Plan { kernel: Kernel::Host, reason: Reason::Flex, ..one_row };
+    let elsewhere = run(&problem, &host, args(x, out));
+    assert!(matches!(elsewhere, Err(KernelError::NotLaunchable { kernel: Kernel::Host, .. })), "{elsewhere:?}");
 }

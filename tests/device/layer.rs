@@ -1,18 +1,16 @@
 //! The quantised tensor type and the layer, through Burn's tensors.
 
-use crate::kernels::zero_words;
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_marlin::{
-    Bits, GroupSize, Kernel, OptionalFloat, QuantSpec, QuantizedWeight, W4A16Backend, W4A16Linear, W4A16Weight, WeightLayout,
-};
+use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
+use burn_marlin::{Bits, GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
-use marlin_format::{PlainWeight, ScaleDtype};
-use marlin_kernels::ActivationDtype;
+use marlin_format::{PlainWeight, ScaleDtype, WeightLayout};
+use marlin_kernels::{ActivationDtype, Kernel, Prologue};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -42,9 +40,9 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().convert::<f64>().try_into_vec::<f64>().unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-fn layer(case: &Case, operands: &Operands, device: &Device) -> W4A16Linear {
+fn layer(case: &Case, operands: &Operands, device: &Device) -> QuantLinear {
     let bias = tensor(&operands.bias, [case.n], case.activations, device);
-    W4A16Linear::new(QuantizedWeight::from_plain(&operands.weight, device), Some(bias)).unwrap_or_else(|error| panic!("{case}: {error}"))
+    QuantLinear::new(QuantizedWeight::from_plain(&operands.weight, device), Some(bias)).unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
 fn check(case: &Case, seed: u64, found: &[f64], operands: &Operands) {
@@ -106,7 +104,7 @@ fn norm_in_front(device: &Device, seed: u64) {
             };
             operands.x = sum.chunks(k).flat_map(normalised).collect();
             operands.recompute(&case);
-            let (y, found) = layer(&case, &operands, device).forward_add_norm(x, residual, norm, EPSILON);
+            let (y, found) = marlin_decode::norm_linear(&layer(&case, &operands, device), x, residual, norm, EPSILON);
             check(&case, seed, &values(y), &operands);
             assert!(values(found) == sum, "{case}, seed {seed}: the sum differs");
         }
@@ -155,7 +153,7 @@ fn threads(device: &Device, seed: u64) {
     let case = Case { m: 2, k: 2048, n: 72, spec: QuantSpec::int4(GroupSize::G128), activations: dtype, permuted: false };
     let operands = Operands::random(&case, seed);
     let layer = layer(&case, &operands, device);
-    let run = |layer: &W4A16Linear| values(layer.forward(tensor(&operands.x, [case.m, case.k], dtype, device)));
+    let run = |layer: &QuantLinear| values(layer.forward(tensor(&operands.x, [case.m, case.k], dtype, device)));
     let first = run(&layer);
     check(&case, seed, &first, &operands);
     std::thread::scope(|scope| {
@@ -177,7 +175,7 @@ fn plans(device: &Device, seed: u64) {
     for case in cases().iter().filter(|case| computes(device, case.activations)) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
         let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four;
-        let plan = weight.plan(case.m, case.activations);
+        let plan = weight.plan(case.m, case.activations, Prologue::None);
         assert_eq!(matches!(plan.kernel, Kernel::Marlin(_)), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
         assert_eq!(weight.layout() == WeightLayout::Tile, on_tensor_cores, "{case}: laid out {}", weight.layout());
     }
@@ -188,41 +186,35 @@ fn tile_layout(device: &Device, seed: u64) {
     let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
     for case in cases().iter().filter(takes) {
         let operands = Operands::random(case, seed);
-        let tile = Dispatch::w4a16_relayout(plain_weight(&operands.weight, device), WeightLayout::Tile);
-        let row_permutation = plain_weight(&operands.weight, device).row_permutation;
-        let tile = W4A16Weight { row_permutation, ..tile };
-        let dense = Tensor::<2>::from_dispatch(Dispatch::w4a16_dequantize(tile.clone(), FloatDType::F32));
+        let (plain, descriptor) = (plain_weight(&operands.weight, device), operands.weight.descriptor());
+        let tile = Dispatch::quant_repack(plain.clone(), descriptor, WeightLayout::Tile);
+        let (tile, descriptor) =
+            (QuantTensors { row_permutation: plain.row_permutation, ..tile }, descriptor.in_layout(WeightLayout::Tile));
+        let dense = Tensor::<2>::from_dispatch(Dispatch::quant_dequantize(tile.clone(), descriptor, FloatDType::F32));
         assert_eq!(dense.dims(), [case.k, case.n], "{case}");
         let expected: Vec<f64> = operands.weight.dequantize().into_iter().map(f64::from).collect();
         assert!(values(dense) == expected, "{case}, seed {seed}: dequantised");
         let x = tensor(&operands.x, [case.m, case.k], case.activations, device).into_dispatch();
         let bias = tensor(&operands.bias, [case.n], case.activations, device).into_dispatch();
-        let y = Tensor::<2>::from_dispatch(Dispatch::w4a16_linear(x, tile, OptionalFloat::Present(bias)));
+        let y = Tensor::<2>::from_dispatch(Dispatch::quant_linear(x, tile, descriptor, OptionalFloat::Present(bias)));
         check(case, seed, &values(y), &operands);
     }
 }
 
-/// A weight in the plain layout as the op takes it, with scales in f32.
-fn plain_weight(weight: &PlainWeight, device: &Device) -> W4A16Weight<Dispatch> {
-    let (k, n, spec, layout) = (weight.k(), weight.n(), weight.spec(), WeightLayout::Plain);
-    let int = |values: Vec<i32>, shape: [usize; 2]| Tensor::<2, Int>::from_data(TensorData::new(values, shape), (device, DType::I32));
-    let groups = spec.group.count(k);
-    let scales: Vec<f32> = (0..groups * n).map(|i| weight.scales().get(i)).collect();
-    let zeros = zero_words(weight)
-        .map(|zeros| int(zeros.into_iter().map(|word| word as i32).collect(), layout.zero_points(k, n, &spec)).into_dispatch());
-    let rows = weight.row_permutation().map(|rows| {
-        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
-        Tensor::<1, Int>::from_data(TensorData::new(rows, [k]), (device, DType::I32)).into_dispatch()
-    });
-    W4A16Weight {
-        words: int(weight.words().iter().map(|&word| word as i32).collect(), layout.words(k, n, spec.bits)).into_dispatch(),
-        scales: tensor(&scales, [groups, n], ActivationDtype::F32, device).into_dispatch(),
-        zero_points: zeros.into(),
-        row_permutation: rows.into(),
-        k,
-        n,
-        spec,
-        layout,
+/// A weight in the plain layout as the operations take it, with scales in f32.
+fn plain_weight(weight: &PlainWeight, device: &Device) -> QuantTensors<Dispatch> {
+    let shapes = weight.descriptor().tensors();
+    let int = |words: &[u32], shape: [usize; 2]| {
+        let words: Vec<i32> = words.iter().map(|&word| word as i32).collect();
+        Tensor::<2, Int>::from_data(TensorData::new(words, shape), (device, DType::I32))
+    };
+    let zeros = weight.zero_point_words().zip(shapes.zero_points);
+    let rows = weight.row_permutation().map(|rows| int(rows, [1, rows.len()]).reshape([rows.len()]));
+    QuantTensors {
+        words: int(weight.words(), shapes.words.matrix_shape()).into_dispatch(),
+        scales: tensor(&weight.scales().to_f32(), shapes.scales.matrix_shape(), ActivationDtype::F32, device).into_dispatch(),
+        zero_points: zeros.map(|(words, shape)| int(&words, shape.matrix_shape()).into_dispatch()).into(),
+        row_permutation: rows.map(Tensor::<1, Int>::into_dispatch).into(),
     }
 }
 
@@ -232,7 +224,7 @@ fn from_linear(device: &Device) {
     let float = values(linear.forward(x.clone()));
     // Sixteen times as many levels make a sixteenth of the error.
     for (spec, rounding) in [(QuantSpec::int4(GroupSize::G32), 1e-3..0.15), (QuantSpec::int8(GroupSize::G32), 1e-4..0.01)] {
-        let layer = W4A16Linear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
+        let layer = QuantLinear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
         let dense = Linear { weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)), bias: linear.bias.clone() };
         // Burn's own f32 matmul may run in TF32 on CUDA, so both sides of the comparison are this project's and f64's.
         let flex = Device::flex();
@@ -329,7 +321,7 @@ fn gradient_of(k: usize, spec: QuantSpec, device: &Device, seed: u64) {
 fn display(device: &Device) {
     let linear = LinearConfig::new(64, 33).init(device);
     for (spec, format) in [(QuantSpec::int4(GroupSize::G64), "int4 g64 f16"), (QuantSpec::int8(GroupSize::G64), "int8 g64 f16")] {
-        let layer = W4A16Linear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
+        let layer = QuantLinear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
         let shown = format!("{layer}");
         assert!(shown.contains("k: 64") && shown.contains("n: 33") && shown.contains(format), "{shown}");
     }

@@ -2,7 +2,8 @@
 
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use burn_marlin::{GroupSize, QuantSpec, W4A16, fusion_count};
+use burn_marlin::fusion::fusion_count;
+use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use libtest_mimic::Trial;
 use marlin_llama::{Llama, LlamaModel, OpenOptions, QuantizeOptions, perplexity, quantize_folder};
 use marlin_tests::relative_error;
@@ -69,7 +70,7 @@ fn one_call(device: &Device) {
     }
     // Attention and head run in Burn's own f32 matmul, which may be TF32 on CUDA.
     let same = relative_error(&by_call, &by_layers, &by_layers);
-    assert!(same < 1e-3, "the one call and W4A16Linear differ by {same:e}");
+    assert!(same < 1e-3, "the one call and QuantLinear differ by {same:e}");
     let error = relative_error(&by_call, &expected, &expected);
     assert!(error > 1e-3 && error < 0.3, "against the float model: {error:e}, which is no 4-bit error");
 }

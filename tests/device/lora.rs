@@ -10,7 +10,8 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_marlin::{GroupSize, QuantSpec, QuantizedWeight, W4A16Linear, reset_placeholders};
+use burn_marlin::convert::reset_placeholders;
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -173,7 +174,7 @@ fn qlora(device: &Device) {
 fn of_layer(device: &Device) {
     let tracked = device.clone().autodiff();
     let linear = LinearConfig::new(64, 48).init(&tracked);
-    let layer = W4A16Linear::from_linear(&linear, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
+    let layer = QuantLinear::from_linear(&linear, &QuantSpec::int4(GroupSize::G32)).unwrap_or_else(|error| panic!("{error}"));
     let plain = layer.clone();
     let mut layer = layer.apply_lora(Lora::new(4, 4.0));
     let x = Tensor::<2>::random([5, 64], Distribution::Normal(0.0, 1.0), &tracked);

@@ -11,7 +11,6 @@ mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod decoder;
-mod gemv;
 mod golden;
 mod kernels;
 mod layer;
@@ -19,6 +18,7 @@ mod llama;
 mod lora;
 mod marlin;
 mod models;
+mod norm_gemv;
 mod repack;
 mod setup;
 
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     for device in &options.devices {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
-        gemv::add(&mut tests, device, options.seed);
+        norm_gemv::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
         decode_attention::add(&mut tests, device, options.seed);

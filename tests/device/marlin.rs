@@ -7,9 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
 use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
-use marlin_kernels::marlin::{self, Card, Launch, MatmulArgs, WeightArgs, Workspace};
-use marlin_kernels::{ActivationDtype, KernelError, repack};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, WeightLayout, WeightTensors};
+use marlin_kernels::tile::{self, Launch};
+use marlin_kernels::{
+    ActivationDtype, Card, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, launch,
+};
 use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -36,60 +38,58 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "marlin::a_fault_is_an_error_at_the_next_sync", fault).with_ignored_flag(true));
 }
 
-/// A client, its card and a workspace, which every launch of a test shares.
+/// A client and its card.
 pub struct Bench {
     pub client: Client,
     card: Card,
-    workspace: Workspace,
+}
+
+/// The problem of a case whose weight is in tiles.
+pub fn problem(case: &Case) -> QuantProblem {
+    case.problem().in_layout(WeightLayout::Tile)
 }
 
 impl Bench {
     pub fn new(device: &Device) -> Self {
         let client = client(device);
         let card = Card::of(&client).unwrap_or_else(|| panic!("the device is no NVIDIA card"));
-        let workspace = Workspace::new(&client, &card);
-        Self { client, card, workspace }
+        Self { client, card }
     }
 
-    pub fn args(&self, case: &Case, operands: &Operands, out: BufferArg) -> MatmulArgs {
+    pub fn operands(&self, case: &Case, operands: &Operands, out: BufferArg) -> LaunchOperands {
         let weight = &operands.weight;
-        let layout = marlin::layout(case.k, case.n);
+        let layout = problem(case).weight.tiles();
         let scales = ScaleLayout::new(&layout, case.spec.group);
         let zeros = ZeroLayout::new(&layout, case.spec.group);
         let packed_scales = must(case, scales.pack(weight.scales()));
-        MatmulArgs {
-            x: self.arranged(case, operands),
-            weight: WeightArgs {
+        LaunchOperands {
+            x: buffer(&self.client, &bytes(&operands.x, case.activations), operands.x.len()),
+            norm: None,
+            weight: WeightTensors {
                 words: words(&self.client, must(case, layout.pack(weight)).into_iter()),
                 scales: buffer(&self.client, packed_scales.as_bytes(), packed_scales.len()),
                 zero_points: weight.zero_points().map(|values| words(&self.client, must(case, zeros.pack(values)).into_iter())),
+                row_permutation: weight.row_permutation().map(|rows| words(&self.client, rows.iter().copied())),
             },
             bias: Some(buffer(&self.client, &bytes(&operands.bias, case.activations), case.n)),
             out,
-            workspace: self.workspace.clone(),
         }
     }
 
-    /// Activations in the order of the stored rows, padded.
-    fn arranged(&self, case: &Case, operands: &Operands) -> BufferArg {
-        let elements = case.m * marlin::row_length(case.k);
-        let arranged = self.client.create_from_slice(&bytes(&vec![f32::NAN; elements], case.activations));
-        // SAFETY: the buffer was made for these elements.
-        let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
-        let x = buffer(&self.client, &bytes(&operands.x, case.activations), operands.x.len());
-        let rows = operands.weight.row_permutation().map(|rows| words(&self.client, rows.iter().copied()));
-        repack::arrange(&self.client, &case.problem(), x, rows, out()).unwrap_or_else(|error| panic!("{case}: {error}"));
-        out()
+    /// The plan of a launch.
+    fn plan(&self, launch: Launch) -> Plan {
+        let reason = Reason::TensorCores { capability: self.card.capability };
+        Plan { kernel: Kernel::Marlin(launch), prologue: PrologueStage::None, reason }
     }
 
     /// Runs a case on an output full of NaN; the output's bytes.
-    fn run(&self, case: &Case, operands: &Operands, launch: Launch) -> Vec<u8> {
+    fn run(&self, case: &Case, operands: &Operands, tile_launch: Launch) -> Vec<u8> {
         let poison = self.client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
         // SAFETY: the buffer was made for M x N elements.
         let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) };
-        marlin::matmul(&self.client, &case.problem(), launch, self.args(case, operands, out))
+        launch(&self.client, &problem(case), &self.plan(tile_launch), self.operands(case, operands, out))
             .unwrap_or_else(|error| panic!("{case}: {error}"));
-        self.client.read_one(poison).unwrap_or_else(|error| panic!("{case}, {launch:?}: {error}")).to_vec()
+        self.client.read_one(poison).unwrap_or_else(|error| panic!("{case}, {tile_launch:?}: {error}")).to_vec()
     }
 
     fn check(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
@@ -108,7 +108,7 @@ fn every_tile(device: &Device, group: GroupSize, seed: u64) {
     let mut ran = 0;
     for case in cases().iter().filter(|case| takes(case) && case.spec.group == group) {
         let operands = Operands::random(case, seed);
-        for launch in marlin::launches(&case.problem(), &bench.card) {
+        for launch in tile::launches(&problem(case), &bench.card) {
             bench.check(case, &operands, launch, seed);
             ran += 1;
         }
@@ -128,7 +128,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     for k in [4096, 4120] {
         let case = Case { m, k, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false };
         let operands = Operands::random(&case, seed);
-        for launch in marlin::launches(&case.problem(), &bench.card) {
+        for launch in tile::launches(&problem(&case), &bench.card) {
             for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
                 bench.check(&case, &operands, Launch { blocks: blocks.max(1), ..launch }, seed);
             }
@@ -149,7 +149,7 @@ fn large_sums(device: &Device, seed: u64) {
         }
     }
     operands.recompute(&case);
-    for launch in marlin::launches(&case.problem(), &bench.card) {
+    for launch in tile::launches(&problem(&case), &bench.card) {
         bench.check(&case, &operands, launch, seed);
     }
 }
@@ -160,8 +160,8 @@ fn repeats(device: &Device, seed: u64) {
     for m in [1, 16, 64] {
         let case = Case { m, k: 8192, n: 832, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
         let operands = Operands::random(&case, seed);
-        let planned = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
-        for launch in marlin::launches(&case.problem(), &bench.card) {
+        let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+        for launch in tile::launches(&problem(&case), &bench.card) {
             let first = bench.run(&case, &operands, launch);
             for run in 1..if launch == planned { 1000 } else { 50 } {
                 assert!(bench.run(&case, &operands, launch) == first, "{case}, {launch:?}, seed {seed}: run {run} gives other bits");
@@ -175,18 +175,19 @@ fn refusals(device: &Device, seed: u64) {
     let spec = QuantSpec::int4(GroupSize::Channel);
     let case = Case { m: 3, k: 72, n: 40, spec, activations: ActivationDtype::F16, permuted: false };
     let operands = Operands::random(&case, seed);
-    let launch = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+    let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
     let run = |case: &Case, outputs: usize| {
         let out = buffer(&bench.client, &vec![0; outputs * 2], outputs);
-        let args = bench.args(&Case { n: 40, activations: ActivationDtype::F16, ..*case }, &operands, out);
-        marlin::matmul(&bench.client, &case.problem(), launch, args)
+        let operands = bench.operands(&Case { n: 40, activations: ActivationDtype::F16, ..*case }, &operands, out);
+        launch(&bench.client, &problem(case), &bench.plan(planned), operands)
     };
     let short = run(&case, case.m * case.n - 1);
     assert!(matches!(short, Err(KernelError::BufferLength { operand: "output", .. })), "{short:?}");
     let wide = run(&Case { n: 128, ..case }, case.m * 128);
     assert!(matches!(wide, Err(KernelError::BufferLength { operand: "words", .. })), "{wide:?}");
     let out = buffer(&bench.client, &vec![0; case.m * case.n * 2], case.m * case.n);
-    let none = marlin::matmul(&bench.client, &case.problem(), Launch { blocks: 0, ..launch }, bench.args(&case, &operands, out));
+    let empty = bench.plan(Launch { blocks: 0, ..planned });
+    let none = launch(&bench.client, &problem(&case), &empty, bench.operands(&case, &operands, out));
     assert!(matches!(none, Err(KernelError::NoBlocks { .. })), "{none:?}");
     let floats = run(&Case { activations: ActivationDtype::F32, ..case }, case.m * case.n);
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
@@ -197,21 +198,21 @@ fn fault(device: &Device) {
     let bench = Bench::new(device);
     let (k, n) = (65536, 32768);
     let case = Case { m: 1, k, n, spec: QuantSpec::int4(GroupSize::Channel), activations: ActivationDtype::F16, permuted: false };
-    let layout = marlin::layout(k, n);
-    let launch = marlin::plan(&case.problem(), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
-    let args = MatmulArgs {
+    let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
+    let operands = LaunchOperands {
         x: buffer(&bench.client, &vec![0; k * 2], k),
-        weight: WeightArgs {
-            // SAFETY: none. The kernel reads past the buffer, which is what this test is about.
-            words: unsafe { BufferArg::from_raw_parts(bench.client.empty(16), layout.words()) },
+        norm: None,
+        weight: WeightTensors {
+            // SAFETY: none. The kernel reads past the buffer, which is the fault that this test is about.
+            words: unsafe { BufferArg::from_raw_parts(bench.client.empty(16), problem(&case).weight.tensors().words.elements()) },
             scales: buffer(&bench.client, &vec![0; n * 2], n),
             zero_points: None,
+            row_permutation: None,
         },
         bias: None,
         out: buffer(&bench.client, &vec![0; n * 2], n),
-        workspace: bench.workspace.clone(),
     };
-    must(&case, marlin::matmul(&bench.client, &case.problem(), launch, args));
+    must(&case, launch(&bench.client, &problem(&case), &bench.plan(planned), operands));
     match cubecl::future::block_on(bench.client.sync()) {
         Ok(()) => panic!("{case}: a read of 1 GiB past a buffer of 16 bytes was no fault"),
         Err(error) => println!("{error}"),

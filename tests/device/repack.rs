@@ -1,6 +1,6 @@
 //! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
 
-use crate::kernels::{buffer, bytes, client, must, values, words, zero_words};
+use crate::kernels::{buffer, bytes, client, must, values, words};
 use crate::setup::{Named, computes, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
@@ -8,8 +8,9 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
-use marlin_format::{Bits, QuantSpec, ScaleDtype};
-use marlin_kernels::{KernelError, Problem, WeightLayout, marlin, repack};
+use marlin_format::{Bits, QuantSpec, ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
+use marlin_kernels::tile::row_length;
+use marlin_kernels::{KernelError, repack};
 use marlin_tests::{Case, Operands, cases};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -58,32 +59,30 @@ fn weights(device: &Device, seed: u64) {
         let weight = &operands.weight;
         let (tile, plain) = (WeightLayout::Tile, WeightLayout::Plain);
 
-        let layout = marlin::layout(case.k, case.n);
-        let found = Poisoned::new(&client, layout.words(), 4);
-        must(case, repack::words(&client, &problem, tile, words(&client, weight.words().iter().copied()), found.arg()));
-        assert!(found.read(&client) == little_endian(must(case, layout.pack(weight))), "{case}, seed {seed}: words");
-        let back = Poisoned::new(&client, weight.words().len(), 4);
-        must(case, repack::words(&client, &problem, plain, found.arg(), back.arg()));
-        assert!(back.read(&client) == little_endian(weight.words().to_vec()), "{case}, seed {seed}: words and back");
-
-        let layout = ScaleLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
-        let found = Poisoned::new(&client, layout.len(), 2);
-        let scales = || buffer(&client, weight.scales().as_bytes(), weight.scales().len());
-        must(case, repack::scales(&client, &problem, tile, scales(), found.arg()));
-        let expected = must(case, layout.pack(weight.scales()));
-        assert!(found.read(&client) == expected.as_bytes(), "{case}, seed {seed}: scales");
-        let back = Poisoned::new(&client, weight.scales().len(), 2);
-        must(case, repack::scales(&client, &problem, plain, found.arg(), back.arg()));
-        assert!(back.read(&client) == weight.scales().as_bytes(), "{case}, seed {seed}: scales and back");
-
-        if let (Some(zeros), Some(plain_words)) = (weight.zero_points(), zero_words(weight)) {
-            let layout = ZeroLayout::new(&marlin::layout(case.k, case.n), case.spec.group);
-            let found = Poisoned::new(&client, layout.words(), 4);
-            must(case, repack::zero_points(&client, &problem, tile, words(&client, plain_words.iter().copied()), found.arg()));
-            assert!(found.read(&client) == little_endian(must(case, layout.pack(zeros))), "{case}, seed {seed}: zero points");
-            let back = Poisoned::new(&client, plain_words.len(), 4);
-            must(case, repack::zero_points(&client, &problem, plain, found.arg(), back.arg()));
-            assert!(back.read(&client) == little_endian(plain_words), "{case}, seed {seed}: zero points and back");
+        let layout = problem.weight.tiles();
+        let (scales, zeros) = (ScaleLayout::new(&layout, case.spec.group), ZeroLayout::new(&layout, case.spec.group));
+        let tiles = WeightTensors {
+            words: little_endian(must(case, layout.pack(weight))),
+            scales: must(case, scales.pack(weight.scales())).as_bytes().to_vec(),
+            zero_points: weight.zero_points().map(|values| little_endian(must(case, zeros.pack(values)))),
+            row_permutation: None,
+        };
+        let rows = WeightTensors {
+            words: little_endian(weight.words().to_vec()),
+            scales: weight.scales().as_bytes().to_vec(),
+            zero_points: weight.zero_point_words().map(little_endian),
+            row_permutation: None,
+        };
+        for (role, expected) in tiles.iter() {
+            let (Some(source), each) = (rows.get(role), if role == WeightTensor::Scales { 2 } else { 4 }) else { continue };
+            let found = Poisoned::new(&client, expected.len() / each, each);
+            let from = buffer(&client, source, source.len() / each);
+            must(case, repack::tensor(&client, &problem, role, tile, from, found.arg()));
+            assert!(found.read(&client) == *expected, "{case}, seed {seed}: {role}");
+            let back = Poisoned::new(&client, source.len() / each, each);
+            let in_tiles = problem.in_layout(tile);
+            must(case, repack::tensor(&client, &in_tiles, role, plain, found.arg(), back.arg()));
+            assert!(back.read(&client) == *source, "{case}, seed {seed}: {role} and back");
         }
         ran += 1;
     }
@@ -94,7 +93,7 @@ fn activations(device: &Device, seed: u64) {
     let client = client(device);
     for case in cases().iter().filter(|case| computes(device, case.activations)).filter(|case| case.m <= 65) {
         let operands = Operands::random(case, seed);
-        let k_padded = marlin::row_length(case.k);
+        let k_padded = row_length(case.k);
         let each = bytes(&[0.0], case.activations).len();
         let found = Poisoned::new(&client, case.m * k_padded, each);
         let x = buffer(&client, &bytes(&operands.x, case.activations), operands.x.len());
@@ -114,16 +113,26 @@ fn refusals(device: &Device) {
     let client = client(device);
     let Some(case) = cases().into_iter().find(|case| !case.permuted) else { panic!("the list has no case in order") };
     let problem = case.problem();
-    let short = Poisoned::new(&client, marlin::layout(case.k, case.n).words() - 1, 4);
+    let (words_of, scales_of) = (WeightTensor::Words, WeightTensor::Scales);
+    let short = Poisoned::new(&client, problem.weight.tiles().words() - 1, 4);
     let plain = || words(&client, std::iter::repeat_n(0, PlainLayout::new(case.k, case.n, case.spec.bits).words()));
-    let result = repack::words(&client, &problem, WeightLayout::Tile, plain(), short.arg());
+    let result = repack::tensor(&client, &problem, words_of, WeightLayout::Tile, plain(), short.arg());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
-    let result = repack::words(&client, &problem, WeightLayout::Plain, short.arg(), plain());
+    let result = repack::tensor(&client, &problem, words_of, WeightLayout::Plain, short.arg(), plain());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
-    let result = repack::scales(&client, &problem, WeightLayout::Tile, plain(), short.arg());
+    let result = repack::tensor(&client, &problem, scales_of, WeightLayout::Tile, plain(), short.arg());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "scales", .. })), "{result:?}");
-    let wide = Problem { spec: QuantSpec::int8(case.spec.group), ..problem };
-    for result in [repack::words, repack::scales].map(|repack| repack(&client, &wide, WeightLayout::Tile, plain(), plain())) {
+    let mut wide = problem;
+    wide.weight.format.spec = QuantSpec::int8(case.spec.group);
+    for role in [words_of, scales_of] {
+        let result = repack::tensor(&client, &wide, role, WeightLayout::Tile, plain(), plain());
         assert!(matches!(result, Err(KernelError::TileBits { bits: Bits::Eight })), "{result:?}");
     }
+    let symmetric = QuantSpec { zero_points: false, ..case.spec };
+    let mut without = problem;
+    without.weight.format.spec = symmetric;
+    let result = repack::tensor(&client, &without, WeightTensor::ZeroPoints, WeightLayout::Tile, plain(), plain());
+    let is_refused =
+        matches!(result, Err(KernelError::Presence { operand: "zero_points", found: "present", .. } | KernelError::TileBits { .. }));
+    assert!(is_refused, "{result:?}");
 }

@@ -5,18 +5,18 @@ use crate::rules;
 use crate::toolchain::Toolchain;
 use crate::{CARDS, Card};
 use libtest_mimic::{Completion, Failed, Trial};
+use marlin_decode::kernels::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_decode::kernels::{rms_norm_source, silu_mul_source};
 use marlin_format::GroupSize;
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
-use marlin_kernels::decode::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
-use marlin_kernels::decode::{head_source, rms_norm_source, silu_mul_source};
-use marlin_kernels::marlin::gemv;
-use marlin_kernels::marlin::{Source, shared_limit};
+use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::matmul::{head, norm_gemv};
 use std::error::Error;
 use std::sync::Arc;
 
 /// One test a kernel and card.
 pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
-    let kernels: [(&str, Sources); 3] = [("attention", attention_sources), ("rows", row_sources), ("gemv", gemv_sources)];
+    let kernels: [(&str, Sources); 3] = [("attention", attention_sources), ("rows", row_sources), ("norm_gemv", norm_gemv_sources)];
     let trials = |&card: &Card| kernels.map(|(kernel, sources)| trial(card, kernel, sources, toolchain.cloned()));
     CARDS.iter().flat_map(trials).collect()
 }
@@ -57,21 +57,21 @@ fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
         sources.push((format!("gates in {dtype}"), silu_mul_source(dtype, card.capability)?));
     }
     for (rows, features, dtype) in [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (32, 896, BF16)] {
-        sources.push((format!("head of {rows} rows of {features} {dtype}"), head_source(rows, features, dtype, card.capability)?));
+        sources.push((format!("head of {rows} rows of {features} {dtype}"), head::source(rows, features, dtype, card.capability)?));
     }
     Ok(sources)
 }
 
 /// The matmul with a norm in it, on cards with clusters.
-fn gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
+fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     let mut sources = Vec::new();
     if card.capability < 90 {
         return Ok(sources);
     }
     for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
         for (blocks, zero_points, bf16) in [(1, false, false), (2, true, false), (4, false, true), (8, true, true)] {
-            let config = gemv::Config { blocks, group, zero_points, bf16 };
-            sources.push((format!("{config:?}"), gemv::source(&config, card.capability)?));
+            let config = norm_gemv::Config { blocks, group, zero_points, bf16 };
+            sources.push((format!("{config:?}"), norm_gemv::source(&config, card.capability)?));
         }
     }
     Ok(sources)

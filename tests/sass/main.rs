@@ -14,7 +14,9 @@ mod toolchain;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use marlin_format::GroupSize;
-use marlin_kernels::marlin::{Config, Tile, configs, shared_limit, source};
+use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::matmul::{mma_sync, wgmma};
+use marlin_kernels::tile::{Config, Tile, configs};
 use report::{Proof, Report};
 use std::error::Error;
 use std::path::PathBuf;
@@ -99,13 +101,21 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
 
 fn prove(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
     let clock = Instant::now();
-    let source = source(&config, card.capability)?;
+    let source = source(&config, card)?;
     let text_time = clock.elapsed();
     let compiled = toolchain.compile(&source.text, card.arch)?;
     let usage = listing::Usage::parse(&compiled.assembler_log)?;
     let code = listing::Code::parse(&compiled.listing)?;
     let broken = rules::broken(card.capability, &config, &source, &usage, &code);
     Ok(Proof::new(card, config, source.shared_bytes, usage, &code, broken, [text_time, compiled.nvrtc, compiled.ptxas, compiled.nvdisasm]))
+}
+
+/// The CUDA text of a configuration.
+fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
+    Ok(match config.tile.is_wgmma() {
+        true => wgmma::source(config, card.capability)?,
+        false => mma_sync::source(config, card.capability)?,
+    })
 }
 
 /// A card without a configuration for a format would pass everything else in silence.

@@ -3,7 +3,8 @@
 use crate::Card;
 use crate::listing::{Code, Usage};
 use crate::rules::Counts;
-use marlin_kernels::marlin::{Config, shared_limit};
+use marlin_kernels::inspect::shared_limit;
+use marlin_kernels::tile::Config;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 

@@ -2,7 +2,8 @@
 
 use crate::listing::{Code, Usage};
 use marlin_format::GroupSize;
-use marlin_kernels::marlin::{Config, Source, shared_limit};
+use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::tile::Config;
 
 /// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
 const REGISTERS: usize = 16384;

@@ -3,7 +3,8 @@
 use crate::listing::{Code, ListingError, Usage};
 use crate::rules::broken;
 use libtest_mimic::Trial;
-use marlin_kernels::marlin::{Config, Source, Tile, configs, shared_limit};
+use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::tile::{Config, Tile, configs};
 
 /// A log of ptxas 13.5 for a kernel without faults.
 const LOG: &str = "ptxas info    : 0 bytes gmem

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
-use marlin_kernels::{ActivationDtype, Problem};
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, WeightDescriptor, WeightFormat};
+use marlin_kernels::{ActivationDtype, QuantProblem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
@@ -25,9 +25,10 @@ pub struct Case {
 
 impl Case {
     /// The problem as the kernels see it, with scales in the format's own dtype.
-    pub fn problem(&self) -> Problem {
+    pub fn problem(&self) -> QuantProblem {
         let Self { m, k, n, spec, activations, permuted } = *self;
-        Problem { m, n, k, spec, activations, scales: spec.scale_dtype.into(), permuted }
+        let format = WeightFormat::dense(spec).with_permutation(permuted);
+        QuantProblem::new(m, WeightDescriptor::plain(format, k, n), activations)
     }
 }
 

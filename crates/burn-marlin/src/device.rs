@@ -1,3 +1,5 @@
+//! Burn devices as the kernels see them.
+
 #[cfg(feature = "cubecl-runtime")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
@@ -5,11 +7,11 @@ use cubecl::client::Client;
 use marlin_format::{ScaleDtype, available_memory};
 use marlin_kernels::Target;
 
-/// What the choice of a kernel needs to know of a Burn device.
+/// The properties of a Burn device that decide which kernel runs.
 ///
 /// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as Flex, whose host kernels are the closest.
 pub fn target(device: &Device) -> Target {
-    client(device).map_or_else(Target::flex, |client| Target::of(&client))
+    client(device).map_or(Target::FLEX, |client| Target::of(&client))
 }
 
 /// The client of a CubeCL device.
@@ -20,6 +22,11 @@ fn client(device: &Device) -> Option<Client> {
         DispatchDevice::Cube(cube) => Some(cube.client()),
         _ => None,
     }
+}
+
+/// The name that a device gives itself.
+pub fn device_name(device: &Device) -> String {
+    client(device).map_or_else(|| "Flex (CPU)".into(), |client| client.properties().identity.name.clone())
 }
 
 /// Bytes that a device can still hold, which are the machine's for a backend that runs on the host; `None` where it does not say.

@@ -1,4 +1,4 @@
-use crate::LeftReason;
+use crate::convert::LeftReason;
 use burn::tensor::DType;
 use marlin_format::{FormatError, QuantSpec};
 use std::fmt;
@@ -62,12 +62,6 @@ pub enum Error {
     Read {
         /// The tensor: words, scales, zero points or row permutation.
         tensor: &'static str,
-        /// What the device said.
-        reason: String,
-    },
-    /// The device did not finish a step of decode.
-    #[error("a step of decode failed on the device: {reason}")]
-    Step {
         /// What the device said.
         reason: String,
     },

@@ -2,7 +2,7 @@
 //!
 //! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one call, and reports what it did to every layer.
 //! - [`W4A16::load`] puts a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin) into such a model, [`W4A16::export`] writes one.
-//! - [`W4A16Linear`] is the layer for models that are written with it; [`QuantizedWeight`] the quantised tensor type under both.
+//! - [`QuantLinear`] is the layer for models that are written with it; [`QuantizedWeight`] the quantised tensor type under both.
 //! - [`install`] registers the fusion provider, once at the start of the program, so that unmodified models never hold a float weight.
 //!
 //! Weights are in 4 bits, or in 8 ([`QuantSpec::int8`]), with a scale per group; activations are in f16, bf16 or f32; products accumulate in f32.
@@ -21,22 +21,19 @@
 //! # Ok::<(), burn_marlin::Error>(())
 //! ```
 
-mod convert;
-pub mod decode;
-mod device;
+pub mod backend;
+pub mod convert;
+pub mod device;
 mod error;
-mod fusion;
+pub mod fusion;
 mod linear;
-mod ops;
 mod weight;
 
-pub use convert::{ExportError, LayerReport, LeftReason, LoadError, Outcome, Report, W4A16, reset_placeholders};
-pub use device::{free_memory, target};
-pub use error::{ConvertError, Error};
-pub use fusion::{FusionCount, fusion_count, install};
-pub use linear::W4A16Linear;
-pub use ops::{OptionalFloat, OptionalFloatMetadata, OptionalInt, OptionalIntMetadata, W4A16Backend, W4A16Weight, W4A16WeightMetadata};
+pub use convert::{Report, W4A16};
+pub use error::Error;
+pub use fusion::install;
+pub use linear::QuantLinear;
 pub use weight::QuantizedWeight;
 
 pub use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
-pub use marlin_kernels::{ActivationDtype, Kernel, Plan, Problem, Reason, Target, WeightLayout};
+pub use marlin_kernels::ActivationDtype;

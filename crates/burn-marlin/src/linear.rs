@@ -1,20 +1,20 @@
-use crate::{Error, QuantizedWeight, decode};
+use crate::{Error, QuantizedWeight};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use marlin_format::QuantSpec;
-use marlin_kernels::ActivationDtype;
+use marlin_kernels::{ActivationDtype, Prologue};
 
-/// A linear layer with a weight of 4 bits, or of 8 where its spec says so (W8A16): y = x W + b.
+/// A linear layer with a quantised weight, of 4 bits (W4A16) or of 8 (W8A16): y = x W + b.
 ///
 /// For models that are written with it. A model that is written with Burn's `Linear` gains the same kernels through [`W4A16`](crate::W4A16).
 #[derive(Module, Debug)]
-pub struct W4A16Linear {
+pub struct QuantLinear {
     weight: QuantizedWeight,
     bias: Option<Param<Tensor<1>>>,
 }
 
-impl W4A16Linear {
+impl QuantLinear {
     /// A layer of a weight [K, N] and a bias `[N]`.
     ///
     /// # Errors
@@ -26,8 +26,8 @@ impl W4A16Linear {
         {
             return Err(Error::BiasLength { expected, found });
         }
-        let plan = weight.plan(1, ActivationDtype::from(weight.spec().scale_dtype));
-        tracing::debug!(k = weight.dims()[0], n = expected, spec = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
+        let plan = weight.plan(1, ActivationDtype::from(weight.spec().scale_dtype), Prologue::None);
+        tracing::debug!(k = weight.dims()[0], n = expected, spec = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "quantised layer");
         Ok(Self { weight, bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)) })
     }
 
@@ -67,28 +67,8 @@ impl W4A16Linear {
         self.weight.matmul_bias(x, bias)
     }
 
-    /// [`forward`](Self::forward) of the RMSNorm of `residual + x`, whose weight is `norm` `[K]`, and that sum: as [`decode::add_rms_norm`] before it,
-    /// and for one row on NVIDIA cards from compute capability 9.0 on one launch for both.
-    ///
-    /// # Panics
-    /// Where the last dimension of `x` is not K, or `residual` has another shape than `x`, as Burn's own layers do.
-    pub fn forward_add_norm<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        residual: Tensor<D>,
-        norm: Tensor<1>,
-        epsilon: f64,
-    ) -> (Tensor<D>, Tensor<D>) {
-        if !decode::takes(&x) || self.weight.adapter().is_some() {
-            let (x, sum) = decode::add_rms_norm(x, residual, norm, epsilon);
-            return (self.forward(x), sum);
-        }
-        let bias = self.bias_in(x.dtype());
-        self.weight.matmul_add_norm(x, residual, norm, epsilon, bias)
-    }
-
-    /// The bias in the activations' dtype.
-    fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
+    /// The bias `[N]` in the activations' dtype.
+    pub fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
         self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(dtype)))
     }
 

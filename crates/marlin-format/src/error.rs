@@ -1,6 +1,6 @@
 //! What can be wrong with a weight, before any file is involved.
 
-use crate::{Bits, ScaleDtype};
+use crate::{Bits, GroupSize, ScaleDtype};
 
 /// A weight, a spec or a layout that does not hold together.
 ///
@@ -112,6 +112,29 @@ pub enum FormatError {
         /// The row named there.
         row: u32,
     },
+    /// A slice that is empty or leaves the weight.
+    #[error("a slice of {axis} from {start} to {end} of {length} features; it must have at least one and end within them")]
+    SliceRange {
+        /// K or N.
+        axis: &'static str,
+        /// The first feature.
+        start: usize,
+        /// One past the last feature.
+        end: usize,
+        /// Features of the weight.
+        length: usize,
+    },
+    /// A slice along K that starts within a group.
+    #[error("a slice of K from row {start}, within a group ({group}); start it with a group")]
+    SliceGroup {
+        /// The first row.
+        start: usize,
+        /// The group size.
+        group: GroupSize,
+    },
+    /// A slice along K of a weight whose rows are permuted.
+    #[error("a slice of K of a weight with act-order, whose groups have rows from all of K; slice it along N")]
+    SlicePermuted,
     /// Padding of the packed words that is not the midpoint.
     #[error("word {word} is {found:#010x}: its values past K or N must be {}, as in {:#010x}", .bits.midpoint(), .bits.padding_word())]
     Padding {

@@ -26,17 +26,14 @@ pub mod layout;
 mod error;
 mod fold;
 mod memory;
-mod plain;
-mod plain_join;
-mod quantize;
-mod spec;
 mod text;
+mod weight;
 
 pub use error::FormatError;
 pub use fold::{LayerRun, fold_layers};
 pub use memory::{available_memory, memory_short_of};
-pub use plain::{PlainParts, PlainWeight, Scales};
-pub use plain_join::JoinError;
-pub use quantize::quantize_rtn;
-pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
 pub use text::{excerpt, with_causes, without_control};
+pub use weight::{
+    Bits, GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, TensorDescriptor, TensorDtype,
+    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, quantize_rtn,
+};

@@ -37,7 +37,7 @@ pub enum KernelError {
         /// "present" or "missing".
         found: &'static str,
     },
-    /// A buffer is wanted for itself.
+    /// An alias of another buffer where the kernel needs a buffer of its own.
     #[error("{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own")]
     Alias {
         /// The operand: activations.
@@ -68,22 +68,22 @@ pub enum KernelError {
         limit: usize,
     },
     /// A plan of another backend came to a CubeCL launch.
-    #[error("the plan `{kernel}` is not launched on {runtime}; take the plan that `select` gives for its target")]
+    #[error("the plan `{kernel}` is not launched on {runtime}; take the plan that `plan` gives for its target")]
     NotLaunchable {
         /// The plan's kernel.
         kernel: Kernel,
         /// The runtime asked.
         runtime: Runtime,
     },
-    /// A launch that nobody would run.
-    #[error("the problem {problem}: a launch of 0 blocks; take the launch that `marlin::plan` gives")]
+    /// A launch of a tile kernel without blocks.
+    #[error("the problem {problem}: a launch of 0 blocks; take the launch that `tile::plan` gives")]
     NoBlocks {
         /// The problem, as words.
         problem: String,
     },
     /// A problem or a cluster that the matmul with a norm in it does not take.
-    #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take what `marlin::gemv::plan` gives")]
-    NoGemv {
+    #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives")]
+    NoNormGemv {
         /// The problem, as words.
         problem: String,
         /// Blocks of a cluster.

@@ -1,37 +1,34 @@
 //! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
 //!
-//! One folder a routine. [`select`] is the only place that decides which routine runs; it is host code, free of any device, and says why.
+//! A [`Problem`] says what is multiplied; [`plan`] chooses the [`Kernel`] and says why, without a device; [`launch`] runs it. One folder a routine:
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
-//! | [`portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
-//! | [`marlin`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
-//! | [`marlin::gemv`] | CUDA from compute capability 9.0 on | one row, with the norm before it |
-//! | [`repack`] | every CubeCL runtime | weights between the [`WeightLayout`]s, activations into the order that [`marlin`] reads |
-//! | [`host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend, and the rest of a decode step there |
+//! | [`matmul::mma_sync`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
+//! | [`matmul::wgmma`] | CUDA of compute capability 9.0 | the same |
+//! | [`matmul::norm_gemv`] | CUDA from compute capability 9.0 on | one row, with the norm before it |
+//! | [`matmul::portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
+//! | [`matmul::host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend |
+//! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
+//! | [`repack`] | every CubeCL runtime | weights between the [layouts](marlin_format::WeightLayout), activations into the order of the stored rows |
+//!
+//! [`tile`] holds the parts that the tensor-core routines share, [`ptx`] the instructions that they are made of.
 
-pub mod decode;
+pub mod device;
 mod error;
-pub mod host;
-mod layout;
-pub mod marlin;
-pub mod portable;
-mod problem;
-mod ptx;
+#[cfg(feature = "inspect")]
+pub mod inspect;
+mod launch;
+pub mod matmul;
+mod plan;
+pub mod problem;
+#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+pub mod ptx;
 pub mod repack;
-mod select;
+pub mod tile;
 
-use cubecl::calculate_cube_count_elemwise;
-use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim};
-
+pub use device::{Card, Runtime, Target};
 pub use error::KernelError;
-pub use layout::WeightLayout;
-pub use problem::{ActivationDtype, Problem, Runtime, Target};
-pub use select::{Kernel, Plan, Reason, layout_for, select, select_converted};
-
-/// Cubes and units of a kernel that has one unit for each of so many elements.
-pub(crate) fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(client, elements);
-    (calculate_cube_count_elemwise(client, elements, dim), dim)
-}
+pub use launch::{NormOperands, Operands, WeightBuffers, dequantize, launch};
+pub use plan::{Kernel, Plan, PrologueStage, Reason, layout_for, plan, plan_converted};
+pub use problem::{ActivationDtype, FloatProblem, Problem, Prologue, QuantProblem};

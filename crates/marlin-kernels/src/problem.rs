@@ -1,10 +1,10 @@
-use crate::KernelError;
-use crate::marlin::Card;
+//! The matmuls of the project: what is multiplied, and the checks that every launch makes.
+
+use crate::{KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
-use marlin_format::layout::PlainLayout;
-use marlin_format::{QuantSpec, ScaleDtype};
+use marlin_format::{Bits, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightTensors};
 use std::fmt;
 
 /// The dtype of activations and output. Products accumulate in f32 whatever it is.
@@ -38,7 +38,10 @@ impl ActivationDtype {
     }
 
     /// Checks that a device computes in this dtype.
-    pub(crate) fn expect_on(self, client: &Client) -> Result<(), KernelError> {
+    ///
+    /// # Errors
+    /// [`KernelError::Dtype`].
+    pub fn expect_on(self, client: &Client) -> Result<(), KernelError> {
         if client.features().type_usage(self.elem()).contains(TypeUsage::Conversion) {
             return Ok(());
         }
@@ -62,159 +65,188 @@ impl fmt::Display for ActivationDtype {
     }
 }
 
-/// A matmul with a quantised weight: activations [M, K] times a weight [K, N] gives [M, N].
+/// The operation on the activations before the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Prologue {
+    /// None: the activations are multiplied as they come.
+    #[default]
+    None,
+    /// The activations are added to the residual stream, and the RMSNorm (arXiv 1910.07467) of that sum is multiplied.
+    AddRmsNorm,
+}
+
+/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a bias `[N]`, gives [M, N].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Problem {
+pub struct QuantProblem {
     /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
     pub m: usize,
-    /// Output features.
-    pub n: usize,
-    /// Input features.
-    pub k: usize,
-    /// How the weight is quantised.
-    pub spec: QuantSpec,
+    /// The weight.
+    pub weight: WeightDescriptor,
     /// Dtype of activations and output.
     pub activations: ActivationDtype,
     /// Dtype in which the device holds the scales: the format's own where the device supports it, f32 otherwise.
     pub scales: ActivationDtype,
-    /// Whether the weight's rows are permuted (act-order), so that activations are gathered.
-    pub permuted: bool,
+    /// The operation before the product.
+    pub prologue: Prologue,
 }
 
-impl Problem {
-    /// Elements of the largest operand as the kernels index it.
-    fn largest_operand(&self) -> usize {
-        let activations = self.m.saturating_mul(self.k.max(self.n));
-        activations.max(self.k.saturating_mul(self.n))
+/// A matmul with a float weight in the activations' dtype whose columns are contiguous: activations [M, K] times the transpose of a table
+/// [N, K] gives [M, N].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FloatProblem {
+    /// Rows of activations.
+    pub m: usize,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// Dtype of activations, weight and output.
+    pub dtype: ActivationDtype,
+}
+
+/// A matmul that [`plan`](crate::plan) finds a kernel for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Problem {
+    /// With a quantised weight.
+    Quant(QuantProblem),
+    /// With a float weight.
+    Float(FloatProblem),
+}
+
+impl From<QuantProblem> for Problem {
+    fn from(problem: QuantProblem) -> Self {
+        Self::Quant(problem)
     }
 }
 
-/// Lengths, in elements, of the buffers of a weight in the plain layout.
-pub(crate) struct WeightLengths {
-    pub words: usize,
-    pub scales: usize,
-    pub zero_points: Option<usize>,
-    pub row_permutation: Option<usize>,
+impl From<FloatProblem> for Problem {
+    fn from(problem: FloatProblem) -> Self {
+        Self::Float(problem)
+    }
 }
 
-impl Problem {
-    /// Checks the shape, and a weight's buffers against it and the format.
-    pub(crate) fn expect_weight(&self, found: WeightLengths) -> Result<(), KernelError> {
-        QuantSpec::check_shape(self.k, self.n)?;
-        let layout = PlainLayout::new(self.k, self.n, self.spec.bits);
-        let groups = self.spec.group.count(self.k);
-        let zero_points = groups * self.n.div_ceil(self.spec.bits.per_word());
-        self.expect_length("words", layout.words(), found.words)?;
-        self.expect_length("scales", groups * self.n, found.scales)?;
-        self.expect_optional("zero points", self.spec.zero_points.then_some(zero_points), found.zero_points)?;
-        self.expect_optional("row permutation", self.permuted.then_some(self.k), found.row_permutation)
+/// The largest number of elements that the kernels' 32-bit indices reach.
+pub const MAX_ELEMENTS: usize = u32::MAX as usize;
+
+impl QuantProblem {
+    /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the format's own dtype.
+    pub fn new(m: usize, weight: WeightDescriptor, activations: ActivationDtype) -> Self {
+        Self { m, weight, activations, scales: weight.spec().scale_dtype.into(), prologue: Prologue::None }
     }
 
-    pub(crate) fn expect_length(&self, operand: &'static str, expected: usize, found: usize) -> Result<(), KernelError> {
-        if found == expected {
-            return Ok(());
+    /// The same problem with scales held in a dtype.
+    pub fn with_scales(self, scales: ActivationDtype) -> Self {
+        Self { scales, ..self }
+    }
+
+    /// The same problem with a prologue.
+    pub fn with_prologue(self, prologue: Prologue) -> Self {
+        Self { prologue, ..self }
+    }
+
+    /// The same problem on the weight in another layout.
+    pub fn in_layout(self, layout: WeightLayout) -> Self {
+        Self { weight: self.weight.in_layout(layout), ..self }
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.weight.k
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.weight.n
+    }
+
+    /// How the weight is quantised.
+    pub fn spec(&self) -> QuantSpec {
+        self.weight.spec()
+    }
+
+    /// Checks the weight's shape and its buffers' lengths against its descriptor.
+    pub(crate) fn expect_weight(&self, found: &WeightTensors<usize>) -> Result<(), KernelError> {
+        self.weight.check()?;
+        if self.weight.layout == WeightLayout::Tile && self.spec().bits != Bits::Four {
+            return Err(KernelError::TileBits { bits: self.spec().bits });
         }
-        Err(KernelError::BufferLength { operand, problem: self.to_string(), expected, found })
+        let expected = self.weight.tensors();
+        for (tensor, found) in found.iter() {
+            if let Some(expected) = expected.get(tensor) {
+                expect_length(self, tensor.name(), expected.elements(), *found)?;
+            }
+        }
+        expect_presence(self, "zero_points", expected.zero_points.is_some(), found.zero_points.is_some())?;
+        expect_presence(self, "row_permutation", expected.row_permutation.is_some(), found.row_permutation.is_some())
     }
 
     /// Checks that 32-bit indices reach every operand.
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
-        let (elements, limit) = (self.largest_operand(), u32::MAX as usize);
-        if elements > limit { Err(KernelError::TooLarge { problem: self.to_string(), elements, limit }) } else { Ok(()) }
+        let (k, n) = (self.k(), self.n());
+        let elements = self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n));
+        if elements > MAX_ELEMENTS {
+            return Err(KernelError::TooLarge { problem: self.to_string(), elements, limit: MAX_ELEMENTS });
+        }
+        Ok(())
     }
 
-    pub(crate) fn expect_at_least(&self, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {
-        if found >= needed {
-            Ok(())
-        } else {
-            Err(KernelError::BufferLength { operand, problem: self.to_string(), expected: needed, found })
-        }
+    /// Checks output and bias.
+    pub(crate) fn expect_outputs(&self, out: usize, bias: Option<usize>) -> Result<(), KernelError> {
+        expect_length(self, "output", self.m * self.n(), out)?;
+        bias.map_or(Ok(()), |bias| expect_length(self, "bias", self.n(), bias))
     }
+}
 
-    pub(crate) fn expect_optional(&self, operand: &'static str, expected: Option<usize>, found: Option<usize>) -> Result<(), KernelError> {
-        match (expected, found) {
-            (Some(expected), Some(found)) => self.expect_length(operand, expected, found),
-            (None, None) => Ok(()),
-            (_, found) => {
-                let found = if found.is_some() { "present" } else { "missing" };
-                Err(KernelError::Presence { operand, problem: self.to_string(), found })
-            }
-        }
+/// Checks the length of a buffer, in elements.
+///
+/// # Errors
+/// [`KernelError::BufferLength`].
+pub fn expect_length(problem: &impl fmt::Display, operand: &'static str, expected: usize, found: usize) -> Result<(), KernelError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(KernelError::BufferLength { operand, problem: problem.to_string(), expected, found })
+}
+
+/// Checks that a buffer has at least so many elements.
+///
+/// # Errors
+/// [`KernelError::BufferLength`].
+pub fn expect_at_least(problem: &impl fmt::Display, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {
+    if found >= needed { Ok(()) } else { expect_length(problem, operand, needed, found) }
+}
+
+/// Checks that an operand is there where the problem has it, and absent where it has not.
+///
+/// # Errors
+/// [`KernelError::Presence`].
+pub fn expect_presence(problem: &impl fmt::Display, operand: &'static str, expected: bool, found: bool) -> Result<(), KernelError> {
+    if found == expected {
+        return Ok(());
+    }
+    let found = if found { "present" } else { "missing" };
+    Err(KernelError::Presence { operand, problem: problem.to_string(), found })
+}
+
+impl fmt::Display for QuantProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { m, weight, activations, prologue, .. } = self;
+        write!(f, "M={m} N={} K={} {} {activations}", weight.n, weight.k, weight.format)?;
+        if *prologue == Prologue::AddRmsNorm { f.write_str(" after a norm") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for FloatProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "M={} N={} K={} {}", self.m, self.n, self.k, self.dtype)
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "M={} N={} K={} {} {}", self.m, self.n, self.k, self.spec, self.activations)?;
-        if self.permuted { f.write_str(" act-order") } else { Ok(()) }
-    }
-}
-
-/// What runs kernels on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Runtime {
-    /// CubeCL on NVIDIA's CUDA.
-    Cuda,
-    /// CubeCL on AMD's ROCm.
-    Rocm,
-    /// CubeCL on Vulkan, through wgpu.
-    Vulkan,
-    /// CubeCL on Apple's Metal.
-    Metal,
-    /// CubeCL on WebGPU, through wgpu.
-    WebGpu,
-    /// CubeCL's CPU runtime.
-    Cpu,
-    /// Burn's Flex backend: Rust on the CPU, no CubeCL.
-    Flex,
-    /// A CubeCL runtime that this version does not know by name.
-    Other,
-}
-
-impl fmt::Display for Runtime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cuda => "CUDA",
-            Self::Rocm => "ROCm",
-            Self::Vulkan => "Vulkan",
-            Self::Metal => "Metal",
-            Self::WebGpu => "WebGPU",
-            Self::Cpu => "CubeCL CPU",
-            Self::Flex => "Flex",
-            Self::Other => "this CubeCL runtime",
-        })
-    }
-}
-
-/// What the choice of a kernel needs to know of a device. Plain data, so that the choice is tested without one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// The runtime.
-    pub runtime: Runtime,
-    /// The device as it names itself.
-    pub name: String,
-    /// The NVIDIA card, on CUDA.
-    pub card: Option<Card>,
-}
-
-impl Target {
-    /// The target behind a CubeCL client.
-    pub fn of(client: &Client) -> Self {
-        let properties = client.properties();
-        let runtime = match client.name() {
-            "cuda" => Runtime::Cuda,
-            "hip" => Runtime::Rocm,
-            "wgpu<spirv>" => Runtime::Vulkan,
-            "wgpu<msl>" | "metal" => Runtime::Metal,
-            "wgpu<wgsl>" => Runtime::WebGpu,
-            "cpu" => Runtime::Cpu,
-            _ => Runtime::Other,
-        };
-        Self { runtime, name: properties.identity.name.clone(), card: Card::of(client) }
-    }
-
-    /// Burn's Flex backend.
-    pub fn flex() -> Self {
-        Self { runtime: Runtime::Flex, name: "Flex (CPU)".into(), card: None }
+        match self {
+            Self::Quant(problem) => problem.fmt(f),
+            Self::Float(problem) => problem.fmt(f),
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Graph, Int, Tensor, capture};
-use burn_marlin::decode::{self, Row, RowState, RowsRead};
+use marlin_decode::{self as decode, Row, RowState, RowsRead};
 
 use crate::generate::token_tensor;
 use crate::model::{Batch, Place};
@@ -114,7 +114,7 @@ impl<'m> Decoder<'m> {
         }
         let (config, device, dtype) = (model.config(), model.device(), model.dtype());
         let needed = KvCache::size_bytes(config, slots, model.max_len(), dtype);
-        if let Some(free) = burn_marlin::free_memory(&device).filter(|&free| free < needed) {
+        if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed) {
             return Err(LlamaError::CacheTooLarge { slots, positions: model.max_len(), needed, free });
         }
         let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);

@@ -230,7 +230,7 @@ pub enum LlamaError {
     },
     /// A step of decode that the device did not finish.
     #[error(transparent)]
-    Step(#[from] burn_marlin::Error),
+    Step(#[from] marlin_decode::DecodeError),
     /// A next token that cannot be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),

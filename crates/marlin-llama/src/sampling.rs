@@ -1,6 +1,6 @@
-//! How the next token is chosen; [`burn_marlin::decode::sample`] chooses it.
+//! How the next token is chosen; [`marlin_decode::sample`] chooses it.
 
-use burn_marlin::decode::{Row, RowState};
+use marlin_decode::{Row, RowState};
 
 /// How the next token is chosen.
 ///

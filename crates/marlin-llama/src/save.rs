@@ -57,7 +57,7 @@ fn stored(name: &str, part: &Part<'_>) -> Result<Vec<Stored>, LlamaError> {
     Ok(match part {
         Part::Embedding(embedding) => vec![weight(Values::Matrix(embedding.weight.val()))],
         Part::Norm(norm) => vec![weight(Values::Vector(norm.weight.val()))],
-        Part::Projection { projection: Projection::W4A16(_), .. } => return Err(LlamaError::NotFloat { layer: name.into() }),
+        Part::Projection { projection: Projection::Quant(_), .. } => return Err(LlamaError::NotFloat { layer: name.into() }),
         Part::Projection { projection: Projection::Dense(linear), columns } => {
             let columns_of_weight = linear.weight.val().slice_dim(1, columns.clone());
             let mut tensors = vec![weight(Values::Matrix(columns_of_weight.transpose()))];

@@ -1,9 +1,9 @@
 //! Operands of a decode attention on the host, and what it gives, from the definition in f64.
 
 use crate::kernels::bytes;
+use marlin_decode::kernels::attention::AttentionShape;
+use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::ActivationDtype;
-use marlin_kernels::decode::attention::AttentionShape;
-use marlin_kernels::decode::{Row, RowState};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

@@ -3,7 +3,7 @@
 
 use super::report::{LeftReason, Outcome};
 use super::{Rules, Weights};
-use crate::ops::activation_dtype;
+use crate::backend::activation_dtype;
 use crate::{Error, QuantizedWeight};
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;

@@ -3,7 +3,7 @@
 use super::places::{Kind, Place, burn_dtype, places, remapped};
 use super::{LayerReport, LeftReason, LoadError, Outcome, Report, W4A16};
 use crate::QuantizedWeight;
-use crate::ops::activation_dtype;
+use crate::backend::activation_dtype;
 use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;

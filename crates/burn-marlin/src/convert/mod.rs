@@ -13,7 +13,8 @@ pub use export_error::ExportError;
 pub use load_error::LoadError;
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 
-use crate::{ConvertError, Error, QuantizedWeight};
+pub use crate::error::ConvertError;
+use crate::{Error, QuantizedWeight};
 use attach::{Attach, Reset};
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::tensor::{ElementConversion, Tensor};

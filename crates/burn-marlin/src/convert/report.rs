@@ -1,6 +1,7 @@
-use crate::{QuantizedWeight, target};
+use crate::QuantizedWeight;
+use crate::device::target;
 use marlin_format::{FormatError, QuantSpec, fold_layers};
-use marlin_kernels::{ActivationDtype, Plan, select_converted};
+use marlin_kernels::{ActivationDtype, Plan, plan_converted};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 use std::fmt;
@@ -93,7 +94,7 @@ pub enum Outcome {
 impl Outcome {
     /// Of the layer at a path that has `weight` now; one debug line says so.
     pub(super) fn quantized(path: &str, weight: &QuantizedWeight, activations: ActivationDtype, shared_with: Option<String>) -> Self {
-        let plan = select_converted(&weight.problem(1, activations), weight.layout(), &target(&weight.device()));
+        let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
         tracing::debug!(layer = %path, format = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
         Self::Quantized { spec: weight.spec(), size_bytes: weight.size_bytes(), plan, shared_with }
     }

@@ -1,5 +1,5 @@
-//! The fusion provider: in models that know nothing of quantised weights, it claims every matmul whose weight is a dequantised W4A16 weight, and launches
-//! the W4A16 kernel on the packed weight in their place.
+//! The fusion provider: in models that know nothing of quantised weights, it claims every matmul whose weight is a dequantised weight, and launches
+//! the kernel on the packed weight in their place.
 //!
 //! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.
 
@@ -37,7 +37,7 @@ pub fn install() -> Result<(), Error> {
     Ok(())
 }
 
-/// How often a W4A16 weight was used on CubeCL devices, since the program started.
+/// Uses of quantised weights on CubeCL devices, since the program started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FusionCount {
     /// Matmuls that read the packed weight, claimed by the fusion provider.

@@ -1,5 +1,5 @@
 use super::operation::FusedLinear;
-use crate::ops::DEQUANTIZE;
+use crate::backend::DEQUANTIZE;
 use burn::backend::ir::{
     BaseOperationIr, BinaryOpIr, CustomOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr, OperationIr, ShapeOpIr, TensorIr,
     TensorStatus,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Wins over Burn's own matmul and elementwise fusions, which score by the operations they cover.
 const SCORE: u64 = 1_000_000;
 
-/// The operations of a linear layer whose weight is a dequantised W4A16 weight, as Burn records them:
+/// The operations of a linear layer whose weight is a dequantised weight, as Burn records them:
 /// the dequantisation, reshapes of activations and weight, the matmul, and the bias reshaped and added.
 ///
 /// Tensors are in relative form: a shape entry is an id, and id 0 means extent 1.

@@ -140,10 +140,10 @@ impl QuantizedWeight {
                 return Base::Placeholder;
             }
             let float = base.clone().detach().reshape(self.dims());
-            match Self::quantize(float, &self.spec) {
+            match Self::quantize(float, &self.spec()) {
                 Ok(weight) => {
                     tracing::warn!(
-                        spec = %self.spec,
+                        spec = %self.spec(),
                         "float values were loaded into a converted layer: they are rounded and used in place of its weight; \
                          `reset_placeholders` frees the float values"
                     );
@@ -158,7 +158,7 @@ impl QuantizedWeight {
     }
 }
 
-/// Attached to the weight of an ordinary `Linear`, it makes that layer a W4A16 layer: see [`W4A16`](crate::W4A16).
+/// Attached to the weight of an ordinary `Linear`, it makes that layer a quantised one: see [`W4A16`](crate::W4A16).
 impl Reparameterization for QuantizedWeight {
     const NAME: &'static str = "w4a16";
 

@@ -7,18 +7,18 @@ mod tensors;
 pub(crate) use module::REPARAMETERIZATION;
 
 use crate::Error;
-use crate::decode::DecodeBackend;
+use crate::backend::{QuantBackend, activation_dtype};
 use crate::device::{scale_dtype, target};
-use crate::ops::{W4A16Backend, activation_dtype};
 use attached::Attached;
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, quantize_rtn};
-use marlin_kernels::{ActivationDtype, Plan, Problem, WeightLayout, layout_for, select};
-use record::Format;
-use tensors::{WeightTensors, unpack_zero_points};
+use marlin_format::{
+    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, quantize_rtn,
+};
+use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, layout_for, plan};
+use tensors::DeviceTensors;
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
 ///
@@ -41,12 +41,9 @@ use tensors::{WeightTensors, unpack_zero_points};
 /// place in records as with a float weight (`..weight.lora.a`).
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
-    tensors: WeightTensors,
-    k: usize,
-    n: usize,
-    spec: QuantSpec,
-    /// How `tensors` lie.
-    layout: WeightLayout,
+    tensors: DeviceTensors,
+    /// Format and shape, and the layout of `tensors`.
+    descriptor: WeightDescriptor,
     /// The dtype of activations that it is laid out for.
     activations: ActivationDtype,
     /// Id of `format`, and so of the float parameter that the weight stands for.
@@ -68,9 +65,9 @@ impl QuantizedWeight {
     pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
         let rounded = rounded_for_tensor_cores(plain, activations, device);
         let plain = rounded.as_ref().unwrap_or(plain);
-        let (k, n, spec) = (plain.k(), plain.n(), plain.spec());
-        let tensors = WeightTensors::from_plain(plain, scale_dtype(spec.scale_dtype, device), device);
-        Self::plain(tensors, k, n, spec, activations).laid_out()
+        let descriptor = plain.descriptor();
+        let tensors = DeviceTensors::from_plain(plain, scale_dtype(descriptor.spec().scale_dtype, device), device);
+        Self::new(tensors, descriptor, activations).laid_out()
     }
 
     /// A weight without values, to load a record into, for activations in a dtype. Its products are NaN until then.
@@ -78,18 +75,13 @@ impl QuantizedWeight {
     /// # Errors
     /// No features, or too many.
     pub fn unloaded(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
-        QuantSpec::check_shape(k, n)?;
-        Ok(Self::plain(WeightTensors::unloaded(k, n, &spec, scale_dtype(spec.scale_dtype, device), device), k, n, spec, activations))
+        let descriptor = WeightDescriptor::plain(spec, k, n);
+        descriptor.check()?;
+        Ok(Self::new(DeviceTensors::unloaded(&descriptor, scale_dtype(spec.scale_dtype, device), device), descriptor, activations))
     }
 
-    /// Of tensors in the plain layout.
-    fn plain(tensors: WeightTensors, k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype) -> Self {
-        let layout = WeightLayout::Plain;
-        Self { tensors, k, n, spec, layout, activations, format_id: ParamId::new(), adapter: None, attached: None }
-    }
-
-    fn format(&self) -> Format {
-        Format { k: self.k, n: self.n, spec: self.spec, permuted: self.is_permuted() }
+    fn new(tensors: DeviceTensors, descriptor: WeightDescriptor, activations: ActivationDtype) -> Self {
+        Self { tensors, descriptor, activations, format_id: ParamId::new(), adapter: None, attached: None }
     }
 
     /// The same weight in the layout that its device's kernel reads.
@@ -125,12 +117,13 @@ impl QuantizedWeight {
     /// # Errors
     /// No features, or too many.
     pub fn random(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
-        QuantSpec::check_shape(k, n)?;
+        let descriptor = WeightDescriptor::plain(spec, k, n);
+        descriptor.check()?;
         // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a difference of two of them sqrt(2) times as large.
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
-        let tensors = WeightTensors::random(k, n, &spec, scale, scale_dtype(spec.scale_dtype, device), device);
-        Ok(Self::plain(tensors, k, n, spec, activations).laid_out())
+        let tensors = DeviceTensors::random(&descriptor, scale, scale_dtype(spec.scale_dtype, device), device);
+        Ok(Self::new(tensors, descriptor, activations).laid_out())
     }
 
     /// Reads the weight back to the host.
@@ -139,31 +132,23 @@ impl QuantizedWeight {
     /// The device fails, or a record was loaded that does not belong to this weight.
     pub fn to_plain(&self) -> Result<PlainWeight, Error> {
         let tensors = self.clone().in_layout(WeightLayout::Plain).tensors;
-        let words = tensors.words.val().try_into_data().map_err(|error| read_error("words", &error))?;
-        let scales = tensors.scales.val().try_into_data().map_err(|error| read_error("scales", &error))?;
-        let scales = Scales::from_f32(&read::<f32>("scales", scales.convert::<f32>())?, self.spec.scale_dtype);
-        let zero_points = match &tensors.zero_points {
-            Some(zeros) => {
-                let words = zeros.val().try_into_data().map_err(|error| read_error("zero points", &error))?;
-                Some(unpack_zero_points(&read::<i32>("zero points", words)?, self.n, self.spec.bits))
-            }
-            None => None,
+        let WeightDescriptor { k, n, format: WeightFormat { spec, .. }, .. } = self.descriptor;
+        let words = |role: WeightTensor, tensor: Result<TensorData, _>| {
+            let data = tensor.map_err(|error| read_error(role.name(), &error))?;
+            Ok::<_, Error>(read::<i32>(role.name(), data)?.into_iter().map(|word| word as u32).collect::<Vec<u32>>())
         };
-        let row_permutation = match &tensors.row_permutation {
-            Some(rows) => {
-                let rows = rows.val().try_into_data().map_err(|error| read_error("row permutation", &error))?;
-                Some(read::<i32>("row permutation", rows)?.into_iter().map(|row| row as u32).collect())
-            }
-            None => None,
-        };
+        let scales = tensors.scales.val().try_into_data().map_err(|error| read_error(WeightTensor::Scales.name(), &error))?;
+        let scales = read::<f32>(WeightTensor::Scales.name(), scales.convert::<f32>())?;
+        let zero_points = tensors.zero_points.as_ref().map(|zeros| words(WeightTensor::ZeroPoints, zeros.val().try_into_data()));
+        let rows = tensors.row_permutation.as_ref().map(|rows| words(WeightTensor::RowPermutation, rows.val().try_into_data()));
         Ok(PlainWeight::new(PlainParts {
-            k: self.k,
-            n: self.n,
-            spec: self.spec,
-            words: read::<i32>("words", words)?.into_iter().map(|word| word as u32).collect(),
-            scales,
-            zero_points,
-            row_permutation,
+            k,
+            n,
+            spec,
+            words: words(WeightTensor::Words, tensors.words.val().try_into_data())?,
+            scales: Scales::from_f32(&scales, spec.scale_dtype),
+            zero_points: zero_points.transpose()?.map(|words| PlainParts::zero_points_of_words(&words, n, spec.bits)),
+            row_permutation: rows.transpose()?,
         })?)
     }
 
@@ -177,10 +162,10 @@ impl QuantizedWeight {
         // What no kernel makes is made of f32.
         let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };
         let weight = Tensor::from_dispatch(match adapter {
-            None => Dispatch::w4a16_dequantize(self.to_op(), made),
+            None => Dispatch::quant_dequantize(self.to_op(), self.descriptor, made),
             Some(LoraAdapter { a, b, scale }) => {
                 let [a, b] = [a, b].map(|factor| factor.val().cast(made).into_dispatch());
-                Dispatch::w4a16_dequantize_adapted(self.to_op(), a, b, *scale, made)
+                Dispatch::quant_dequantize_adapted(self.to_op(), self.descriptor, a, b, *scale, made)
             }
         });
         if made == dtype { weight } else { weight.cast(dtype) }
@@ -199,56 +184,45 @@ impl QuantizedWeight {
     /// As [`matmul`](Self::matmul), with a bias `[N]` in the activations' dtype added before the output is rounded.
     pub(crate) fn matmul_bias<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let found = x.dims().last().copied().unwrap_or(0);
-        assert!(found == self.k, "W4A16: activations have {found} features in their last dimension, the weight has K = {}", self.k);
+        let [k, _] = self.dims();
+        assert!(found == k, "activations have {found} features in their last dimension, the weight has K = {k}");
         let dtype = x.dtype();
-        if activation_dtype(dtype).is_none() {
+        if activation_dtype(dtype).is_none() || !x.device().supports_dtype(dtype) {
             let bias = bias.map(|bias| bias.cast(FloatDType::F32));
             return self.matmul_bias(x.cast(FloatDType::F32), bias).cast(FloatDType::from(dtype));
         }
         let Some(LoraAdapter { a, b, scale }) = &self.adapter else {
-            return Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()));
+            return self.multiply(x, bias);
         };
         // The adapter's product is of its low rank, not of the weight's K and N.
         let [a, b] = [a, b].map(|factor| factor.val().cast(FloatDType::from(dtype)));
         let adapted = linear(linear(x.clone(), a, None), b, None) * *scale;
-        adapted + Tensor::from_dispatch(Dispatch::w4a16_linear(x.into_dispatch(), self.to_op(), bias.map(Tensor::into_dispatch).into()))
+        adapted + self.multiply(x, bias)
     }
 
-    /// As [`matmul_bias`](Self::matmul_bias), of the norm of `residual + x`, and that sum; for a device with the kernels of [`decode`](crate::decode).
-    pub(crate) fn matmul_add_norm<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        residual: Tensor<D>,
-        norm: Tensor<1>,
-        epsilon: f64,
-        bias: Option<Tensor<1>>,
-    ) -> (Tensor<D>, Tensor<D>) {
-        let (found, features) = (x.dims(), norm.dims()[0]);
-        assert!(
-            found.last() == Some(&self.k) && residual.dims() == found && features == self.k,
-            "W4A16: activations {found:?}, a residual stream {:?} and a norm of {features} features, the weight has K = {}",
-            residual.dims(),
-            self.k
-        );
-        let [x, residual, norm] = [x.into_dispatch(), residual.into_dispatch(), norm.into_dispatch()];
+    fn multiply<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let bias = bias.map(Tensor::into_dispatch).into();
-        let (out, sum) = Dispatch::decode_add_norm_linear(x, residual, norm, epsilon, self.to_op(), bias);
-        (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
+        Tensor::from_dispatch(Dispatch::quant_linear(x.into_dispatch(), self.to_op(), self.descriptor, bias))
     }
 
     /// [K, N]: input and output features.
     pub fn dims(&self) -> [usize; 2] {
-        [self.k, self.n]
+        [self.descriptor.k, self.descriptor.n]
     }
 
     /// How the weight is quantised.
     pub fn spec(&self) -> QuantSpec {
-        self.spec
+        self.descriptor.spec()
+    }
+
+    /// The format and shape, and the layout in which the device holds the weight.
+    pub fn descriptor(&self) -> WeightDescriptor {
+        self.descriptor
     }
 
     /// Whether rows are permuted (act-order).
     pub fn is_permuted(&self) -> bool {
-        self.tensors.row_permutation.is_some()
+        self.descriptor.format.permuted
     }
 
     /// The LoRA adapter, where [`apply_lora`](burn::module::Module::apply_lora) attached one.
@@ -261,18 +235,16 @@ impl QuantizedWeight {
         self.tensors.words.lazy_device()
     }
 
-    /// How the device holds the weight.
+    /// The layout in which the device holds the weight.
     pub fn layout(&self) -> WeightLayout {
-        self.layout
+        self.descriptor.layout
     }
 
     /// Bytes on the device, padding included.
     pub fn size_bytes(&self) -> usize {
-        let WeightTensors { words, scales, zero_points, row_permutation } = &self.tensors;
-        let ints = words.shape().num_elements()
-            + zero_points.as_ref().map_or(0, |zeros| zeros.shape().num_elements())
-            + row_permutation.as_ref().map_or(0, |rows| rows.shape().num_elements());
-        4 * ints + scales.shape().num_elements() * scales.dtype().size()
+        let scale_bytes = self.tensors.scales.dtype().size();
+        let bytes = |role| if role == WeightTensor::Scales { scale_bytes } else { size_of::<u32>() };
+        self.descriptor.tensors().into_iter().map(|(role, tensor)| bytes(role) * tensor.elements()).sum()
     }
 
     /// The dtype of activations that it is laid out for.
@@ -285,14 +257,14 @@ impl QuantizedWeight {
     }
 
     /// The problem of multiplying `m` rows of activations with this weight.
-    pub fn problem(&self, m: usize, activations: ActivationDtype) -> Problem {
+    pub fn problem(&self, m: usize, activations: ActivationDtype) -> QuantProblem {
         let scales = activation_dtype(self.tensors.scales.dtype()).unwrap_or(ActivationDtype::F32);
-        Problem { m, n: self.n, k: self.k, spec: self.spec, activations, scales, permuted: self.is_permuted() }
+        QuantProblem::new(m, self.descriptor, activations).with_scales(scales)
     }
 
-    /// The kernel that runs `m` rows of activations on this weight's device, and why.
-    pub fn plan(&self, m: usize, activations: ActivationDtype) -> Plan {
-        select(&self.problem(m, activations), self.layout, &target(&self.device()))
+    /// The kernel that runs `m` rows of activations on this weight's device, after a prologue, and why.
+    pub fn plan(&self, m: usize, activations: ActivationDtype, prologue: Prologue) -> Plan {
+        plan(self.problem(m, activations).with_prologue(prologue), &target(&self.device()))
     }
 }
 

@@ -2,15 +2,15 @@
 
 use super::QuantizedWeight;
 use super::attached::Attached;
-use super::record::{Format, RecordTensors, mapped, visited};
-use super::tensors::WeightTensors;
+use super::record::{self, RecordTensors, mapped, visited};
+use super::tensors::DeviceTensors;
 use crate::device::scale_dtype;
 use burn::module::{
     Content, Devices, DisplaySettings, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
     Reparameterization,
 };
 use burn::tensor::{DType, Device, Shape, Tensor};
-use marlin_kernels::WeightLayout;
+use marlin_format::{WeightDescriptor, WeightLayout};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,8 +55,9 @@ impl Module for QuantizedWeight {
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
         self.offer();
-        let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(self.k * self.n));
-        let format = self.format().parameter(self.format_id, self.k * self.n - counted, &self.device());
+        let [k, n] = self.dims();
+        let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(k * n));
+        let format = record::parameter(self.recorded(), self.format_id, k * n - counted, &self.device());
         visited(visitor, "format", |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
@@ -73,9 +74,9 @@ impl Module for QuantizedWeight {
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let (own, device) = (self.format(), self.device());
-        let format = mapped(mapper, "format", |mapper| mapper.map_float(Format::expected(self.format_id, &device)));
-        let recorded = Format::loaded(&format);
+        let (own, device) = (self.recorded(), self.device());
+        let format = mapped(mapper, "format", |mapper| mapper.map_float(record::expected(self.format_id, &device)));
+        let recorded = record::loaded(&format);
         // A record says itself what it holds: its tensors are taken in its own format.
         let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
         let tensors = match recorded {
@@ -90,8 +91,8 @@ impl Module for QuantizedWeight {
         let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
         let mut weight = Self { format_id: format.id, attached, ..self };
         if given {
-            let tensors = tensors.into_plain(&target, scale_dtype(target.spec.scale_dtype, &device));
-            weight = Self { tensors, spec: target.spec, layout: WeightLayout::Plain, ..weight }.laid_out();
+            let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scale_dtype, &device));
+            weight = Self { tensors, descriptor: target, ..weight }.laid_out();
         }
         // The rest is beside the weight: the path is that of the float parameter.
         let outside = weight.attached.is_some();
@@ -115,14 +116,19 @@ impl Module for QuantizedWeight {
 }
 
 impl QuantizedWeight {
+    /// The descriptor of what a record holds: the plain layout.
+    fn recorded(&self) -> WeightDescriptor {
+        self.descriptor.in_layout(WeightLayout::Plain)
+    }
+
     /// On another device, in the layout that its kernel reads.
     fn moved(
         self,
         device: &Device,
-        tensors_to: impl FnOnce(WeightTensors) -> WeightTensors,
+        tensors_to: impl FnOnce(DeviceTensors) -> DeviceTensors,
         adapter_to: impl FnOnce(LoraAdapter) -> LoraAdapter,
     ) -> Self {
-        let weight = if self.layout == self.layout_on(device) { self } else { self.in_layout(WeightLayout::Plain) };
+        let weight = if self.layout() == self.layout_on(device) { self } else { self.in_layout(WeightLayout::Plain) };
         Self {
             tensors: tensors_to(weight.tensors),
             adapter: weight.adapter.map(adapter_to),
@@ -159,12 +165,13 @@ impl QuantizedWeight {
             let attached = self.attached.as_ref().map(|attached| if adapted { attached.clone() } else { attached.unknown() });
             return Self { attached, ..self };
         }
-        match Self::quantize(param.base().detach(), &self.spec) {
-            Ok(Self { tensors, layout, .. }) => Self { tensors, layout, ..self },
+        match Self::quantize(param.base().detach(), &self.spec()) {
+            Ok(Self { tensors, descriptor, .. }) => Self { tensors, descriptor, ..self },
             Err(error) => {
-                tracing::error!(%error, "a float weight was loaded that cannot be rounded to {}: the layer computes NaN", self.spec);
-                let tensors = WeightTensors::unloaded(self.k, self.n, &self.spec, self.tensors.scales.dtype(), &self.device());
-                Self { tensors, layout: WeightLayout::Plain, ..self }
+                tracing::error!(%error, "a float weight was loaded that cannot be rounded to {}: the layer computes NaN", self.spec());
+                let descriptor = WeightDescriptor::plain(self.spec(), shape[0], shape[1]);
+                let tensors = DeviceTensors::unloaded(&descriptor, self.tensors.scales.dtype(), &self.device());
+                Self { tensors, descriptor, ..self }
             }
         }
     }
@@ -182,7 +189,8 @@ impl ModuleDisplayDefault for QuantizedWeight {
 
 impl ModuleDisplay for QuantizedWeight {
     fn custom_content(&self, content: Content) -> Option<Content> {
-        content.add("k", &self.k).add("n", &self.n).add("format", &self.spec.to_string()).optional()
+        let [k, n] = self.dims();
+        content.add("k", &k).add("n", &n).add("format", &self.spec().to_string()).optional()
     }
 }
 

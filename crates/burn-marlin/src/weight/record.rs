@@ -1,110 +1,96 @@
-//! What visitors, mappers and records see of a weight: its plain form, in tensors that no float mapper rounds.
+//! The form of a weight that visitors, mappers and records see: plain, in tensors that no float mapper rounds.
 
 use super::QuantizedWeight;
-use super::tensors::WeightTensors;
+use super::tensors::DeviceTensors;
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
 use half::{bf16, f16};
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Scales};
-use marlin_kernels::WeightLayout;
+use marlin_format::{
+    Bits, GroupSize, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors,
+};
 use std::sync::{Arc, OnceLock};
 
 const CONTAINER: &str = "Struct:QuantizedWeight";
-const PLAIN: WeightLayout = WeightLayout::Plain;
 
-/// What a record says of a weight before its tensors: the spec, and K and N.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Format {
-    pub k: usize,
-    pub n: usize,
-    pub spec: QuantSpec,
-    pub permuted: bool,
-}
-
-/// The dtypes of scales by their number in a format.
+/// The dtypes of scales by their number in a record.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
+/// Numbers that describe a weight in a record: six of the format, four of K, four of N.
+const LENGTH: usize = 14;
+const VERSION: u8 = 1;
 
 fn scales_a_word(dtype: ScaleDtype) -> usize {
     if dtype == ScaleDtype::F32 { 1 } else { 2 }
 }
 
-impl Format {
-    /// Values of [`values`](Self::values): six of the spec, four of K, four of N.
-    pub const LENGTH: usize = 14;
-    const VERSION: u8 = 1;
-
-    /// As numbers below 256, which every float dtype holds exactly, so that a cast of the model changes nothing. K and N are four digits each, the
-    /// lowest first.
-    pub fn values(&self) -> [f32; Self::LENGTH] {
-        let Self { k, n, spec, permuted } = *self;
-        // No group is 0: so is a whole column.
-        let group = if spec.group == GroupSize::Channel { 0 } else { spec.group.rows(k) as u8 };
-        let head = [
-            Self::VERSION,
-            spec.bits.count() as u8,
-            group,
-            spec.zero_points.into(),
-            SCALE_DTYPES.iter().position(|&dtype| dtype == spec.scale_dtype).unwrap_or_default() as u8,
-            permuted.into(),
-        ];
-        let mut values = [0.0; Self::LENGTH];
-        let digits = head.into_iter().chain((k as u32).to_le_bytes()).chain((n as u32).to_le_bytes());
-        values.iter_mut().zip(digits).for_each(|(value, digit)| *value = f32::from(digit));
-        values
-    }
-
-    /// Undoes [`values`](Self::values); `None` where they are no format.
-    pub fn from_values(values: &[f32]) -> Option<Self> {
-        let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
-        let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-        let [Self::VERSION, bits, group, zero_points @ 0..=1, scale_dtype, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
-            return None;
-        };
-        let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
-        let group = if *group == 0 { GroupSize::Channel } else { GroupSize::try_from(i64::from(*group)).ok()? };
-        let spec = QuantSpec {
-            bits: Bits::try_from(i64::from(*bits)).ok()?,
-            group,
-            zero_points: *zero_points == 1,
-            scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
-        };
-        let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
-        QuantSpec::check_shape(k, n).ok()?;
-        Some(Self { k, n, spec, permuted: *permuted == 1 })
-    }
-
-    /// The parameter that carries it, which counts as so many until it is read.
-    pub fn parameter(self, id: ParamId, elements: usize, device: &Device) -> Param<Tensor<1>> {
-        let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::from(self.values()), (device, DType::F32));
-        Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
-    }
-
-    /// The parameter that a mapper is asked to load. What it gives has as many values as a format; what it only reads has one.
-    pub fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
-        let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
-        Param::uninitialized(id, init, device.clone(), false, Shape::new([Self::LENGTH]))
-    }
-
-    /// What a mapper loaded into [`expected`](Self::expected); `None` where it loaded nothing, or no format.
-    pub fn loaded(parameter: &Param<Tensor<1>>) -> Option<Self> {
-        if !parameter.is_initialized() || parameter.dims() != [Self::LENGTH] {
-            return None;
-        }
-        Self::from_values(&host::<f32, 1, _>(parameter.val()))
-    }
-
-    /// Shape of the scales in words.
-    fn scale_words(&self) -> [usize; 2] {
-        let [groups, columns] = PLAIN.scales(self.k, self.n, self.spec.group);
-        [groups, columns.div_ceil(scales_a_word(self.spec.scale_dtype))]
-    }
+/// A weight's format and shape as numbers below 256, which every float dtype holds exactly, so that a cast of the model changes nothing. K and N
+/// are four digits each, the lowest first.
+fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
+    let WeightDescriptor { format: WeightFormat { spec, permuted, sparsity: Sparsity::Dense }, k, n, .. } = *descriptor;
+    // No group is 0: that stands for a whole column.
+    let group = if spec.group == GroupSize::Channel { 0 } else { spec.group.rows(k) as u8 };
+    let head = [
+        VERSION,
+        spec.bits.count() as u8,
+        group,
+        spec.zero_points.into(),
+        SCALE_DTYPES.iter().position(|&dtype| dtype == spec.scale_dtype).unwrap_or_default() as u8,
+        permuted.into(),
+    ];
+    let mut values = [0.0; LENGTH];
+    let digits = head.into_iter().chain((k as u32).to_le_bytes()).chain((n as u32).to_le_bytes());
+    values.iter_mut().zip(digits).for_each(|(value, digit)| *value = f32::from(digit));
+    values
 }
 
-impl std::fmt::Display for Format {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "[{}, {}], {}{}", self.k, self.n, self.spec, if self.permuted { ", act-order" } else { "" })
+/// Undoes [`values`]; `None` where they describe no weight.
+fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
+    let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
+    let digits: Vec<u8> = digits.collect::<Option<_>>()?;
+    let [VERSION, bits, group, zero_points @ 0..=1, scale_dtype, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
+        return None;
+    };
+    let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
+    let group = if *group == 0 { GroupSize::Channel } else { GroupSize::try_from(i64::from(*group)).ok()? };
+    let spec = QuantSpec {
+        bits: Bits::try_from(i64::from(*bits)).ok()?,
+        group,
+        zero_points: *zero_points == 1,
+        scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
+    };
+    let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
+    let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(*permuted == 1), k, n);
+    descriptor.check().ok()?;
+    Some(descriptor)
+}
+
+/// The parameter that describes a weight, which counts as so many until it is read.
+pub(super) fn parameter(descriptor: WeightDescriptor, id: ParamId, elements: usize, device: &Device) -> Param<Tensor<1>> {
+    let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::from(values(&descriptor)), (device, DType::F32));
+    Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
+}
+
+/// The parameter that a mapper is asked to load. One that it gives has as many values as a description; one that it only reads has one.
+pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
+    let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
+    Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
+}
+
+/// The description that a mapper loaded into [`expected`]; `None` where it loaded nothing, or no description.
+pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
+    if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
+        return None;
     }
+    from_values(&host::<f32, 1, _>(parameter.val()))
+}
+
+/// Shapes of a weight's tensors in a record: those of its plain layout, with scales in words.
+fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
+    let width = scales_a_word(descriptor.spec().scale_dtype);
+    descriptor.tensors().map(|tensor, of| {
+        let [rows, columns] = of.matrix_shape();
+        if tensor == WeightTensor::Scales { [rows, columns.div_ceil(width)] } else { [rows, columns] }
+    })
 }
 
 /// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights passes by them.
@@ -119,23 +105,22 @@ impl RecordTensors {
     /// Those of a weight, made where they are first read.
     pub fn of(weight: &QuantizedWeight) -> Self {
         let plain = Arc::new(Plain { weight: weight.clone(), tensors: OnceLock::new() });
-        let (format, device, tensors) = (weight.format(), weight.device(), &weight.tensors);
-        let Format { k, n, spec, .. } = format;
+        let (device, tensors) = (weight.device(), &weight.tensors);
+        let (k, scale_dtype) = (weight.dims()[0], weight.spec().scale_dtype);
+        let shapes = shapes(&weight.descriptor().in_layout(WeightLayout::Plain));
         let (words, scales) = (plain.clone(), plain.clone());
         let read_scales = move |device: &Device| {
             let scales = &scales.tensors().scales;
             let shape = scales.dims();
-            scale_words(&Scales::from_f32(&host::<f32, 2, _>(scales.val()), spec.scale_dtype), shape, device)
+            scale_words(&Scales::from_f32(&host::<f32, 2, _>(scales.val()), scale_dtype), shape, device)
         };
         Self {
-            words: lazy(tensors.words.id, PLAIN.words(k, n, spec.bits), &device, move |device| {
-                words.tensors().words.val().to_device(device)
-            }),
-            scales: lazy(tensors.scales.id, format.scale_words(), &device, read_scales),
-            zero_points: tensors.zero_points.as_ref().map(|zeros| {
+            words: lazy(tensors.words.id, shapes.words, &device, move |device| words.tensors().words.val().to_device(device)),
+            scales: lazy(tensors.scales.id, shapes.scales, &device, read_scales),
+            zero_points: tensors.zero_points.as_ref().zip(shapes.zero_points).map(|(zeros, shape)| {
                 let tile = zeros.val();
                 let zeros_of = move |plain: &Plain| plain.tensors().zero_points.as_ref().map_or(tile, |zeros| zeros.val());
-                lazy(zeros.id, PLAIN.zero_points(k, n, &spec), &device, move |device| zeros_of(&plain).to_device(device))
+                lazy(zeros.id, shape, &device, move |device| zeros_of(&plain).to_device(device))
             }),
             row_permutation: tensors.row_permutation.as_ref().map(|rows| {
                 let tensor = rows.val();
@@ -147,18 +132,18 @@ impl RecordTensors {
     /// Those that a record of another format than the model's holds: zeros until a mapper gives them.
     ///
     /// Where the record is of another K or N, it is shapes that no record has: so it is refused, even where the tensors would fit.
-    pub fn expected(own: &Format, recorded: &Format, device: &Device) -> Self {
-        let Format { k, n, spec, permuted } = *recorded;
-        let sizes = (k, n) != (own.k, own.n);
+    pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
+        let sizes = (recorded.k, recorded.n) != (own.k, own.n);
         let int = |shape: [usize; 2]| {
             let declared = if sizes { Shape::new([own.k, own.n, 1]) } else { Shape::new(shape) };
             zeros(shape, declared, device)
         };
+        let shapes = shapes(recorded);
         Self {
-            words: int(PLAIN.words(k, n, spec.bits)),
-            scales: int(recorded.scale_words()),
-            zero_points: spec.zero_points.then(|| int(PLAIN.zero_points(k, n, &spec))),
-            row_permutation: permuted.then(|| zeros([k], Shape::new([k]), device)),
+            words: int(shapes.words),
+            scales: int(shapes.scales),
+            zero_points: shapes.zero_points.map(int),
+            row_permutation: shapes.row_permutation.map(|[k, _]| zeros([k], Shape::new([k]), device)),
         }
     }
 
@@ -198,14 +183,14 @@ impl RecordTensors {
     }
 
     /// The tensors of a weight of that format in the plain layout, its scales in `scale_dtype`.
-    pub fn into_plain(self, format: &Format, scale_dtype: DType) -> WeightTensors {
+    pub fn into_plain(self, descriptor: &WeightDescriptor, scale_dtype: DType) -> DeviceTensors {
         fn held<const D: usize>(parameter: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
             Param::initialized(parameter.id, parameter.val())
         }
-        let shape = PLAIN.scales(format.k, format.n, format.spec.group);
+        let shape = descriptor.tensors().scales.matrix_shape();
         let (id, words) = (self.scales.id, self.scales.val());
-        let scales = scales_of_words(words, shape, format.spec.scale_dtype, scale_dtype);
-        WeightTensors {
+        let scales = scales_of_words(words, shape, descriptor.spec().scale_dtype, scale_dtype);
+        DeviceTensors {
             words: held(self.words),
             scales: Param::initialized(id, scales),
             zero_points: self.zero_points.map(held),
@@ -282,12 +267,12 @@ fn host<E: Element, const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Vec<E> {
 /// A weight's plain tensors, made once for all of its parameters.
 struct Plain {
     weight: QuantizedWeight,
-    tensors: OnceLock<WeightTensors>,
+    tensors: OnceLock<DeviceTensors>,
 }
 
 impl Plain {
-    fn tensors(&self) -> &WeightTensors {
-        self.tensors.get_or_init(|| self.weight.clone().in_layout(PLAIN).tensors)
+    fn tensors(&self) -> &DeviceTensors {
+        self.tensors.get_or_init(|| self.weight.clone().in_layout(WeightLayout::Plain).tensors)
     }
 }
 
@@ -303,25 +288,25 @@ mod tests {
             QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::BF16),
             QuantSpec::int4(GroupSize::G64).with_scale_dtype(ScaleDtype::F32),
         ] {
-            for (k, n, permuted) in [(128, 1, true), (344, 9, true), (57344, 8191, false), (1 << 30, 65793, true)] {
-                let format = Format { k, n, spec, permuted };
-                let values = format.values();
-                assert_eq!(Format::from_values(&values), Some(format));
-                assert_eq!(Format::from_values(&values.map(|value| bf16::from_f32(value).to_f32())), Some(format));
-                assert_eq!(Format::from_values(&values.map(|value| f16::from_f32(value).to_f32())), Some(format));
+            for (k, n, permuted) in [(128, 1, true), (344, 9, true), (57344, 8191, false), (1 << 30, 3, true), (65, 65_793, true)] {
+                let weight = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(permuted), k, n);
+                let values = values(&weight);
+                assert_eq!(from_values(&values), Some(weight));
+                assert_eq!(from_values(&values.map(|value| bf16::from_f32(value).to_f32())), Some(weight));
+                assert_eq!(from_values(&values.map(|value| f16::from_f32(value).to_f32())), Some(weight));
             }
         }
     }
 
     #[test]
     fn other_numbers_are_no_format() {
-        let values = Format { k: 64, n: 2, spec: QuantSpec::int4(GroupSize::G64), permuted: false }.values();
+        let values = values(&WeightDescriptor::plain(QuantSpec::int4(GroupSize::G64), 64, 2));
         for (place, value) in [(0, 2.0), (1, 5.0), (2, 33.0), (3, 2.0), (4, 0.5), (5, -1.0), (6, f32::NAN), (6, 0.0)] {
             let mut other = values;
             other[place] = value;
-            assert_eq!(Format::from_values(&other), None, "{value} at {place}");
+            assert_eq!(from_values(&other), None, "{value} at {place}");
         }
-        assert_eq!(Format::from_values(&values[1..]), None);
+        assert_eq!(from_values(&values[1..]), None);
     }
 
     #[test]

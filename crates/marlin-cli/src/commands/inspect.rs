@@ -2,10 +2,11 @@ use crate::args::InspectArgs;
 use crate::error::CliError;
 use crate::{device, output};
 use burn::tensor::{Device, FloatDType};
-use burn_marlin::{ActivationDtype, Bits, GroupSize, Problem, ScaleDtype, target};
+use burn_marlin::device::target;
+use burn_marlin::{ActivationDtype, Bits, GroupSize, ScaleDtype};
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer};
-use marlin_kernels::{layout_for, select};
+use marlin_kernels::{QuantProblem, layout_for, plan};
 use marlin_llama::{OpenOptions, check_folder};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -147,9 +148,8 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device
         ActivationDtype::BF16 if device.supports_dtype(FloatDType::BF16) => scales,
         _ => ActivationDtype::F32,
     };
-    let problem = Problem { m: 1, n, k, spec, activations, scales, permuted };
-    let target = target(device);
-    let plan = select(&problem, layout_for(&problem, &target), &target);
+    let (problem, target) = (QuantProblem::new(1, weight.descriptor(), activations), target(device));
+    let plan = plan(problem.in_layout(layout_for(&problem, &target)), &target);
     Row {
         name: layer.to_owned(),
         format: format!("{} {spec}{}", format.method(), if permuted { " act-order" } else { "" }),

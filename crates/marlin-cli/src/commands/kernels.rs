@@ -30,8 +30,8 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
         let [k, n] = projection.dims();
         for &m in &args.rows {
             let (format, kernel, reason) = match projection {
-                Projection::W4A16(linear) => {
-                    let plan = linear.weight().plan(m, activations);
+                Projection::Quant(linear) => {
+                    let plan = linear.weight().plan(m, activations, marlin_kernels::Prologue::None);
                     (linear.weight().spec().to_string(), plan.kernel.to_string(), plan.reason.to_string())
                 }
                 Projection::Dense(_) => {

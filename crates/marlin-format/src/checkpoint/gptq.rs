@@ -25,7 +25,7 @@ use super::layer::LayerTensors;
 use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
 use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
 use crate::layout::PlainLayout;
-use crate::plain::position;
+use crate::weight::position;
 use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];

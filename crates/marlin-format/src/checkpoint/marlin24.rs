@@ -19,7 +19,7 @@ use super::layer::LayerTensors;
 use super::packed::{FileWords, plain_words};
 use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorView};
 use crate::layout::{Marlin24Layout, PlainLayout, TILE_N, Tile, TileTable, gather};
-use crate::plain::position;
+use crate::weight::position;
 use crate::{Bits, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// The names of weight, metadata and scales.

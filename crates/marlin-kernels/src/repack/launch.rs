@@ -1,97 +1,91 @@
 use super::kernel;
-use crate::{KernelError, Problem, WeightLayout, elementwise, marlin};
+use crate::device::elementwise;
+use crate::problem::{expect_length, expect_presence};
+use crate::tile::row_length;
+use crate::{KernelError, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::Bits;
+use marlin_format::{Bits, TensorDescriptor, WeightLayout, WeightTensor};
 
-/// Words of a weight from the other layout to `to`.
+/// Brings one tensor of a weight from the other layout to `to`. A row permutation is the same in both: it has nothing to bring.
 ///
 /// # Errors
-/// A buffer of the wrong length, a weight past what 32-bit indices reach, or one of 8 bits, which the tile layout does not hold.
-pub fn words(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let Problem { k, n, spec, .. } = *problem;
-    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.words(k, n, spec.bits));
-    expect(problem, to, "words", [plain, tile], &source, &out)?;
-    let (count, dim) = elementwise(client, out.len());
-    let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
-    match to {
-        WeightLayout::Tile => kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n),
-        WeightLayout::Plain => kernel::plain_words::launch(client, count, dim, source, out, columns, tiles_n),
-    }
-    Ok(())
-}
-
-/// Scales of a weight, in the problem's scale dtype, from the other layout to `to`.
-///
-/// # Errors
-/// As [`words`].
-pub fn scales(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let Problem { k, n, spec, .. } = *problem;
-    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.scales(k, n, spec.group));
-    expect(problem, to, "scales", [plain, tile], &source, &out)?;
-    let (count, dim) = elementwise(client, out.len());
-    let [from, to] = ends(to, plain, tile).map(|[_, columns]| columns as u32);
-    kernel::scales::launch(client, count, dim, source, out, from, to, tile[0] > 1, problem.scales.elem());
-    Ok(())
-}
-
-/// Zero points of a weight, eight a word, from the other layout to `to`.
-///
-/// # Errors
-/// As [`words`].
-pub fn zero_points(client: &Client, problem: &Problem, to: WeightLayout, source: BufferArg, out: BufferArg) -> Result<(), KernelError> {
-    let Problem { k, n, spec, .. } = *problem;
-    let [plain, tile] = [WeightLayout::Plain, WeightLayout::Tile].map(|layout| layout.zero_points(k, n, &spec));
-    expect(problem, to, "zero points", [plain, tile], &source, &out)?;
-    let (count, dim) = elementwise(client, out.len());
-    let [from, to] = ends(to, plain, tile).map(|[_, words]| words as u32);
-    kernel::zero_points::launch(client, count, dim, source, out, from, to);
-    Ok(())
-}
-
-/// The shapes of source and output on the way to a layout.
-fn ends(to: WeightLayout, plain: [usize; 2], tile: [usize; 2]) -> [[usize; 2]; 2] {
-    match to {
-        WeightLayout::Plain => [tile, plain],
-        WeightLayout::Tile => [plain, tile],
-    }
-}
-
-/// Checks lengths against the shapes in both layouts, the problem against 32-bit indices and its width against the tile layout.
-fn expect(
-    problem: &Problem,
+/// A buffer of the wrong length, a weight past what 32-bit indices reach, one of 8 bits, which the tile layout does not hold, or a tensor that
+/// the format does without.
+pub fn tensor(
+    client: &Client,
+    problem: &QuantProblem,
+    tensor: WeightTensor,
     to: WeightLayout,
-    operand: &'static str,
-    [plain, tile]: [[usize; 2]; 2],
-    source: &BufferArg,
-    out: &BufferArg,
+    source: BufferArg,
+    out: BufferArg,
 ) -> Result<(), KernelError> {
     problem.expect_addressable()?;
-    if problem.spec.bits != Bits::Four {
-        return Err(KernelError::TileBits { bits: problem.spec.bits });
+    if problem.spec().bits != Bits::Four {
+        return Err(KernelError::TileBits { bits: problem.spec().bits });
     }
-    let [from, to] = ends(to, plain, tile).map(|[rows, columns]| rows * columns);
-    problem.expect_length(operand, from, source.len())?;
-    problem.expect_length(operand, to, out.len())
+    let of = |layout: WeightLayout| problem.weight.in_layout(layout).tensors().get(tensor).map(TensorDescriptor::matrix_shape);
+    let (Some(plain), Some(tile)) = (of(WeightLayout::Plain), of(WeightLayout::Tile)) else {
+        return expect_presence(problem, tensor.name(), false, true);
+    };
+    let [from_shape, to_shape] = if to == WeightLayout::Tile { [plain, tile] } else { [tile, plain] };
+    expect_length(problem, tensor.name(), from_shape.iter().product(), source.len())?;
+    expect_length(problem, tensor.name(), to_shape.iter().product(), out.len())?;
+    let (count, dim) = elementwise(client, out.len());
+    let [from_columns, to_columns] = [from_shape[1], to_shape[1]].map(|columns| columns as u32);
+    match (tensor, to) {
+        (WeightTensor::Words, WeightLayout::Tile) => {
+            let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
+            kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n);
+        }
+        (WeightTensor::Words, WeightLayout::Plain) => {
+            kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
+        }
+        (WeightTensor::Scales, _) => {
+            kernel::scales::launch(client, count, dim, source, out, from_columns, to_columns, tile[0] > 1, problem.scales.elem());
+        }
+        (WeightTensor::ZeroPoints, _) => kernel::zero_points::launch(client, count, dim, source, out, from_columns, to_columns),
+        (WeightTensor::RowPermutation, _) => {}
+    }
+    Ok(())
 }
 
-/// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows, with zeros past K: what
-/// [`marlin::matmul`] reads.
+/// A weight in the plain layout, in new buffers where it is not in it already.
+pub(crate) fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> Result<WeightBuffers, KernelError> {
+    if problem.weight.layout == WeightLayout::Plain {
+        return Ok(weight);
+    }
+    let plain = problem.weight.in_layout(WeightLayout::Plain).tensors();
+    weight.try_map(|role, source| {
+        let Some(shape) = plain.get(role).filter(|_| role != WeightTensor::RowPermutation) else { return Ok(source) };
+        let size = if role == WeightTensor::Scales { problem.scales.elem().size() } else { size_of::<u32>() };
+        let handle = client.empty(shape.elements() * size);
+        // SAFETY: the buffer was made for these elements.
+        let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), shape.elements()) };
+        tensor(client, problem, role, WeightLayout::Plain, source, out())?;
+        Ok(out())
+    })
+}
+
+/// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows, with zeros past K: what the tile kernels read.
 ///
 /// # Errors
-/// As [`words`]; a row permutation `[K]` that is missing or one too many.
+/// A buffer of the wrong length, activations past what 32-bit indices reach, a row permutation `[K]` that is missing or one too many.
 pub fn arrange(
     client: &Client,
-    problem: &Problem,
+    problem: &QuantProblem,
     x: BufferArg,
     row_permutation: Option<BufferArg>,
     out: BufferArg,
 ) -> Result<(), KernelError> {
-    let (m, k, k_padded) = (problem.m, problem.k, marlin::row_length(problem.k));
+    let (m, k, k_padded) = (problem.m, problem.k(), row_length(problem.k()));
     problem.expect_addressable()?;
-    problem.expect_length("activations", m * k, x.len())?;
-    problem.expect_optional("row permutation", problem.permuted.then_some(k), row_permutation.as_ref().map(BufferArg::len))?;
-    problem.expect_length("arranged activations", m * k_padded, out.len())?;
+    expect_length(problem, "activations", m * k, x.len())?;
+    expect_presence(problem, WeightTensor::RowPermutation.name(), problem.weight.format.permuted, row_permutation.is_some())?;
+    if let Some(rows) = &row_permutation {
+        expect_length(problem, WeightTensor::RowPermutation.name(), k, rows.len())?;
+    }
+    expect_length(problem, "arranged activations", m * k_padded, out.len())?;
     if m == 0 {
         return Ok(());
     }

@@ -1,12 +1,13 @@
 //! Between the plain layout and the tile layout, on the device.
 //!
-//! A checkpoint's weight arrives in [`WeightLayout::Plain`](crate::WeightLayout::Plain), which is GPTQ's order of rows. These kernels put its
-//! words, scales and zero points in the order that [`crate::marlin`] reads, padding included, and back. [`arrange`] does the same for activations:
+//! A checkpoint's weight arrives in [`WeightLayout::Plain`](marlin_format::WeightLayout::Plain), which is GPTQ's order of rows. These kernels put its
+//! words, scales and zero points in the order that the [tile kernels](crate::tile) read, padding included, and back. [`arrange`] does the same for activations:
 //! their columns in the order of the stored rows. They run on every CubeCL runtime.
 //!
-//! Each unit makes one element of the output, from the layouts' index functions turned round.
+//! Each unit makes one element of the output, by the inverse of the layouts' index functions, which the tests compare with the functions themselves.
 
 mod kernel;
 mod launch;
 
-pub use launch::{arrange, scales, words, zero_points};
+pub(crate) use launch::to_plain;
+pub use launch::{arrange, tensor};

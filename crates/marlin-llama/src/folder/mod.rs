@@ -167,7 +167,7 @@ fn check_memory(
     // Cosines and sines in f32, half a head each.
     let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
     let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
-    match burn_marlin::free_memory(device) {
+    match burn_marlin::device::free_memory(device) {
         Some(free) if weights.saturating_add(cache) > free => Err(LlamaError::TooLarge { weights, positions: max_len, cache, free }),
         _ => Ok(()),
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_marlin::{ActivationDtype, QuantizedWeight, W4A16Linear};
+use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
 use marlin_format::{JoinError, PlainWeight};
 
@@ -172,9 +172,9 @@ impl FileWeights<'_> {
             // A view: a matmul reads a transposed weight as well.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
             LayerWeight::Plain(plain) => {
-                let linear = W4A16Linear::new(QuantizedWeight::from_plain_for(&plain, self.activations(), self.device), bias);
+                let linear = QuantLinear::new(QuantizedWeight::from_plain_for(&plain, self.activations(), self.device), bias);
                 self.recycle(LayerWeight::Plain(plain));
-                Ok(Projection::W4A16(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
+                Ok(Projection::Quant(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_marlin::{ActivationDtype, QuantSpec, QuantizedWeight, W4A16Linear};
+use burn_marlin::{ActivationDtype, QuantLinear, QuantSpec, QuantizedWeight};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
 use crate::config::{Declaration, LlamaConfig, MLP_INPUTS_APART};
@@ -246,7 +246,7 @@ impl WeightSource for RandomWeights<'_> {
             })),
             Some(spec) => {
                 let activations = ActivationDtype::from(spec.scale_dtype);
-                Ok(Projection::W4A16(W4A16Linear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))
+                Ok(Projection::Quant(QuantLinear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))
             }
         }
     }

@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
-use burn_marlin::decode::{self, AttentionParts};
+use marlin_decode::{self as decode, AttentionParts};
 
 use super::cache::{LayerCache, Place};
 use super::rope::{Rope, RopePositions};

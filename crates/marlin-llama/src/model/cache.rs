@@ -1,5 +1,5 @@
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_marlin::decode;
+use marlin_decode as decode;
 
 use crate::config::LlamaConfig;
 

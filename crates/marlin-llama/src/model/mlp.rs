@@ -1,6 +1,6 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_marlin::decode;
+use marlin_decode as decode;
 
 use super::{Projection, ProjectionGroup};
 

@@ -13,7 +13,8 @@ mod step;
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
-use burn_marlin::{QuantSpec, QuantizedWeight, W4A16Linear, decode};
+use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
+use marlin_decode as decode;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
@@ -107,11 +108,11 @@ impl LlamaModel {
     /// Values that are not finite, or a device that fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
         let (weight, bias) = match &self.lm_head {
-            Some(Projection::W4A16(_)) => return Ok(()),
+            Some(Projection::Quant(_)) => return Ok(()),
             Some(Projection::Dense(Linear { weight, bias })) => (weight.val(), bias.as_ref().map(|bias| bias.val())),
             None => (self.embed_tokens.weight.val().transpose(), None),
         };
-        self.lm_head = Some(Projection::W4A16(W4A16Linear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
+        self.lm_head = Some(Projection::Quant(QuantLinear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
         Ok(())
     }
 

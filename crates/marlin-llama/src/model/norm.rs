@@ -1,6 +1,6 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn_marlin::decode;
+use marlin_decode as decode;
 
 /// Root mean square norm over the last dimension: [`decode::rms_norm`]. Burn's own `RmsNorm` divides in the activations' dtype.
 #[derive(Module, Debug)]

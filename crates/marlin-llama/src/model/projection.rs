@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_marlin::W4A16Linear;
+use burn_marlin::QuantLinear;
 
 use super::RmsNorm;
 
@@ -11,8 +11,8 @@ use super::RmsNorm;
 pub enum Projection {
     /// Burn's own layer, weight [K, N].
     Dense(Linear),
-    /// A 4-bit weight.
-    W4A16(W4A16Linear),
+    /// A quantised weight.
+    Quant(QuantLinear),
 }
 
 impl Projection {
@@ -20,7 +20,7 @@ impl Projection {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::Dense(linear) => linear.forward(x),
-            Self::W4A16(linear) => linear.forward(x),
+            Self::Quant(linear) => linear.forward(x),
         }
     }
 
@@ -31,7 +31,7 @@ impl Projection {
                 let (x, sum) = norm.forward_add(x, residual);
                 (linear.forward(x), sum)
             }
-            Self::W4A16(linear) => linear.forward_add_norm(x, residual, norm.weight.val(), norm.epsilon),
+            Self::Quant(linear) => marlin_decode::norm_linear(linear, x, residual, norm.weight.val(), norm.epsilon),
         }
     }
 
@@ -39,7 +39,7 @@ impl Projection {
     pub fn dims(&self) -> [usize; 2] {
         match self {
             Self::Dense(linear) => linear.weight.shape().dims(),
-            Self::W4A16(linear) => linear.weight().dims(),
+            Self::Quant(linear) => linear.weight().dims(),
         }
     }
 }

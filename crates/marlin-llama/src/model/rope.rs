@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_marlin::decode;
+use marlin_decode as decode;
 
 use crate::config::{Llama3RopeScaling, LlamaConfig, RopeScaling};
 

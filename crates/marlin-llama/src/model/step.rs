@@ -1,5 +1,5 @@
 use burn::tensor::{Device, Int, Tensor};
-use burn_marlin::decode::{self, Row};
+use marlin_decode::{self as decode, Row};
 
 use super::{KvCache, LlamaModel};
 

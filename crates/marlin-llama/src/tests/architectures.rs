@@ -132,7 +132,7 @@ fn every_architecture_is_quantised_and_opens() {
         let of_layer = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"];
         let expected: Vec<String> = (0..2).flat_map(|layer| of_layer.map(|name| format!("model.layers.{layer}.{name}"))).collect();
         assert_eq!(names[..8], expected);
-        assert!(model.projections().take(8).all(|(_, projection)| matches!(projection, Projection::W4A16(_))));
+        assert!(model.projections().take(8).all(|(_, projection)| matches!(projection, Projection::Quant(_))));
         let tokens = random_tokens(8, config.vocab_size, &mut rng);
         let expected: Vec<f64> = full(&float, &tokens, 1).into_iter().map(f64::from).collect();
         let error = relative_error(&full(&model, &tokens, 1), &expected);

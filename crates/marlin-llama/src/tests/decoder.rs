@@ -183,7 +183,7 @@ fn a_head_is_rounded_by_choice_and_steps_take_it() {
         let spec = QuantSpec::int8(GroupSize::G32);
         let llama = Llama::open(&dir, &Device::flex(), &OpenOptions { head: Some(spec), ..options() }).unwrap();
         let head = llama.model.projections().find(|(name, _)| name == "lm_head").map(|(_, head)| head.clone());
-        assert!(matches!(head, Some(Projection::W4A16(head)) if head.weight().spec() == spec), "tied: {tied}");
+        assert!(matches!(head, Some(Projection::Quant(head)) if head.weight().spec() == spec), "tied: {tied}");
 
         let tokens = random_tokens(9, config.vocab_size, &mut rng());
         let logits =

@@ -136,7 +136,7 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         write_folder(&float, &config, &dequantized, Dtype::F32);
         let (quantized, float) = (open(&quantized).model, open(&float).model);
         let layer = &quantized.layers[1];
-        let Some(joined @ Projection::W4A16(_)) = layer.self_attn.qkv_proj.joined() else { panic!("q, k and v are one 4-bit matmul") };
+        let Some(joined @ Projection::Quant(_)) = layer.self_attn.qkv_proj.joined() else { panic!("q, k and v are one 4-bit matmul") };
         assert_eq!(joined.dims(), [64, 192 + 2 * 64]);
         assert!(matches!(layer.mlp.down_proj, Projection::Dense(_)));
         let tokens = random_tokens(9, config.vocab_size, &mut rng);

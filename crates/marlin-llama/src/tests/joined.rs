@@ -94,7 +94,7 @@ fn act_order_layers_of_one_order_are_one_matmul() {
     });
     for layer in &model.layers {
         for group in [&layer.self_attn.qkv_proj, &layer.mlp.gate_up_proj] {
-            let Some(Projection::W4A16(joined)) = group.joined() else { panic!("one 4-bit matmul") };
+            let Some(Projection::Quant(joined)) = group.joined() else { panic!("one 4-bit matmul") };
             assert!(joined.weight().is_permuted());
         }
     }
@@ -120,8 +120,8 @@ fn float_and_quantised_layers_stay_apart() {
     let weights = random_weights(&config(), &mut rng);
     let (model, float) = opened(&weights, |layer| (!layer.ends_with("v_proj")).then_some(None));
     let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else { panic!("three projections") };
-    assert!(matches!((q, k, v), (Projection::W4A16(_), Projection::W4A16(_), Projection::Dense(_))));
-    assert!(matches!(model.layers[0].mlp.gate_up_proj.joined(), Some(Projection::W4A16(_))));
+    assert!(matches!((q, k, v), (Projection::Quant(_), Projection::Quant(_), Projection::Dense(_))));
+    assert!(matches!(model.layers[0].mlp.gate_up_proj.joined(), Some(Projection::Quant(_))));
     let names: Vec<String> = model.projections().map(|(name, _)| name).collect();
     assert!(names.contains(&"model.layers.0.self_attn.v_proj".into()) && names.contains(&"model.layers.1.mlp.gate_up_proj".into()));
     assert_same(&model, &float, &mut rng);

@@ -84,7 +84,7 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
 
         let llama = open(&target);
         assert_eq!(llama.generation.eos_token_ids, [9]);
-        assert!(matches!(llama.model.layers[0].mlp.down_proj, Projection::W4A16(_)));
+        assert!(matches!(llama.model.layers[0].mlp.down_proj, Projection::Quant(_)));
         assert!(matches!(llama.model.lm_head, Some(Projection::Dense(_))));
         let tokens = random_tokens(8, config.vocab_size, &mut rng);
         let expected: Vec<f64> = logits(&open(&rounded).model, &tokens).into_iter().map(f64::from).collect();
@@ -203,7 +203,7 @@ fn gptq_files_of_phi3_have_gate_and_up_apart() {
     let expected = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
     assert_eq!(names, expected.map(|name| format!("model.layers.0.{name}")));
     let [gate, up] = model.layers[0].mlp.gate_up_proj.projections() else { panic!("two projections") };
-    assert!(matches!((gate, up), (Projection::Dense(_), Projection::W4A16(_))));
+    assert!(matches!((gate, up), (Projection::Dense(_), Projection::Quant(_))));
     let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
     assert!(relative_error(&logits(&model, &tokens), &float) < 0.6);
 }

@@ -4,7 +4,8 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::store::KeyRemapper;
 use burn::tensor::Device;
-use burn_marlin::{GroupSize, LoadError, QuantSpec, W4A16};
+use burn_marlin::convert::LoadError;
+use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use load_published::Bert;
 use safetensors::Dtype;
 

@@ -4,7 +4,8 @@ use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{Device, Tensor};
-use burn_marlin::{ExportError, GroupSize, QuantSpec, W4A16, W4A16Linear};
+use burn_marlin::convert::ExportError;
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
 use load_published::Bert;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, Quantization};
 use safetensors::Dtype;
@@ -74,7 +75,7 @@ struct Mixed {
     q: Linear,
     v: Linear,
     up: Linear,
-    own: W4A16Linear,
+    own: QuantLinear,
 }
 
 impl Mixed {
@@ -82,7 +83,7 @@ impl Mixed {
         let device = Device::flex();
         let linear = |k, n| LinearConfig::new(k, n).with_bias(false).with_layout(LinearLayout::Col).init(&device);
         let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
-        let own = W4A16Linear::from_linear(&LinearConfig::new(32, 9).init(&device), &spec).unwrap();
+        let own = QuantLinear::from_linear(&LinearConfig::new(32, 9).init(&device), &spec).unwrap();
         Self { down: linear(256, 32), gate: linear(32, 256), q: linear(32, 32), v: linear(32, 32), up: linear(32, 256), own }
     }
 

@@ -2,7 +2,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{DType, Device, Tensor};
-use burn_marlin::{LeftReason, Outcome, W4A16};
+use burn_marlin::W4A16;
+use burn_marlin::convert::{LeftReason, Outcome};
 use load_published::Bert;
 use marlin_format::checkpoint::{Checkpoint, Quantization, read_layer};
 

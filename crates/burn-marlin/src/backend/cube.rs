@@ -1,0 +1,165 @@
+//! The operations on every CubeCL runtime.
+
+use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape, repacked_shapes};
+use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_kernels::problem::MAX_ELEMENTS;
+use marlin_kernels::{ActivationDtype, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan, repack};
+
+impl QuantBackend for CubeBackend {
+    fn quant_linear(
+        x: FloatTensor<Self>,
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self> {
+        let shape = linear_shape(&x.shape(), descriptor.n);
+        launched(launch_linear(x, weight.into(), &descriptor, bias.into_option(), shape))
+    }
+
+    fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
+        crate::fusion::count_dequantized();
+        launched(launch_dequantize(weight.into(), &descriptor, dtype.into()))
+    }
+
+    fn quant_dequantize_adapted(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        dequantize_adapted(weight, descriptor, a, b, scale, dtype)
+    }
+
+    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, layout: WeightLayout) -> QuantTensors<Self> {
+        launched(launch_repack(weight.into(), &descriptor, layout)).into()
+    }
+}
+
+/// The value of a launch.
+///
+/// # Panics
+/// Where the launch was refused: backend operations have no way to return an error, and what a user can cause was checked before the operation.
+pub fn launched<T>(result: Result<T, KernelError>) -> T {
+    result.unwrap_or_else(|error| panic!("launch refused: {error}"))
+}
+
+/// A tensor as a buffer of a launch, contiguous.
+pub fn buffer(tensor: CubeTensor) -> BufferArg {
+    into_contiguous(tensor).into_buffer_arg()
+}
+
+/// The tensors of a weight as buffers of a launch.
+pub fn weight_buffers(weight: WeightTensors<CubeTensor>) -> WeightBuffers {
+    weight.map(|_, tensor| buffer(tensor))
+}
+
+/// A tensor of undefined values on the device of another, contiguous.
+pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+/// The problem of multiplying `m` rows of activations in a dtype with a weight.
+///
+/// # Errors
+/// A dtype that no kernel takes.
+pub fn weight_problem(
+    weight: &WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    m: usize,
+    dtype: DType,
+) -> Result<QuantProblem, KernelError> {
+    let of = |dtype: DType, client: &Client| {
+        activation_dtype(dtype).ok_or_else(|| KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() })
+    };
+    let client = &weight.words.client;
+    Ok(QuantProblem::new(m, *descriptor, of(dtype, client)?).with_scales(of(weight.scales.dtype, client)?))
+}
+
+/// Multiplies and adds the bias: x [.., K] to `out_shape` [.., N].
+///
+/// # Errors
+/// As [`marlin_kernels::launch`].
+pub fn launch_linear(
+    x: CubeTensor,
+    weight: WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    bias: Option<CubeTensor>,
+    out_shape: Shape,
+) -> Result<CubeTensor, KernelError> {
+    launch_linear_in_parts(x, weight, descriptor, bias, out_shape, MAX_ELEMENTS)
+}
+
+/// [`launch_linear`], whose activations and output may have more elements than a launch addresses: then their rows are multiplied part by part.
+fn launch_linear_in_parts(
+    x: CubeTensor,
+    weight: WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    bias: Option<CubeTensor>,
+    out_shape: Shape,
+    most_elements: usize,
+) -> Result<CubeTensor, KernelError> {
+    let WeightDescriptor { k, n, .. } = *descriptor;
+    let m = x.shape().num_elements() / k;
+    let most_rows = (most_elements / k.max(n)).max(1);
+    if m > most_rows {
+        let x = CubeBackend::float_reshape(x, Shape::new([m, k]));
+        let mut parts = Vec::new();
+        for start in (0..m).step_by(most_rows) {
+            let rows = start..m.min(start + most_rows);
+            let shape = Shape::new([rows.len(), n]);
+            let x = CubeBackend::float_slice(x.clone(), &[Slice::from(rows), Slice::full()]);
+            parts.push(launch_linear_in_parts(x, weight.clone(), descriptor, bias.clone(), shape, most_elements)?);
+        }
+        return Ok(CubeBackend::float_reshape(CubeBackend::float_cat(parts, 0), out_shape));
+    }
+    let problem = weight_problem(&weight, descriptor, m, x.dtype)?;
+    let (client, out) = (x.client.clone(), empty(&x, out_shape, x.dtype));
+    let plan = plan(problem, &Target::of(&client));
+    let operands =
+        Operands { x: buffer(x), norm: None, weight: weight_buffers(weight), bias: bias.map(buffer), out: out.clone().into_buffer_arg() };
+    marlin_kernels::launch(&client, &problem, &plan, operands)?;
+    Ok(out)
+}
+
+fn launch_dequantize(weight: WeightTensors<CubeTensor>, descriptor: &WeightDescriptor, dtype: DType) -> Result<CubeTensor, KernelError> {
+    let problem = weight_problem(&weight, descriptor, 0, dtype)?;
+    let out = empty(&weight.words, Shape::new([descriptor.k, descriptor.n]), dtype);
+    let client = weight.words.client.clone();
+    marlin_kernels::dequantize(&client, &problem, weight_buffers(weight), out.clone().into_buffer_arg())?;
+    Ok(out)
+}
+
+fn launch_repack(
+    weight: WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    to: WeightLayout,
+) -> Result<WeightTensors<CubeTensor>, KernelError> {
+    let weight = WeightTensors { row_permutation: None, ..weight };
+    if descriptor.layout == to {
+        return Ok(weight);
+    }
+    let problem = QuantProblem {
+        scales: activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32),
+        ..QuantProblem::new(0, *descriptor, ActivationDtype::F32)
+    };
+    let shapes = repacked_shapes(descriptor, to);
+    let client = weight.words.client.clone();
+    weight.try_map(|role, tensor| {
+        let Some(shape) = shapes.get(role) else { return Ok(tensor) };
+        let out = empty(&tensor, Shape::new(shape.matrix_shape()), tensor.dtype);
+        repack::tensor(&client, &problem, role, to, buffer(tensor), out.clone().into_buffer_arg())?;
+        Ok(out)
+    })
+}

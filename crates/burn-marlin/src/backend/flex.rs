@@ -1,0 +1,127 @@
+//! The operations on Burn's Flex backend: Rust on the CPU.
+
+use super::pool::Pooled;
+use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_kernels::matmul::host::{self, Floats, HostFloat, HostWeight};
+use marlin_kernels::{ActivationDtype, KernelError, QuantProblem};
+use std::borrow::Cow;
+
+/// The tensor of Flex, of any kind.
+type FlexTensor = FloatTensor<Flex>;
+
+impl QuantBackend for Flex {
+    fn quant_linear(
+        x: FloatTensor<Self>,
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self> {
+        let (shape, dtype) = (linear_shape(&x.shape(), descriptor.n), x.dtype());
+        let problem = weight_problem(&weight, &descriptor, x.shape().num_elements() / descriptor.k, dtype);
+        let (x, bias) = (x.to_contiguous(), bias.into_option().map(|bias| bias.to_contiguous()));
+        let bias = bias.as_ref().map(to_f32);
+        let out = with_host_weight(weight.into(), |weight| host::matmul(&problem, &to_f32(&x), weight, bias.as_deref()));
+        from_f32(out, shape, dtype)
+    }
+
+    fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
+        match dtype {
+            FloatDType::F16 => dequantize::<f16>(weight, &descriptor, DType::F16),
+            FloatDType::BF16 => dequantize::<bf16>(weight, &descriptor, DType::BF16),
+            _ => dequantize::<f32>(weight, &descriptor, DType::F32),
+        }
+    }
+
+    fn quant_dequantize_adapted(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        dequantize_adapted(weight, descriptor, a, b, scale, dtype)
+    }
+
+    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, layout: WeightLayout) -> QuantTensors<Self> {
+        assert!(layout == descriptor.layout, "Flex holds weights in the plain layout only, asked for {layout}");
+        QuantTensors { row_permutation: super::OptionalInt::Absent, ..weight }
+    }
+}
+
+fn dequantize<T: HostFloat + Pod>(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor, dtype: DType) -> FloatTensor<Flex> {
+    let WeightDescriptor { k, n, .. } = *descriptor;
+    let problem = weight_problem(&weight, descriptor, 0, dtype);
+    let mut buffer = Pooled::new::<T>(k * n);
+    with_host_weight(weight.into(), |weight| host::dequantize::<T>(&problem, weight, buffer.elements()));
+    FloatTensor::<Flex>::from_data(TensorData::from_bytes(buffer.into_bytes(), Shape::new([k, n]), dtype))
+}
+
+fn weight_problem(weight: &QuantTensors<Flex>, descriptor: &WeightDescriptor, m: usize, dtype: DType) -> QuantProblem {
+    // Any other dtype is refused before the operation; f32 serves it all the same.
+    let dtype_of = |dtype| activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
+    QuantProblem::new(m, *descriptor, dtype_of(dtype)).with_scales(dtype_of(weight.scales.dtype()))
+}
+
+/// Runs a kernel on the memory of a weight's tensors.
+///
+/// Backend operations have no way to return an error; everything a user can cause was checked before the operation.
+fn with_host_weight<R>(weight: WeightTensors<FlexTensor>, kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>) -> R {
+    // Already contiguous, a tensor is taken as it is: nothing is copied.
+    let weight = weight.map(|_, tensor| tensor.to_contiguous());
+    let host = HostWeight {
+        words: words(&weight.words),
+        scales: stored(&weight.scales),
+        zero_points: weight.zero_points.as_ref().map(words),
+        row_permutation: weight.row_permutation.as_ref().map(words),
+    };
+    kernel(host).unwrap_or_else(|error| panic!("host kernel refused: {error}"))
+}
+
+/// The bits of a contiguous i32 tensor.
+fn words(tensor: &FlexTensor) -> &[u32] {
+    bytemuck::cast_slice(tensor.storage::<i32>())
+}
+
+/// The values of a contiguous float tensor.
+pub fn stored(tensor: &FloatTensor<Flex>) -> Floats<'_> {
+    match tensor.dtype() {
+        DType::F16 => Floats::F16(tensor.storage()),
+        DType::BF16 => Floats::BF16(tensor.storage()),
+        _ => Floats::F32(tensor.storage()),
+    }
+}
+
+/// The values of a contiguous float tensor as f32.
+pub fn to_f32(tensor: &FloatTensor<Flex>) -> Cow<'_, [f32]> {
+    match stored(tensor) {
+        Floats::F32(values) => Cow::Borrowed(values),
+        Floats::F16(values) => Cow::Owned(values.to_f32_vec()),
+        Floats::BF16(values) => Cow::Owned(values.to_f32_vec()),
+    }
+}
+
+/// A tensor of values, rounded to a dtype.
+pub fn from_f32(values: Vec<f32>, shape: Shape, dtype: DType) -> FloatTensor<Flex> {
+    let data = match dtype {
+        DType::F16 => {
+            let mut rounded = vec![f16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(&values);
+            TensorData::new(rounded, shape)
+        }
+        DType::BF16 => {
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            rounded.convert_from_f32_slice(&values);
+            TensorData::new(rounded, shape)
+        }
+        _ => TensorData::new(values, shape),
+    };
+    FloatTensor::<Flex>::from_data(data)
+}

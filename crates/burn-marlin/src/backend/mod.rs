@@ -1,0 +1,231 @@
+//! The operations on quantised weights as a Burn backend extension: one trait, implemented for every CubeCL runtime, for Flex, and for Autodiff.
+//!
+//! For crates with operations of their own on [`QuantizedWeight`](crate::QuantizedWeight)s; models use that type and [`QuantLinear`](crate::QuantLinear).
+
+#[cfg(feature = "autodiff")]
+mod autodiff;
+#[cfg(feature = "cubecl-runtime")]
+pub mod cube;
+#[cfg(feature = "flex")]
+pub mod flex;
+#[cfg(feature = "flex")]
+mod pool;
+
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension};
+use burn::tensor::{DType, FloatDType, Shape};
+use marlin_format::{TensorDescriptor, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_kernels::ActivationDtype;
+
+/// Name of the dequantise operation in a fusion stream.
+#[cfg(feature = "cubecl-runtime")]
+pub(crate) const DEQUANTIZE: &str = "quant_dequantize";
+
+/// An integer tensor that a format may do without.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub enum OptionalInt<B: Backend> {
+    /// The format has it.
+    Present(IntTensor<B>),
+    /// The format does without.
+    Absent,
+}
+
+impl<B: Backend> OptionalInt<B> {
+    /// The tensor, where there is one.
+    pub fn into_option(self) -> Option<IntTensor<B>> {
+        match self {
+            Self::Present(tensor) => Some(tensor),
+            Self::Absent => None,
+        }
+    }
+}
+
+impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
+    fn from(tensor: Option<IntTensor<B>>) -> Self {
+        tensor.map_or(Self::Absent, Self::Present)
+    }
+}
+
+/// A float tensor that a layer may do without.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub enum OptionalFloat<B: Backend> {
+    /// The layer has it.
+    Present(FloatTensor<B>),
+    /// The layer does without.
+    Absent,
+}
+
+impl<B: Backend> OptionalFloat<B> {
+    /// The tensor, where there is one.
+    pub fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Present(tensor) => Some(tensor),
+            Self::Absent => None,
+        }
+    }
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::Absent, Self::Present)
+    }
+}
+
+/// The tensors of a quantised weight on one backend, as its [`WeightDescriptor`] lists them. Words are held as i32.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion)]
+pub struct QuantTensors<B: Backend> {
+    /// The packed values.
+    pub words: IntTensor<B>,
+    /// In f16, bf16 or f32.
+    pub scales: FloatTensor<B>,
+    /// The packed zero points.
+    #[extension_type]
+    pub zero_points: OptionalInt<B>,
+    /// The natural row of each stored row.
+    #[extension_type]
+    pub row_permutation: OptionalInt<B>,
+}
+
+impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<QuantTensors<B>> for WeightTensors<T> {
+    fn from(tensors: QuantTensors<B>) -> Self {
+        let QuantTensors { words, scales, zero_points, row_permutation } = tensors;
+        Self { words, scales, zero_points: zero_points.into_option(), row_permutation: row_permutation.into_option() }
+    }
+}
+
+impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<WeightTensors<T>> for QuantTensors<B> {
+    fn from(tensors: WeightTensors<T>) -> Self {
+        let WeightTensors { words, scales, zero_points, row_permutation } = tensors;
+        Self { words, scales, zero_points: zero_points.into(), row_permutation: row_permutation.into() }
+    }
+}
+
+/// The operations on a quantised weight that every backend has.
+///
+/// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`QuantLinear`](crate::QuantLinear); backends assume them. A
+/// descriptor passes through fusion as [`WeightFormat::to_code`](marlin_format::WeightFormat::to_code).
+#[backend_extension(
+    Cube: cfg(feature = "cubecl-runtime"),
+    Flex: cfg(feature = "flex"),
+    Fusion,
+    Autodiff: cfg(feature = "autodiff")
+)]
+pub trait QuantBackend: Backend {
+    /// Activations [.., K] times the weight [K, N], plus a bias `[N]` in the activations' dtype: [.., N] in that dtype, accumulated in f32.
+    #[fusion(meta = linear_spec)]
+    fn quant_linear(
+        x: FloatTensor<Self>,
+        #[extension_type] weight: QuantTensors<Self>,
+        #[fusion(scalar = weight_code(&descriptor))] descriptor: WeightDescriptor,
+        #[extension_type] bias: OptionalFloat<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// The float weight [K, N] in natural row order.
+    #[fusion(meta = dequantize_spec)]
+    fn quant_dequantize(
+        #[extension_type] weight: QuantTensors<Self>,
+        #[fusion(scalar = weight_code(&descriptor))] descriptor: WeightDescriptor,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
+
+    /// The float weight [K, N] in natural row order plus `scale * a b`, of a LoRA adapter's factors [K, R] and [R, N] in that dtype.
+    #[fusion(meta = adapted_spec)]
+    fn quant_dequantize_adapted(
+        #[extension_type] weight: QuantTensors<Self>,
+        #[fusion(scalar = weight_code(&descriptor))] descriptor: WeightDescriptor,
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self>;
+
+    /// The tensors of the weight in a layout. A row permutation, which is the same in every layout, does not come along.
+    ///
+    /// # Panics
+    /// Where the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
+    #[fusion(meta = repack_spec)]
+    fn quant_repack(
+        #[extension_type] weight: QuantTensors<Self>,
+        #[fusion(scalar = weight_code(&descriptor))] descriptor: WeightDescriptor,
+        layout: WeightLayout,
+    ) -> QuantTensors<Self>;
+}
+
+/// The scalar that carries a descriptor through fusion; K and N are those of the output.
+fn weight_code(descriptor: &WeightDescriptor) -> u64 {
+    descriptor.format.to_code(descriptor.layout)
+}
+
+fn linear_spec(x: &TensorSpec, _weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, _bias: &OptionalFloatMetadata) -> TensorSpec {
+    TensorSpec::new(linear_shape(&x.shape, descriptor.n), x.dtype)
+}
+
+fn dequantize_spec(_weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, dtype: &FloatDType) -> TensorSpec {
+    TensorSpec::new(Shape::new([descriptor.k, descriptor.n]), (*dtype).into())
+}
+
+fn adapted_spec(
+    weight: &QuantTensorsMetadata,
+    descriptor: &WeightDescriptor,
+    _a: &TensorSpec,
+    _b: &TensorSpec,
+    _scale: &f64,
+    dtype: &FloatDType,
+) -> TensorSpec {
+    dequantize_spec(weight, descriptor, dtype)
+}
+
+/// [`QuantBackend::quant_dequantize_adapted`] on every backend that computes.
+fn dequantize_adapted<B: QuantBackend>(
+    weight: QuantTensors<B>,
+    descriptor: WeightDescriptor,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    scale: f64,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let added = B::float_mul_scalar(B::float_matmul(a, b), scale.into());
+    B::float_add(B::quant_dequantize(weight, descriptor, dtype), added)
+}
+
+fn repack_spec(weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, layout: &WeightLayout) -> QuantTensorsMetadata {
+    let shapes = repacked_shapes(descriptor, *layout);
+    let spec_of = |shape: TensorDescriptor, tensor: &TensorSpec| TensorSpec::new(Shape::from(shape.shape().to_vec()), tensor.dtype);
+    QuantTensorsMetadata {
+        words: spec_of(shapes.words, &weight.words),
+        scales: spec_of(shapes.scales, &weight.scales),
+        zero_points: match (&weight.zero_points, shapes.zero_points) {
+            (OptionalIntMetadata::Present(zeros), Some(shape)) => OptionalIntMetadata::Present(spec_of(shape, zeros)),
+            _ => OptionalIntMetadata::Absent,
+        },
+        row_permutation: OptionalIntMetadata::Absent,
+    }
+}
+
+/// The tensors that differ between layouts, in one of them.
+fn repacked_shapes(descriptor: &WeightDescriptor, layout: WeightLayout) -> WeightTensors<TensorDescriptor> {
+    WeightTensors { row_permutation: None, ..descriptor.in_layout(layout).tensors() }
+}
+
+/// The shape [.., N] of the output of activations [.., K].
+pub fn linear_shape(x: &Shape, n: usize) -> Shape {
+    let mut shape = x.clone();
+    if let Some(last) = shape.rank().checked_sub(1) {
+        shape[last] = n;
+    }
+    shape
+}
+
+/// The kernels' name for a float dtype; `None` for dtypes that no kernel takes.
+pub fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
+    match dtype {
+        DType::F32 => Some(ActivationDtype::F32),
+        DType::F16 => Some(ActivationDtype::F16),
+        DType::BF16 => Some(ActivationDtype::BF16),
+        _ => None,
+    }
+}

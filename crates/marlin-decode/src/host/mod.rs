@@ -1,0 +1,194 @@
+//! The parts of a decode step outside its quantised matmuls, on rows in the dtype of the activations; arithmetic is in f32.
+
+use crate::kernels::attention::AttentionShape;
+use crate::kernels::{Row, RowState};
+use marlin_kernels::matmul::host::HostFloat;
+use marlin_kernels::matmul::host::head::dot;
+use marlin_kernels::matmul::host::simd::{Kernel, LANES, Simd, dispatch};
+use marlin_kernels::matmul::host::threads::{Columns, for_each};
+
+#[cfg(test)]
+mod tests;
+
+/// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
+///
+/// # Panics
+/// Where `x` are no rows of the weight's length.
+pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
+    let features = weight.len().max(1);
+    assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
+    let mut out = x.to_vec();
+    for row in out.chunks_exact_mut(features) {
+        norm_row(row, weight, epsilon);
+    }
+    out
+}
+
+fn norm_row<T: HostFloat>(row: &mut [T], weight: &[T], epsilon: f64) {
+    dispatch(NormRow { row, weight, epsilon: epsilon as f32 });
+}
+
+struct NormRow<'a, T> {
+    row: &'a mut [T],
+    weight: &'a [T],
+    epsilon: f32,
+}
+
+impl<T: HostFloat> Kernel for NormRow<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let features = self.row.len();
+        let (row, rest) = self.row.as_chunks_mut::<LANES>();
+        let (weight, weight_rest) = self.weight.as_chunks::<LANES>();
+        let mut squares = simd.splat(0.0);
+        for x in row.iter() {
+            let x = T::load(simd, x);
+            squares = simd.mul_add(x, x, squares);
+        }
+        let squares = simd.sum(squares) + rest.iter().map(|x| x.to_f32() * x.to_f32()).sum::<f32>();
+        let scale = 1.0 / (squares / features as f32 + self.epsilon).sqrt();
+        for (x, weight) in row.iter_mut().zip(weight) {
+            T::store(simd, simd.mul(T::load(simd, x), simd.splat(scale)), x);
+            T::store(simd, simd.mul(T::load(simd, x), T::load(simd, weight)), x);
+        }
+        for (x, weight) in rest.iter_mut().zip(weight_rest) {
+            let normalised = T::from_f32(x.to_f32() * scale);
+            *x = T::from_f32(normalised.to_f32() * weight.to_f32());
+        }
+    }
+}
+
+/// `silu(gate) * up` of rows [rows, 2 * features], gates first: [rows, features].
+pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
+    const PART: usize = 256;
+    let mut out = vec![T::default(); gate_up.len() / 2];
+    let (rows, parts) = (gate_up.len() / (2 * features).max(1), features.div_ceil(PART));
+    let columns = Columns::new(&mut out, features);
+    // An exponential is as long as tens of multiplications.
+    for_each(rows * parts, 16 * gate_up.len(), |task| {
+        let (row, first) = (task / parts, task % parts * PART);
+        let width = PART.min(features - first);
+        let (gates, ups) = gate_up[2 * row * features..][..2 * features].split_at(features);
+        // SAFETY: each task has its own part of a row.
+        let out = unsafe { columns.part(row, first, width) };
+        for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
+            let gate = gate.to_f32();
+            *out = T::from_f32(gate / (1.0 + (-gate).exp()) * up.to_f32());
+        }
+    });
+    out
+}
+
+/// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], and the tables that rotate heads.
+pub struct Attention<'a, T> {
+    /// What [`AttentionShape::check`] has let pass.
+    pub shape: AttentionShape,
+    /// Cosines [max_positions, rotary_dim / 2].
+    pub cos: &'a [f32],
+    /// Sines, as the cosines.
+    pub sin: &'a [f32],
+    /// Weights of the norms of each head of queries and keys, `[head_dim]`.
+    pub norms: Option<[&'a [T]; 2]>,
+}
+
+impl<T: HostFloat> Attention<'_, T> {
+    /// Attention of a step, as [`crate::kernels::attention`] says: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
+    /// cache and gives [rows, heads * head_dim], zeros for rows that are skipped.
+    ///
+    /// # Panics
+    /// Where a buffer is shorter than the shape says.
+    pub fn run(&self, qkv: &[T], rows: &[Row], keys: &mut [T], values: &mut [T]) -> Vec<T> {
+        let AttentionShape { heads, kv_heads, head_dim, slots, max_len, .. } = self.shape;
+        let mut out = vec![T::default(); rows.len() * heads * head_dim];
+        let width = (heads + 2 * kv_heads) * head_dim;
+        for ((row, qkv), out) in rows.iter().zip(qkv.chunks_exact(width)).zip(out.chunks_exact_mut(heads * head_dim)) {
+            let RowState::At(position) = row.state else { continue };
+            let (slot, position) = (row.slot as usize, position as usize);
+            if position >= max_len || slot >= slots {
+                continue;
+            }
+            let (queries, rest) = qkv.split_at(heads * head_dim);
+            let (new_keys, new_values) = rest.split_at(kv_heads * head_dim);
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let queries: Vec<f32> =
+                queries.chunks_exact(head_dim).flat_map(|head| self.rotated(head, 0, position)).map(|q| q * scale).collect();
+            for head in 0..kv_heads {
+                let of_head = head * head_dim..(head + 1) * head_dim;
+                let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
+                let rotated = self.rotated(&new_keys[of_head.clone()], 1, position);
+                keys[place..place + head_dim].iter_mut().zip(rotated).for_each(|(key, value)| *key = T::from_f32(value));
+                values[place..place + head_dim].copy_from_slice(&new_values[of_head]);
+            }
+            let first = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let (keys, values, group) = (&*keys, &*values, heads / kv_heads);
+            let out = Columns::new(out, group * head_dim);
+            for_each(kv_heads, 2 * queries.len() * (position + 1 - first), |head| {
+                let start = (slot * kv_heads + head) * max_len;
+                let part = (start + first) * head_dim..(start + position + 1) * head_dim;
+                // SAFETY: each task has the query heads of one head of keys.
+                let out = unsafe { out.part(head, 0, group * head_dim) };
+                let queries = &queries[head * group * head_dim..][..group * head_dim];
+                for (queries, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
+                    dispatch(Attend { queries, keys: &keys[part.clone()], values: &values[part.clone()], out });
+                }
+            });
+        }
+        out
+    }
+
+    /// A head of queries or keys, normalised where the model has norms, rotated by a position.
+    fn rotated(&self, head: &[T], norm: usize, position: usize) -> Vec<f32> {
+        let half = self.shape.rotary_dim / 2;
+        let mut head = head.to_vec();
+        if let (Some(norms), Some(epsilon)) = (self.norms, self.shape.norm_epsilon) {
+            norm_row(&mut head, norms[norm], f64::from(epsilon));
+        }
+        let mut rotated: Vec<f32> = head.iter().map(|x| x.to_f32()).collect();
+        let (first, second) = rotated.split_at_mut(half);
+        let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
+        for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
+        }
+        rotated
+    }
+}
+
+/// One head of queries, scaled and rotated, over the positions [positions, head_dim] that it sees.
+struct Attend<'a, T> {
+    queries: &'a [f32],
+    keys: &'a [T],
+    values: &'a [T],
+    out: &'a mut [T],
+}
+
+impl<T: HostFloat> Kernel for Attend<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let head_dim = self.queries.len();
+        let mut scores = Vec::with_capacity(self.keys.len() / head_dim);
+        let mut most = f32::NEG_INFINITY;
+        for key in self.keys.chunks_exact(head_dim) {
+            let score = dot(simd, self.queries, key);
+            most = most.max(score);
+            scores.push(score);
+        }
+        let mut total = 0.0;
+        for score in &mut scores {
+            *score = (*score - most).exp();
+            total += *score;
+        }
+        let mut mixed = vec![[0.0f32; LANES]; head_dim.div_ceil(LANES)];
+        for (&score, value) in scores.iter().zip(self.values.chunks_exact(head_dim)) {
+            let weight = simd.splat(score);
+            for (mixed, value) in mixed.iter_mut().zip(value.as_chunks::<LANES>().0) {
+                let sum = simd.mul_add(weight, T::load(simd, value), simd.load(mixed));
+                simd.store(sum, mixed);
+            }
+        }
+        self.out.iter_mut().zip(mixed.as_flattened()).for_each(|(out, mixed)| *out = T::from_f32(mixed / total));
+    }
+}

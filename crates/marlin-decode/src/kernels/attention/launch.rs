@@ -1,0 +1,114 @@
+use super::kernel::{self, LengthsLaunch};
+use super::plan::{AttentionPlan, AttentionShape, AttentionTarget, VECTOR};
+use crate::kernels::Row;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_kernels::problem::{expect_at_least, expect_length, expect_presence};
+use marlin_kernels::{ActivationDtype, KernelError};
+
+/// Operands of [`attention`], contiguous, from addresses that are multiples of 32.
+pub struct AttentionArgs {
+    /// The qkv projection's output [rows, (heads + 2 kv_heads) head_dim]: heads of q, of k, of v.
+    pub qkv: BufferArg,
+    /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
+    pub state: BufferArg,
+    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and turned. The token's is written at its row's slot and position.
+    pub keys: BufferArg,
+    /// The cache of values, as that of keys.
+    pub values: BufferArg,
+    /// Cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i + rotary_dim / 2` of a head turn together.
+    pub cos: BufferArg,
+    /// Sines, as cosines.
+    pub sin: BufferArg,
+    /// Weight of the RMSNorm of each head of q, `[head_dim]`; there where the shape has an epsilon.
+    pub q_norm: Option<BufferArg>,
+    /// That of each head of k.
+    pub k_norm: Option<BufferArg>,
+    /// [rows, heads head_dim]; rows that are skipped stay as they are.
+    pub out: BufferArg,
+    /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
+    pub partials: BufferArg,
+    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time
+    /// may share it.
+    pub tickets: BufferArg,
+}
+
+/// Attention of one decode step, in one launch: normalises and turns q and k, writes k and v to the cache, and attends from each row's token to its
+/// sequence. Rows that are idle, and those whose position or slot is outside of the cache, are skipped.
+///
+/// Two rows of a step must not have the same slot: the order of their writes would be anyone's.
+///
+/// # Errors
+/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype
+/// that the device lacks.
+pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -> Result<(), KernelError> {
+    let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))?;
+    check(client, shape, &plan, &args)?;
+    if shape.rows == 0 {
+        return Ok(());
+    }
+    tracing::trace!(%shape, blocks = ?plan.blocks, "attention");
+    let [blocks, groups, rows] = plan.blocks.map(|count| count as u32);
+    let [heads, kv_heads, slots, max_len] = [shape.heads, shape.kv_heads, shape.slots, shape.max_len].map(|length| length as u32);
+    let window = shape.window.map_or(u32::MAX, |window| window as u32);
+    let [shares, least, most] = [plan.shares, plan.share[0], plan.share[1]].map(|length| length as u32);
+    let epsilon = shape.norm_epsilon.unwrap_or_default();
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from. It skips rows whose position or
+    // slot is past the cache, and the grid has a block for every share of every other.
+    unsafe {
+        kernel::attention::launch_unchecked(
+            client,
+            CubeCount::new_3d(blocks, groups, rows),
+            CubeDim::new_1d(plan.config.threads as u32),
+            AddressType::from_len(shape.cache_elements() / VECTOR),
+            words(shape.dtype),
+            args.qkv,
+            args.state,
+            args.keys,
+            args.values,
+            args.cos,
+            args.sin,
+            args.q_norm.into(),
+            args.k_norm.into(),
+            args.out,
+            args.partials,
+            args.tickets,
+            LengthsLaunch::new(heads, kv_heads, slots, max_len, window, shares, least, most, epsilon),
+            plan.config,
+            shape.dtype.elem(),
+        );
+    }
+    Ok(())
+}
+
+/// Words of 32 bits that hold a vector's elements.
+pub(super) fn words(dtype: ActivationDtype) -> usize {
+    VECTOR * dtype.elem().size() / size_of::<u32>()
+}
+
+/// Checks all that the kernel assumes of its operands and the device.
+fn check(client: &Client, shape: &AttentionShape, plan: &AttentionPlan, args: &AttentionArgs) -> Result<(), KernelError> {
+    shape.dtype.expect_on(client)?;
+    let table = shape.max_positions * (shape.rotary_dim / 2);
+    for (operand, expected, found) in [
+        ("qkv", shape.rows * shape.qkv_columns(), &args.qkv),
+        ("state", shape.rows * Row::WORDS, &args.state),
+        ("keys", shape.cache_elements(), &args.keys),
+        ("values", shape.cache_elements(), &args.values),
+        ("cosines", table, &args.cos),
+        ("sines", table, &args.sin),
+        ("output", shape.rows * shape.heads * shape.head_dim, &args.out),
+    ] {
+        expect_length(shape, operand, expected, found.len())?;
+    }
+    for (operand, expected, found) in [("partials", plan.partials(), &args.partials), ("tickets", plan.tickets(), &args.tickets)] {
+        expect_at_least(shape, operand, expected, found.len())?;
+    }
+    for (operand, found) in [("norm of q", &args.q_norm), ("norm of k", &args.k_norm)] {
+        expect_presence(shape, operand, shape.norm_epsilon.is_some(), found.is_some())?;
+        if let Some(weight) = found {
+            expect_length(shape, operand, shape.head_dim, weight.len())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,30 @@
+use marlin_kernels::inspect::{Routine, digest as digest_of_routine, digest_of};
+
+/// The sources of the kernels.
+const SOURCES: [&str; 18] = [
+    include_str!("attention/finish.rs"),
+    include_str!("attention/kernel.rs"),
+    include_str!("attention/launch.rs"),
+    include_str!("attention/plan.rs"),
+    include_str!("attention/softmax.rs"),
+    include_str!("attention/stage.rs"),
+    include_str!("attention/team.rs"),
+    include_str!("cache.rs"),
+    include_str!("embed.rs"),
+    include_str!("glu.rs"),
+    include_str!("norm.rs"),
+    include_str!("row.rs"),
+    include_str!("sample/filter.rs"),
+    include_str!("sample/kernel.rs"),
+    include_str!("sample/launch.rs"),
+    include_str!("sample/logits.rs"),
+    include_str!("sample/noise.rs"),
+    include_str!("shape.rs"),
+];
+
+/// A digest of all kernels of a decode step, the matmuls among them: as [`marlin_kernels::inspect::digest`] of one routine.
+pub fn digest() -> String {
+    let routines = Routine::ALL.map(digest_of_routine);
+    let sources: Vec<&str> = SOURCES.into_iter().chain(routines.iter().map(String::as_str)).collect();
+    digest_of(&sources)
+}

@@ -1,0 +1,63 @@
+//! The embeddings of the tokens that a step's rows hold.
+
+use super::Row;
+use super::shape::RowsShape;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_kernels::KernelError;
+use marlin_kernels::device::{elementwise, vector_size};
+use marlin_kernels::problem::expect_length;
+
+/// Operands of [`embed`].
+pub struct EmbedArgs {
+    /// [vocab, features], contiguous.
+    pub table: BufferArg,
+    /// i32 [rows, [`Row::WORDS`]].
+    pub row_state: BufferArg,
+    /// [rows, features]; written whole, zeros for rows that are skipped and tokens outside the vocabulary.
+    pub out: BufferArg,
+}
+
+/// The rows of `table` that the step's tokens name.
+///
+/// # Errors
+/// A buffer of the wrong length, or a dtype that the device lacks.
+pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) -> Result<(), KernelError> {
+    let elements = shape.rows * shape.features;
+    shape.dtype.expect_on(client)?;
+    expect_length(shape, "embeddings", vocab * shape.features, args.table.len())?;
+    expect_length(shape, "row state", shape.rows * Row::WORDS, args.row_state.len())?;
+    expect_length(shape, "output", elements, args.out.len())?;
+    if elements == 0 {
+        return Ok(());
+    }
+    let size = vector_size(client, shape.features, shape.dtype);
+    let units = elements / size;
+    let (count, dim) = elementwise(client, units);
+    let EmbedArgs { table, row_state, out } = args;
+    embed_rows::launch(client, count, dim, size, table, row_state, out, shape.features / size, vocab as i32, shape.dtype.elem());
+    Ok(())
+}
+
+/// One unit a vector of the output; `vectors` are in a row of it.
+#[cube(launch)]
+fn embed_rows<F: Float, N: Size>(
+    table: &[Vector<F, N>],
+    row_state: &[i32],
+    out: &mut [Vector<F, N>],
+    vectors: usize,
+    vocab: i32,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let words = ABSOLUTE_POS / vectors * comptime!(Row::WORDS);
+    let token = row_state[words + comptime!(Row::TOKEN)];
+    let position = row_state[words + comptime!(Row::POSITION)];
+    let mut value = Vector::<F, N>::new(F::cast_from(0.0f32));
+    if position >= 0 && token >= 0 && token < vocab {
+        value = table[token as usize * vectors + ABSOLUTE_POS % vectors];
+    }
+    out[ABSOLUTE_POS] = value;
+}

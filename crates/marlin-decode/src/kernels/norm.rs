@@ -1,0 +1,154 @@
+//! RMSNorm of each row, with the residual added before it: one cube a row.
+
+use super::shape::RowsShape;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_kernels::KernelError;
+use marlin_kernels::device::vector_size;
+use marlin_kernels::problem::expect_length;
+
+/// Operands of [`rms_norm`]: rows of `features` values each, contiguous.
+pub struct RmsNormArgs {
+    /// [rows, features].
+    pub x: BufferArg,
+    /// The residual stream [rows, features]: `x` is added to it, in place, and the sum is normalised. Absent where `x` is.
+    pub residual: Option<BufferArg>,
+    /// `[features]`.
+    pub weight: BufferArg,
+    /// [rows, features]; written whole.
+    pub out: BufferArg,
+}
+
+/// `x / sqrt(mean(x^2) + epsilon) * weight` of each row.
+///
+/// Computed in f32 and rounded before the weight is applied, as Hugging Face's Llama does; the sum with the residual is rounded, too.
+///
+/// # Errors
+/// A buffer of the wrong length, or a dtype that the device lacks.
+pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormArgs) -> Result<(), KernelError> {
+    let elements = shape.rows * shape.features;
+    shape.dtype.expect_on(client)?;
+    expect_length(shape, "activations", elements, args.x.len())?;
+    if let Some(residual) = &args.residual {
+        expect_length(shape, "residual", elements, residual.len())?;
+    }
+    expect_length(shape, "norm weight", shape.features, args.weight.len())?;
+    expect_length(shape, "output", elements, args.out.len())?;
+    if elements == 0 {
+        return Ok(());
+    }
+    let size = vector_size(client, shape.features, shape.dtype);
+    let vectors = shape.features / size;
+    let plane = client.properties().hardware.plane_size_min as usize;
+    let units = cube_units(vectors, plane);
+    let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
+    let RmsNormArgs { x, residual, weight, out } = args;
+    rms_norm_rows::launch(
+        client,
+        count,
+        dim,
+        size,
+        x,
+        residual.into(),
+        weight,
+        out,
+        epsilon,
+        vectors,
+        shape.features,
+        units,
+        plane,
+        shape.dtype.elem(),
+    );
+    Ok(())
+}
+
+/// Units of a cube: with 8 values each they hold a row of 8192 at once.
+const MAX_UNITS: usize = 1024;
+
+/// Units of the cube of a row of so many vectors.
+pub(super) fn cube_units(vectors: usize, plane: usize) -> usize {
+    // A cube of the CPU runtime is one core's work.
+    if plane == 1 { 1 } else { vectors.next_multiple_of(plane).min(MAX_UNITS) }
+}
+
+#[cube(launch)]
+pub(super) fn rms_norm_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    mut residual: ComptimeOption<&mut [Vector<F, N>]>,
+    weight: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    epsilon: f32,
+    #[comptime] vectors: usize,
+    #[comptime] features: usize,
+    #[comptime] units: usize,
+    #[comptime] plane: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let first = CUBE_POS * vectors;
+    // A row stays in registers between the two passes; weights are asked for before the first one waits for its values.
+    let each = comptime!(vectors.div_ceil(units));
+    let mut values = Array::<Vector<f32, N>>::new(each);
+    let mut weights = Array::<Vector<F, N>>::new(each);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for i in 0..each {
+        let place = unit + i * units;
+        if place < vectors {
+            weights[i] = weight[place];
+            let value = add(x, &mut residual, first + place);
+            values[i] = value;
+            squares += value * value;
+        }
+    }
+    let mut square = 0.0f32;
+    #[unroll]
+    for i in 0..comptime!(features / vectors) {
+        square += squares.extract(i);
+    }
+    let mean = cube_sum(square, units, plane) / comptime!(features as f32);
+    let scale = Vector::<f32, N>::new(1.0 / (mean + epsilon).sqrt());
+    #[unroll]
+    for i in 0..each {
+        let place = unit + i * units;
+        if place < vectors {
+            out[first + place] = Vector::<F, N>::cast_from(values[i] * scale) * weights[i];
+        }
+    }
+}
+
+/// A vector of `x`, or of the residual after `x` was added to it.
+#[cube]
+fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut [Vector<F, N>]>, place: usize) -> Vector<f32, N> {
+    let value = x[place];
+    #[comptime]
+    match residual {
+        ComptimeOption::Some(residual) => {
+            let sum = residual[place] + value;
+            residual[place] = sum;
+            Vector::<f32, N>::cast_from(sum)
+        }
+        ComptimeOption::None => Vector::<f32, N>::cast_from(value),
+    }
+}
+
+/// The sum of one value of each of a cube's units, in a fixed order.
+#[cube]
+pub(super) fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] plane: usize) -> f32 {
+    let of_plane = if comptime!(plane > 1) { plane_sum(value) } else { value };
+    let planes = comptime!(units.div_ceil(plane));
+    let mut sum = of_plane;
+    if comptime!(planes > 1) {
+        let mut sums = Shared::<[f32]>::new_slice(planes);
+        if UNIT_POS_PLANE == 0 {
+            sums[UNIT_POS as usize / plane] = of_plane;
+        }
+        sync_cube();
+        sum = 0.0;
+        #[unroll]
+        for i in 0..planes {
+            sum += sums[i];
+        }
+    }
+    sum
+}

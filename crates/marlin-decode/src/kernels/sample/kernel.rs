@@ -1,0 +1,238 @@
+use super::filter::{Filter, Shortlist, last_kept};
+use super::logits::Logits;
+use super::noise::{gumbel, key, philox};
+use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
+use crate::kernels::{Row, RowState};
+use cubecl::prelude::*;
+
+/// Lengths as the kernels see them.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Lengths {
+    /// Logits of a row.
+    pub vocab: u32,
+    /// Chunks of a row.
+    pub chunks: u32,
+    /// Words of a slot's bitmap: vocab / 32, rounded up.
+    pub words: u32,
+    /// Positions of the window.
+    pub max_len: u32,
+}
+
+/// What a row of the state says.
+#[derive(CubeType, Clone, Copy)]
+struct Options {
+    /// Negative where the row is skipped.
+    position: i32,
+    seed: u32,
+    /// 0 where all tokens count.
+    top_k: u32,
+    temperature: f32,
+    top_p: f32,
+    logits: Logits,
+    /// The most likely token is chosen.
+    greedy: bool,
+    /// Top-k or top-p leave tokens out.
+    filtered: bool,
+}
+
+#[cube]
+fn options(state: &[i32], row: u32, lengths: &Lengths) -> Options {
+    let words = row as usize * comptime!(Row::WORDS);
+    let top_k = u32::reinterpret(state[words + comptime!(Row::TOP_K)]);
+    let temperature = f32::reinterpret(state[words + comptime!(Row::TEMPERATURE)]);
+    let top_p = f32::reinterpret(state[words + comptime!(Row::TOP_P)]);
+    let greedy = temperature < MIN_TEMPERATURE || top_k == 1;
+    Options {
+        position: state[words + comptime!(Row::POSITION)],
+        seed: u32::reinterpret(state[words + comptime!(Row::SEED)]),
+        top_k,
+        temperature,
+        top_p,
+        logits: Logits {
+            first: row * lengths.vocab,
+            vocab: lengths.vocab,
+            seen: u32::reinterpret(state[words + comptime!(Row::SLOT)]) * lengths.words,
+            penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
+        },
+        greedy,
+        filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32),
+    }
+}
+
+/// Writes a chunk's record: [key, token] of its best token, then, where the row is filtered, the largest key of each of its blocks.
+///
+/// The key is of the score, or of the logit where the row is greedy or filtered; it is 0 where no token can be chosen, [`BROKEN`] where a
+/// logit is. One cube a chunk of a row.
+#[cube(launch)]
+pub(super) fn score<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    state: &[i32],
+    seen: &[u32],
+    records: &mut [u32],
+    lengths: Lengths,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let row = CUBE_POS_X / lengths.chunks;
+    let chunk = CUBE_POS_X % lengths.chunks;
+    let options = options(state, row, &lengths);
+    if options.position < 0 {
+        terminate!();
+    }
+    let fours = comptime!(CHUNK / 4);
+    let mut best = Shared::<[u64]>::new_slice(fours);
+    // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at the last.
+    sync_cube();
+
+    let random = !options.greedy && !options.filtered;
+    let mut words = Array::<u32>::new(4usize);
+    for turn in 0..comptime!(fours / units) {
+        let i = turn * units + UNIT_POS_X as usize;
+        let token = chunk * comptime!(CHUNK as u32) + i as u32 * 4;
+        let four = options.logits.four::<F, N>(logits, seen, token, lanes);
+        if random {
+            philox(&mut words, token / 4, options.position as u32, options.seed);
+        }
+        let mut first = 0u64.runtime();
+        #[unroll]
+        for j in 0..4usize {
+            let mut score = four.extract(j);
+            if random {
+                score = score / options.temperature + gumbel(words[j]);
+            }
+            first = max(first, ranked(key(score), token + comptime!(j as u32)));
+        }
+        best[i] = first;
+    }
+
+    #[unroll]
+    for step in 0..comptime!(fours.ilog2()) {
+        let distance = comptime!(1usize << step);
+        sync_cube();
+        if comptime!(distance == BLOCK / 4) && options.filtered {
+            let mut block = UNIT_POS_X as usize;
+            while block < CHUNK_BLOCKS {
+                records[CUBE_POS_X as usize * RECORD + 2 + block] = u32::cast_from(best[block * distance] >> 32);
+                block += units;
+            }
+            sync_cube();
+        }
+        let mut i = UNIT_POS_X as usize * comptime!(2 * distance);
+        while i < fours {
+            best[i] = max(best[i], best[i + distance]);
+            i += comptime!(2 * distance * units);
+        }
+    }
+    if UNIT_POS_X == 0 {
+        records[CUBE_POS_X as usize * RECORD] = u32::cast_from(best[0] >> 32);
+        records[CUBE_POS_X as usize * RECORD + 1] = !u32::cast_from(best[0]);
+    }
+}
+
+/// Chooses a row's token and writes its new state. One cube a row.
+#[cube(launch)]
+pub(super) fn choose<F: Float, N: Size>(
+    logits: &[Vector<F, N>],
+    state: &mut [i32],
+    seen: &mut [u32],
+    records: &[u32],
+    lengths: Lengths,
+    #[comptime] lanes: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let row = CUBE_POS_X;
+    let options = options(&*state, row, &lengths);
+    if options.position < 0 {
+        terminate!();
+    }
+    let bitmap = options.logits.seen;
+    let mut sums = Shared::<[u64]>::new_slice(comptime!(2 * units));
+    // As in `score`.
+    sync_cube();
+
+    let mut best = 0u64.runtime();
+    let mut chunk = UNIT_POS_X;
+    while chunk < lengths.chunks {
+        let record = (row * lengths.chunks + chunk) as usize * RECORD;
+        best = max(best, ranked(records[record], records[record + 1]));
+        chunk += comptime!(units as u32);
+    }
+    best = largest(best, &mut sums, units);
+
+    let key_of_best = u32::cast_from(best >> 32);
+    if options.filtered && key_of_best != 0 && key_of_best != BROKEN {
+        let filter = Filter {
+            logits: options.logits,
+            temperature: options.temperature,
+            inverse_temperature: 1.0f32 / options.temperature,
+            largest: key_of_best,
+            record: row * lengths.chunks,
+            blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
+        };
+        let mut shortlist = Shortlist::new();
+        let last =
+            last_kept::<F, N>(&filter, options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
+
+        best = 0u64.runtime();
+        let mut words = Array::<u32>::new(4usize);
+        let mut i = UNIT_POS_X;
+        while i < shortlist.fours() {
+            let token = shortlist.token(i);
+            let four = filter.logits.four::<F, N>(logits, &*seen, token, lanes);
+            philox(&mut words, token / 4, options.position as u32, options.seed);
+            #[unroll]
+            for j in 0..4usize {
+                let token = token + comptime!(j as u32);
+                if filter.place(four.extract(j), token) <= last {
+                    best = max(best, ranked(key(four.extract(j) / options.temperature + gumbel(words[j])), token));
+                }
+            }
+            i += comptime!(units as u32);
+        }
+        best = largest(best, &mut sums, units);
+    }
+
+    if UNIT_POS_X == 0 {
+        let words = row as usize * comptime!(Row::WORDS);
+        let key = u32::cast_from(best >> 32);
+        let mut position = comptime!(RowState::FAILED).runtime();
+        if key != 0 && key != BROKEN {
+            let token = !u32::cast_from(best);
+            state[words + comptime!(Row::TOKEN)] = i32::cast_from(token);
+            let word = (bitmap + token / 32) as usize;
+            seen[word] |= 1u32 << (token % 32);
+            position = options.position + 1;
+            if position as u32 >= lengths.max_len {
+                position = comptime!(RowState::WINDOW_FULL).runtime();
+            }
+        }
+        state[words + comptime!(Row::POSITION)] = position;
+    }
+}
+
+/// A key and a token in one: larger is better, and of equal keys the lower token.
+#[cube]
+fn ranked(key: u32, token: u32) -> u64 {
+    (u64::cast_from(key) << 32) | u64::cast_from(!token)
+}
+
+/// The largest value of a cube's units.
+#[cube]
+fn largest(value: u64, shared: &mut Shared<[u64]>, #[comptime] units: usize) -> u64 {
+    let unit = UNIT_POS_X as usize;
+    shared[unit] = value;
+    sync_cube();
+    let mut half = comptime!(units / 2).runtime();
+    while half > 0 {
+        if unit < half {
+            shared[unit] = max(shared[unit], shared[unit + half]);
+        }
+        sync_cube();
+        half /= 2;
+    }
+    let largest = shared[0];
+    sync_cube();
+    largest
+}

@@ -1,0 +1,147 @@
+use super::kernel::{self, LengthsLaunch};
+use super::{BLOCK, CHUNK, RECORD, TOKEN_BITS};
+use crate::kernels::Row;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_kernels::problem::{expect_at_least, expect_length};
+use marlin_kernels::{ActivationDtype, KernelError};
+use std::fmt;
+
+/// Units of a cube of `score`, where the device has as many: each has four tokens.
+const SCORE_UNITS: u32 = 256;
+/// Units of a cube of `choose`, likewise: of 1024, each would have too few registers.
+const CHOOSE_UNITS: u32 = 512;
+
+/// What [`sample`] is launched for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleShape {
+    /// Rows of the step.
+    pub rows: usize,
+    /// Tokens of the vocabulary, at most 2^18.
+    pub vocab: usize,
+    /// Slots of the cache.
+    pub slots: usize,
+    /// Positions of the window: the row whose token is at the last of them is full.
+    pub max_len: usize,
+    /// Dtype of the logits.
+    pub dtype: ActivationDtype,
+}
+
+impl SampleShape {
+    /// Words of a slot's bitmap of tokens.
+    pub fn bitmap_words(&self) -> usize {
+        self.vocab.div_ceil(BLOCK)
+    }
+
+    fn chunks(&self) -> usize {
+        self.vocab.div_ceil(CHUNK)
+    }
+}
+
+impl fmt::Display for SampleShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, vocab, slots, max_len, dtype } = self;
+        write!(f, "sample rows={rows} vocabulary={vocab} slots={slots} window={max_len} {dtype}")
+    }
+}
+
+/// Operands of [`sample`].
+pub struct SampleArgs {
+    /// [rows, vocab] in the shape's dtype, contiguous.
+    pub logits: BufferArg,
+    /// i32 [rows, [`Row::WORDS`]]: read, and token and position written. Slots are below the shape's, and no two rows share one.
+    pub state: BufferArg,
+    /// u32 or i32 [slots, vocab / 32 up]: bit `token % 32` of word `token / 32` says that the token occurred in the slot's sequence. The chosen
+    /// token's is set.
+    pub seen: BufferArg,
+    /// u32 or i32, [`workspace_words`] or more; what it holds does not matter, before and after.
+    pub workspace: BufferArg,
+}
+
+/// Words of 32 bits that [`sample`] needs to work in.
+pub fn workspace_words(shape: &SampleShape) -> usize {
+    shape.rows * shape.chunks() * RECORD
+}
+
+/// Chooses the next token of every row that is at a position: writes it, and the position that follows or how the row ended.
+///
+/// Nothing else depends on what the buffers hold, so that the launches can be recorded once and replayed.
+///
+/// # Errors
+/// A buffer of the wrong length, a vocabulary of no tokens or past 2^18, operands past what 32-bit indices reach, or a dtype that the device
+/// lacks.
+pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<(), KernelError> {
+    check(client, shape, &args)?;
+    let SampleShape { rows, vocab, max_len, dtype, .. } = *shape;
+    if rows == 0 {
+        return Ok(());
+    }
+    tracing::trace!(%shape, "sample");
+    let [words, chunks] = [shape.bitmap_words(), shape.chunks()].map(|length| length as u32);
+    let lengths = || LengthsLaunch::new(vocab as u32, chunks, words, u32::try_from(max_len).unwrap_or(u32::MAX));
+    // Rows of other lengths do not all start where four logits can be read at once.
+    let lanes = if vocab.is_multiple_of(4) { 4 } else { 1 };
+    // Powers of two, as the reductions need.
+    let most = client.properties().hardware.max_units_per_cube;
+    let [score_units, choose_units] = [SCORE_UNITS, CHOOSE_UNITS].map(|units| 1 << units.min(most).ilog2());
+    let [logits, logits_again] = twice("logits", shape, args.logits)?;
+    let [state, state_again] = twice("state", shape, args.state)?;
+    let [seen, seen_again] = twice("bitmaps of tokens", shape, args.seen)?;
+    let [records, records_again] = twice("workspace", shape, args.workspace)?;
+    kernel::score::launch(
+        client,
+        CubeCount::new_1d(rows as u32 * chunks),
+        CubeDim::new_1d(score_units),
+        lanes,
+        logits,
+        state,
+        seen,
+        records,
+        lengths(),
+        lanes,
+        score_units as usize,
+        dtype.elem(),
+    );
+    kernel::choose::launch(
+        client,
+        CubeCount::new_1d(rows as u32),
+        CubeDim::new_1d(choose_units),
+        lanes,
+        logits_again,
+        state_again,
+        seen_again,
+        records_again,
+        lengths(),
+        lanes,
+        choose_units as usize,
+        dtype.elem(),
+    );
+    Ok(())
+}
+
+/// An operand for both launches.
+fn twice(operand: &'static str, shape: &SampleShape, arg: BufferArg) -> Result<[BufferArg; 2], KernelError> {
+    let length = arg.len();
+    let BufferArg::Handle { handle } = arg else { return Err(KernelError::Alias { operand, problem: shape.to_string() }) };
+    let binding = handle.handle;
+    // SAFETY: the same buffer and length as it came with.
+    Ok([binding.clone(), binding].map(|binding| unsafe { BufferArg::from_raw_parts_binding(binding, length) }))
+}
+
+/// Checks everything that the kernels assume, but for what the state's rows hold.
+fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), KernelError> {
+    let SampleShape { rows, vocab, slots, dtype, .. } = *shape;
+    if vocab == 0 || vocab > 1 << TOKEN_BITS {
+        return Err(KernelError::Vocabulary { found: vocab, limit: 1 << TOKEN_BITS });
+    }
+    let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.bitmap_words()));
+    let limit = u32::MAX as usize;
+    if elements > limit {
+        return Err(KernelError::TooLarge { problem: shape.to_string(), elements, limit });
+    }
+    dtype.expect_on(client)?;
+    expect_length(shape, "logits", rows * vocab, args.logits.len())?;
+    expect_length(shape, "state", rows * Row::WORDS, args.state.len())?;
+    expect_length(shape, "bitmaps of tokens", slots * shape.bitmap_words(), args.seen.len())?;
+    expect_at_least(shape, "workspace", workspace_words(shape), args.workspace.len())
+}

@@ -1,0 +1,261 @@
+//! The operations on CubeCL runtimes.
+
+use super::DecodeBackend;
+use crate::kernels::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
+use crate::kernels::sample::{self, SampleArgs, SampleShape};
+use crate::kernels::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::fusion::FusionCubeRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use burn_fusion::FusionTensor;
+use burn_marlin::backend::cube::{buffer, empty, launch_linear, launched, weight_buffers, weight_problem};
+use burn_marlin::backend::{OptionalFloat, QuantTensors, activation_dtype, linear_shape};
+use bytemuck::cast_slice;
+use cubecl::bytes::Bytes;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use cubecl::server::ServerError;
+use marlin_format::{WeightDescriptor, WeightTensors};
+use marlin_kernels::matmul::head::{self, HeadOperands};
+use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Target, plan};
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+impl DecodeBackend for CubeBackend {
+    fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        norm(x, None, weight, epsilon)
+    }
+
+    fn decode_add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let residual = into_contiguous(residual);
+        let residual = if residual.can_mut() { residual } else { residual.copy() };
+        (norm(x, Some(&residual), weight, epsilon), residual)
+    }
+
+    fn decode_norm_linear(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        norm: FloatTensor<Self>,
+        epsilon: f64,
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        bias: OptionalFloat<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        launched(norm_linear(x, residual, norm, epsilon, weight.into(), &descriptor, bias.into_option()))
+    }
+
+    fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let gate_up = into_contiguous(gate_up);
+        let mut shape = gate_up.shape();
+        let last = shape.rank() - 1;
+        shape[last] /= 2;
+        let out = empty(&gate_up, shape, gate_up.dtype);
+        let (client, shape) = (gate_up.client.clone(), rows_shape(&out));
+        launched(kernels::silu_mul(&client, &shape, SiluMulArgs { gate_up: buffer(gate_up), out: buffer(out.clone()) }));
+        out
+    }
+
+    fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self> {
+        let [vocab, features] = table.shape().dims();
+        let out = empty(&table, Shape::new([rows.shape()[0], features]), table.dtype);
+        let (client, shape) = (table.client.clone(), rows_shape(&out));
+        let args = EmbedArgs { table: buffer(table), row_state: buffer(rows), out: buffer(out.clone()) };
+        launched(kernels::embed(&client, &shape, vocab, args));
+        out
+    }
+
+    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
+        let problem = FloatProblem { m, k, n, dtype: dtype_of(&x) };
+        let (client, x) = (x.client.clone(), aligned(x));
+        let kernel = plan(problem, &Target::of(&client)).kernel;
+        // Its strides say that the transposed tensor is contiguous.
+        let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
+        let Kernel::Head(kernel) = kernel else { return Self::float_matmul(x, weight) };
+        if !is_table {
+            return Self::float_matmul(x, weight);
+        }
+        let out = empty(&x, Shape::new([m, n]), x.dtype);
+        let operands = HeadOperands { x: x.into_buffer_arg(), weight: weight.into_buffer_arg(), out: out.clone().into_buffer_arg() };
+        launched(head::launch(&client, &problem, kernel, operands));
+        out
+    }
+
+    fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = lhs.dtype;
+        matmul(lhs.clone(), rhs.clone(), None, MatmulStrategy::Cube, dtype).unwrap_or_else(|error| {
+            tracing::debug!(?error, lhs = ?lhs.shape(), rhs = ?rhs.shape(), "Burn chooses another matmul");
+            Self::float_matmul(lhs, rhs)
+        })
+    }
+
+    fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self> {
+        let [slots, kv_heads, max_len, head_dim] = cache.shape().dims();
+        let cache_shape = CacheShape { slots, kv_heads, max_len, head_dim };
+        let (client, shape) = (new.client.clone(), rows_shape(&new));
+        launched(kernels::write_cache(&client, &shape, &cache_shape, [slot, start], buffer(new), in_place(&cache)));
+        cache
+    }
+
+    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self> {
+        let after = state.shape().num_elements() - first - words.len();
+        let handle = state.handle.clone().offset_start(4 * first as u64).offset_end(4 * after as u64);
+        state.client.write(&handle, Bytes::from_bytes_vec(cast_slice(&words).to_vec()));
+        state
+    }
+
+    fn decode_attention(
+        qkv: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        q_norm: OptionalFloat<Self>,
+        k_norm: OptionalFloat<Self>,
+        tickets: IntTensor<Self>,
+        shape: AttentionShape,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let client = qkv.client.clone();
+        let plan = launched(AttentionPlan::new(&shape, &AttentionTarget::of(&client)));
+        let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
+        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
+        let args = AttentionArgs {
+            qkv: buffer(qkv),
+            state: buffer(rows),
+            keys: in_place(&keys),
+            values: in_place(&values),
+            cos: buffer(cos),
+            sin: buffer(sin),
+            q_norm: q_norm.into_option().map(buffer),
+            k_norm: k_norm.into_option().map(buffer),
+            out: buffer(out.clone()),
+            partials: buffer(partials),
+            tickets: in_place(&tickets),
+        };
+        launched(attention::attention(&client, &shape, args));
+        (out, keys, values)
+    }
+
+    fn decode_sample(
+        logits: FloatTensor<Self>,
+        rows: IntTensor<Self>,
+        seen: IntTensor<Self>,
+        max_len: usize,
+    ) -> (IntTensor<Self>, IntTensor<Self>) {
+        let [count, vocab] = logits.shape().dims();
+        let shape = SampleShape { rows: count, vocab, slots: seen.shape()[0], max_len, dtype: dtype_of(&logits) };
+        let workspace = empty(&logits, Shape::new([sample::workspace_words(&shape).max(1)]), DType::I32);
+        let client = logits.client.clone();
+        let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
+        launched(sample::sample(&client, &shape, args));
+        (rows, seen)
+    }
+}
+
+/// Words of a tensor on their way to the host.
+pub(crate) struct WordsRead(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>);
+
+/// Starts to copy a tensor of i32 without gaps to the host, after the work that was given to its stream before.
+pub(crate) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
+    let client = tensor.client.clone();
+    let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
+    WordsRead(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle])))
+}
+
+/// The client of a tensor's device, kept to the end of the program: what [`Client::read_async`] gives borrows the client, and outlives the tensor.
+fn kept_client(tensor: &CubeTensor) -> &'static Client {
+    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
+    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    clients.entry(tensor.device.clone()).or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
+}
+
+impl WordsRead {
+    pub(crate) fn wait(self) -> Result<Vec<i32>, ServerError> {
+        let bytes = cubecl::future::block_on(self.0)?;
+        let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
+        Ok(words.map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
+    }
+}
+
+fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilon: f64) -> CubeTensor {
+    let x = into_contiguous(x);
+    let out = empty(&x, x.shape(), x.dtype);
+    let (client, shape) = (x.client.clone(), rows_shape(&x));
+    let args = RmsNormArgs { x: buffer(x), residual: residual.map(in_place), weight: buffer(weight), out: buffer(out.clone()) };
+    launched(kernels::rms_norm(&client, &shape, epsilon as f32, args));
+    out
+}
+
+/// One launch where the plan has the norm in the matmul's kernel; the norm and then the matmul elsewhere.
+fn norm_linear(
+    x: CubeTensor,
+    residual: CubeTensor,
+    norm: CubeTensor,
+    epsilon: f64,
+    weight: WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    bias: Option<CubeTensor>,
+) -> Result<(CubeTensor, CubeTensor), KernelError> {
+    let out_shape = linear_shape(&x.shape(), descriptor.n);
+    let problem = weight_problem(&weight, descriptor, x.shape().num_elements() / descriptor.k, x.dtype)?;
+    let problem = problem.with_prologue(Prologue::AddRmsNorm);
+    let client = x.client.clone();
+    let plan = plan(problem, &Target::of(&client));
+    if plan.prologue != PrologueStage::InKernel {
+        let (normalised, sum) = CubeBackend::decode_add_rms_norm(x, residual, norm, epsilon);
+        return Ok((launch_linear(normalised, weight, descriptor, bias, out_shape)?, sum));
+    }
+    let (out, sum) = (empty(&x, out_shape, x.dtype), empty(&x, x.shape(), x.dtype));
+    let [x, residual, norm] = [x, residual, norm].map(|tensor| aligned(tensor).into_buffer_arg());
+    let operands = Operands {
+        x,
+        norm: Some(NormOperands { residual, weight: norm, sum: sum.clone().into_buffer_arg(), epsilon: epsilon as f32 }),
+        weight: weight_buffers(weight),
+        bias: bias.map(buffer),
+        out: out.clone().into_buffer_arg(),
+    };
+    marlin_kernels::launch(&client, &problem, &plan, operands)?;
+    Ok((out, sum))
+}
+
+/// True where kernels that read 16 bytes at a time can read a tensor where it is: a view into another tensor may start anywhere.
+fn is_aligned(tensor: &CubeTensor) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
+}
+
+/// A contiguous tensor that kernels can read 16 bytes at a time.
+fn aligned(tensor: CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor);
+    if is_aligned(&tensor) { tensor } else { tensor.copy() }
+}
+
+/// A tensor that is written: a copy would be written in its place.
+fn in_place(tensor: &CubeTensor) -> BufferArg {
+    assert!(tensor.is_contiguous(), "a tensor {:?} that is written in place must be contiguous", tensor.shape());
+    tensor.clone().into_buffer_arg()
+}
+
+/// A tensor as rows of its last dimension.
+fn rows_shape(tensor: &CubeTensor) -> RowsShape {
+    let shape = tensor.shape();
+    let features = shape[shape.rank() - 1];
+    RowsShape { rows: shape.num_elements() / features.max(1), features, dtype: dtype_of(tensor) }
+}
+
+/// The functions of this crate let no other dtype come here.
+fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
+    activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
+}

@@ -1,0 +1,296 @@
+//! The tensors of a weight: names, shapes and dtypes, spelled once for files, records, devices and kernels.
+
+use std::fmt;
+
+use super::{QuantSpec, ScaleDtype, WeightFormat};
+use crate::FormatError;
+use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, ZeroLayout};
+
+/// The order in which a weight [K, N] is held: what its kernel reads.
+///
+/// | tensor | plain | tile, of 4 bits only |
+/// |---|---|---|
+/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; of 8 bits K/4 up | [K/16, 2N], both padded to 64, [`MarlinLayout`] |
+/// | scales | [G, N] | [G, N], both padded, [`ScaleLayout`] |
+/// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], both padded, [`ZeroLayout`] |
+/// | row permutation | `[K]` | `[K]`, the same: stored rows keep their order |
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightLayout {
+    /// The layout of records and of the portable and host kernels.
+    Plain,
+    /// The layout of the tensor-core kernels: 4 bits only.
+    Tile,
+}
+
+impl fmt::Display for WeightLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "plain",
+            Self::Tile => "tile",
+        })
+    }
+}
+
+/// One of the tensors of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightTensor {
+    /// The packed values.
+    Words,
+    /// The scales of the groups.
+    Scales,
+    /// The packed zero points of the groups; absent where symmetric.
+    ZeroPoints,
+    /// The natural row of each stored row; absent where rows are in order.
+    RowPermutation,
+}
+
+impl WeightTensor {
+    /// The name in records and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Words => "words",
+            Self::Scales => "scales",
+            Self::ZeroPoints => "zero_points",
+            Self::RowPermutation => "row_permutation",
+        }
+    }
+}
+
+impl fmt::Display for WeightTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One value for each tensor of a weight: its shape, its buffer, its parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WeightTensors<T> {
+    /// Of the packed values.
+    pub words: T,
+    /// Of the scales.
+    pub scales: T,
+    /// Of the packed zero points.
+    pub zero_points: Option<T>,
+    /// Of the row permutation.
+    pub row_permutation: Option<T>,
+}
+
+impl<T> WeightTensors<T> {
+    /// The values with their tensors, in the order of the fields.
+    pub fn iter(&self) -> impl Iterator<Item = (WeightTensor, &T)> {
+        self.as_ref().into_iter()
+    }
+
+    /// References to the values.
+    pub fn as_ref(&self) -> WeightTensors<&T> {
+        let Self { words, scales, zero_points, row_permutation } = self;
+        WeightTensors { words, scales, zero_points: zero_points.as_ref(), row_permutation: row_permutation.as_ref() }
+    }
+
+    /// The value of a tensor; `None` where the weight does without.
+    pub fn get(&self, tensor: WeightTensor) -> Option<&T> {
+        self.iter().find_map(|(other, value)| (other == tensor).then_some(value))
+    }
+
+    /// The values that a function makes of these.
+    pub fn map<U>(self, mut function: impl FnMut(WeightTensor, T) -> U) -> WeightTensors<U> {
+        let Ok(mapped) = self.try_map(|tensor, value| Ok::<_, std::convert::Infallible>(function(tensor, value)));
+        mapped
+    }
+
+    /// The values that a function makes of these.
+    ///
+    /// # Errors
+    /// The first error of the function.
+    pub fn try_map<U, E>(self, mut function: impl FnMut(WeightTensor, T) -> Result<U, E>) -> Result<WeightTensors<U>, E> {
+        let Self { words, scales, zero_points, row_permutation } = self;
+        Ok(WeightTensors {
+            words: function(WeightTensor::Words, words)?,
+            scales: function(WeightTensor::Scales, scales)?,
+            zero_points: zero_points.map(|value| function(WeightTensor::ZeroPoints, value)).transpose()?,
+            row_permutation: row_permutation.map(|value| function(WeightTensor::RowPermutation, value)).transpose()?,
+        })
+    }
+}
+
+impl<T> IntoIterator for WeightTensors<T> {
+    type Item = (WeightTensor, T);
+    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<(WeightTensor, T)>, 4>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        let Self { words, scales, zero_points, row_permutation } = self;
+        [
+            Some((WeightTensor::Words, words)),
+            Some((WeightTensor::Scales, scales)),
+            zero_points.map(|value| (WeightTensor::ZeroPoints, value)),
+            row_permutation.map(|value| (WeightTensor::RowPermutation, value)),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// The dtype of a tensor of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TensorDtype {
+    /// 32-bit words, of no sign.
+    Words,
+    /// The dtype of scales.
+    Scale(ScaleDtype),
+}
+
+/// Shape and dtype of one tensor of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TensorDescriptor {
+    shape: [usize; 2],
+    rank: usize,
+    /// The dtype.
+    pub dtype: TensorDtype,
+}
+
+impl TensorDescriptor {
+    const fn matrix(shape: [usize; 2], dtype: TensorDtype) -> Self {
+        Self { shape, rank: 2, dtype }
+    }
+
+    const fn vector(length: usize, dtype: TensorDtype) -> Self {
+        Self { shape: [length, 1], rank: 1, dtype }
+    }
+
+    /// The extents: two, or one of a vector.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape[..self.rank]
+    }
+
+    /// The extents, with a 1 after that of a vector.
+    pub fn matrix_shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements in all.
+    pub fn elements(&self) -> usize {
+        self.shape[0].saturating_mul(self.shape[1])
+    }
+}
+
+/// What is known of a weight without its values: its format, its shape [K, N] and the layout of its tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WeightDescriptor {
+    /// The format.
+    pub format: WeightFormat,
+    /// K, input features.
+    pub k: usize,
+    /// N, output features.
+    pub n: usize,
+    /// The layout of the tensors.
+    pub layout: WeightLayout,
+}
+
+impl WeightDescriptor {
+    /// The descriptor of a weight in the plain layout.
+    pub fn plain(format: impl Into<WeightFormat>, k: usize, n: usize) -> Self {
+        Self { format: format.into(), k, n, layout: WeightLayout::Plain }
+    }
+
+    /// The descriptor of the same weight in another layout.
+    pub fn in_layout(self, layout: WeightLayout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// How the weight is quantised.
+    pub fn spec(&self) -> QuantSpec {
+        self.format.spec
+    }
+
+    /// Checks that a weight can have such a shape.
+    ///
+    /// # Errors
+    /// As [`QuantSpec::check_shape`].
+    pub fn check(&self) -> Result<(), FormatError> {
+        QuantSpec::check_shape(self.k, self.n)
+    }
+
+    /// The tile layout of the weight as kernels read it, padded to whole chunks.
+    pub fn tiles(&self) -> MarlinLayout {
+        MarlinLayout::in_chunks(self.k, self.n)
+    }
+
+    /// Groups along K that the layout holds scales of, those of its padding among them.
+    pub fn groups(&self) -> usize {
+        match self.layout {
+            WeightLayout::Plain => self.spec().group.count(self.k),
+            WeightLayout::Tile => ScaleLayout::new(&self.tiles(), self.spec().group).groups_padded(),
+        }
+    }
+
+    /// The tensors of the weight: which there are, their shapes and dtypes.
+    pub fn tensors(&self) -> WeightTensors<TensorDescriptor> {
+        let Self { format: WeightFormat { spec, permuted, .. }, k, n, layout } = *self;
+        let groups = self.groups();
+        let (words, columns, zero_points) = match layout {
+            WeightLayout::Plain => {
+                let words = PlainLayout::new(k, n, spec.bits);
+                ([words.rows(), words.columns()], n, n.div_ceil(spec.bits.per_word()))
+            }
+            WeightLayout::Tile => {
+                let tiles = self.tiles();
+                let zeros = ZeroLayout::new(&tiles, spec.group).words() / groups.max(1);
+                ([tiles.k_padded() / 16, 2 * tiles.n_padded()], tiles.n_padded(), zeros)
+            }
+        };
+        let zero_points = TensorDescriptor::matrix([groups, zero_points], TensorDtype::Words);
+        WeightTensors {
+            words: TensorDescriptor::matrix(words, TensorDtype::Words),
+            scales: TensorDescriptor::matrix([groups, columns], TensorDtype::Scale(spec.scale_dtype)),
+            zero_points: spec.zero_points.then_some(zero_points),
+            row_permutation: permuted.then_some(TensorDescriptor::vector(k, TensorDtype::Words)),
+        }
+    }
+}
+
+impl fmt::Display for WeightDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}] {}", self.k, self.n, self.format)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bits, GroupSize};
+
+    #[test]
+    fn a_format_lists_the_tensors_that_it_has() {
+        let spec = QuantSpec::int4(GroupSize::G128).with_zero_points().with_scale_dtype(ScaleDtype::BF16);
+        let weight = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(true), 200, 33);
+        let listed = |weight: &WeightDescriptor| {
+            weight.tensors().into_iter().map(|(tensor, of)| (tensor.name(), of.shape().to_vec(), of.dtype)).collect::<Vec<_>>()
+        };
+        let (words, scale) = (TensorDtype::Words, TensorDtype::Scale(ScaleDtype::BF16));
+        let plain = [
+            ("words", vec![25, 40], words),
+            ("scales", vec![2, 33], scale),
+            ("zero_points", vec![2, 5], words),
+            ("row_permutation", vec![200], words),
+        ];
+        assert_eq!(listed(&weight), plain);
+        let tile = [
+            ("words", vec![16, 128], words),
+            ("scales", vec![2, 64], scale),
+            ("zero_points", vec![2, 8], words),
+            ("row_permutation", vec![200], words),
+        ];
+        assert_eq!(listed(&weight.in_layout(WeightLayout::Tile)), tile);
+        let wide = WeightDescriptor::plain(QuantSpec { bits: Bits::Eight, ..QuantSpec::int4(GroupSize::Channel) }, 9, 7);
+        let scale = TensorDtype::Scale(ScaleDtype::F16);
+        assert_eq!(listed(&wide), [("words", vec![3, 8], words), ("scales", vec![1, 7], scale)]);
+    }
+
+    #[test]
+    fn a_tensor_is_found_by_its_role() {
+        let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G32), 64, 8).tensors();
+        assert_eq!(weight.get(WeightTensor::Scales).map(TensorDescriptor::elements), Some(16));
+        assert_eq!(weight.get(WeightTensor::ZeroPoints), None);
+        assert_eq!(weight.map(|tensor, of| (tensor, of.elements())).words, (WeightTensor::Words, 64));
+    }
+}

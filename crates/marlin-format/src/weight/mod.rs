@@ -1,0 +1,24 @@
+//! Quantised weights on the host: how one is quantised, what it consists of, its values, and the operations on them.
+//!
+//! | type | describes |
+//! |---|---|
+//! | [`QuantSpec`] | how to quantise: bits, group, zero points, scale dtype |
+//! | [`WeightFormat`] | a quantised weight of any shape: a spec, act-order, sparsity |
+//! | [`WeightDescriptor`] | the tensors of one weight: a format, K, N and a layout |
+//! | [`PlainWeight`] | the values of one weight in host memory |
+
+mod descriptor;
+mod format;
+mod join;
+mod plain;
+mod quantize;
+mod slice;
+mod spec;
+
+pub use descriptor::{TensorDescriptor, TensorDtype, WeightDescriptor, WeightLayout, WeightTensor, WeightTensors};
+pub use format::{Sparsity, WeightFormat};
+pub use join::JoinError;
+pub(crate) use plain::position;
+pub use plain::{PlainParts, PlainWeight, Scales};
+pub use quantize::quantize_rtn;
+pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};

@@ -1,0 +1,325 @@
+//! The one form that every file format and device layout converts to and from.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+use super::{WeightDescriptor, WeightFormat};
+use crate::layout::PlainLayout;
+use crate::{Bits, FormatError, QuantSpec, ScaleDtype};
+
+/// Scales, `[G, N]` row-major: one for each group along K and each output feature.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scales {
+    /// In f16.
+    F16(Vec<f16>),
+    /// In bf16.
+    BF16(Vec<bf16>),
+    /// In f32.
+    F32(Vec<f32>),
+}
+
+impl Scales {
+    /// Rounds `values` to `dtype`, to nearest, ties to even. What is too large becomes infinite.
+    pub fn from_f32(values: &[f32], dtype: ScaleDtype) -> Self {
+        match dtype {
+            ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
+            ScaleDtype::BF16 => Self::BF16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
+            ScaleDtype::F32 => Self::F32(values.to_vec()),
+        }
+    }
+
+    /// The dtype of the scales.
+    pub fn dtype(&self) -> ScaleDtype {
+        match self {
+            Self::F16(_) => ScaleDtype::F16,
+            Self::BF16(_) => ScaleDtype::BF16,
+            Self::F32(_) => ScaleDtype::F32,
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+            Self::F32(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Scale `index` of the row-major `[G, N]`.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`len`](Self::len).
+    pub fn get(&self, index: usize) -> f32 {
+        match self {
+            Self::F16(values) => values[index].to_f32(),
+            Self::BF16(values) => values[index].to_f32(),
+            Self::F32(values) => values[index],
+        }
+    }
+
+    /// All of them in f32, which holds every dtype exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Self::BF16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Self::F32(values) => values.clone(),
+        }
+    }
+
+    fn first_not_finite(&self) -> Option<usize> {
+        match self {
+            Self::F16(values) => position(values, |value| !value.is_finite()),
+            Self::BF16(values) => position(values, |value| !value.is_finite()),
+            Self::F32(values) => position(values, |value| !value.is_finite()),
+        }
+    }
+
+    /// Their bytes, little-endian.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::F16(values) => bytemuck::cast_slice(values),
+            Self::BF16(values) => bytemuck::cast_slice(values),
+            Self::F32(values) => bytemuck::cast_slice(values),
+        }
+    }
+}
+
+/// What a [`PlainWeight`] is made of, not yet checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlainParts {
+    /// K, input features.
+    pub k: usize,
+    /// N, output features.
+    pub n: usize,
+    /// How it is quantised.
+    pub spec: QuantSpec,
+    /// The values in [`PlainLayout`], padding the midpoint of the spec's bits.
+    pub words: Vec<u32>,
+    /// `[G, N]`, row-major.
+    pub scales: Scales,
+    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly where the spec says zero points.
+    pub zero_points: Option<Vec<u8>>,
+    /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
+    pub row_permutation: Option<Vec<u32>>,
+}
+
+impl PlainParts {
+    /// Undoes [`PlainWeight::zero_point_words`] of a weight with `n` output features.
+    pub fn zero_points_of_words(words: &[u32], n: usize, bits: Bits) -> Vec<u8> {
+        let per_word = bits.per_word();
+        let zero = |word: u32, slot: usize| (word >> (bits.count() * slot)) as u8 & bits.max();
+        let row = |words: &[u32]| (0..n).map(|column| zero(words[column / per_word], column % per_word)).collect::<Vec<_>>();
+        words.chunks_exact(n.div_ceil(per_word)).flat_map(row).collect()
+    }
+}
+
+/// A 4-bit or 8-bit weight `[K, N]`, checked.
+///
+/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point of the group, the
+/// [midpoint](crate::Bits::midpoint) 8 or 128 where the spec is symmetric.
+///
+/// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i` belongs to group `i / rows(K)` and is natural
+/// input row `row_permutation[i]`. A product gathers the activations in the same order: `x'[i] = x[row_permutation[i]]`.
+#[derive(Clone, PartialEq)]
+pub struct PlainWeight {
+    parts: PlainParts,
+}
+
+impl PlainWeight {
+    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that the spec's bits hold exactly where the
+    /// spec says them, padding, and that the row permutation names every row once.
+    ///
+    /// # Errors
+    /// A [`FormatError`] that says what does not hold, and where.
+    pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
+        let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
+        QuantSpec::check_shape(k, n)?;
+        let layout = PlainLayout::new(k, n, spec.bits);
+        let per_group = spec.group.count(k) * n;
+        let length = |what, expected, found| match found == expected {
+            true => Ok(()),
+            false => Err(FormatError::Length { what, k, n, expected, found }),
+        };
+
+        length("the packed weight", layout.words(), words.len())?;
+        if let Some(word) = layout.bad_padding(words) {
+            return Err(FormatError::Padding { word, found: words[word], bits: spec.bits });
+        }
+
+        if scales.dtype() != spec.scale_dtype {
+            return Err(FormatError::ScaleDtypeMismatch { expected: spec.scale_dtype, found: scales.dtype() });
+        }
+        length("the scales", per_group, scales.len())?;
+        if let Some(index) = scales.first_not_finite() {
+            return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value: scales.get(index) });
+        }
+
+        match (&parts.zero_points, spec.zero_points) {
+            (None, false) => {}
+            (None, true) => return Err(FormatError::MissingZeroPoints),
+            (Some(_), false) => return Err(FormatError::UnexpectedZeroPoints),
+            (Some(zero_points), true) => {
+                length("the zero points", per_group, zero_points.len())?;
+                let max = spec.bits.max();
+                if let Some(index) = position(zero_points, |zero_point| zero_point > max) {
+                    return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index], max });
+                }
+            }
+        }
+
+        if let Some(permutation) = &parts.row_permutation {
+            length("the row permutation", k, permutation.len())?;
+            check_permutation(permutation)?;
+        }
+        Ok(Self { parts })
+    }
+
+    /// The parts, to change them or to move them elsewhere without a copy.
+    pub fn into_parts(self) -> PlainParts {
+        self.parts
+    }
+
+    /// K, input features.
+    pub fn k(&self) -> usize {
+        self.parts.k
+    }
+
+    /// N, output features.
+    pub fn n(&self) -> usize {
+        self.parts.n
+    }
+
+    /// How it is quantised.
+    pub fn spec(&self) -> QuantSpec {
+        self.parts.spec
+    }
+
+    /// The format, shape and layout.
+    pub fn descriptor(&self) -> WeightDescriptor {
+        let format = WeightFormat::dense(self.spec()).with_permutation(self.row_permutation().is_some());
+        WeightDescriptor::plain(format, self.k(), self.n())
+    }
+
+    /// The packed values, in [`PlainLayout`].
+    pub fn words(&self) -> &[u32] {
+        &self.parts.words
+    }
+
+    /// The scales, `[G, N]` row-major.
+    pub fn scales(&self) -> &Scales {
+        &self.parts.scales
+    }
+
+    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` where the spec is symmetric.
+    pub fn zero_points(&self) -> Option<&[u8]> {
+        self.parts.zero_points.as_deref()
+    }
+
+    /// The zero points in words [G, N/8 up], of 8 bits [G, N/4 up], the first in the lowest bits: as the plain layout holds them.
+    pub fn zero_point_words(&self) -> Option<Vec<u32>> {
+        let bits = self.spec().bits;
+        let word = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << bits.count() | u32::from(zero));
+        self.zero_points().map(|zeros| zeros.chunks(self.n()).flat_map(|row| row.chunks(bits.per_word()).map(word)).collect())
+    }
+
+    /// `[K]`: the natural input row of each stored row; `None` where rows are stored in their natural order.
+    pub fn row_permutation(&self) -> Option<&[u32]> {
+        self.parts.row_permutation.as_deref()
+    }
+
+    /// Where each value lies in [`words`](Self::words).
+    pub fn layout(&self) -> PlainLayout {
+        PlainLayout::new(self.parts.k, self.parts.n, self.parts.spec.bits)
+    }
+
+    /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
+    ///
+    /// # Panics
+    /// Where `stored_row` or `column` lies outside the padded weight.
+    pub fn q(&self, stored_row: usize, column: usize) -> u8 {
+        self.layout().index(stored_row, column).read(&self.parts.words)
+    }
+
+    /// The weight in f32, `[K, N]` row-major, rows in their natural order.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let PlainParts { k, n, spec, ref words, .. } = self.parts;
+        let group_rows = spec.group.rows(k);
+        let layout = self.layout();
+        let max = u32::from(spec.bits.max());
+        let scales = self.parts.scales.to_f32();
+        let mut zero_points = vec![f32::from(spec.bits.midpoint()); n];
+        let mut weight = vec![0.0f32; k * n];
+        for stored in 0..k {
+            let group = stored / group_rows * n;
+            if let Some(all) = &self.parts.zero_points
+                && stored % group_rows == 0
+            {
+                zero_points.iter_mut().zip(&all[group..]).for_each(|(zero_point, &value)| *zero_point = f32::from(value));
+            }
+            let natural = self.parts.row_permutation.as_ref().map_or(stored, |permutation| permutation[stored] as usize);
+            let row = &mut weight[natural * n..][..n];
+            let start = layout.index(stored, 0);
+            let packed = &words[start.word..][..n];
+            let shift = start.shift();
+            for (((value, word), scale), zero_point) in row.iter_mut().zip(packed).zip(&scales[group..]).zip(&zero_points) {
+                *value = scale * (((word >> shift) & max) as f32 - zero_point);
+            }
+        }
+        weight
+    }
+
+    /// Bytes that this form takes: packed words with their padding, scales, zero points (a byte each) and row permutation.
+    pub fn size_bytes(&self) -> usize {
+        let PlainParts { words, scales, zero_points, row_permutation, .. } = &self.parts;
+        size_of_val(words.as_slice())
+            + scales.as_bytes().len()
+            + zero_points.as_ref().map_or(0, Vec::len)
+            + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
+    }
+
+    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes the spec's bits, here a byte.
+    pub fn bits_per_weight(&self) -> f64 {
+        let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
+        let saved = (8 - self.parts.spec.bits.count()) * zero_points;
+        (8.0 * self.size_bytes() as f64 - saved as f64) / (self.parts.k as f64 * self.parts.n as f64)
+    }
+}
+
+impl fmt::Debug for PlainWeight {
+    /// The shape and the spec: the values of a layer are too many to read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainWeight")
+            .field("k", &self.parts.k)
+            .field("n", &self.parts.n)
+            .field("spec", &format_args!("{}", self.parts.spec))
+            .field("row_permutation", &self.parts.row_permutation.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The first value that `is_bad`. All are judged before it is looked for: without a branch for each, many are at a time.
+pub(crate) fn position<T: Copy>(values: &[T], is_bad: impl Fn(T) -> bool) -> Option<usize> {
+    match values.iter().fold(false, |any, &value| any | is_bad(value)) {
+        true => values.iter().position(|&value| is_bad(value)),
+        false => None,
+    }
+}
+
+fn check_permutation(permutation: &[u32]) -> Result<(), FormatError> {
+    let mut seen = vec![false; permutation.len()];
+    for (position, &row) in permutation.iter().enumerate() {
+        match seen.get_mut(row as usize) {
+            None => return Err(FormatError::PermutationRange { position, found: row, last: permutation.len().saturating_sub(1) }),
+            Some(true) => return Err(FormatError::PermutationDuplicate { position, row }),
+            Some(unseen) => *unseen = true,
+        }
+    }
+    Ok(())
+}

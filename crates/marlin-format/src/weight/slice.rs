@@ -1,0 +1,93 @@
+//! A part of a weight's input or output features as a weight of its own.
+
+use std::ops::Range;
+
+use super::{GroupSize, PlainParts, PlainWeight, Scales};
+use crate::FormatError;
+use crate::layout::PlainLayout;
+
+impl PlainWeight {
+    /// The weight of the output features in `columns`: [K, columns].
+    ///
+    /// # Errors
+    /// [`FormatError::SliceRange`] for an empty range, or one that leaves N.
+    pub fn slice_n(&self, columns: Range<usize>) -> Result<Self, FormatError> {
+        check_range("N", &columns, self.n())?;
+        let (k, n, spec) = (self.k(), columns.len(), self.spec());
+        let (from, to) = (self.layout(), PlainLayout::new(k, n, spec.bits));
+        let mut words = to.padding();
+        // A word holds rows of one column, so words move whole.
+        for (row, line) in words.chunks_exact_mut(to.columns()).enumerate() {
+            line[..n].copy_from_slice(&self.words()[row * from.columns() + columns.start..][..n]);
+        }
+        let groups = spec.group.count(k);
+        let of_group = |group: usize| group * self.n() + columns.start..group * self.n() + columns.end;
+        Self::new(PlainParts {
+            k,
+            n,
+            spec,
+            words,
+            scales: self.scales().ranges((0..groups).map(of_group)),
+            zero_points: self.zero_points().map(|zeros| (0..groups).flat_map(|group| &zeros[of_group(group)]).copied().collect()),
+            row_permutation: self.row_permutation().map(<[u32]>::to_vec),
+        })
+    }
+
+    /// The weight of the input features in `rows`: [rows, N]. The sum of the products of all parts is that of the whole.
+    ///
+    /// # Errors
+    /// [`FormatError::SliceRange`] for an empty range, or one that leaves K; [`FormatError::SliceGroup`] for one that does not start with a
+    /// group; [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would have some rows.
+    pub fn slice_k(&self, rows: Range<usize>) -> Result<Self, FormatError> {
+        check_range("K", &rows, self.k())?;
+        if self.row_permutation().is_some() {
+            return Err(FormatError::SlicePermuted);
+        }
+        let (k, n, spec) = (rows.len(), self.n(), self.spec());
+        let group_rows = spec.group.rows(self.k());
+        // One group over all of K is one over every part of it.
+        let first = if spec.group == GroupSize::Channel { 0 } else { rows.start / group_rows };
+        if spec.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
+            return Err(FormatError::SliceGroup { start: rows.start, group: spec.group });
+        }
+        let (layout, per_word) = (PlainLayout::new(k, n, spec.bits), spec.bits.per_word());
+        let words = if rows.start.is_multiple_of(per_word) {
+            let mut words = self.words()[rows.start / per_word * layout.columns()..][..layout.words()].to_vec();
+            layout.pad(&mut words);
+            words
+        } else {
+            layout.pack_with(|row, column| self.q(rows.start + row, column))
+        };
+        let per_group = first * n..(first + spec.group.count(k)) * n;
+        Self::new(PlainParts {
+            k,
+            n,
+            spec,
+            words,
+            scales: self.scales().ranges([per_group.clone()]),
+            zero_points: self.zero_points().map(|zeros| zeros[per_group].to_vec()),
+            row_permutation: None,
+        })
+    }
+}
+
+impl Scales {
+    /// Ranges of the scales, one after the other.
+    fn ranges(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
+        fn gather<T: Copy>(values: &[T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<T> {
+            ranges.into_iter().flat_map(|range| &values[range]).copied().collect()
+        }
+        match self {
+            Self::F16(values) => Self::F16(gather(values, ranges)),
+            Self::BF16(values) => Self::BF16(gather(values, ranges)),
+            Self::F32(values) => Self::F32(gather(values, ranges)),
+        }
+    }
+}
+
+fn check_range(axis: &'static str, range: &Range<usize>, length: usize) -> Result<(), FormatError> {
+    if range.start < range.end && range.end <= length {
+        return Ok(());
+    }
+    Err(FormatError::SliceRange { axis, start: range.start, end: range.end, length })
+}

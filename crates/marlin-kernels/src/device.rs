@@ -1,0 +1,112 @@
+//! The devices that kernels run on, as far as the choice and the launch of a kernel depend on them.
+
+use crate::ActivationDtype;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim};
+use std::fmt;
+
+/// The compute capability, 80 for 8.0, that brought `cp.async` and `mma.m16n8k16`.
+pub const MIN_CAPABILITY: u32 = 80;
+
+/// The runtime behind a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Runtime {
+    /// CubeCL on NVIDIA's CUDA.
+    Cuda,
+    /// CubeCL on AMD's ROCm.
+    Rocm,
+    /// CubeCL on Vulkan, through wgpu.
+    Vulkan,
+    /// CubeCL on Apple's Metal.
+    Metal,
+    /// CubeCL on WebGPU, through wgpu.
+    WebGpu,
+    /// CubeCL's CPU runtime.
+    Cpu,
+    /// Burn's Flex backend: Rust on the CPU, no CubeCL.
+    Flex,
+    /// A CubeCL runtime that this version does not know by name.
+    Other,
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "CUDA",
+            Self::Rocm => "ROCm",
+            Self::Vulkan => "Vulkan",
+            Self::Metal => "Metal",
+            Self::WebGpu => "WebGPU",
+            Self::Cpu => "CubeCL CPU",
+            Self::Flex => "Flex",
+            Self::Other => "this CubeCL runtime",
+        })
+    }
+}
+
+/// An NVIDIA card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Card {
+    /// Compute capability, 80 for 8.0.
+    pub capability: u32,
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Most bytes of shared memory that a block may ask for.
+    pub shared_limit: usize,
+}
+
+impl Card {
+    /// The card behind a CubeCL client; `None` where that is no NVIDIA card.
+    pub fn of(client: &Client) -> Option<Self> {
+        if client.name() != "cuda" {
+            return None;
+        }
+        let properties = client.properties();
+        // CubeCL's CUDA runtime names the architecture that it compiles for: ptx_sm90.
+        let capability = properties.identity.fingerprint.strip_prefix("ptx_sm")?.parse().ok()?;
+        let multiprocessors = properties.hardware.num_streaming_multiprocessors? as usize;
+        Some(Self { capability, multiprocessors, shared_limit: properties.hardware.max_shared_memory_size })
+    }
+}
+
+/// The properties of a device that decide which kernel runs. Plain data, so that the choice is tested without a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// The runtime.
+    pub runtime: Runtime,
+    /// The NVIDIA card, on CUDA.
+    pub card: Option<Card>,
+}
+
+impl Target {
+    /// Burn's Flex backend.
+    pub const FLEX: Self = Self { runtime: Runtime::Flex, card: None };
+
+    /// The target behind a CubeCL client.
+    pub fn of(client: &Client) -> Self {
+        let runtime = match client.name() {
+            "cuda" => Runtime::Cuda,
+            "hip" => Runtime::Rocm,
+            "wgpu<spirv>" => Runtime::Vulkan,
+            "wgpu<msl>" | "metal" => Runtime::Metal,
+            "wgpu<wgsl>" => Runtime::WebGpu,
+            "cpu" => Runtime::Cpu,
+            _ => Runtime::Other,
+        };
+        Self { runtime, card: Card::of(client) }
+    }
+}
+
+/// Cubes and units of a kernel that has one unit for each of so many elements.
+pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(client, elements);
+    (calculate_cube_count_elemwise(client, elements, dim), dim)
+}
+
+/// Values that a unit loads at a time: 16 bytes, or fewer where rows of `features` values are no multiple of that.
+pub fn vector_size(client: &Client, features: usize, dtype: ActivationDtype) -> usize {
+    let bytes = dtype.elem().size();
+    let widest = (client.properties().hardware.load_width as usize / 8 / bytes).min(16 / bytes);
+    (0..).map(|power| widest >> power).find(|&size| features.is_multiple_of(size.max(1))).unwrap_or(1).max(1)
+}

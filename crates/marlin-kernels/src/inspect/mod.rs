@@ -1,0 +1,9 @@
+//! A look at the kernels without a device: their CUDA text, and digests of their sources. For tests, CI and records.
+//!
+//! Each routine has a function `source` that gives its text.
+
+mod cuda;
+mod digest;
+
+pub use cuda::{Source, buffer, cuda_text, optional, properties, settings, shared_limit, target};
+pub use digest::{Routine, digest, digest_of};

@@ -1,0 +1,112 @@
+//! The launch of a plan: every matmul with a quantised weight on a CubeCL runtime goes through here.
+
+use crate::matmul::{mma_sync, norm_gemv, portable, wgmma};
+use crate::plan::PrologueStage;
+use crate::tile::operands::{expect_arranged, expect_operands};
+use crate::tile::{Launch, row_length};
+use crate::{Card, Kernel, KernelError, Plan, QuantProblem, Target, repack};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_format::WeightTensors;
+
+/// The buffers of a weight's tensors, as its descriptor lists them. Words are u32 or i32.
+pub type WeightBuffers = WeightTensors<BufferArg>;
+
+/// Operands of [`launch`], contiguous.
+pub struct Operands {
+    /// Activations [M, K].
+    pub x: BufferArg,
+    /// Operands of the prologue, where the kernel computes it.
+    pub norm: Option<NormOperands>,
+    /// The weight, from addresses that are multiples of 16.
+    pub weight: WeightBuffers,
+    /// `[N]` in the activations' dtype.
+    pub bias: Option<BufferArg>,
+    /// [M, N]; written whole.
+    pub out: BufferArg,
+}
+
+/// Operands of [`Prologue::AddRmsNorm`](crate::Prologue::AddRmsNorm) in the activations' dtype, contiguous, from addresses that are multiples of
+/// 16.
+pub struct NormOperands {
+    /// The residual stream [M, K].
+    pub residual: BufferArg,
+    /// The norm's weight `[K]`.
+    pub weight: BufferArg,
+    /// `x + residual` [M, K], rounded; written whole. Another buffer than `residual`, which other blocks still read.
+    pub sum: BufferArg,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// Runs a problem as [`plan`](crate::plan) says.
+///
+/// A weight in a layout that the kernel does not read is repacked for the call; activations are brought into the order of the stored rows where
+/// they are not.
+///
+/// # Errors
+/// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
+/// prologue is computed before the matmul, or a plan of another backend.
+pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
+    // A fault of the device comes up at a later sync and names no kernel: this says which was the last.
+    tracing::trace!(target: "marlin_kernels::launch", kernel = %plan.kernel, %problem, "launch");
+    let target = Target::of(client);
+    match (plan.kernel, target.card) {
+        (Kernel::Marlin(launch), Some(card)) => launch_marlin(client, &card, problem, &launch, operands),
+        (Kernel::NormGemv { blocks }, _) if plan.prologue == PrologueStage::InKernel => {
+            expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
+            norm_gemv::launch(client, problem, blocks, operands)
+        }
+        (Kernel::Portable { rows }, _) => {
+            let weight = repack::to_plain(client, problem, operands.weight)?;
+            let problem = problem.in_layout(marlin_format::WeightLayout::Plain);
+            portable::launch(client, &problem, rows, Operands { weight, ..operands })
+        }
+        (kernel, _) => Err(KernelError::NotLaunchable { kernel, runtime: target.runtime }),
+    }
+}
+
+fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
+    expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
+    if launch.blocks == 0 {
+        return Err(KernelError::NoBlocks { problem: problem.to_string() });
+    }
+    if problem.m == 0 {
+        return Ok(());
+    }
+    let Operands { x, mut weight, .. } = operands;
+    let row_permutation = weight.row_permutation.take();
+    let x = if row_permutation.is_some() || row_length(problem.k()) != problem.k() || !is_aligned(&x) {
+        let elements = problem.m * row_length(problem.k());
+        let arranged = client.empty(elements * problem.activations.elem().size());
+        // SAFETY: the buffer was made for these elements.
+        let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
+        repack::arrange(client, problem, x, row_permutation, out())?;
+        out()
+    } else {
+        x
+    };
+    expect_arranged(problem, &x)?;
+    let operands = Operands { x, weight, ..operands };
+    match launch.tile.is_wgmma() {
+        true => wgmma::launch(client, card, problem, launch, operands),
+        false => mma_sync::launch(client, card, problem, launch, operands),
+    }
+}
+
+/// True where kernels that read 16 bytes at a time can read a buffer where it is: a view into another buffer may start anywhere.
+fn is_aligned(buffer: &BufferArg) -> bool {
+    match buffer {
+        BufferArg::Handle { handle } => handle.handle.offset_start.unwrap_or(0).is_multiple_of(16),
+        BufferArg::Alias { .. } => true,
+    }
+}
+
+/// Writes the float weight [K, N] in natural row order, in the problem's activation dtype. `m` of the problem is not used.
+///
+/// # Errors
+/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the device lacks.
+pub fn dequantize(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
+    let weight = repack::to_plain(client, problem, weight)?;
+    portable::dequantize(client, &problem.in_layout(marlin_format::WeightLayout::Plain), weight, out)
+}

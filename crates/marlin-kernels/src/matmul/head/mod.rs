@@ -1,0 +1,97 @@
+//! The head's product: few rows of activations with a float weight [N, K] whose columns are contiguous, which is how checkpoints hold it.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `tensor_cores` | two rows and more of f16 or bf16, on NVIDIA cards from compute capability 8.0 on |
+//! | `planes` | a few rows of any dtype, on every CubeCL runtime |
+
+mod planes;
+#[cfg(feature = "inspect")]
+mod source;
+mod tensor_cores;
+
+#[cfg(feature = "inspect")]
+pub use source::source;
+
+use crate::device::{MIN_CAPABILITY, vector_size};
+use crate::problem::expect_length;
+use crate::{ActivationDtype, FloatProblem, KernelError, Target};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 78 for 16, at most 118 for 32; Burn's matmul
+/// takes 131 for 16 and 177 for 64. The weight's bytes take 60.
+const MAX_ROWS: usize = 32;
+/// Most rows without: 64 us for one row, 75 for two, 104 for four, 263 for eight.
+const MAX_PLANE_ROWS: usize = 4;
+/// Fewest rows for which tensor cores take less time.
+const MIN_TENSOR_CORE_ROWS: usize = 2;
+
+/// A kernel of the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HeadKernel {
+    /// `mma.sync`, a block for 16 columns.
+    TensorCores,
+    /// A plane for each column.
+    Planes,
+}
+
+/// The kernel that takes a problem; `None` where it has too many rows.
+pub fn plan(problem: &FloatProblem, target: &Target) -> Option<HeadKernel> {
+    let is_card = target.card.is_some_and(|card| card.capability >= MIN_CAPABILITY);
+    let tensor_cores = is_card && problem.dtype != ActivationDtype::F32 && problem.k.is_multiple_of(tensor_cores::STEP);
+    match problem.m {
+        MIN_TENSOR_CORE_ROWS..=MAX_ROWS if tensor_cores => Some(HeadKernel::TensorCores),
+        0..=MAX_PLANE_ROWS => Some(HeadKernel::Planes),
+        _ => None,
+    }
+}
+
+/// Operands of the head, contiguous, from addresses that are multiples of 16.
+pub struct HeadOperands {
+    /// [M, K].
+    pub x: BufferArg,
+    /// [N, K].
+    pub weight: BufferArg,
+    /// [M, N]; written whole.
+    pub out: BufferArg,
+}
+
+/// Launches a kernel of the head: `x` times the transposed weight, in f32 and rounded once.
+///
+/// # Errors
+/// A buffer of the wrong length, a kernel that does not take the problem, or a dtype that the device lacks.
+pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, operands: HeadOperands) -> Result<(), KernelError> {
+    let FloatProblem { m, k, n, dtype } = *problem;
+    dtype.expect_on(client)?;
+    expect_length(problem, "activations", m * k, operands.x.len())?;
+    expect_length(problem, "weight", n * k, operands.weight.len())?;
+    expect_length(problem, "output", m * n, operands.out.len())?;
+    let most = if kernel == HeadKernel::TensorCores { MAX_ROWS } else { MAX_PLANE_ROWS };
+    if m > most {
+        return Err(KernelError::Outside { what: "rows", problem: problem.to_string(), end: m, limit: most });
+    }
+    let HeadOperands { x, weight, out } = operands;
+    if out.is_empty() {
+        return Ok(());
+    }
+    match kernel {
+        HeadKernel::TensorCores => {
+            let count = CubeCount::Static(n.div_ceil(tensor_cores::COLUMNS) as u32, 1, 1);
+            let dim = CubeDim::new_1d(32 * tensor_cores::WARPS as u32);
+            let address = AddressType::from_len(n * k / 8);
+            let config = tensor_cores::Config::new(m, k, dtype);
+            // SAFETY: the lengths of all buffers were checked; columns and rows past the last are read as the last, and not written.
+            unsafe { tensor_cores::head::launch_unchecked(client, count, dim, address, x, weight, out, n, m, config, dtype.elem()) };
+        }
+        HeadKernel::Planes => {
+            let size = vector_size(client, k, dtype);
+            let plane = client.properties().hardware.plane_size_min as usize;
+            let planes = if plane == 1 { 1 } else { planes::PLANES };
+            let dim = CubeDim::new_1d((plane * planes) as u32);
+            let count = CubeCount::Static(n.div_ceil(planes) as u32, 1, 1);
+            planes::head_columns::launch(client, count, dim, size, x, weight, out, n, k, k / size, m, plane, dtype.elem());
+        }
+    }
+    Ok(())
+}

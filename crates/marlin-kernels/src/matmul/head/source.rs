@@ -1,0 +1,26 @@
+use super::tensor_cores::head::Head;
+use super::tensor_cores::{Config, WARPS};
+use crate::ActivationDtype;
+use crate::inspect::{Source, buffer, cuda_text, properties, settings, target};
+use cubecl::prelude::*;
+use cubecl_runtime::compiler::CompilationError;
+
+/// The CUDA text of the product of `rows` rows of f16 or bf16 with a weight of `features` input features, a multiple of 32.
+///
+/// # Errors
+/// CubeCL refuses the kernel.
+pub fn source(rows: usize, features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+    let kernel = Head::new(
+        settings(32 * WARPS, ExecutionMode::Unchecked),
+        properties(capability),
+        target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        Config::new(rows, features, dtype),
+        dtype.elem(),
+    );
+    cuda_text(&kernel, capability)
+}

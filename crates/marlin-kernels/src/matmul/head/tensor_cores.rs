@@ -1,0 +1,131 @@
+//! On tensor cores: a block has 16 columns and all rows, and its warps take turns along K. Weights are the fragment A of `mma.m16n8k16`,
+//! activations its fragment B.
+//!
+//! The sum over K may go in any order as long as both fragments have the same, so a lane takes what lies together: 16 bytes, eight features of one
+//! column or row, are its part of two products. With `groupID = lane / 4` and `t = lane % 4`:
+//!
+//! | features of a step | product | in A, columns `groupID` and `groupID + 8` | in B, row `groupID` |
+//! |---|---|---|---|
+//! | `8t`, `8t + 1`     | first  | `a0`, `a1` | `b0` |
+//! | `8t + 2`, `8t + 3` | first  | `a2`, `a3` | `b1` |
+//! | `8t + 4`, `8t + 5` | second | `a0`, `a1` | `b0` |
+//! | `8t + 6`, `8t + 7` | second | `a2`, `a3` | `b1` |
+//!
+//! Nothing is staged in shared memory: many small warps on each multiprocessor keep enough loads under way.
+//!
+//! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
+
+use crate::ActivationDtype;
+use crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16};
+use cubecl::prelude::*;
+
+/// Features of two products.
+pub(super) const STEP: usize = 32;
+/// Columns of a block.
+pub(super) const COLUMNS: usize = 16;
+/// Warps of a block.
+pub(super) const WARPS: usize = 4;
+
+/// What the kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Config {
+    /// K, a multiple of [`STEP`].
+    pub features: usize,
+    /// Tiles of eight rows.
+    pub tiles: usize,
+    /// Values in bf16, or in f16.
+    pub bf16: bool,
+}
+
+impl Config {
+    /// For `rows` rows in f16 or bf16.
+    pub fn new(rows: usize, features: usize, dtype: ActivationDtype) -> Self {
+        Self { features, tiles: rows.div_ceil(8), bf16: dtype == ActivationDtype::BF16 }
+    }
+}
+
+/// Buffers as in [`HeadArgs`](super::HeadArgs), those that are read as the words of eight values.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn head<F: Float>(
+    x: &[U4],
+    weight: &[U4],
+    out: &mut [F],
+    columns: usize,
+    rows: usize,
+    #[comptime] config: Config,
+    #[define(F)] _dtype: ElemType,
+) {
+    let vectors = comptime!(config.features / 8);
+    let warp = UNIT_POS as usize / 32;
+    let lane = lane() as usize;
+    let (group_id, t) = (lane / 4, lane % 4);
+    let first = CUBE_POS * COLUMNS;
+    // Columns and rows past the last: the last once more, for nothing.
+    let upper = min(first + group_id, columns - 1) * vectors + t;
+    let lower = min(first + group_id + 8, columns - 1) * vectors + t;
+    let mut sums = Array::<F4>::new(config.tiles);
+    let mut row_starts = Array::<usize>::new(config.tiles);
+    #[unroll]
+    for tile in 0..config.tiles {
+        sums[tile] = F4::new(0.0);
+        row_starts[tile] = min(comptime!(8 * tile) + group_id, rows - 1) * vectors + t;
+    }
+    let mut place = warp * 4;
+    while place < vectors {
+        let (upper_words, lower_words) = (load_once(weight, upper + place), load_once(weight, lower + place));
+        let first_part = fragment(upper_words, lower_words, 0usize);
+        let second_part = fragment(upper_words, lower_words, 2usize);
+        #[unroll]
+        for tile in 0..config.tiles {
+            let row = x[row_starts[tile] + place];
+            let sum = mma_m16n8k16(first_part, row.extract(0usize), row.extract(1usize), sums[tile], comptime!(config.bf16));
+            sums[tile] = mma_m16n8k16(second_part, row.extract(2usize), row.extract(3usize), sum, comptime!(config.bf16));
+        }
+        place += comptime!(4 * WARPS);
+    }
+
+    // [tile, register, warp, lane]; a lane's registers are rows 2t and 2t + 1 of its first column, then of its second.
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(config.tiles * 4 * WARPS * 32));
+    #[unroll]
+    for tile in 0..config.tiles {
+        #[unroll]
+        for register in 0..4usize {
+            parts[comptime!((4 * tile + register) * WARPS * 32) + warp * 32 + lane] = sums[tile].extract(register);
+        }
+    }
+    sync_cube();
+    // The block's threads have a row and a column each, columns first.
+    let mut output = UNIT_POS as usize;
+    while output < comptime!(8 * COLUMNS * config.tiles) {
+        let (row, column) = (output / COLUMNS, output % COLUMNS);
+        let register = column / 8 * 2 + row % 2;
+        let lane = column % 8 * 4 + row % 8 / 2;
+        let place = (row / 8 * 4 + register) * comptime!(WARPS * 32) + lane;
+        let mut sum = 0.0f32;
+        #[unroll]
+        for warp in 0..WARPS {
+            sum += parts[place + comptime!(warp * 32)];
+        }
+        if row < rows && first + column < columns {
+            out[row * columns + first + column] = F::cast_from(sum);
+        }
+        output += comptime!(32 * WARPS);
+    }
+}
+
+/// The 16 bytes of a vector of the weight, past the first-level cache, which the activations stay in.
+#[cube]
+fn load_once(weight: &[U4], place: usize) -> U4 {
+    ld_global_once_16(global_address(weight) + 16u64 * u64::cast_from(place))
+}
+
+/// The fragment A of words `word` and `word + 1` of two columns.
+#[cube]
+fn fragment(upper: U4, lower: U4, #[comptime] word: usize) -> U4 {
+    let mut a = U4::new(0u32);
+    a.insert(0usize, upper.extract(word));
+    a.insert(1usize, lower.extract(word));
+    a.insert(2usize, upper.extract(comptime!(word + 1)));
+    a.insert(3usize, lower.extract(comptime!(word + 1)));
+    a
+}

@@ -1,0 +1,75 @@
+//! W4A16 and W8A16 on the CPU, straight from the packed weight: for Burn's Flex backend, which runs no CubeCL.
+//!
+//! Supported and refused: as [`crate::matmul::portable`]. Activations come as f32, whatever the tensors hold, and stay f32; scales are read as they are stored.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `few` | up to eight rows: the weight streams through registers |
+//! | `many` | more: panels of it are unpacked into the first-level cache |
+//! | `unpack` | the float weight |
+//! | [`head`] | few rows with a float table |
+//! | [`simd`] | the vector instructions they are made of, and plain Rust in their place |
+//! | [`threads`] | columns over all cores |
+//! | `pool`, `cores` | the threads, and where they run |
+
+mod cores;
+mod few;
+mod float;
+pub mod head;
+mod many;
+mod pool;
+#[allow(missing_docs, reason = "each function is named as the operation that it is")]
+pub mod simd;
+pub mod threads;
+mod unpack;
+mod weight;
+
+#[cfg(test)]
+mod tests;
+
+use crate::problem::expect_length;
+use crate::{KernelError, QuantProblem};
+pub use float::HostFloat;
+use weight::Reader;
+pub use weight::{Floats, HostWeight};
+
+/// Multiplies activations [M, K] with a packed weight and adds a bias `[N]`; returns [M, N].
+///
+/// # Errors
+/// A buffer of the wrong length, or an operand that does not fit the format.
+pub fn matmul(problem: &QuantProblem, x: &[f32], weight: HostWeight<'_>, bias: Option<&[f32]>) -> Result<Vec<f32>, KernelError> {
+    let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
+    weight.check(problem)?;
+    expect_length(problem, "activations", m * k, x.len())?;
+    if let Some(bias) = bias {
+        expect_length(problem, "bias", n, bias.len())?;
+    }
+    let mut out = match bias {
+        Some(bias) => bias.repeat(m),
+        None => vec![0.0; m * n],
+    };
+    let (reader, per_word) = (Reader::new(problem, weight), spec.bits.per_word());
+    if m == 0 {
+        return Ok(out);
+    }
+    if m <= few::MAX_ROWS {
+        let x = few::Activations::new(x, k, weight.row_permutation, reader.chunk, per_word);
+        few::multiply(&reader, per_word, &x, &mut out, n);
+    } else {
+        let x = many::Activations::new(x, k, weight.row_permutation);
+        many::multiply(&reader, per_word, &x, &mut out, n);
+    }
+    Ok(out)
+}
+
+/// Writes the float weight [K, N] to `out`, in natural row order. `m` of the problem is not used.
+///
+/// # Errors
+/// As [`matmul`].
+pub fn dequantize<T: HostFloat>(problem: &QuantProblem, weight: HostWeight<'_>, out: &mut [T]) -> Result<(), KernelError> {
+    let (n, k, spec) = (problem.n(), problem.k(), problem.spec());
+    weight.check(problem)?;
+    expect_length(problem, "weight", k * n, out.len())?;
+    unpack::dequantize(&Reader::new(problem, weight), spec.bits.per_word(), weight.row_permutation, out, n);
+    Ok(())
+}

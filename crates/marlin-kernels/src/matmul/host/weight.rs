@@ -1,0 +1,141 @@
+//! A packed weight in host memory, and how kernels read its scales and zero points.
+
+use super::simd::{LANES, Simd};
+use crate::{KernelError, QuantProblem};
+use half::{bf16, f16};
+use marlin_format::layout::PlainLayout;
+use marlin_format::{Bits, WeightTensors};
+
+/// Floats as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub enum Floats<'a> {
+    /// 32-bit float.
+    F32(&'a [f32]),
+    /// IEEE half.
+    F16(&'a [f16]),
+    /// bfloat16.
+    BF16(&'a [bf16]),
+}
+
+impl Floats<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+
+    /// The values from `start` on; any in the lanes past the end.
+    #[inline(always)]
+    pub(super) fn load<S: Simd>(&self, simd: S, start: usize) -> S::F32 {
+        match self {
+            Self::F32(values) => simd.load(&lanes(values, start)),
+            Self::F16(values) => simd.load_f16(&lanes(values, start)),
+            Self::BF16(values) => simd.load_bf16(&lanes(values, start)),
+        }
+    }
+}
+
+/// Values from `start` on, the default past the end.
+#[inline(always)]
+pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
+    if let Some(values) = values.get(start..).and_then(<[T]>::first_chunk) {
+        return *values;
+    }
+    std::array::from_fn(|lane| values.get(start + lane).copied().unwrap_or_default())
+}
+
+/// A weight in host memory, in the plain layout.
+#[derive(Debug, Clone, Copy)]
+pub struct HostWeight<'a> {
+    /// [K/8 up (of 8 bits K/4 up), N up to a multiple of 8]: [`PlainLayout`].
+    pub words: &'a [u32],
+    /// [G, N].
+    pub scales: Floats<'a>,
+    /// [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where symmetric.
+    pub zero_points: Option<&'a [u32]>,
+    /// `[K]`: the natural row of each stored row; absent where rows are in order.
+    pub row_permutation: Option<&'a [u32]>,
+}
+
+impl HostWeight<'_> {
+    pub(super) fn check(&self, problem: &QuantProblem) -> Result<(), KernelError> {
+        problem.expect_weight(&WeightTensors {
+            words: self.words.len(),
+            scales: self.scales.len(),
+            zero_points: self.zero_points.map(<[u32]>::len),
+            row_permutation: self.row_permutation.map(<[u32]>::len),
+        })
+    }
+}
+
+/// A weight with the numbers that loops over it need.
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'a> {
+    weight: HostWeight<'a>,
+    n: usize,
+    /// Words in a row of words.
+    columns: usize,
+    bits: Bits,
+    /// Rows of K that share a scale.
+    group: usize,
+    /// Rows of K whose products are added up before the scale is applied.
+    pub chunk: usize,
+}
+
+/// Most rows of K that share a sum: where a whole column shares a scale, the part of the zero point, taken away from the sum of products
+/// afterwards, would cost digits.
+const MAX_CHUNK: usize = 128;
+
+impl<'a> Reader<'a> {
+    pub fn new(problem: &QuantProblem, weight: HostWeight<'a>) -> Self {
+        let (n, k, spec) = (problem.n(), problem.k(), problem.spec());
+        let (group, columns) = (spec.group.rows(k), PlainLayout::new(k, n, spec.bits).columns());
+        // Groups of 32, 64 and 128 rows are chunks.
+        Self { weight, n, columns, bits: spec.bits, group, chunk: group.clamp(1, MAX_CHUNK) }
+    }
+
+    /// The words of a vector of columns from `column` on, which is below N.
+    #[inline(always)]
+    pub fn words<S: Simd>(&self, simd: S, row: usize, column: usize) -> S::U32 {
+        simd.load_words(&lanes(self.weight.words, row * self.columns + column))
+    }
+
+    /// Asks for the cache line of a word.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, simd: S, row: usize, column: usize) {
+        simd.prefetch(self.weight.words, row * self.columns + column);
+    }
+
+    /// The scales of a vector of columns in a chunk; any past N.
+    #[inline(always)]
+    pub fn scales<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
+        self.weight.scales.load(simd, self.group_of(chunk) * self.n + column)
+    }
+
+    /// The zero points of a vector of columns in a chunk; any past N.
+    #[inline(always)]
+    pub fn zeros<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
+        let Some(words) = self.weight.zero_points else { return simd.splat(f32::from(self.bits.midpoint())) };
+        let (bits, per_word) = (self.bits.count(), self.bits.per_word());
+        let row = self.group_of(chunk) * self.n.div_ceil(per_word);
+        // Vectors begin with a word.
+        let word = |lane: usize| words.get(row + column / per_word + lane / per_word).copied().unwrap_or_default();
+        let words = simd.load_words(&std::array::from_fn(word));
+        let shifted = simd.shift_right_each(words, &std::array::from_fn(|lane| (lane % per_word * bits) as u32));
+        simd.to_f32(simd.and(shifted, u32::from(self.bits.max())))
+    }
+
+    /// The scales of a vector of columns in a chunk, and what is added to their products with the stored values: `-zero scale`.
+    #[inline(always)]
+    pub fn scale_and_offset<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> (S::F32, S::F32) {
+        let scales = self.scales(simd, chunk, column);
+        let minus_zeros = simd.mul(self.zeros(simd, chunk, column), simd.splat(-1.0));
+        (scales, simd.mul(minus_zeros, scales))
+    }
+
+    fn group_of(&self, chunk: usize) -> usize {
+        chunk * self.chunk / self.group.max(1)
+    }
+}

@@ -1,0 +1,202 @@
+//! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
+
+use crate::ptx::{cp_async_4, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, lane, opaque};
+use crate::tile::config::{CHUNK_N, Config};
+use crate::tile::fragment::group_of;
+use crate::tile::lengths::Lengths;
+use crate::tile::stripe::TilePart;
+use cubecl::prelude::*;
+
+/// Global addresses of the operands.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Source {
+    /// Activations.
+    pub x: u64,
+    /// Packed values.
+    pub words: u64,
+    /// Scales.
+    pub scales: u64,
+    /// Zero points.
+    pub zeros: u64,
+}
+
+/// The copies of a stripe, which run ahead of its products by all stages but the one that is multiplied.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct CopyAhead {
+    /// What is copied next.
+    copies: Copies,
+    /// The part of a tile that it is of.
+    part: TilePart,
+    /// The first unit of the stripe.
+    start: u32,
+    /// Units that are not copied yet.
+    to_copy: u32,
+}
+
+#[cube]
+impl CopyAhead {
+    /// At the start of a stripe of at least one unit.
+    pub fn new(start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> CopyAhead {
+        CopyAhead { copies: Copies::new(lengths, config), part: TilePart::last(lengths, start, end), start, to_copy: end - start }
+    }
+
+    /// Starts the copies of the first steps, into all stages but the last.
+    pub fn fill(&mut self, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
+        let mut stage = stages;
+        // A loop that the compiler cannot unroll: less code to fetch before the first copy.
+        while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+            self.copy(stage, source, lengths, config);
+            stage = opaque(stage + comptime!(config.stage_bytes() as u32));
+        }
+    }
+
+    /// Waits until the step of a stage has arrived and every warp is done with the stage before, and fills that one.
+    pub fn step(&mut self, stage: u32, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        cp_async_wait_group(comptime!(config.tile.stages - 2));
+        sync_cube();
+        let stage_bytes = comptime!(config.stage_bytes() as u32);
+        let before = if stage == stages { stage + comptime!((config.tile.stages as u32 - 1) * stage_bytes) } else { stage - stage_bytes };
+        self.copy(before, source, lengths, config);
+    }
+
+    /// Starts the copies of one step, and goes to the next.
+    fn copy(&mut self, stage: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        if self.to_copy > 0 {
+            self.copies.start(lengths, stage, config);
+            self.to_copy -= 1;
+            self.part.first += 1;
+            if self.part.first == self.part.end {
+                self.part.step_back(lengths, self.start);
+                self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
+            }
+        }
+        cp_async_commit_group();
+    }
+}
+
+/// What a thread copies next: its part of one step of a tile, and how to get to the next step.
+///
+/// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a step are copied
+/// by all threads together, in runs of eight values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that
+/// `ldmatrix` reads eight rows without conflict.
+#[derive(CubeType, Clone, Copy)]
+struct Copies {
+    /// The lane's words in the first of the chunk's four tiles.
+    words: u64,
+    /// Bytes from a tile to the one below it.
+    words_row: u64,
+    /// The lane's run of the scales of the chunk's columns, in group 0.
+    scales: u64,
+    /// The lane's word of the zero points of the chunk's columns, in group 0.
+    zeros: u64,
+    /// The warp's chunk along K.
+    chunk: u32,
+    /// Chunks along K; 0 where the warp's columns are past N.
+    chunks: u32,
+    /// The thread's first run of activations.
+    x: u64,
+    /// Bytes between the thread's runs.
+    x_row: u64,
+    /// The row of K where that run starts.
+    k: u32,
+    /// Rows of activations from the thread's first on.
+    rows: u32,
+}
+
+/// Runs of activations in a row of a step.
+const fn runs(config: &Config) -> u32 {
+    (config.tile.depth() / 8) as u32
+}
+
+/// Rows of activations between a thread's runs.
+const fn row_step(config: &Config) -> u32 {
+    config.tile.threads() as u32 / runs(config)
+}
+
+#[cube]
+impl Copies {
+    /// Before the first tile: [`enter`](Self::enter) it.
+    fn new(lengths: &Lengths, #[comptime] config: Config) -> Copies {
+        let row_bytes = u64::cast_from(lengths.k) * 2u64;
+        Copies {
+            words: 0u64.runtime(),
+            words_row: u64::cast_from(lengths.chunks_n) * 512u64,
+            scales: 0u64.runtime(),
+            zeros: 0u64.runtime(),
+            chunk: 0u32.runtime(),
+            chunks: 0u32.runtime(),
+            x: 0u64.runtime(),
+            x_row: row_bytes * comptime!(row_step(&config) as u64),
+            k: 0u32.runtime(),
+            rows: 0u32.runtime(),
+        }
+    }
+
+    /// Goes to step `first` of a tile.
+    fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        let lane = lane();
+        let warp = UNIT_POS_X / 32;
+        let warps_n = comptime!(config.tile.warps_n as u32);
+        let (column, row_block) = lengths.by_row_blocks.div_mod(tile);
+        let chunk_n = column * warps_n + warp % warps_n;
+        self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
+        self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
+        self.words = source.words + u64::cast_from(self.chunk * 4) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+        self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
+        self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * 4);
+
+        let row = row_block * comptime!(config.tile.rows() as u32) + UNIT_POS_X / comptime!(runs(&config));
+        self.k = first * comptime!(config.tile.depth() as u32) + UNIT_POS_X % comptime!(runs(&config)) * 8;
+        self.x = source.x + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64 + u64::cast_from(self.k * 2);
+        self.rows = if row < lengths.m { lengths.m - row } else { 0u32.runtime() };
+    }
+
+    /// Starts the copies of this step into a stage, and goes to the next step.
+    fn start(&mut self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+        if self.chunk < self.chunks {
+            self.start_chunk(lengths, stage, config);
+        }
+        self.chunk += comptime!(config.tile.warps_k as u32);
+        self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
+
+        // Past K there is nothing to read, and zeros make the padded rows of the weight count for nothing.
+        let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
+        let row = UNIT_POS_X / comptime!(runs(&config));
+        let run = UNIT_POS_X % comptime!(runs(&config));
+        #[unroll]
+        for i in 0..comptime!((config.tile.rows() as u32).div_ceil(row_step(&config))) {
+            if comptime!(i * row_step(&config)) < self.rows && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
+            {
+                let row = row + comptime!(i * row_step(&config));
+                let offset = comptime!(config.activations_offset() as u32) + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
+                cp_async_16_or_zero(stage + offset, self.x + self.x_row * comptime!(i as u64), bytes);
+            }
+        }
+        self.k += comptime!(config.tile.depth() as u32);
+        self.x += comptime!(2 * config.tile.depth() as u64);
+    }
+
+    /// Starts the copies of the warp's chunk.
+    fn start_chunk(&self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
+        let lane = lane();
+        let warp = UNIT_POS_X / 32;
+        let words = stage + warp * 2048 + lane * 16;
+        #[unroll]
+        for i in 0..4u32 {
+            cp_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
+        }
+        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
+        if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
+            let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
+            if comptime!(config.grouped()) {
+                let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
+                cp_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
+            }
+            if comptime!(config.zero_points) {
+                let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
+                cp_async_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2));
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+use super::copy::{CopyAhead, Source};
+use super::multiply::multiply;
+use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
+use crate::tile::config::Config;
+use crate::tile::epilogue::finish;
+use crate::tile::fragment::stored_ones;
+use crate::tile::lengths::Lengths;
+use crate::tile::stripe::{TilePart, stripe_start};
+use cubecl::prelude::*;
+
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks.
+///
+/// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
+/// rows wastes no more than it must.
+#[cube(launch_unchecked)]
+pub(super) fn matmul<F: Float>(
+    x: &[F],
+    words: &[u32],
+    scales: &[F],
+    zero_points: ComptimeOption<&[u32]>,
+    bias: ComptimeOption<&[F]>,
+    out: &mut [F],
+    workspace: &mut [u64],
+    lengths: Lengths,
+    #[comptime] config: Config,
+    #[define(F)] _dtype: ElemType,
+) {
+    let shared = Shared::<[u32]>::new_aligned_slice(
+        comptime!(config.tile.stages * config.stage_bytes() / 4),
+        comptime!(config.alignment().max(128)),
+    );
+    let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
+    let stages = shared_address::<u32>(&shared);
+    let source = Source {
+        x: global_address::<F>(x),
+        words: global_address::<u32>(words),
+        scales: global_address::<F>(scales),
+        zeros: #[comptime]
+        match zero_points {
+            ComptimeOption::Some(zeros) => global_address::<u32>(zeros),
+            ComptimeOption::None => 0u64.runtime(),
+        },
+    };
+    let start = stripe_start(&lengths, CUBE_POS_X);
+    let end = stripe_start(&lengths, CUBE_POS_X + 1);
+    if start == end {
+        terminate!();
+    }
+
+    // The first copies are under way before anything else.
+    let mut stage = stages;
+    let mut part = TilePart::last(&lengths, start, end);
+    let mut ahead = CopyAhead::new(start, end, &lengths, config);
+    ahead.fill(stages, &source, &lengths, config);
+
+    let workspace = global_address_mut::<u64>(workspace);
+    let (warps_n, warps_k) = comptime!((config.tile.warps_n as u32, config.tile.warps_k as u32));
+    let warp = UNIT_POS_X / 32;
+    let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
+    let ones = stored_ones(true, config);
+    let mut to_multiply = end - start;
+    while to_multiply > 0 {
+        #[unroll]
+        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+            sums[i] = F4::new(0.0);
+        }
+        let column = lengths.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
+        // Opaque, or the compiler computes it anew for every step.
+        let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
+        let mut chunk = part.first * warps_k + warp / warps_n;
+        for _ in part.first..part.end {
+            ahead.step(stage, stages, &source, &lengths, config);
+            // Past N or K there is nothing to multiply.
+            if chunk < chunks {
+                multiply(stage, &mut sums, ones, &lengths.masks, config);
+            }
+            chunk += warps_k;
+            let last = stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32);
+            stage = if stage == last { stages } else { stage + comptime!(config.stage_bytes() as u32) };
+        }
+        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
+        to_multiply -= part.end - part.first;
+        part.step_back(&lengths, start);
+    }
+}

@@ -1,0 +1,33 @@
+use super::kernel;
+use crate::tile::lengths::lengths;
+use crate::tile::workspace::Workspace;
+use crate::tile::{Launch, cost};
+use crate::{Card, KernelError, Operands, QuantProblem};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+/// Launches the kernel on checked operands, whose activations are in the order of the stored rows.
+pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
+    let config = cost::format(problem).config(launch.tile);
+    let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
+    let Operands { x, weight, bias, out, .. } = operands;
+    // SAFETY: lengths were checked against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
+    unsafe {
+        kernel::matmul::launch_unchecked(
+            client,
+            CubeCount::new_1d(launch.blocks as u32),
+            CubeDim::new_1d(config.block_threads() as u32),
+            x,
+            weight.words,
+            weight.scales,
+            weight.zero_points.into(),
+            bias.into(),
+            out,
+            workspace,
+            lengths(problem, launch),
+            config,
+            problem.activations.elem(),
+        );
+    }
+    Ok(())
+}

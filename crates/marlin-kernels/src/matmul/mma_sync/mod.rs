@@ -1,0 +1,22 @@
+//! The Marlin kernel with `mma.sync`: each warp multiplies by itself. Every card from compute capability 8.0 on has it.
+//!
+//! Each warp owns one chunk of the weight in a step, 64 rows of K by 64 columns: it copies it with `cp.async` past the first-level cache and
+//! multiplies it, and since a lane copies the very words it multiplies, only the activations need the block's barrier. They lie in shared
+//! memory with runs of eight values swizzled by XOR, for `ldmatrix`. As many stages are in flight as shared memory holds.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `kernel` | the kernel, from the first copy to the epilogue |
+//! | `copy` | the `cp.async` pipeline |
+//! | `multiply` | the products of a chunk |
+
+mod copy;
+mod kernel;
+mod launch;
+mod multiply;
+#[cfg(feature = "inspect")]
+mod source;
+
+pub(crate) use launch::launch;
+#[cfg(feature = "inspect")]
+pub use source::source;

@@ -1,0 +1,124 @@
+//! The products of a warp's chunk, by `mma.sync`.
+
+use crate::ptx::{F4, U4, lane, ld_shared_16, ldmatrix_x4, mma_m16n8k16};
+use crate::tile::config::{CHUNK_N, Config};
+use crate::tile::fragment::{column_scales, column_zeros, dequantize, load_group, stored};
+use crate::tile::lengths::NibbleMasks;
+use cubecl::prelude::*;
+
+/// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` are the columns `16j..16j + 16` of the warp's 64 and the rows
+/// `8b..8b + 8`, in the ownership of `mma.m16n8k16`'s accumulators:
+///
+/// | element | column in 16 | row in 8 |
+/// |---|---|---|
+/// | 0, 1 | `lane / 4`     | `2 (lane % 4)`, `2 (lane % 4) + 1` |
+/// | 2, 3 | `lane / 4 + 8` | `2 (lane % 4)`, `2 (lane % 4) + 1` |
+#[cube]
+pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &NibbleMasks, #[comptime] config: Config) {
+    let lane = lane();
+    let warp = UNIT_POS_X / 32;
+    let words = stage + warp * 2048 + lane * 16;
+    let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
+    let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
+
+    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads. With one batch tile the four matrices are 32 rows of K; with
+    // more, they are 16 rows of K of two batch tiles.
+    let batch_tiles = comptime!(config.tile.batch_tiles);
+    let matrix = lane / 8;
+    let (row, run) = if comptime!(batch_tiles == 1) { (lane % 8, matrix) } else { (lane % 8 + matrix / 2 * 8, matrix % 2) };
+    let runs = comptime!((config.tile.depth() / 8) as u32);
+    let activations = comptime!(config.activations_offset() as u32) + (row * runs + warp / comptime!(config.tile.warps_n as u32) * 8) * 16;
+    let swizzle = run ^ (lane % 8);
+
+    // The next step's fragments are loaded while this step's are multiplied.
+    let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 { 8 } else { 4 * batch_tiles }));
+    let mut a_words = Array::<U4>::new(2usize);
+    let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
+    // Sums of the activations themselves.
+    let mut x_sums = Array::<F4>::new(batch_tiles);
+    a_words[0] = ld_shared_16(words);
+    load_activations(stage + activations, swizzle, &mut b, 0usize, config);
+    #[unroll]
+    for part in 0..comptime!(config.groups_in_chunk()) {
+        let group = load_group(scales + comptime!((part * CHUNK_N * 2) as u32), zeros + comptime!((part * CHUNK_N / 2) as u32), config);
+        #[unroll]
+        for in_part in 0..comptime!(4 / config.groups_in_chunk()) {
+            let step = comptime!(part * 4 / config.groups_in_chunk() + in_part);
+            let is_first = comptime!(in_part == 0);
+            if comptime!(step < 3) {
+                a_words[comptime!((step + 1) % 2)] = ld_shared_16(words + comptime!(512 * (step + 1) as u32));
+                load_activations(stage + activations, swizzle, &mut b, comptime!(step + 1), config);
+            }
+            #[unroll]
+            for j in 0..4usize {
+                let word = a_words[comptime!(step % 2)].extract(j);
+                let a = if comptime!(config.multiplies_stored()) {
+                    stored(word, masks, true, config)
+                } else {
+                    dequantize(word, &group, masks, j, config)
+                };
+                #[unroll]
+                for tile in 0..batch_tiles {
+                    let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
+                    let i = comptime!(j * batch_tiles + tile);
+                    if comptime!(config.scales_sums()) {
+                        let before = if is_first { F4::new(0.0) } else { group_sums[i] };
+                        group_sums[i] = mma_m16n8k16(a, b[first], b[comptime!(first + 1)], before, config.bf16);
+                    } else {
+                        sums[i] = mma_m16n8k16(a, b[first], b[comptime!(first + 1)], sums[i], config.bf16);
+                    }
+                }
+            }
+            if comptime!(config.multiplies_stored()) {
+                #[unroll]
+                for tile in 0..batch_tiles {
+                    let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
+                    let before = if is_first { F4::new(0.0) } else { x_sums[tile] };
+                    x_sums[tile] = mma_m16n8k16(ones, b[first], b[comptime!(first + 1)], before, config.bf16);
+                }
+            }
+        }
+        if comptime!(config.scales_sums()) {
+            #[unroll]
+            for j in 0..4usize {
+                let scale = column_scales(&group, j, config);
+                let zero = column_zeros(&group, j, config);
+                #[unroll]
+                for tile in 0..batch_tiles {
+                    let i = comptime!(j * batch_tiles + tile);
+                    let products =
+                        if comptime!(config.multiplies_stored()) { fma(x_sums[tile], zero, group_sums[i]) } else { group_sums[i] };
+                    sums[i] = fma(products, scale, sums[i]);
+                }
+            }
+        }
+    }
+}
+
+/// Where a step's B fragments are among their registers: two sets take turns. One batch tile loads two steps at once, and has all four apart.
+fn b_set(step: usize, batch_tiles: usize) -> usize {
+    if batch_tiles == 1 { 2 * step } else { step % 2 * 2 * batch_tiles }
+}
+
+/// Loads the B fragments of one step of 16 rows of K: for each batch tile the two registers that `mma.m16n8k16` takes.
+#[cube]
+fn load_activations(address: u32, swizzle: u32, b: &mut Array<u32>, #[comptime] step: usize, #[comptime] config: Config) {
+    let batch_tiles = comptime!(config.tile.batch_tiles);
+    let place = address + (swizzle ^ comptime!(2 * step as u32)) * 16;
+    if comptime!(batch_tiles > 1) {
+        #[unroll]
+        for pair in 0..comptime!(batch_tiles / 2) {
+            let four = ldmatrix_x4(place + comptime!((pair * 16 * config.tile.depth() * 2) as u32));
+            #[unroll]
+            for i in 0..4usize {
+                b[comptime!(b_set(step, batch_tiles) + 4 * pair + i)] = four.extract(i);
+            }
+        }
+    } else if comptime!(step.is_multiple_of(2)) {
+        let four = ldmatrix_x4(place);
+        #[unroll]
+        for i in 0..4usize {
+            b[comptime!(b_set(step, 1) + i)] = four.extract(i);
+        }
+    }
+}

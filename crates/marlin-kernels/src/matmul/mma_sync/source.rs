@@ -1,0 +1,29 @@
+use super::kernel::matmul::Matmul;
+use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use crate::tile::Config;
+use crate::tile::lengths::compiled_lengths;
+use cubecl::prelude::*;
+use cubecl_runtime::compiler::CompilationError;
+
+/// The CUDA text of `config` on a card of compute capability `capability` (80 for 8.0).
+///
+/// # Errors
+/// CubeCL refuses the kernel.
+pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+    let kernel = Matmul::new(
+        settings(config.block_threads(), ExecutionMode::Unchecked),
+        properties(capability),
+        target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        optional(config.zero_points),
+        optional(true),
+        buffer(),
+        buffer(),
+        compiled_lengths(),
+        *config,
+        config.dtype().elem(),
+    );
+    cuda_text(&kernel, capability)
+}

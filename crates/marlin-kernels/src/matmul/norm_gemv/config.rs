@@ -1,0 +1,69 @@
+use crate::tile::lengths::NibbleMasks;
+use crate::tile::{self, Product, Tile};
+use cubecl::prelude::*;
+use marlin_format::GroupSize;
+
+/// Rows of K that a warp takes at a time.
+pub(super) const STEP_K: usize = 128;
+/// Columns of a cluster: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
+/// Tiles of [`MarlinLayout`](marlin_format::layout::MarlinLayout) in a step: each is one 16-byte load of every lane.
+pub(super) const TILES: usize = STEP_K / 16;
+/// Warps of a block.
+pub(super) const WARPS: usize = 4;
+/// Threads of a block.
+pub(super) const THREADS: usize = 32 * WARPS;
+
+/// Everything that a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Blocks of a cluster, which share the K of its columns: one of [`CLUSTERS`](super::CLUSTERS).
+    pub blocks: usize,
+    /// Rows of K that share a scale: fewer than all.
+    pub group: GroupSize,
+    /// Zero points, or 8 everywhere.
+    pub zero_points: bool,
+    /// Activations, scales, bias and output in bf16, or in f16.
+    pub bf16: bool,
+}
+
+impl Config {
+    /// The format as `fragment.rs` knows it: stored weights are multiplied, and sums scaled.
+    pub(super) fn products(&self) -> tile::Config {
+        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product: Product::MmaSync };
+        tile::Config { tile, group: self.group, zero_points: self.zero_points, bf16: self.bf16 }
+    }
+
+    pub(super) fn cluster_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.blocks as u32)
+    }
+
+    /// Groups that a step lies in.
+    pub(super) fn groups_in_step(&self) -> usize {
+        match self.group {
+            GroupSize::G32 => 4,
+            GroupSize::G64 => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Four values of a row.
+pub(super) type V4<F> = Vector<F, Const<4>>;
+
+/// Lengths of a problem as the kernel sees them.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Lengths {
+    /// Output features.
+    pub n: u32,
+    /// Input features, a multiple of 8.
+    pub k: u32,
+    /// Columns of tiles of the weight: N / 64, rounded up.
+    pub tiles_n: u32,
+    /// Rows of tiles of the weight: K / 16, rounded up to chunks.
+    pub tiles_k: u32,
+    /// Groups of the weight with those of its padding.
+    pub groups: u32,
+    /// Masks of the nibbles of a word.
+    pub masks: NibbleMasks,
+}

@@ -1,0 +1,133 @@
+use super::config::{Config, Lengths, STEP_K, THREADS, TILES, V4, WARPS};
+use super::input::{RawInput, stage};
+use super::output::{PART, leave_in_first_block, write};
+use super::weight::{WeightLoads, Words};
+use crate::ptx::{F4, bar_warp_sync, cluster_arrive, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, shared_address};
+use crate::tile::fragment::{column_scales, column_zeros, stored, stored_ones};
+use cubecl::prelude::*;
+
+/// sum = x + residual; out = norm(sum) W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks.
+///
+/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. The product is computed
+/// transposed, as that of many rows is: fragment A holds 16 columns of the weight, and all eight rows of fragment B are the one row.
+#[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
+pub(super) fn norm_matmul<F: Float>(
+    x: &[V4<F>],
+    residual: &[V4<F>],
+    norm: &[V4<F>],
+    sum: &mut [V4<F>],
+    words: &[u32],
+    scales: &[F],
+    zero_points: ComptimeOption<&[u32]>,
+    bias: ComptimeOption<&[F]>,
+    out: &mut [F],
+    epsilon: f32,
+    lengths: Lengths,
+    #[comptime] config: Config,
+    #[define(F)] _dtype: ElemType,
+) {
+    // A block that stores in the first block of the cluster waits for this, so that it has begun.
+    cluster_arrive();
+    let mut staged = Shared::<[V4<F>]>::new_aligned_slice(THREADS, 128usize);
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
+    let sums = Shared::<[f32]>::new_slice(comptime!(config.blocks * PART));
+
+    let blocks = comptime!(config.blocks as u32);
+    let (tile_n, part) = (CUBE_POS_X / blocks, CUBE_POS_X % blocks);
+    let steps = lengths.tiles_k.div_ceil(comptime!(TILES as u32));
+    let end = steps * (part + 1) / blocks;
+    let mut step = steps * part / blocks + UNIT_POS_X / 32;
+
+    let words = Words::new::<F>(words, scales, zero_points, tile_n, &lengths);
+    let mut loads = WeightLoads::new(config);
+    if step < end {
+        loads.aim(&words, step, &lengths);
+        #[unroll]
+        for tile in 0..TILES {
+            loads.load_tile(&words, tile);
+        }
+        #[unroll]
+        for group in 0..config.groups_in_step() {
+            loads.load_group(&words, step, group, &lengths, config);
+        }
+    }
+    let mut raw = RawInput::<F>::new();
+    raw.load(x, residual, norm, step, &lengths);
+    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: eight times the same row.
+    let matrices = shared_address::<V4<F>>(&staged) + UNIT_POS_X / 32 * comptime!(2 * STEP_K as u32) + lane() / 8 * 16;
+
+    let mut square = 0.0f32;
+    // Of an accumulator's elements the odd ones are the even ones once more: totals j and 4 + j are columns 16j + lane / 4 and the eighth from it.
+    let mut totals = Array::<f32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        totals[i] = 0.0;
+    }
+    let ones = stored_ones(false, comptime!(config.products()));
+    // A warp asks for its next step as the registers of this one become free, so that as much is under way at any time.
+    while step < end {
+        let next = step + comptime!(WARPS as u32);
+        let more = next < end;
+        let (root, step_square) = stage::<F>(&raw, sum, &mut staged, step, tile_n == 0, &lengths);
+        square += step_square;
+        raw.load(x, residual, norm, next, &lengths);
+        loads.aim(&words, next, &lengths);
+        bar_warp_sync();
+        #[unroll]
+        for group in 0..config.groups_in_step() {
+            let mut products = Array::<F4>::new(4usize);
+            let mut x_sums = F4::new(0.0);
+            #[unroll]
+            for j in 0..4usize {
+                products[j] = F4::new(0.0);
+            }
+            let pairs = comptime!(TILES / 2 / config.groups_in_step());
+            #[unroll]
+            for pair in 0..pairs {
+                let pair = comptime!(group * pairs + pair);
+                // 32 rows of K: the B fragments of two tiles.
+                let b = ldmatrix_x4(matrices + comptime!(64 * pair as u32));
+                #[unroll]
+                for half in 0..2usize {
+                    let tile = comptime!(2 * pair + half);
+                    let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
+                    #[unroll]
+                    for j in 0..4usize {
+                        let a = stored(loads.tiles[tile].extract(j), &lengths.masks, false, comptime!(config.products()));
+                        products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
+                    }
+                    x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
+                    if more {
+                        loads.load_tile(&words, tile);
+                    }
+                }
+            }
+            #[unroll]
+            for j in 0..4usize {
+                let weights = loads.group(group, config);
+                let zeros = column_zeros(&weights, j, comptime!(config.products()));
+                let scales = column_scales(&weights, j, comptime!(config.products()));
+                #[unroll]
+                for half in 0..2usize {
+                    let element = comptime!(2 * half);
+                    let product = fma(x_sums.extract(element), zeros.extract(element), products[j].extract(element));
+                    let i = comptime!(4 * half + j);
+                    totals[i] = fma(product, root * scales.extract(element), totals[i]);
+                }
+            }
+            if more {
+                loads.load_group(&words, next, group, &lengths, config);
+            }
+        }
+        // The input was read before the next one takes its place.
+        bar_warp_sync();
+        step = next;
+    }
+
+    leave_in_first_block(&totals, square, &mut parts, &sums, part, config);
+    cluster_arrive();
+    if part == 0 {
+        cluster_wait();
+        write::<F>(&sums, &bias, out, epsilon, tile_n, &lengths, config);
+    }
+}

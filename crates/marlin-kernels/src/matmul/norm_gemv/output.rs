@@ -1,0 +1,80 @@
+//! From the warps' sums to the output: added along K in a block, then in the cluster, then normalised, biased and written.
+
+use super::config::{COLUMNS, Config, Lengths, WARPS};
+use crate::ptx::{cluster_wait, lane, shared_address, st_first_block};
+use crate::tile::fragment::stored_units;
+use cubecl::prelude::*;
+
+/// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
+pub(super) const PART: usize = COLUMNS + 1;
+
+/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[part, PART]` there.
+#[cube]
+pub(super) fn leave_in_first_block(
+    totals: &Array<f32>,
+    square: f32,
+    parts: &mut Shared<[f32]>,
+    sums: &Shared<[f32]>,
+    part: u32,
+    #[comptime] config: Config,
+) {
+    let (low_unit, high_unit) = comptime!(stored_units(&config.products()));
+    // All eight rows of the product are the one row, and so the four lanes of a column have the same.
+    let own = UNIT_POS_X / 32 * comptime!(PART as u32);
+    if lane().is_multiple_of(4) {
+        #[unroll]
+        for j in 0..4usize {
+            let column = own + lane() / 4 + comptime!(16 * j as u32);
+            parts[column as usize] = totals[j] * low_unit;
+            parts[(column + 8) as usize] = totals[comptime!(4 + j)] * high_unit;
+        }
+    }
+    if lane() == 0 {
+        parts[(own + comptime!(COLUMNS as u32)) as usize] = square;
+    }
+    sync_cube();
+    // The first block has begun.
+    cluster_wait();
+    if UNIT_POS_X < comptime!(PART as u32) {
+        let mut total = 0.0f32;
+        #[unroll]
+        for warp in 0..WARPS {
+            total += parts[(UNIT_POS_X + comptime!((warp * PART) as u32)) as usize];
+        }
+        st_first_block(shared_address::<f32>(sums) + (part * comptime!(PART as u32) + UNIT_POS_X) * 4, total);
+    }
+}
+
+/// Adds the sums of the cluster's blocks, always in the same order, and writes the output.
+#[cube]
+pub(super) fn write<F: Float>(
+    sums: &Shared<[f32]>,
+    bias: &ComptimeOption<&[F]>,
+    out: &mut [F],
+    epsilon: f32,
+    tile_n: u32,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) {
+    let column = tile_n * comptime!(COLUMNS as u32) + UNIT_POS_X;
+    if UNIT_POS_X < comptime!(COLUMNS as u32) && column < lengths.n {
+        let square = add_parts(sums, comptime!(COLUMNS as u32).runtime(), config);
+        let mut total = add_parts(sums, UNIT_POS_X, config) / (square / f32::cast_from(lengths.k) + epsilon).sqrt();
+        #[comptime]
+        match bias {
+            ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
+            ComptimeOption::None => {}
+        }
+        out[column as usize] = F::cast_from(total);
+    }
+}
+
+#[cube]
+fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: Config) -> f32 {
+    let mut total = 0.0f32;
+    #[unroll]
+    for part in 0..config.blocks {
+        total += sums[(place + comptime!((part * PART) as u32)) as usize];
+    }
+    total
+}

@@ -1,0 +1,32 @@
+use super::config::{Config, LengthsCompilationArg, THREADS};
+use super::kernel::norm_matmul::NormMatmul;
+use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use crate::tile::lengths::compiled_masks;
+use cubecl::prelude::*;
+use cubecl_runtime::compiler::CompilationError;
+
+/// The CUDA text of `config` on a card of compute capability `capability` (90 for 9.0).
+///
+/// # Errors
+/// CubeCL refuses the kernel.
+pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+    let kernel = NormMatmul::new(
+        settings(THREADS, ExecutionMode::Unchecked),
+        properties(capability),
+        target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        optional(config.zero_points),
+        optional(true),
+        buffer(),
+        (),
+        LengthsCompilationArg { n: (), k: (), tiles_n: (), tiles_k: (), groups: (), masks: compiled_masks() },
+        *config,
+        config.products().dtype().elem(),
+    );
+    cuda_text(&kernel, capability)
+}

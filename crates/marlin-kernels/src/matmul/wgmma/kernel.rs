@@ -1,0 +1,93 @@
+use super::pipeline::{PipelineState, Producer, Source, fill_ahead, meet_producer, produce};
+use super::warpgroup;
+use crate::ptx::{F4, global_address, global_address_mut, shared_address, tensormap_address};
+use crate::tile::config::Config;
+use crate::tile::epilogue::finish;
+use crate::tile::fragment::stored_ones;
+use crate::tile::lengths::Lengths;
+use crate::tile::stripe::{TilePart, stripe_start};
+use cubecl::prelude::*;
+
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks, x behind a tensor map.
+///
+/// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's rows of activations.
+#[cube(launch_unchecked)]
+pub(super) fn matmul<F: Float>(
+    x: TensorMap<F, Tiled>,
+    words: &[u32],
+    scales: &[F],
+    zero_points: ComptimeOption<&[u32]>,
+    bias: ComptimeOption<&[F]>,
+    out: &mut [F],
+    workspace: &mut [u64],
+    lengths: Lengths,
+    #[comptime] config: Config,
+    #[define(F)] _dtype: ElemType,
+) {
+    let shared = Shared::<[u32]>::new_aligned_slice(
+        comptime!(config.tile.stages * config.stage_bytes() / 4),
+        comptime!(config.alignment().max(128)),
+    );
+    let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(config.tile.stages * config.barrier_bytes() / 8), 8usize);
+    let (stages, barriers) = (shared_address::<u32>(&shared), shared_address::<u64>(&barriers));
+    let source = Source {
+        x_map: tensormap_address::<F>(&x),
+        words: global_address::<u32>(words),
+        scales: global_address::<F>(scales),
+        zeros: #[comptime]
+        match zero_points {
+            ComptimeOption::Some(zeros) => global_address::<u32>(zeros),
+            ComptimeOption::None => 0u64.runtime(),
+        },
+    };
+    let start = stripe_start(&lengths, CUBE_POS_X);
+    let end = stripe_start(&lengths, CUBE_POS_X + 1);
+    if start == end {
+        terminate!();
+    }
+
+    // Consumers wait for the phase of parity 0, the producer for that of parity 1, which counts as complete.
+    let mut state = PipelineState::first(stages, barriers, 0u32.runtime());
+    let mut part = TilePart::last(&lengths, start, end);
+    let first = PipelineState::first(stages, barriers, 1u32.runtime());
+    let mut producer = Producer::new(first, start, end, &lengths, config);
+    // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
+    let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
+    if comptime!(config.has_producer()) {
+        if warp == comptime!(config.tile.warps() as u32) {
+            produce(&mut producer, &source, &lengths, config);
+            terminate!();
+        }
+        meet_producer(config);
+    } else {
+        fill_ahead(&mut producer, warp, &source, &lengths, config);
+    }
+
+    let workspace = global_address_mut::<u64>(workspace);
+    warpgroup::declare(config);
+    let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
+    let ones = stored_ones(true, config);
+    let mut to_multiply = end - start;
+    while to_multiply > 0 {
+        #[unroll]
+        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+            sums[i] = F4::new(0.0);
+        }
+        if comptime!(!config.multiplies_stored()) {
+            warpgroup::clear(config);
+        }
+        state.agree();
+        for step in part.first..part.end {
+            if comptime!(!config.has_producer()) {
+                producer.share(warp, &source, &lengths, config);
+            }
+            warpgroup::multiply(&state, warp, step, &part, ones, &mut sums, &lengths.masks, config);
+            state.next(config);
+        }
+        warpgroup::end(&mut sums, config);
+        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
+        to_multiply -= part.end - part.first;
+        part.step_back(&lengths, start);
+    }
+}

@@ -1,0 +1,291 @@
+//! The copy pipeline of warpgroups: the copy engine fills stages, warps multiply them.
+//!
+//! ```text
+//! producer    wait empty[s] -> expect bytes, start copies            -> s + 1, ...
+//!                  ^                        | the copies themselves
+//!                  | one arrival a warp     v  complete full[s]
+//! consumers   release s - 1  <- first products of s  <- wait full[s]  <- s, s + 1, ...
+//! ```
+//!
+//! The producer is one thread of a warp of its own. It starts bulk copies, which the copy engine carries out and counts in bytes on the
+//! stage's barrier `full`; it waits for nothing but a stage to be `empty`, and runs on across tiles while the consumers write theirs.
+//! Consumers copy nothing, compute no address of global memory, and meet each other only where a tile ends.
+//!
+//! A warp more would take registers from all others ([`Config::has_producer`]). Tiles whose sums need those have no producer: before a step each
+//! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others.
+//!
+//! `wgmma` reads a stage's activations after it was issued, so a warp releases a stage once the first products of the next are issued and all
+//! before them are done.
+//!
+//! Each barrier completes one phase a pass over the stages. Waiting for the phase of parity p ends once it is complete, so consumers start
+//! with 0, and the producer with 1: the phase before a barrier's first counts as complete, and the stages as empty.
+
+use crate::ptx::{
+    bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
+    mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
+};
+use crate::tile::config::{ACTIVATION_ROW_BYTES, BARRIER_BYTES, CHUNK_K, CHUNK_N, Config, TILE_ROW_BYTES, TILE_ROWS};
+use crate::tile::fragment::group_of;
+use crate::tile::lengths::Lengths;
+use crate::tile::outputs::CONSUMERS;
+use crate::tile::stripe::TilePart;
+use cubecl::prelude::*;
+
+/// Global addresses of the operands.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Source {
+    /// The tensor map of activations.
+    pub x_map: u64,
+    /// Packed values.
+    pub words: u64,
+    /// Scales.
+    pub scales: u64,
+    /// Zero points.
+    pub zeros: u64,
+}
+
+/// A position in the ring of stages: a stage, its barriers, and the parity of the phase that is waited for.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct PipelineState {
+    /// The first stage.
+    stages: u32,
+    /// Its barriers.
+    barriers: u32,
+    /// The stage.
+    pub stage: u32,
+    /// Its barrier `full`, which `empty` follows.
+    full: u32,
+    /// The parity of the pass.
+    parity: u32,
+    /// The barrier `full` of the stage before, which is not released yet; 0 before the first.
+    held: u32,
+}
+
+#[cube]
+impl PipelineState {
+    /// The first stage of the first pass.
+    pub fn first(stages: u32, barriers: u32, parity: u32) -> PipelineState {
+        PipelineState { stages, barriers, stage: stages, full: barriers, parity, held: 0u32.runtime() }
+    }
+
+    /// To the next stage, of the next pass after the last.
+    pub fn next(&mut self, #[comptime] config: Config) {
+        self.held = self.full;
+        if self.stage == self.stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+            self.stage = self.stages;
+            self.full = self.barriers;
+            self.parity ^= 1;
+        } else {
+            self.stage += comptime!(config.stage_bytes() as u32);
+            self.full += comptime!(BARRIER_BYTES as u32);
+        }
+    }
+
+    /// Lane 0 says it for all of a warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
+    pub fn agree(&mut self) {
+        bar_warp_sync();
+        self.stage = plane_broadcast(self.stage, 0u32);
+        self.full = plane_broadcast(self.full, 0u32);
+        self.parity = plane_broadcast(self.parity, 0u32);
+        self.held = plane_broadcast(self.held, 0u32);
+    }
+
+    /// A consumer waits for the stage's copies.
+    pub fn wait(&self) {
+        mbarrier_wait_parity_warp(self.full, self.parity);
+    }
+
+    /// A warp of consumers is done with the stage before.
+    pub fn release_last(&self) {
+        if lane() == 0 && self.held != 0 {
+            mbarrier_arrive(self.held + 8);
+        }
+    }
+}
+
+/// One thread sets up the barriers.
+#[cube]
+fn set_up(barriers: u32, #[comptime] config: Config) {
+    #[unroll]
+    for stage in 0..comptime!(config.tile.stages as u32) {
+        let full = barriers + comptime!(stage * BARRIER_BYTES as u32);
+        mbarrier_init(full, 1usize);
+        mbarrier_init(full + 8, comptime!(config.tile.warps()));
+    }
+    // For the copy engine, which is to find them set up too.
+    fence_proxy_async();
+}
+
+/// The producer's warp: sets up the barriers, then copies the block's stripe.
+#[cube]
+pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    let elected = elect_sync();
+    if elected {
+        prefetch_tensormap(source.x_map);
+        set_up(producer.state.barriers, config);
+    }
+    bar_warp_sync();
+    bar_arrive(CONSUMERS, comptime!(config.block_threads()));
+    if elected {
+        while producer.left > 0 {
+            producer.wait_empty();
+            producer.expect_bytes(config);
+            #[unroll]
+            for warp_k in 0..comptime!(config.tile.warps_k as u32) {
+                #[unroll]
+                for part in 0..comptime!(TILE_ROWS as u32) {
+                    producer.start(warp_k, part, source, lengths, config);
+                }
+            }
+            producer.next(lengths, config);
+        }
+    }
+}
+
+/// A consumer waits until the producer has set up the barriers.
+#[cube]
+pub(super) fn meet_producer(#[comptime] config: Config) {
+    bar_sync(CONSUMERS, comptime!(config.block_threads()));
+}
+
+/// The start of warps without a producer: one sets up the barriers, then all fill all stages but two.
+#[cube]
+pub(super) fn fill_ahead(producer: &mut Producer, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    if warp == 0 && elect_sync() {
+        prefetch_tensormap(source.x_map);
+        set_up(producer.state.barriers, config);
+    }
+    sync_cube();
+    let mut filled = 0u32.runtime();
+    // A loop that the compiler cannot unroll: less code to fetch before the first copy.
+    while filled != comptime!(config.tile.stages as u32 - 2) {
+        producer.share(warp, source, lengths, config);
+        filled = opaque(filled + 1);
+    }
+}
+
+/// Fills stage after stage with the steps of a stripe.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Producer {
+    /// The first unit of the stripe.
+    start: u32,
+    /// The stage that is filled next.
+    state: PipelineState,
+    /// The part of a tile that it is of, from the next step on.
+    part: TilePart,
+    /// Steps that are not copied yet.
+    left: u32,
+    /// The tile's first chunk along N.
+    chunk_n: u32,
+    /// Its chunks along N: fewer than others have where it reaches past N.
+    chunks: u32,
+    /// Its first row of activations.
+    row: u32,
+}
+
+#[cube]
+impl Producer {
+    /// At the start of a stripe of at least one unit.
+    pub fn new(first: PipelineState, start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> Producer {
+        let mut producer = Producer {
+            start,
+            state: first,
+            part: TilePart::last(lengths, start, end),
+            left: end - start,
+            chunk_n: 0u32.runtime(),
+            chunks: 0u32.runtime(),
+            row: 0u32.runtime(),
+        };
+        producer.enter(lengths, config);
+        producer
+    }
+
+    /// Goes to the tile of its place.
+    fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        let (column, row_block) = lengths.by_row_blocks.div_mod(self.part.tile);
+        self.chunk_n = column * comptime!(config.tile.warps_n as u32);
+        self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.warps_n as u32));
+        self.row = row_block * comptime!(config.tile.rows() as u32);
+    }
+
+    /// To the next step.
+    fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        self.state.next(config);
+        self.left -= 1;
+        self.part.first += 1;
+        if self.part.first == self.part.end {
+            self.part.step_back(lengths, self.start);
+            self.enter(lengths, config);
+        }
+    }
+
+    /// One of all warps starts its share of the copies of the next step. The stage is the one before the stage before that which it multiplies:
+    /// it rarely waits for others.
+    pub fn share(&mut self, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        if self.left > 0 {
+            let warps_n = comptime!(config.tile.warps_n as u32);
+            if elect_sync() {
+                self.wait_empty();
+                if warp == 0 {
+                    self.expect_bytes(config);
+                }
+                if comptime!(config.tile.warps_n == TILE_ROWS) || warp % warps_n < comptime!(TILE_ROWS as u32) {
+                    self.start(warp / warps_n, warp % warps_n, source, lengths, config);
+                }
+            }
+            self.next(lengths, config);
+        }
+    }
+
+    /// Waits until the stage is empty.
+    fn wait_empty(&self) {
+        mbarrier_wait_parity(self.state.full + 8, self.state.parity);
+    }
+
+    /// Announces the bytes of a step: once for each, whoever starts its copies.
+    fn expect_bytes(&self, #[comptime] config: Config) {
+        let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
+            + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+        mbarrier_arrive_expect_tx(self.state.full, bytes);
+    }
+
+    /// Starts one of four parts of the copies of a row of chunks, each a row of tiles and what goes with the chunks: chunks that are side by
+    /// side follow each other in memory.
+    ///
+    /// Past N nothing is copied: what a stage has there becomes outputs that nobody writes. Past K the last chunk is copied again, since what
+    /// a stage has there may be no numbers; the activations are zeros there, and past M.
+    fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+        let warps_n = comptime!(config.tile.warps_n as u32);
+        let (stage, full) = (self.state.stage, self.state.full);
+        let step = self.part.first;
+        let chunk_k = if comptime!(config.pairs_steps()) {
+            step / 2 * comptime!(2 * config.tile.warps_k as u32) + 2 * warp_k + step % 2
+        } else {
+            step * comptime!(config.tile.warps_k as u32) + warp_k
+        };
+        let chunk = min(chunk_k, lengths.chunks_k - 1);
+        let to = stage + (warp_k * comptime!(TILE_ROWS as u32) + part) * comptime!(warps_n * TILE_ROW_BYTES as u32);
+        let from = u64::cast_from((chunk * comptime!(TILE_ROWS as u32) + part) * lengths.chunks_n + self.chunk_n);
+        let bytes = self.chunks * comptime!(TILE_ROW_BYTES as u32);
+        cp_async_bulk(to, source.words + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
+        if part == 0 {
+            let to = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+            cp_async_bulk_tensor_2d(stage + to, source.x_map, chunk_k * comptime!(CHUNK_K as u32), self.row, full);
+        }
+        #[unroll]
+        for i in 0..comptime!(config.groups_in_chunk() as u32) {
+            let at = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + comptime!(i * warps_n);
+            let from = u64::cast_from(group_of(chunk, i, config) * lengths.chunks_n + self.chunk_n);
+            if comptime!(config.grouped()) && part == 1 {
+                let bytes = comptime!(CHUNK_N as u32 * 2);
+                let to = comptime!(config.scales_offset() as u32) + at * bytes;
+                cp_async_bulk(stage + to, source.scales + from * comptime!(bytes as u64), self.chunks * bytes, full);
+            }
+            if comptime!(config.zero_points) && part == 2 {
+                let bytes = comptime!(CHUNK_N as u32 / 2);
+                let to = comptime!(config.zeros_offset() as u32) + at * bytes;
+                cp_async_bulk(stage + to, source.zeros + from * comptime!(bytes as u64), self.chunks * bytes, full);
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Products of a warpgroup: `wgmma`, with the weight in registers and the activations in shared memory.
+//!
+//! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four has its rows `16w..16w + 16` in the ownership of `mma.m16n8k16`, so each
+//! warp puts in the fragment that it would give to `mma.sync`: 16 columns of its own chunk. One instruction then stands for those of all eights
+//! of rows of activations in four warps, and no warp loads activations into registers.
+
+use super::pipeline::PipelineState;
+use crate::ptx::{
+    F4, U4, lane, ld_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more,
+    wgmma_sum, wgmma_wait_group,
+};
+use crate::tile::config::{ACTIVATION_ROW_BYTES, CHUNK_N, Config, TILE_ROW_BYTES, TILE_ROWS};
+use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, stored};
+use crate::tile::lengths::NibbleMasks;
+use crate::tile::stripe::TilePart;
+use cubecl::prelude::*;
+
+impl Config {
+    /// Accumulators of four registers, in the order of `fragment.rs`: the products', then where weights are multiplied as they are stored those
+    /// of the activations' sums.
+    fn accumulators(&self) -> usize {
+        self.tile.batch_tiles * if self.multiplies_stored() { 5 } else { 4 }
+    }
+
+    /// The first accumulator of the activations' sums.
+    fn x_sums(&self) -> usize {
+        4 * self.tile.batch_tiles
+    }
+}
+
+/// Declares the accumulators of a kernel.
+#[cube]
+pub(super) fn declare(#[comptime] config: Config) {
+    wgmma_declare(comptime!(4 * config.accumulators()));
+}
+
+/// Sets the accumulators to 0.
+#[cube]
+pub(super) fn clear(#[comptime] config: Config) {
+    #[unroll]
+    for i in 0..comptime!(4 * config.accumulators()) {
+        wgmma_clear(i);
+    }
+}
+
+/// An accumulator.
+#[cube]
+fn accumulator(#[comptime] i: usize) -> F4 {
+    let mut four = F4::new(0.0);
+    #[unroll]
+    for element in 0..4usize {
+        four.insert(element, wgmma_sum(comptime!(4 * i + element)));
+    }
+    four
+}
+
+/// Waits for all products, and reads the sums where [`multiply`] has not added them up.
+#[cube]
+pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
+    wgmma_wait_group(0usize);
+    if comptime!(!config.multiplies_stored()) {
+        #[unroll]
+        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+            sums[i] = accumulator(i);
+        }
+    }
+}
+
+/// Waits for all products of a group, and adds them to the sums.
+#[cube]
+fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
+    wgmma_wait_group(0usize);
+    let batch_tiles = comptime!(config.tile.batch_tiles);
+    #[unroll]
+    for j in 0..4usize {
+        let scale = column_scales(group, j, config);
+        let zero = column_zeros(group, j, config);
+        #[unroll]
+        for tile in 0..batch_tiles {
+            let i = comptime!(j * batch_tiles + tile);
+            let products = fma(accumulator(comptime!(config.x_sums() + tile)), zero, accumulator(i));
+            sums[i] = fma(products, scale, sums[i]);
+        }
+    }
+}
+
+/// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its last 16 rows of K only by the next call, and
+/// releases the stage before.
+///
+/// Where weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
+/// added to `sums`.
+///
+/// The fragments of 16 rows of K are made while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
+/// are done, so two sets take turns.
+#[cube]
+pub(super) fn multiply(
+    state: &PipelineState,
+    warp: u32,
+    step: u32,
+    part: &TilePart,
+    ones: U4,
+    sums: &mut Array<F4>,
+    masks: &NibbleMasks,
+    #[comptime] config: Config,
+) {
+    let lane = lane();
+    let warps_n = comptime!(config.tile.warps_n as u32);
+    let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
+    // Chunks that are side by side along N lie row by row.
+    let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
+    let words = state.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
+    let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
+    let scales = state.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
+    let zeros = state.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+    let activations =
+        comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+    let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
+
+    let mut continues_group = 0u32.runtime();
+    let mut ends_group = true.runtime();
+    if comptime!(config.pairs_steps()) {
+        continues_group = if step == part.first { 0u32.runtime() } else { step % 2 };
+        ends_group = step % 2 == 1 || step + 1 == part.end;
+    }
+    wgmma_more(continues_group);
+    state.wait();
+    let mut a_words = Array::<U4>::new(2usize);
+    a_words[0] = ld_shared_16(words);
+    #[unroll]
+    for half in 0..comptime!(config.groups_in_chunk()) {
+        let scales = scales + comptime!(half as u32 * warps_n * CHUNK_N as u32 * 2);
+        let zeros = zeros + comptime!(half as u32 * warps_n * CHUNK_N as u32 / 2);
+        let group = load_group(scales, zeros, config);
+        #[unroll]
+        for in_half in 0..comptime!(4 / config.groups_in_chunk()) {
+            let tile_row = comptime!(half * 4 / config.groups_in_chunk() + in_half);
+            if comptime!(tile_row < 3) {
+                a_words[comptime!((tile_row + 1) % 2)] = ld_shared_16(words + comptime!((tile_row + 1) as u32 * words_row));
+            }
+            let mut a = Array::<U4>::new(4usize);
+            #[unroll]
+            for j in 0..4usize {
+                let word = a_words[comptime!(tile_row % 2)].extract(j);
+                a[j] = if comptime!(config.multiplies_stored()) {
+                    stored(word, masks, true, config)
+                } else {
+                    dequantize(word, &group, masks, j, config)
+                };
+            }
+            wgmma_b(descriptor + comptime!(2 * tile_row as u32));
+            wgmma_fence();
+            let starts = comptime!(config.multiplies_stored() && in_half == 0);
+            #[unroll]
+            for j in 0..4usize {
+                let sums = comptime!(4 * config.tile.batch_tiles);
+                wgmma(a[j], comptime!(j * sums), comptime!(config.tile.rows()), starts, config.bf16);
+            }
+            if comptime!(config.multiplies_stored()) {
+                wgmma(ones, comptime!(4 * config.x_sums()), comptime!(config.tile.rows()), starts, config.bf16);
+            }
+            wgmma_commit_group();
+            wgmma_wait_group(1usize);
+            if comptime!(tile_row == 0) {
+                state.release_last();
+            }
+        }
+        if comptime!(config.multiplies_stored()) {
+            if comptime!(half + 1 < config.groups_in_chunk()) || ends_group {
+                add_group(sums, &group, config);
+            }
+        }
+    }
+}

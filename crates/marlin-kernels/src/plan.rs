@@ -1,0 +1,381 @@
+//! The choice of a kernel for every matmul of the project. Host code, free of any device.
+
+use crate::matmul::{head, host, norm_gemv};
+use crate::tile::{self, Launch};
+use crate::{ActivationDtype, Card, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
+use marlin_format::{Bits, WeightLayout};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// A routine of [`matmul`](crate::matmul), with its parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), as the tile says: tensor cores.
+    Marlin(Launch),
+    /// [`norm_gemv`]: one row, the prologue in the kernel, on clusters of so many blocks.
+    NormGemv {
+        /// Blocks of a cluster.
+        blocks: usize,
+    },
+    /// [`portable`](crate::matmul::portable): each unit computes `rows` rows of one output column.
+    Portable {
+        /// Rows of activations that a unit multiplies with each unpacked weight.
+        rows: usize,
+    },
+    /// [`host`](crate::matmul::host): Rust on all cores, straight from the packed weight.
+    Host,
+    /// [`head`]: a float weight whose columns are contiguous.
+    Head(head::HeadKernel),
+    /// The backend's own matmul of a float weight.
+    FloatMatmul,
+    /// The weight is dequantised for the call, multiplied by the backend's own matmul, and dropped.
+    DequantizeThenMatmul,
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Marlin(launch) => write!(f, "marlin ({})", launch.tile),
+            Self::NormGemv { blocks } => write!(f, "norm_gemv (clusters of {blocks})"),
+            Self::Portable { rows } => write!(f, "portable (rows {rows})"),
+            Self::Host => f.write_str("host"),
+            Self::Head(head::HeadKernel::TensorCores) => f.write_str("head (tensor cores)"),
+            Self::Head(head::HeadKernel::Planes) => f.write_str("head (planes)"),
+            Self::FloatMatmul => f.write_str("Burn's matmul"),
+            Self::DequantizeThenMatmul => f.write_str("dequantise, then matmul"),
+        }
+    }
+}
+
+/// Why a kernel was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernel takes.
+    TensorCores {
+        /// Compute capability, 80 for 8.0.
+        capability: u32,
+    },
+    /// The runtime has no tensor-core instructions that this crate can emit.
+    NoTensorCores(Runtime),
+    /// The card came before the instructions that the tensor-core kernel is made of.
+    OldCard {
+        /// Compute capability, 75 for 7.5.
+        capability: u32,
+    },
+    /// The weight has another width than the 4 bits of the tensor-core kernel.
+    Bits(Bits),
+    /// Activations are in f32, which tensor cores would round.
+    F32Activations,
+    /// Activations and scales differ in dtype.
+    DtypePair {
+        /// Dtype of the activations.
+        activations: ActivationDtype,
+        /// Dtype of the scales.
+        scales: ActivationDtype,
+    },
+    /// No tile of the tensor-core kernel fits the card's shared memory.
+    NoTile,
+    /// The tensor-core kernel would take it, but the weight was laid out for another dtype of activations.
+    PlainLayout,
+    /// Flex does not run CubeCL kernels.
+    Flex,
+    /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no operations.
+    NoFusion(Runtime),
+    /// The weight is a float tensor.
+    FloatWeight,
+    /// The weight is a float tensor, and there are more rows than the head's kernel takes.
+    ManyRows,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = |capability: u32| format!("{}.{}", capability / 10, capability % 10);
+        match *self {
+            Self::TensorCores { capability } => write!(f, "tensor cores of compute capability {}", version(capability)),
+            Self::NoTensorCores(runtime) => write!(f, "{runtime} takes no inline PTX, which the tensor-core kernels need"),
+            Self::OldCard { capability } => {
+                write!(f, "the tensor-core kernels need compute capability 8.0, the card has {}", version(capability))
+            }
+            Self::Bits(bits) => write!(f, "the tensor-core kernels take int4 weights, this one is {bits}"),
+            Self::F32Activations => f.write_str("tensor cores take activations in f16 or bf16, these are in f32"),
+            Self::DtypePair { activations, scales } => {
+                write!(f, "the tensor-core kernels take activations and scales in one dtype, these are in {activations} and {scales}")
+            }
+            Self::NoTile => f.write_str("no tile of the tensor-core kernels fits the card's shared memory"),
+            Self::PlainLayout => f.write_str("the weight was laid out for activations that tensor cores do not take"),
+            Self::Flex => f.write_str("Flex runs no CubeCL kernel; the host kernel reads the packed weight as it is"),
+            Self::NoFusion(runtime) => write!(f, "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"),
+            Self::FloatWeight => f.write_str("the weight is a float tensor"),
+            Self::ManyRows => f.write_str("the weight is a float tensor, and Burn's matmul is faster for so many rows"),
+        }
+    }
+}
+
+/// Where the prologue of a problem is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PrologueStage {
+    /// The problem has none.
+    None,
+    /// In the matmul's kernel.
+    InKernel,
+    /// By a kernel of its own before the matmul.
+    Before,
+}
+
+/// The kernel that runs a problem, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// The kernel of the product.
+    pub kernel: Kernel,
+    /// Where the prologue is computed.
+    pub prologue: PrologueStage,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Plan {
+    const fn without_prologue(kernel: Kernel, reason: Reason) -> Self {
+        Self { kernel, prologue: PrologueStage::None, reason }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let before = if self.prologue == PrologueStage::Before { "rms_norm, then " } else { "" };
+        write!(f, "{before}{}", self.kernel)
+    }
+}
+
+/// Most plans that are kept: prompts of every length would fill it without end.
+const MAX_PLANS: usize = 4096;
+
+static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(Mutex::default);
+
+/// The kernel for a problem on a device. The same arguments give the same plan, which is looked up from the second time on.
+///
+/// The one place that decides: [`launch`](crate::launch) and [`head::launch`] run what it says, and whoever shows which kernels run asks here.
+pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
+    let problem = problem.into();
+    // A panic elsewhere leaves the map whole: an entry is there or it is not.
+    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(plan) = plans.get(&(problem, *target)) {
+        return *plan;
+    }
+    if plans.len() >= MAX_PLANS {
+        plans.clear();
+    }
+    let plan = choose(&problem, target);
+    plans.insert((problem, *target), plan);
+    plan
+}
+
+fn choose(problem: &Problem, target: &Target) -> Plan {
+    match problem {
+        Problem::Quant(problem) => quant(problem, target),
+        Problem::Float(problem) => float(problem, target),
+    }
+}
+
+fn quant(problem: &QuantProblem, target: &Target) -> Plan {
+    if problem.prologue == Prologue::AddRmsNorm {
+        if let Some((blocks, capability)) =
+            target.card.and_then(|card| norm_gemv::plan(problem, &card).map(|blocks| (blocks, card.capability)))
+        {
+            let reason = Reason::TensorCores { capability };
+            return Plan { kernel: Kernel::NormGemv { blocks }, prologue: PrologueStage::InKernel, reason };
+        }
+        let product = quant(&problem.with_prologue(Prologue::None), target);
+        return Plan { prologue: PrologueStage::Before, ..product };
+    }
+    if target.runtime == Runtime::Flex {
+        return Plan::without_prologue(Kernel::Host, Reason::Flex);
+    }
+    let reason = match tensor_cores(problem, target) {
+        Ok((launch, reason)) if problem.weight.layout == WeightLayout::Tile => {
+            return Plan::without_prologue(Kernel::Marlin(launch), reason);
+        }
+        Ok(_) => Reason::PlainLayout,
+        Err(reason) => reason,
+    };
+    let rows = match problem.m {
+        0..=1 => 1,
+        2 => 2,
+        3..=4 => 4,
+        _ => 8,
+    };
+    Plan::without_prologue(Kernel::Portable { rows }, reason)
+}
+
+fn float(problem: &FloatProblem, target: &Target) -> Plan {
+    if target.runtime == Runtime::Flex {
+        return match problem.m <= host::head::MAX_HEAD_ROWS {
+            true => Plan::without_prologue(Kernel::Host, Reason::FloatWeight),
+            false => Plan::without_prologue(Kernel::FloatMatmul, Reason::ManyRows),
+        };
+    }
+    match head::plan(problem, target) {
+        Some(kernel) => Plan::without_prologue(Kernel::Head(kernel), Reason::FloatWeight),
+        None => Plan::without_prologue(Kernel::FloatMatmul, Reason::ManyRows),
+    }
+}
+
+/// The launch on tensor cores, and why; or why not.
+fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reason), Reason> {
+    let card: Card = target.card.ok_or(Reason::NoTensorCores(target.runtime))?;
+    let QuantProblem { activations, scales, .. } = *problem;
+    if card.capability < crate::device::MIN_CAPABILITY {
+        return Err(Reason::OldCard { capability: card.capability });
+    }
+    if problem.spec().bits != Bits::Four {
+        return Err(Reason::Bits(problem.spec().bits));
+    }
+    if activations == ActivationDtype::F32 {
+        return Err(Reason::F32Activations);
+    }
+    if activations != scales {
+        return Err(Reason::DtypePair { activations, scales });
+    }
+    let launch = tile::plan(problem, &card).ok_or(Reason::NoTile)?;
+    Ok((launch, Reason::TensorCores { capability: card.capability }))
+}
+
+/// The layout in which a device should hold a weight for activations of the problem's dtype, whatever their rows.
+pub fn layout_for(problem: &QuantProblem, target: &Target) -> WeightLayout {
+    match tensor_cores(problem, target) {
+        Ok(_) => WeightLayout::Tile,
+        Err(_) => WeightLayout::Plain,
+    }
+}
+
+/// The plan for Burn's own `Linear` on a weight that was converted in place: that of [`plan`] where the backend fuses operations.
+pub fn plan_converted(problem: &QuantProblem, target: &Target) -> Plan {
+    match target.runtime {
+        Runtime::Flex => Plan::without_prologue(Kernel::DequantizeThenMatmul, Reason::NoFusion(target.runtime)),
+        _ => plan(*problem, target),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marlin_format::{GroupSize, QuantSpec, WeightDescriptor};
+
+    fn problem(m: usize) -> QuantProblem {
+        with_spec(m, QuantSpec::int4(GroupSize::G128))
+    }
+
+    fn with_spec(m: usize, spec: QuantSpec) -> QuantProblem {
+        QuantProblem::new(m, WeightDescriptor::plain(spec, 4096, 4096), ActivationDtype::F16)
+    }
+
+    fn on(runtime: Runtime) -> Target {
+        Target { runtime, card: None }
+    }
+
+    fn cuda(capability: u32) -> Target {
+        let card = Card { capability, multiprocessors: 108, shared_limit: 163 * 1024 };
+        Target { card: Some(card), ..on(Runtime::Cuda) }
+    }
+
+    #[test]
+    fn units_take_as_many_rows_as_there_are_up_to_eight() {
+        for (m, rows) in [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 8), (4096, 8)] {
+            let expected = Plan::without_prologue(Kernel::Portable { rows }, Reason::NoTensorCores(Runtime::Vulkan));
+            assert_eq!(plan(problem(m), &on(Runtime::Vulkan)), expected, "M = {m}");
+        }
+    }
+
+    #[test]
+    fn flex_reads_the_packed_weight_for_any_rows() {
+        for m in [1, 8, 128, 2048] {
+            assert_eq!(plan(problem(m), &Target::FLEX), Plan::without_prologue(Kernel::Host, Reason::Flex));
+        }
+    }
+
+    #[test]
+    fn tensor_cores_take_the_layout_that_was_made_for_them() {
+        for m in [1, 16, 4096] {
+            let plan = plan(problem(m).in_layout(WeightLayout::Tile), &cuda(80));
+            assert!(matches!(plan.kernel, Kernel::Marlin(launch) if launch.blocks > 0), "M = {m}: {plan:?}");
+            assert_eq!(plan.reason, Reason::TensorCores { capability: 80 }, "M = {m}");
+        }
+        assert_eq!(layout_for(&problem(1), &cuda(80)), WeightLayout::Tile);
+    }
+
+    #[test]
+    fn problems_without_tensor_cores_fall_back_and_say_why() {
+        let f32 = QuantProblem { activations: ActivationDtype::F32, ..problem(1) };
+        let mixed = QuantProblem { activations: ActivationDtype::BF16, ..problem(1) };
+        let pair = Reason::DtypePair { activations: ActivationDtype::BF16, scales: ActivationDtype::F16 };
+        let small = Target { card: Some(Card { capability: 80, multiprocessors: 1, shared_limit: 1024 }), ..on(Runtime::Cuda) };
+        let wide = with_spec(1, QuantSpec::int8(GroupSize::G128));
+        for (problem, target, reason) in [
+            (wide, cuda(90), Reason::Bits(Bits::Eight)),
+            (wide, on(Runtime::Vulkan), Reason::NoTensorCores(Runtime::Vulkan)),
+            (f32, cuda(90), Reason::F32Activations),
+            (mixed, cuda(90), pair),
+            (problem(1), cuda(75), Reason::OldCard { capability: 75 }),
+            (problem(1), small, Reason::NoTile),
+            (problem(1), on(Runtime::Cpu), Reason::NoTensorCores(Runtime::Cpu)),
+        ] {
+            // A weight can come to such activations in either layout.
+            for layout in [WeightLayout::Plain, WeightLayout::Tile] {
+                let expected = Plan::without_prologue(Kernel::Portable { rows: 1 }, reason);
+                assert_eq!(plan(problem.in_layout(layout), &target), expected);
+            }
+            assert_eq!(layout_for(&problem, &target), WeightLayout::Plain);
+        }
+        assert_eq!(plan(problem(1), &cuda(90)).reason, Reason::PlainLayout);
+    }
+
+    #[test]
+    fn a_norm_goes_into_the_kernel_of_one_row_and_before_all_others() {
+        let after_norm = |m: usize| problem(m).in_layout(WeightLayout::Tile).with_prologue(Prologue::AddRmsNorm);
+        let one = plan(after_norm(1), &cuda(90));
+        assert!(matches!(one.kernel, Kernel::NormGemv { .. }) && one.prologue == PrologueStage::InKernel, "{one:?}");
+        for (m, target) in [(2, cuda(90)), (1, cuda(80)), (1, on(Runtime::Cpu)), (1, Target::FLEX)] {
+            let found = plan(after_norm(m), &target);
+            let product = plan(problem(m).in_layout(WeightLayout::Tile), &target);
+            assert_eq!(found, Plan { prologue: PrologueStage::Before, ..product });
+            assert_eq!(found.to_string(), format!("rms_norm, then {}", product.kernel));
+        }
+    }
+
+    #[test]
+    fn the_head_takes_few_rows_of_a_float_weight() {
+        let kernel = |m: usize, dtype, target: &Target| plan(FloatProblem { m, k: 4096, n: 32000, dtype }, target).kernel;
+        let (f16, f32) = (ActivationDtype::F16, ActivationDtype::F32);
+        assert_eq!(kernel(1, f16, &cuda(90)), Kernel::Head(head::HeadKernel::Planes));
+        assert_eq!(kernel(2, f16, &cuda(90)), Kernel::Head(head::HeadKernel::TensorCores));
+        assert_eq!(kernel(32, f16, &cuda(80)), Kernel::Head(head::HeadKernel::TensorCores));
+        assert_eq!(kernel(33, f16, &cuda(90)), Kernel::FloatMatmul);
+        assert_eq!(kernel(4, f32, &cuda(90)), Kernel::Head(head::HeadKernel::Planes));
+        assert_eq!(kernel(5, f16, &on(Runtime::Vulkan)), Kernel::FloatMatmul);
+    }
+
+    #[test]
+    fn a_converted_linear_reads_the_packed_weight_where_operations_fuse() {
+        let kernel = |target: &Target| plan_converted(&problem(1), target).kernel;
+        assert_eq!(kernel(&Target::FLEX), Kernel::DequantizeThenMatmul);
+        assert_eq!(kernel(&on(Runtime::Cpu)), Kernel::Portable { rows: 1 });
+    }
+
+    #[test]
+    fn the_reason_names_what_decided() {
+        let reason = |m, target: &Target| plan(problem(m), target).reason.to_string();
+        assert!(reason(1, &on(Runtime::Vulkan)).contains("Vulkan"));
+        assert!(reason(1, &cuda(75)).contains("the card has 7.5"));
+        let wide = with_spec(1, QuantSpec::int8(GroupSize::G128));
+        assert!(plan(wide, &cuda(90)).reason.to_string().contains("this one is int8"));
+        assert!(reason(1, &Target::FLEX).contains("Flex"));
+    }
+
+    #[test]
+    fn plans_of_many_lengths_are_not_kept_without_end() {
+        for m in 0..2 * MAX_PLANS {
+            plan(problem(m), &on(Runtime::Cpu));
+        }
+        assert!(PLANS.lock().unwrap_or_else(PoisonError::into_inner).len() <= MAX_PLANS);
+    }
+}

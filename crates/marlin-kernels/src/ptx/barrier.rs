@@ -1,0 +1,78 @@
+//! Barriers: `mbarrier`, named barriers, and what keeps the lanes of a warp together.
+
+use super::read;
+use cubecl::prelude::*;
+
+/// `mbarrier.init`: a phase of the barrier completes with `count` arrivals and all bytes that are expected ("mbarrier").
+#[cube]
+pub fn mbarrier_init(barrier: u32, #[comptime] count: usize) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) read::<u32>(barrier), n = const count);
+}
+
+/// `mbarrier.arrive`: one arrival. What this thread has read and written is done.
+#[cube]
+pub fn mbarrier_arrive(barrier: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{b}];", b = in(_) read::<u32>(barrier));
+}
+
+/// `mbarrier.arrive.expect_tx`: one arrival, and `bytes` more to be copied in this phase.
+#[cube]
+pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
+    gpu_asm!(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{b}], {n};",
+        b = in(_) read::<u32>(barrier), n = in(_) read::<u32>(bytes)
+    );
+}
+
+/// `mbarrier.try_wait.parity` until it says that the phase of that parity is complete: what was copied in it is there, for [`wgmma`](super::wgmma) too.
+#[cube]
+pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred done; WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{b}], {p}; @!done bra WAIT; }}",
+        b = in(_) read::<u32>(barrier), p = in(_) read::<u32>(parity)
+    );
+}
+
+/// As [`mbarrier_wait_parity`], by a whole warp, which the compiler knows to stay together.
+#[cube]
+pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred done; WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [{b}], {p}; vote.sync.all.pred done, done, 0xffffffff; @!done bra.uni WAIT; }}",
+        b = in(_) read::<u32>(barrier), p = in(_) read::<u32>(parity)
+    );
+}
+
+/// `elect_sync.sync`: true in one lane of a whole warp.
+#[cube]
+pub fn elect_sync() -> bool {
+    let elected: u32;
+    gpu_asm!(
+        "{{ .reg .pred one; elect_sync.sync _|one, 0xffffffff; selp.u32 {e}, 1, 0, one; }}",
+        e = out(_) elected
+    );
+    read::<u32>(elected) != 0
+}
+
+/// `bar.warp.sync`: all lanes of a warp meet.
+#[cube]
+pub fn bar_warp_sync() {
+    gpu_asm!("bar.warp.sync 0xffffffff;");
+}
+
+/// `bar.sync`: waits until `threads` have come to barrier `id`, this one among them.
+#[cube]
+pub fn bar_sync(#[comptime] id: usize, #[comptime] threads: usize) {
+    gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
+}
+
+/// `bar.arrive`: comes to barrier `id` of `threads`, and waits for nobody.
+#[cube]
+pub fn bar_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
+    gpu_asm!("bar.arrive {i}, {n};", i = const id, n = const threads);
+}
+
+/// `fence.proxy.async`: this thread's writes to shared memory are there for the copy engine ("Async proxy").
+#[cube]
+pub fn fence_proxy_async() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}

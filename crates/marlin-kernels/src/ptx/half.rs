@@ -1,0 +1,77 @@
+//! Arithmetic on the halves of a register.
+
+use super::read;
+use cubecl::prelude::*;
+
+/// `and`, where it is written: the compiler moves its own past the [`wgmma_fence`](super::wgmma_fence) that its result must come before.
+#[cube]
+pub fn and_here(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("and.b32 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b));
+    read::<u32>(d)
+}
+
+/// `a - b` of two pairs of f16.
+#[cube]
+pub fn sub_f16x2(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("sub.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
+    read::<u32>(d)
+}
+
+/// `a * b` of two pairs of f16.
+#[cube]
+pub fn mul_f16x2(a: u32, b: u32) -> u32 {
+    let d: u32;
+    gpu_asm!("mul.rn.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
+    read::<u32>(d)
+}
+
+/// `a * b + c` of three pairs of f16.
+#[cube]
+pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "fma.rn.f16x2 {d}, {a}, {b}, {c};",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), c = in(_) read::<u32>(c), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `a * b + c` of three pairs of bf16; the one bf16x2 arithmetic that compute capability 8.0 has.
+#[cube]
+pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "fma.rn.bf16x2 {d}, {a}, {b}, {c};",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), c = in(_) read::<u32>(c), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
+#[cube]
+pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "prmt.b32 {d}, {v}, {v}, {s};",
+        d = out(_) d, v = in(_) read::<u32>(value), s = const comptime!(if upper { "0x3232" } else { "0x1010" }), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// The lower or upper half of a register, f16 or (`bf16`) bf16, as f32.
+#[cube]
+pub fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16: bool) -> f32 {
+    if comptime!(bf16) {
+        // A bf16 is the upper half of an f32.
+        f32::reinterpret(if comptime!(upper) { value & 0xffff_0000u32 } else { value << 16u32 })
+    } else {
+        let d: f32;
+        gpu_asm!(
+            "{{ .reg .b16 l, h; mov.b32 {{l, h}}, {v}; cvt.f32.f16 {d}, {s}; }}",
+            d = out(_) d, v = in(_) read::<u32>(value), s = const comptime!(if upper { "h" } else { "l" }), options(pure, nomem)
+        );
+        read::<f32>(d)
+    }
+}

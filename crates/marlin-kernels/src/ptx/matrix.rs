@@ -1,0 +1,28 @@
+//! Matrices of a warp: `ldmatrix` and `mma.sync`.
+
+use super::{F4, U4, read};
+use cubecl::prelude::*;
+
+/// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r` of matrix `i`.
+#[cube]
+pub fn ldmatrix_x4(address: u32) -> U4 {
+    let value: U4;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {v}, [{a}];",
+        v = out(_) value, a = in(_) read::<u32>(address), options(readonly)
+    );
+    read::<U4>(value)
+}
+
+/// `mma.sync.m16n8k16` with f32 accumulators, of f16 or (`bf16`) bf16 fragments.
+#[cube]
+pub fn mma_m16n8k16(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
+    let d: F4;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {d}, {a}, {{{b0}, {b1}}}, {c};",
+        t = const comptime!(if bf16 { "bf16" } else { "f16" }),
+        d = out(_) d, a = in(_) read::<U4>(a), b0 = in(_) read::<u32>(b0), b1 = in(_) read::<u32>(b1), c = in(_) read::<F4>(c),
+        options(pure, nomem)
+    );
+    read::<F4>(d)
+}

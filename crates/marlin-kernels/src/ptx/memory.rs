@@ -1,0 +1,88 @@
+//! Loads and stores that say how memory is cached and ordered.
+
+use super::{F4, U4, read};
+use cubecl::prelude::*;
+
+/// `ld.shared.v4`: 16 bytes of shared memory.
+#[cube]
+pub fn ld_shared_16(address: u32) -> U4 {
+    let value: U4;
+    gpu_asm!("ld.shared.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
+    read::<U4>(value)
+}
+
+/// `ld.shared`: 4 bytes of shared memory.
+#[cube]
+pub fn ld_shared_4(address: u32) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.shared.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
+    read::<u32>(value)
+}
+
+/// `ld.global.v4`: 16 bytes of global memory.
+#[cube]
+pub fn ld_global_16(address: u64) -> F4 {
+    let value: F4;
+    gpu_asm!("ld.global.v4.f32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<F4>(value)
+}
+
+/// `st.global.v4`: 16 bytes to global memory.
+#[cube]
+pub fn st_global_16(address: u64, value: F4) {
+    gpu_asm!("st.global.v4.f32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<F4>(value));
+}
+
+/// `ld.acquire.gpu`: what was written before the value was released is seen.
+#[cube]
+pub fn ld_acquire(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.acquire.gpu.global.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address));
+    read::<u32>(value)
+}
+
+/// `st.release.gpu`: what this thread, and those that it met at a barrier, wrote before is seen by whoever acquires the value.
+#[cube]
+pub fn st_release(address: u64, value: u32) {
+    gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
+}
+
+/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked`]: other blocks' stores are seen, whole or not at all.
+#[cube]
+pub fn ld_marked(address: u64) -> (f32, u32) {
+    let both: Vector<u32, Const<2>>;
+    gpu_asm!(
+        "{{ .reg .b64 t; ld.relaxed.gpu.global.b64 t, [{a}]; mov.b64 {v}, t; }}",
+        v = out(_) both, a = in(_) read::<u64>(address)
+    );
+    let both = read::<Vector<u32, Const<2>>>(both);
+    (f32::reinterpret(both.extract(0usize)), both.extract(1usize))
+}
+
+/// `st.relaxed.gpu` of a value and its mark in one 64-bit word.
+#[cube]
+pub fn st_marked(address: u64, value: f32, mark: u32) {
+    gpu_asm!(
+        "{{ .reg .b64 t; mov.b64 t, {{{v}, {m}}}; st.relaxed.gpu.global.b64 [{a}], t; }}",
+        a = in(_) read::<u64>(address), v = in(_) read::<u32>(u32::reinterpret(value)), m = in(_) read::<u32>(mark)
+    );
+}
+
+/// `ld.global.nc.L1::no_allocate`, where it is written: 16 bytes that are read once ("Data Movement: ld.global.nc").
+#[cube]
+pub fn ld_global_once_16(address: u64) -> U4 {
+    let value: U4;
+    gpu_asm!(
+        "ld.global.nc.L1::no_allocate.v4.u32 {v}, [{a}];",
+        v = out(_) value, a = in(_) read::<u64>(address), options(readonly)
+    );
+    read::<U4>(value)
+}
+
+/// The same of 4 bytes.
+#[cube]
+pub fn ld_global_once_4(address: u64) -> u32 {
+    let value: u32;
+    gpu_asm!("ld.global.nc.L1::no_allocate.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address), options(readonly));
+    read::<u32>(value)
+}

@@ -1,0 +1,90 @@
+//! `wgmma`: the asynchronous products of a warpgroup, four warps, from compute capability 9.0a on ("Asynchronous Warpgroup Level Matrix
+//! Multiply-Accumulate Operation").
+
+use super::{U4, read};
+use cubecl::prelude::*;
+
+/// Declares `registers` accumulators for [`wgmma`], and what else it names: once, at a kernel's top, outside loops.
+///
+/// They are PTX registers that inline assembly alone names. Where they are values of CubeCL's, each instruction copies them, and ptxas makes it
+/// wait for the one before.
+#[cube]
+pub fn wgmma_declare(#[comptime] registers: usize) {
+    gpu_asm!(
+        ".reg .f32 wgmma_sum<{n}>; .reg .b64 wgmma_b; .reg .pred wgmma_more; .reg .pred wgmma_add; setp.eq.u32 wgmma_add, 1, 1;",
+        n = const registers
+    );
+}
+
+/// Whether every [`wgmma`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
+#[cube]
+pub fn wgmma_more(more: u32) {
+    gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));
+}
+
+/// An accumulator of [`wgmma`] becomes 0. None may be under way.
+#[cube]
+pub fn wgmma_clear(#[comptime] register: usize) {
+    gpu_asm!("mov.f32 wgmma_sum{i}, 0f00000000;", i = const register);
+}
+
+/// An accumulator of [`wgmma`]. None may be under way.
+#[cube]
+pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
+    let sum: f32;
+    gpu_asm!("mov.f32 {s}, wgmma_sum{i};", s = out(_) sum, i = const register);
+    read::<f32>(sum)
+}
+
+/// The upper half of [`wgmma`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
+/// swizzled within 128 (1 in bits 62 and 63).
+const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
+
+/// The lower half of [`wgmma`]'s descriptor of B, from its address in shared memory, of less than 2^18: the address in units of 16, and 1 for
+/// the offset that a swizzled matrix does not use. 16 values along K are 2 units.
+#[cube]
+pub fn wgmma_descriptor(address: u32) -> u32 {
+    (address / 16) | 0x1_0000u32
+}
+
+/// The descriptor of B for every [`wgmma`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
+#[cube]
+pub fn wgmma_b(descriptor: u32) {
+    gpu_asm!("mov.b64 wgmma_b, {{{d}, {u}}};", d = in(_) read::<u32>(descriptor), u = const DESCRIPTOR_SWIZZLE_128);
+}
+
+/// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of A, of f16 or (`bf16`) bf16 and in registers, and
+/// [B](wgmma_b), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as [`wgmma_more`] says.
+///
+/// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of the sums in that of `n / 8` accumulators of
+/// `mma.m16n8k16` side by side.
+#[cube]
+pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] starts: bool, #[comptime] bf16: bool) {
+    gpu_asm!(
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, {p}, 1, 1, 0;",
+        n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
+        p = const comptime!(if starts { "wgmma_more" } else { "wgmma_add" }), a = in(_) read::<U4>(a)
+    );
+}
+
+fn sum_names(first: usize, count: usize) -> String {
+    (first..first + count).map(|i| format!("wgmma_sum{i}")).collect::<Vec<_>>().join(", ")
+}
+
+/// `wgmma.fence`: what was written to registers is there for the next [`wgmma`].
+#[cube]
+pub fn wgmma_fence() {
+    gpu_asm!("wgmma.fence.sync.aligned;");
+}
+
+/// `wgmma.commit_group`: closes the group of products issued since the last one.
+#[cube]
+pub fn wgmma_commit_group() {
+    gpu_asm!("wgmma.commit_group.sync.aligned;");
+}
+
+/// `wgmma.wait_group`: until at most `pending` groups are under way.
+#[cube]
+pub fn wgmma_wait_group(#[comptime] pending: usize) {
+    gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);
+}

@@ -1,0 +1,123 @@
+//! The tiles that there are, and the configurations that they make.
+
+use super::config::{Config, Product, Tile};
+use marlin_format::GroupSize;
+
+/// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
+/// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
+/// card has shared memory for.
+const TILES: [(Tile, u32); 18] = [
+    (tile(1, 1, 8), 77),
+    (tile(1, 1, 16), 70),
+    (tile(1, 3, 4), 70),
+    (tile(2, 1, 8), 92),
+    (tile(2, 2, 6), 87),
+    (tile(2, 4, 3), 94),
+    (tile(4, 1, 8), 141),
+    (tile(4, 2, 4), 127),
+    (tile(4, 4, 2), 126),
+    (tile(8, 1, 8), 208),
+    (tile(8, 2, 4), 194),
+    (tile(8, 4, 2), 190),
+    (wgmma(1, 4, 3), 70),
+    (wgmma(2, 4, 2), 69),
+    (wgmma(2, 4, 3), 69),
+    (wgmma(4, 4, 2), 92),
+    (wgmma(8, 4, 1), 120),
+    (wgmma(8, 4, 2), 144),
+];
+
+/// A tile without its stages.
+const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { batch_tiles, warps_n, warps_k, stages: 0, product: Product::MmaSync }
+}
+
+/// A tile of warpgroups without its stages.
+const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { product: Product::Wgmma, ..tile(batch_tiles, warps_n, warps_k) }
+}
+
+/// Most stages of a tile: more in flight gains nothing on an H200.
+const MAX_STAGES: usize = 8;
+/// Fewest steps that copies run ahead of products.
+const MIN_AHEAD: usize = 1;
+
+/// Nanoseconds that a chunk of a tile takes, whatever its stages.
+pub(crate) fn chunk_nanoseconds(tile: &Tile) -> f64 {
+    let same = |other: &Tile| Tile { stages: tile.stages, ..*other } == *tile;
+    TILES.iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
+}
+
+/// The tiles that a card of compute capability `capability` can run.
+fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
+    TILES.into_iter().map(|(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
+}
+
+/// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
+pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
+    let format = Format { group: GroupSize::Channel, zero_points: false, bf16: false };
+    tiles(capability).map(move |tile| format.config(tile))
+}
+
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
+/// of shared memory.
+pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
+    let formats = GroupSize::ALL.into_iter().flat_map(|group| {
+        [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format { group, zero_points, bf16 })
+    });
+    formats.flat_map(|format| format.configs(capability, shared_limit)).collect()
+}
+
+/// The part of a configuration that a problem fixes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Format {
+    pub group: GroupSize,
+    pub zero_points: bool,
+    pub bf16: bool,
+}
+
+impl Format {
+    /// Every tile that fits, with its stages.
+    pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
+        tiles(capability)
+            .filter_map(move |tile| with_stages(self.config(tile), shared_limit))
+            .filter(move |config| !spills(config, capability))
+    }
+
+    /// The configuration with a tile.
+    pub fn config(self, tile: Tile) -> Config {
+        let Self { group, zero_points, bf16 } = self;
+        Config { tile, group, zero_points, bf16 }
+    }
+}
+
+/// A configuration with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
+fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
+    let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
+    let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
+    (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
+}
+
+/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
+/// the 128 that they can have with a producer. Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never wrong.
+fn spills(config: &Config, capability: u32) -> bool {
+    let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
+    let tile = (batch_tiles, warps_n, warps_k);
+    let Config { group, zero_points, bf16, .. } = *config;
+    if product == Product::Wgmma {
+        return match tile {
+            (2, 4, 3) => zero_points && matches!(group, GroupSize::G64 | GroupSize::G128),
+            (8, 4, 1) => group == GroupSize::Channel,
+            _ => false,
+        };
+    }
+    match capability {
+        80 => match tile {
+            (1, 3, 4) => group == GroupSize::Channel && zero_points && bf16,
+            (2, 1, 8) => matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
+            _ => false,
+        },
+        90 => (tile == (1, 1, 16) || tile == (1, 1, 8) && bf16) && group == GroupSize::Channel && !zero_points,
+        _ => false,
+    }
+}

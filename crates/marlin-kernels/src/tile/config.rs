@@ -1,0 +1,227 @@
+use crate::ActivationDtype;
+use marlin_format::GroupSize;
+use std::fmt;
+
+/// Rows of K in a chunk: what one warp reads of the weight in one stage, times 64 columns.
+pub(crate) const CHUNK_K: usize = 64;
+/// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+pub(crate) const CHUNK_N: usize = 64;
+/// Rows of tiles in a chunk: of [`MarlinLayout`](marlin_format::layout::MarlinLayout), 16 rows of K each.
+pub(crate) const TILE_ROWS: usize = CHUNK_K / 16;
+/// Bytes of a chunk in one of them, which follow each other in memory.
+pub(crate) const TILE_ROW_BYTES: usize = 16 * CHUNK_N / 2;
+/// Bytes of a stage's two barriers, `full` and `empty`.
+pub(crate) const BARRIER_BYTES: usize = 16;
+/// Bytes of a row of activations in a chunk.
+pub(crate) const ACTIVATION_ROW_BYTES: usize = CHUNK_K * 2;
+/// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
+pub(crate) const REDUCE_PADDING: usize = 4;
+
+/// How the work of a block is laid out, known when the kernel is compiled.
+///
+/// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` rows of K. Warps
+/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 rows of K `w / warps_n` of each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Eights of rows of activations: 1, or an even number.
+    pub batch_tiles: usize,
+    /// Warps side by side along N.
+    pub warps_n: usize,
+    /// Warps along K, whose sums are added in shared memory.
+    pub warps_k: usize,
+    /// Stages of the copy pipeline.
+    pub stages: usize,
+    /// The instruction that multiplies.
+    pub product: Product,
+}
+
+/// The instruction that multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// `mma.sync`: each warp by itself. Every card has it.
+    MmaSync,
+    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Compute capability 9.0 alone has it.
+    Wgmma,
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let product = if self.is_wgmma() { ", wgmma" } else { "" };
+        write!(f, "{} x {} x {}, {} stages{product}", self.rows(), self.columns(), self.depth(), self.stages)
+    }
+}
+
+impl Tile {
+    /// Rows of activations in a tile.
+    pub const fn rows(&self) -> usize {
+        8 * self.batch_tiles
+    }
+
+    /// Columns of a tile.
+    pub const fn columns(&self) -> usize {
+        CHUNK_N * self.warps_n
+    }
+
+    /// Rows of K in a step.
+    pub const fn depth(&self) -> usize {
+        CHUNK_K * self.warps_k
+    }
+
+    /// Warps of a block that multiply.
+    pub const fn warps(&self) -> usize {
+        self.warps_n * self.warps_k
+    }
+
+    /// Whether warpgroups multiply.
+    pub fn is_wgmma(&self) -> bool {
+        self.product == Product::Wgmma
+    }
+
+    /// Stages that hold no copies under way: the one that is multiplied, and with products under way the one before it.
+    pub(crate) fn stages_in_use(&self) -> usize {
+        if self.is_wgmma() { 2 } else { 1 }
+    }
+
+    /// Threads of a block that multiply.
+    pub const fn threads(&self) -> usize {
+        32 * self.warps()
+    }
+}
+
+/// Everything that a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The layout of work.
+    pub tile: Tile,
+    /// Rows of K that share a scale.
+    pub group: GroupSize,
+    /// Zero points, or 8 everywhere.
+    pub zero_points: bool,
+    /// Activations, scales, bias and output in bf16, or in f16.
+    pub bf16: bool,
+}
+
+/// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer and the
+/// barriers of the stages.
+impl Config {
+    /// Whether a warp of its own copies, and all others multiply.
+    ///
+    /// Each quarter of a multiprocessor has its own registers: with one warp more it has three for 168 registers a thread, or four for 128.
+    /// Where the sums would not fit, the warps that multiply share the copies.
+    pub fn has_producer(&self) -> bool {
+        self.tile.is_wgmma() && self.tile.batch_tiles * self.tile.warps() <= 32
+    }
+
+    /// Dtype of activations, scales, bias and output.
+    pub fn dtype(&self) -> ActivationDtype {
+        if self.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 }
+    }
+
+    /// Threads of a block.
+    pub fn block_threads(&self) -> usize {
+        self.tile.threads() + if self.has_producer() { 32 } else { 0 }
+    }
+
+    /// Groups that a chunk lies in.
+    pub const fn groups_in_chunk(&self) -> usize {
+        match self.group {
+            GroupSize::G32 => 2,
+            _ => 1,
+        }
+    }
+
+    /// Whether scales travel with the weight, or are applied once at the end.
+    pub(crate) fn grouped(&self) -> bool {
+        self.group != GroupSize::Channel
+    }
+
+    /// Whether a group's products are summed by themselves and scaled in f32: for few rows of activations that is fewer instructions than to
+    /// scale the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many.
+    pub fn scales_sums(&self) -> bool {
+        let most = match (self.groups_in_chunk(), self.tile.product) {
+            (1, Product::MmaSync) => 4,
+            (1, Product::Wgmma) => 2,
+            _ => 1,
+        };
+        self.grouped() && self.tile.batch_tiles <= most
+    }
+
+    /// Whether weights are multiplied as they are stored, and a group's sums take the zero points: one instruction for a pair of weights in
+    /// place of two, for a product more with all activations. On an H200 that takes 8 to 18 % off large weights with 16 rows of activations, and
+    /// adds 4 to 28 % with 32. The sums of a whole channel would lose too much to what the zero points take from them.
+    pub fn multiplies_stored(&self) -> bool {
+        self.scales_sums() && self.tile.batch_tiles <= 2
+    }
+
+    /// Whether a warp's steps go by twos, in which it has two chunks of the same group: its sums are scaled half as often.
+    pub(crate) fn pairs_steps(&self) -> bool {
+        self.tile.is_wgmma() && self.tile.batch_tiles > 1 && self.multiplies_stored() && self.group == GroupSize::G128
+    }
+
+    /// Steps of `chunks` chunks along K.
+    pub(crate) fn steps(&self, chunks: usize) -> usize {
+        let in_step = self.tile.warps_k;
+        if self.pairs_steps() { 2 * chunks.div_ceil(2 * in_step) } else { chunks.div_ceil(in_step) }
+    }
+
+    /// Where the scales of a stage start.
+    pub(crate) const fn scales_offset(&self) -> usize {
+        self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
+    }
+
+    /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
+    pub(crate) fn scales_bytes(&self) -> usize {
+        if self.grouped() { self.groups_in_chunk() * CHUNK_N * 2 } else { 0 }
+    }
+
+    /// Where the zero points of a stage start.
+    pub(crate) fn zeros_offset(&self) -> usize {
+        self.scales_offset() + self.tile.warps() * self.scales_bytes()
+    }
+
+    /// Bytes of a warp's zero points in a stage: 64 columns in 4 bits for each group.
+    pub(crate) fn zeros_bytes(&self) -> usize {
+        if self.zero_points { self.groups_in_chunk() * CHUNK_N / 2 } else { 0 }
+    }
+
+    /// Bytes of a chunk with its scales and zero points.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        TILE_ROWS * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
+    }
+
+    /// Where the activations of a stage start.
+    pub(crate) fn activations_offset(&self) -> usize {
+        (self.zeros_offset() + self.tile.warps() * self.zeros_bytes()).next_multiple_of(self.alignment())
+    }
+
+    /// What the addresses of activations are a multiple of, and those of stages with them: a run of eight values for `ldmatrix`, eight rows of
+    /// a chunk for the swizzle of `wgmma`.
+    pub(crate) fn alignment(&self) -> usize {
+        if self.tile.is_wgmma() { ACTIVATION_ROW_BYTES * 8 } else { 16 }
+    }
+
+    /// Bytes of a stage.
+    pub(crate) fn stage_bytes(&self) -> usize {
+        self.activations_offset() + self.tile.rows() * self.tile.depth() * 2
+    }
+
+    /// Bytes of the barriers of a stage.
+    pub(crate) fn barrier_bytes(&self) -> usize {
+        if self.tile.is_wgmma() { BARRIER_BYTES } else { 0 }
+    }
+
+    /// Floats between rows of the reduction buffer.
+    pub(crate) const fn reduce_stride(&self) -> usize {
+        self.tile.columns() + REDUCE_PADDING
+    }
+
+    /// Floats of the reduction buffer: eight rows for each warp along K.
+    pub(crate) const fn reduce_floats(&self) -> usize {
+        self.tile.warps_k * 8 * self.reduce_stride()
+    }
+
+    /// Bytes of shared memory of a block.
+    pub fn shared_bytes(&self) -> usize {
+        self.tile.stages * (self.stage_bytes() + self.barrier_bytes()) + self.reduce_floats() * 4
+    }
+}

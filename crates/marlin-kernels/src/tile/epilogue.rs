@@ -1,0 +1,115 @@
+//! From the warps' sums to the output: added along K in shared memory, then across blocks, then scaled, biased and written.
+
+use super::config::{CHUNK_N, Config};
+use super::exchange;
+use super::fragment::stored_units;
+use super::lengths::Lengths;
+use super::outputs::{has_output, output, sync_consumers};
+use super::stripe::{TilePart, stripe_start};
+use crate::ptx::{F4, lane};
+use cubecl::prelude::*;
+
+/// Ends the block's part of a tile.
+///
+/// A part that is not the tail of its tile is left in the block's place of the workspace. A tail adds the sums of the blocks before it, from
+/// the nearest to the farthest, and writes the output: the order never changes, so the same inputs give the same bits. A block waits only for
+/// blocks that were started before it.
+#[cube]
+pub(crate) fn finish<F: Float>(
+    sums: &Array<F4>,
+    reduce: &mut Shared<[f32]>,
+    scales: &[F],
+    bias: &ComptimeOption<&[F]>,
+    out: &mut [F],
+    workspace: u64,
+    part: &TilePart,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) {
+    let columns = comptime!(config.tile.columns() as u32);
+    let outputs = comptime!(config.outputs());
+    let mut totals = Array::<f32>::new(outputs);
+    add_along_k(sums, reduce, &mut totals, config);
+
+    let block = CUBE_POS_X;
+    let tile_start = part.tile * lengths.depth;
+    let (column, row_block) = lengths.by_row_blocks.div_mod(part.tile);
+    let first_column = column * columns;
+    let first_row = row_block * comptime!(config.tile.rows() as u32);
+    let rows = lengths.m - first_row;
+    if part.end == lengths.depth {
+        let mut other = block;
+        while stripe_start(lengths, other) > tile_start {
+            other -= 1;
+            exchange::add(&mut totals, other, workspace, rows, config);
+        }
+        #[unroll]
+        for i in 0..outputs {
+            let index = output(i, config);
+            let row = first_row + index / columns;
+            let column = first_column + index % columns;
+            if has_output(i, rows, config) && column < lengths.n {
+                let mut total = totals[i];
+                if comptime!(!config.grouped()) {
+                    total *= f32::cast_from(scales[channel_scale(column) as usize]);
+                }
+                #[comptime]
+                match bias {
+                    ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
+                    ComptimeOption::None => {}
+                }
+                out[(row * lengths.n + column) as usize] = F::cast_from(total);
+            }
+        }
+    } else {
+        exchange::leave(&totals, workspace, rows, config);
+    }
+}
+
+/// Adds the sums of the warps that differ along K, eight rows at a time, always in the same order.
+#[cube]
+fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<f32>, #[comptime] config: Config) {
+    let count = comptime!(config.outputs_of_eight_rows());
+    let lane = lane();
+    let warp = UNIT_POS_X / 32;
+    let warp_n = warp % comptime!(config.tile.warps_n as u32);
+    let warp_k = warp / comptime!(config.tile.warps_n as u32);
+    let stride = comptime!(config.reduce_stride() as u32);
+    let (first_unit, second_unit) = comptime!(stored_units(&config));
+    let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(CHUNK_N as u32) + lane / 4;
+    #[unroll]
+    for batch_tile in 0..comptime!(config.tile.batch_tiles) {
+        sync_consumers(config);
+        #[unroll]
+        for j in 0..4usize {
+            let sum = sums[comptime!(j * config.tile.batch_tiles + batch_tile)];
+            let at = own + comptime!(16 * j as u32);
+            reduce[at as usize] = sum.extract(0usize) * first_unit;
+            reduce[(at + stride) as usize] = sum.extract(1usize) * first_unit;
+            reduce[(at + 8) as usize] = sum.extract(2usize) * second_unit;
+            reduce[(at + stride + 8) as usize] = sum.extract(3usize) * second_unit;
+        }
+        sync_consumers(config);
+        #[unroll]
+        for i in 0..count {
+            let mut index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);
+            if comptime!((i + 1) * config.tile.threads() > 8 * config.tile.columns()) {
+                // A thread that has no output here adds another's: no branch.
+                index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
+            }
+            let place = index / comptime!(config.tile.columns() as u32) * stride + index % comptime!(config.tile.columns() as u32);
+            let mut total = reduce[place as usize];
+            #[unroll]
+            for k in 1..comptime!(config.tile.warps_k) {
+                total += reduce[(place + comptime!(8 * k as u32) * stride) as usize];
+            }
+            totals[comptime!(batch_tile * count + i)] = total;
+        }
+    }
+}
+
+/// Where [`ScaleLayout`](marlin_format::layout::ScaleLayout) puts the scale of a column in a weight of one group.
+#[cube]
+fn channel_scale(column: u32) -> u32 {
+    column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2
+}

@@ -1,0 +1,88 @@
+use super::config::{CHUNK_K, CHUNK_N};
+use super::cost::{Launch, Work};
+use crate::QuantProblem;
+use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
+
+/// A divisor as CubeCL compiles it: the host knows it.
+#[cfg(feature = "inspect")]
+type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
+
+/// Lengths of a problem as the tile kernels see them. What follows from the others is computed on the host, divisors as what to multiply with: the
+/// first bytes are asked for that much sooner.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Lengths {
+    /// Rows of activations.
+    pub m: u32,
+    /// Output features.
+    pub n: u32,
+    /// Input features, a multiple of 8.
+    pub k: u32,
+    /// Columns of chunks of the weight: N / 64, rounded up.
+    pub chunks_n: u32,
+    /// Rows of chunks of the weight: K / 64, rounded up.
+    pub chunks_k: u32,
+    /// Divides by the blocks of rows of activations.
+    pub by_row_blocks: FastDivmod<u32>,
+    /// Steps of K in a tile.
+    pub depth: u32,
+    /// Divides by the steps of K in a tile.
+    pub by_depth: FastDivmod<u32>,
+    /// Units of work that every block has.
+    pub units_each: u32,
+    /// Blocks that have one more.
+    pub blocks_with_one_more: u32,
+    /// Masks of the nibbles of a word.
+    pub masks: NibbleMasks,
+}
+
+/// Masks of the lowest nibble of both halves of a word, and of the next. They are parameters because the compiler would load a constant anew for
+/// every word.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct NibbleMasks {
+    /// 0x000f000f.
+    pub low: u32,
+    /// 0x00f000f0.
+    pub high: u32,
+}
+
+/// The masks as a launch passes them.
+pub(crate) fn nibble_masks() -> NibbleMasksLaunch {
+    NibbleMasksLaunch::new(0x000f_000f, 0x00f0_00f0)
+}
+
+/// The lengths of a problem under a launch.
+pub(crate) fn lengths(problem: &QuantProblem, launch: &Launch) -> LengthsLaunch {
+    let layout = problem.weight.tiles();
+    let work = Work::new(problem, &launch.tile);
+    let (each, more) = (work.units() / launch.blocks, work.units() % launch.blocks);
+    let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
+    let k = super::row_length(problem.k());
+    let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more] =
+        [problem.m, problem.n(), k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more].map(|length| length as u32);
+    LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, depth, each, more, nibble_masks())
+}
+
+/// The masks as a kernel without a device is compiled for.
+#[cfg(feature = "inspect")]
+pub(crate) fn compiled_masks() -> NibbleMasksCompilationArg {
+    NibbleMasksCompilationArg { low: (), high: () }
+}
+
+/// The lengths as a kernel without a device is compiled for.
+#[cfg(feature = "inspect")]
+pub(crate) fn compiled_lengths() -> LengthsCompilationArg {
+    LengthsCompilationArg {
+        m: (),
+        n: (),
+        k: (),
+        chunks_n: (),
+        chunks_k: (),
+        by_row_blocks: Divmod::Fast,
+        depth: (),
+        by_depth: Divmod::Fast,
+        units_each: (),
+        blocks_with_one_more: (),
+        masks: compiled_masks(),
+    }
+}

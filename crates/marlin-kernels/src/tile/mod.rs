@@ -1,0 +1,57 @@
+//! The shared parts of the Marlin kernels, W4A16 on tensor cores, for NVIDIA cards from compute capability 8.0 on: [`mma_sync`](crate::matmul::mma_sync)
+//! and [`wgmma`](crate::matmul::wgmma) are two kernels on them.
+//!
+//! Supported: any M, N and K; groups of 32, 64, 128 or a whole column; symmetric or with zero points; a bias; activations, scales and output
+//! all in f16 or all in bf16. Products accumulate in f32, within a block and across blocks. The same inputs give the same bits.
+//!
+//! Refused, on the host and with the numbers in the message: buffers of another length than the problem's, f32 activations, scales in another
+//! dtype than the activations, and operands of 2^32 elements or more. Act-order and K that is no multiple of 8 take activations that
+//! [`repack::arrange`](crate::repack::arrange) has put in order: [`launch`](crate::launch) does.
+//!
+//! # How it works
+//!
+//! After the Marlin paper (Frantar et al., 2024, section 3.4), with what a card of more bandwidth asks for.
+//!
+//! **Work.** The output is cut into tiles, a tile into steps along K; every block gets an equal run of steps, a *stripe*, across tiles
+//! (`stripe.rs`). Where a tile has parts of several blocks, all but the last leave their sums in a workspace and the last adds them
+//! (`epilogue.rs`). Few sums travel each with a mark, many under a flag (`exchange.rs`).
+//!
+//! **A product.** The transpose is computed, W^T X^T: fragment A of `mma.m16n8k16` is 16 columns of the weight, fragment B eight rows of
+//! activations, so that one row wastes seven rows of a tensor core and not fifteen. A word of the tile layout is an A fragment: `lop3` puts
+//! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off. With up to 16 rows and more than one group even
+//! that is too much: there the masked nibbles are multiplied as the small numbers that they are in f16, and one product more, with ones in
+//! place of weights, sums the activations, times which a group's zero points leave its sums in f32 (`fragment.rs`).
+//!
+//! **Scales.** For up to 32 rows, by `wgmma` up to 16, a group's products are summed apart and scaled once in f32; for more, the weights are
+//! scaled in half2. With one group, sums are scaled when they are written.
+//!
+//! **Which tile.** [`plan`] estimates the time of each from bytes, instructions and parts, and takes the fastest (`cost.rs`): no trial at run
+//! time.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config`, `candidates` | the shape of a block's work; the tiles that there are |
+//! | `cost` | the choice among them |
+//! | `lengths` | a problem as the kernels see it |
+//! | `stripe` | the work of a block |
+//! | `fragment` | from packed words to fragments |
+//! | `outputs`, `exchange`, `epilogue`, `workspace` | from the warps' sums to the output |
+//! | `operands` | the checks of a launch |
+
+pub(crate) mod candidates;
+pub(crate) mod config;
+pub(crate) mod cost;
+pub(crate) mod epilogue;
+mod exchange;
+#[allow(clippy::manual_is_multiple_of, reason = "beside `j / 2`, `j % 2` says where a column's zero point is")]
+pub(crate) mod fragment;
+pub(crate) mod lengths;
+pub(crate) mod operands;
+pub(crate) mod outputs;
+pub(crate) mod stripe;
+pub(crate) mod workspace;
+
+pub use candidates::configs;
+pub use config::{Config, Product, Tile};
+pub use cost::{Launch, launches, plan};
+pub use operands::row_length;

@@ -1,0 +1,51 @@
+//! The outputs of a tile that a thread adds up and writes, and the meeting of the threads that have them.
+
+use super::config::Config;
+use crate::ptx::bar_sync;
+use cubecl::prelude::*;
+
+/// Number of the named barrier of the warps that multiply, among which 0 is that of `sync_cube`.
+pub(crate) const CONSUMERS: usize = 1;
+
+impl Config {
+    /// Totals of a thread at the end of a tile.
+    pub(crate) const fn outputs(&self) -> usize {
+        self.tile.batch_tiles * self.outputs_of_eight_rows()
+    }
+
+    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row.
+    pub(crate) const fn outputs_of_eight_rows(&self) -> usize {
+        (8 * self.tile.columns()).div_ceil(self.tile.threads())
+    }
+}
+
+/// All warps that multiply meet.
+#[cube]
+pub(crate) fn sync_consumers(#[comptime] config: Config) {
+    if comptime!(config.has_producer()) {
+        bar_sync(CONSUMERS, comptime!(config.tile.threads()));
+    } else {
+        sync_cube();
+    }
+}
+
+/// The place of a thread's output `i` in its tile, row by row.
+#[cube]
+pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
+    let count = comptime!(config.outputs_of_eight_rows());
+    let eight_rows = comptime!((i / count * 8 * config.tile.columns()) as u32);
+    UNIT_POS_X + comptime!(eight_rows + (i % count * config.tile.threads()) as u32)
+}
+
+/// True where a thread's output `i` is one of the tile's, which has `rows` rows.
+#[cube]
+pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
+    let count = comptime!(config.outputs_of_eight_rows());
+    let outputs = comptime!(8 * config.tile.columns());
+    let in_tile = output(i, config) < rows * comptime!(config.tile.columns() as u32);
+    if comptime!(i % count + 1 < count || count * config.tile.threads() == outputs) {
+        in_tile
+    } else {
+        in_tile && UNIT_POS_X < comptime!((outputs - (count - 1) * config.tile.threads()) as u32)
+    }
+}

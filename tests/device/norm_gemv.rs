@@ -1,0 +1,164 @@
+//! The matmul of one row with the norm in it, on raw buffers: every format and cluster, edges of every tile, poisoned outputs.
+
+use crate::kernels::{buffer, bytes, values};
+use crate::marlin::{Bench, problem};
+use crate::setup::{Named, trial};
+use burn::tensor::Device;
+use cubecl::prelude::BufferArg;
+use libtest_mimic::Trial;
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_kernels::matmul::norm_gemv::CLUSTERS;
+use marlin_kernels::{
+    ActivationDtype, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage, Reason, launch,
+};
+use marlin_tests::{Case, Operands, relative_error, tolerance};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+const EPSILON: f32 = 1e-5;
+/// Those that it takes.
+const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name != "cuda" {
+        return;
+    }
+    // One test a group, so that several processes can share the compiling.
+    for group in GROUPS {
+        tests.push(trial(device, &format!("norm_gemv::agrees_with_f64::{group}"), move |device| agrees(device, group, seed)));
+    }
+    tests.push(trial(device, "norm_gemv::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
+    tests.push(trial(device, "norm_gemv::wrong_operands_are_refused", move |device| refusals(device, seed)));
+}
+
+/// Operands of the kernel, and what must come out.
+struct Row {
+    x: Vec<f32>,
+    residual: Vec<f32>,
+    norm: Vec<f32>,
+    /// The sum, rounded.
+    sum: Vec<f32>,
+    /// With the exact norm as activations.
+    operands: Operands,
+}
+
+impl Row {
+    /// A residual stream like a model's: halves of very different size, and one value far above all others.
+    fn random(case: &Case, seed: u64) -> Self {
+        let Case { k, activations: dtype, .. } = *case;
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut operands = Operands::random(case, seed);
+        let mut residual = random(k / 2, 1e-3, dtype, &mut rng);
+        residual.extend(random(k - k / 2, 1.0, dtype, &mut rng));
+        residual[k - 1] = 4000.0;
+        let (x, norm) = (random(k, 0.01, dtype, &mut rng), random(k, 2.0, dtype, &mut rng));
+        let sum = rounded(residual.iter().zip(&x).map(|(a, b)| a + b), dtype);
+        let square: f64 = sum.iter().map(|&value| f64::from(value).powi(2)).sum();
+        let root = (square / k as f64 + f64::from(EPSILON)).sqrt();
+        operands.x = sum.iter().zip(&norm).map(|(&value, &weight)| (f64::from(value) / root * f64::from(weight)) as f32).collect();
+        operands.recompute(case);
+        Self { x, residual, norm, sum, operands }
+    }
+
+    /// Runs a case on outputs full of NaN: the bytes of the output and of the sum.
+    fn run(&self, bench: &Bench, case: &Case, blocks: usize) -> [Vec<u8>; 2] {
+        let dtype = case.activations;
+        let arg = |values: &[f32]| buffer(&bench.client, &bytes(values, dtype), values.len());
+        let handles = [case.n, case.k].map(|elements| bench.client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype)));
+        // SAFETY: the buffers were made for N and K elements.
+        let [out, sum] =
+            unsafe { [BufferArg::from_raw_parts(handles[0].clone(), case.n), BufferArg::from_raw_parts(handles[1].clone(), case.k)] };
+        let norm = NormOperands { residual: arg(&self.residual), weight: arg(&self.norm), sum, epsilon: EPSILON };
+        let operands = LaunchOperands { x: arg(&self.x), norm: Some(norm), ..bench.operands(case, &self.operands, out) };
+        let problem = problem(case).with_prologue(Prologue::AddRmsNorm);
+        launch(&bench.client, &problem, &plan(blocks), operands).unwrap_or_else(|error| panic!("{case}: {error}"));
+        handles.map(|handle| bench.client.read_one(handle).unwrap_or_else(|error| panic!("{case}, {blocks} blocks: {error}")).to_vec())
+    }
+}
+
+/// The plan of a launch on clusters of so many blocks.
+fn plan(blocks: usize) -> Plan {
+    Plan { kernel: Kernel::NormGemv { blocks }, prologue: PrologueStage::InKernel, reason: Reason::TensorCores { capability: 90 } }
+}
+
+/// Values as they are in a dtype.
+fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32> {
+    values(&bytes(&exact.collect::<Vec<_>>(), dtype), dtype).into_iter().map(|value| value as f32).collect()
+}
+
+fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> Vec<f32> {
+    rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
+}
+
+/// K and N: one step and many, K that ends within a step and within a group, N that ends within a tile.
+fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
+    let rows = group.rows(0);
+    vec![[4096, 200], [2048 + 3 * rows, 64], [5 * rows, 63], [3 * rows, 65], [6272, 129], [5 * rows + 24, 40], [2 * rows - 8, 33]]
+}
+
+fn agrees(device: &Device, group: GroupSize, seed: u64) {
+    let bench = Bench::new(device);
+    let mut ran = 0;
+    for (zero_points, scale_dtype) in
+        [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)]
+    {
+        let spec = QuantSpec { zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
+        for [k, n] in shapes(group) {
+            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false };
+            let row = Row::random(&case, seed);
+            // More warps than there are steps must do, too.
+            for blocks in CLUSTERS {
+                let [out, sum] = row.run(&bench, &case, blocks);
+                let error = relative_error(&values(&out, case.activations), &row.operands.expected, &row.operands.magnitude);
+                assert!(error <= tolerance(case.activations), "{case}, {blocks} blocks, seed {seed}: relative error {error:e}");
+                assert!(sum == bytes(&row.sum, case.activations), "{case}, {blocks} blocks, seed {seed}: the sum differs");
+                ran += 1;
+            }
+        }
+    }
+    println!("{ran} launches");
+}
+
+fn repeats(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let case = Case { m: 1, k: 8192, n: 832, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+    let row = Row::random(&case, seed);
+    for blocks in CLUSTERS {
+        let first = row.run(&bench, &case, blocks);
+        for run in 1..1000 / CLUSTERS.len() {
+            assert!(row.run(&bench, &case, blocks) == first, "{case}, {blocks} blocks, seed {seed}: run {run} gives other bits");
+        }
+    }
+}
+
+fn refusals(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let spec = QuantSpec::int4(GroupSize::G64);
+    let case = Case { m: 1, k: 128, n: 64, spec, activations: ActivationDtype::F16, permuted: false };
+    let operands = Operands::random(&case, seed);
+    let run = |case: Case, features: usize, blocks: usize| {
+        let zeros = |elements: usize| buffer(&bench.client, &vec![0; 2 * elements], elements);
+        let made_for = Case { m: 1, permuted: false, activations: ActivationDtype::F16, spec, ..case };
+        let norm = NormOperands { residual: zeros(features), weight: zeros(128), sum: zeros(128), epsilon: EPSILON };
+        let mut launched = LaunchOperands { x: zeros(128), norm: Some(norm), ..bench.operands(&made_for, &operands, zeros(case.m * 64)) };
+        if case.permuted {
+            launched.weight.row_permutation = Some(zeros(128));
+        }
+        if case.spec != spec {
+            // One group of a column is as long as two of 64 rows are not.
+            launched.weight.scales = zeros(64);
+        }
+        launch(&bench.client, &problem(&case).with_prologue(Prologue::AddRmsNorm), &plan(blocks), launched)
+    };
+    let short = run(case, 127, 1);
+    assert!(matches!(short, Err(KernelError::BufferLength { operand: "residual", .. })), "{short:?}");
+    let floats = run(Case { activations: ActivationDtype::F32, ..case }, 128, 1);
+    assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
+    let column = QuantSpec::int4(GroupSize::G128);
+    for (case, blocks) in
+        [(Case { m: 2, ..case }, 1), (Case { permuted: true, ..case }, 1), (Case { spec: column, ..case }, 1), (case, 3), (case, 0)]
+    {
+        let refused = run(case, 128, blocks);
+        assert!(matches!(refused, Err(KernelError::NoNormGemv { .. })), "{refused:?}");
+    }
+}
