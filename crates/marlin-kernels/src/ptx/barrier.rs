@@ -42,12 +42,12 @@ pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
     );
 }
 
-/// `elect_sync.sync`: true in one lane of a whole warp.
+/// `elect.sync`: true in one lane of a whole warp.
 #[cube]
 pub fn elect_sync() -> bool {
     let elected: u32;
     gpu_asm!(
-        "{{ .reg .pred one; elect_sync.sync _|one, 0xffffffff; selp.u32 {e}, 1, 0, one; }}",
+        "{{ .reg .pred one; elect.sync _|one, 0xffffffff; selp.u32 {e}, 1, 0, one; }}",
         e = out(_) elected
     );
     read::<u32>(elected) != 0
