@@ -17,7 +17,8 @@ mod layout;
 pub mod marlin;
 pub mod portable;
 mod problem;
-mod ptx;
+#[allow(missing_docs, reason = "`#[cube]` makes a module and a struct of every function, without a line on them")]
+pub mod ptx;
 pub mod repack;
 mod select;
 

@@ -12,9 +12,9 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 pub(crate) mod wgmma;
 
 /// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
-pub(crate) type U4 = Vector<u32, Const<4>>;
+pub type U4 = Vector<u32, Const<4>>;
 /// The accumulator C and D of `mma.m16n8k16` in f32.
-pub(crate) type F4 = Vector<f32, Const<4>>;
+pub type F4 = Vector<f32, Const<4>>;
 
 /// The value of a variable, in a register.
 #[cube]
@@ -24,7 +24,7 @@ fn read<T: CubePrimitive>(value: T) -> T {
 
 /// `%laneid`: the number of a thread in its warp. CubeCL's own divides by a warp size that it asks the device for.
 #[cube]
-pub(crate) fn lane() -> u32 {
+pub fn lane() -> u32 {
     let lane: u32;
     gpu_asm!("mov.u32 {l}, %laneid;", l = out(_) lane, options(pure, nomem));
     read::<u32>(lane)
@@ -40,7 +40,7 @@ pub(crate) fn opaque(value: u32) -> u32 {
 
 /// Shared-window address of a slice in shared memory.
 #[cube]
-pub(crate) fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
+pub fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     // SAFETY: the pointer is only turned into a number.
     let pointer = unsafe { slice.as_ptr_unchecked() };
     let address: u32;
@@ -53,7 +53,7 @@ pub(crate) fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
 
 /// Global address of a slice that is read.
 #[cube]
-pub(crate) fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {
+pub fn global_address<T: CubePrimitive>(slice: &[T]) -> u64 {
     // SAFETY: the pointer is only turned into a number.
     let pointer = unsafe { slice.as_ptr_unchecked() };
     let address: u64;
@@ -73,7 +73,7 @@ pub(crate) fn global_address_mut<T: CubePrimitive>(slice: &mut [T]) -> u64 {
 
 /// `cp.async`, 16 bytes past the first-level cache ("Data Movement: cp.async").
 #[cube]
-pub(crate) fn copy_async_16(shared: u32, global: u64) {
+pub fn copy_async_16(shared: u32, global: u64) {
     gpu_asm!("cp.async.cg.shared.global [{s}], [{g}], 16;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
@@ -94,13 +94,13 @@ pub(crate) fn copy_async_4(shared: u32, global: u64) {
 
 /// `cp.async.commit_group`: closes the group of copies issued since the last one.
 #[cube]
-pub(crate) fn copy_async_commit() {
+pub fn copy_async_commit() {
     gpu_asm!("cp.async.commit_group;");
 }
 
 /// `cp.async.wait_group`: until at most `pending` groups of this thread are under way.
 #[cube]
-pub(crate) fn copy_async_wait(#[comptime] pending: usize) {
+pub fn copy_async_wait(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending);
 }
 
@@ -197,7 +197,7 @@ pub(crate) fn elect() -> bool {
 
 /// `bar.warp.sync`: all lanes of a warp meet.
 #[cube]
-pub(crate) fn sync_warp() {
+pub fn sync_warp() {
     gpu_asm!("bar.warp.sync 0xffffffff;");
 }
 
@@ -215,7 +215,7 @@ pub(crate) fn sync_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
 
 /// `ld.shared.v4`: 16 bytes of shared memory.
 #[cube]
-pub(crate) fn load_shared_16(address: u32) -> U4 {
+pub fn load_shared_16(address: u32) -> U4 {
     let value: U4;
     gpu_asm!("ld.shared.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
     read::<U4>(value)
@@ -231,7 +231,7 @@ pub(crate) fn load_shared_4(address: u32) -> u32 {
 
 /// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r` of matrix `i`.
 #[cube]
-pub(crate) fn load_matrix_x4(address: u32) -> U4 {
+pub fn load_matrix_x4(address: u32) -> U4 {
     let value: U4;
     gpu_asm!(
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {v}, [{a}];",
@@ -242,7 +242,7 @@ pub(crate) fn load_matrix_x4(address: u32) -> U4 {
 
 /// `mma.sync.m16n8k16` with f32 accumulators, of f16 or (`bf16`) bf16 fragments.
 #[cube]
-pub(crate) fn mma(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
+pub fn mma(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {
     let d: F4;
     gpu_asm!(
         "mma.sync.aligned.m16n8k16.row.col.f32.{t}.{t}.f32 {d}, {a}, {{{b0}, {b1}}}, {c};",
@@ -269,7 +269,7 @@ pub(crate) fn and_here(a: u32, b: u32) -> u32 {
 
 /// `a - b` of two pairs of f16.
 #[cube]
-pub(crate) fn sub_f16x2(a: u32, b: u32) -> u32 {
+pub fn sub_f16x2(a: u32, b: u32) -> u32 {
     let d: u32;
     gpu_asm!("sub.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
     read::<u32>(d)
@@ -277,7 +277,7 @@ pub(crate) fn sub_f16x2(a: u32, b: u32) -> u32 {
 
 /// `a * b` of two pairs of f16.
 #[cube]
-pub(crate) fn mul_f16x2(a: u32, b: u32) -> u32 {
+pub fn mul_f16x2(a: u32, b: u32) -> u32 {
     let d: u32;
     gpu_asm!("mul.rn.f16x2 {d}, {a}, {b};", d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), options(pure, nomem));
     read::<u32>(d)
@@ -285,7 +285,7 @@ pub(crate) fn mul_f16x2(a: u32, b: u32) -> u32 {
 
 /// `a * b + c` of three pairs of f16.
 #[cube]
-pub(crate) fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
+pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
     let d: u32;
     gpu_asm!(
         "fma.rn.f16x2 {d}, {a}, {b}, {c};",
@@ -307,7 +307,7 @@ pub(crate) fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
 
 /// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
 #[cube]
-pub(crate) fn duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
+pub fn duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
     let d: u32;
     gpu_asm!(
         "prmt.b32 {d}, {v}, {v}, {s};",

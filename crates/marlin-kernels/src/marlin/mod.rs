@@ -61,7 +61,5 @@ pub use digest::digest;
 pub use launch::{MatmulArgs, WeightArgs, Workspace, layout, matmul, row_length};
 pub use plan::{Card, Launch, MIN_CAPABILITY, launches, plan};
 #[cfg(feature = "cuda")]
-pub use source::{Source, shared_limit, source};
-#[cfg(feature = "cuda")]
-pub(crate) use source::{buffer, cuda_text, properties, settings, target};
+pub use source::{Source, buffer, cuda_text, properties, settings, shared_limit, source, target};
 pub use tiles::configs;

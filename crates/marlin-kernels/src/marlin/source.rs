@@ -71,7 +71,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
 }
 
 /// The text of any kernel, compiled for [`properties`].
-pub(crate) fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, CompilationError> {
+pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, CompilationError> {
     let definition = define_kernel(kernel)?;
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &options(capability))?;
@@ -79,17 +79,17 @@ pub(crate) fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Sou
 }
 
 /// A block of so many threads, which counts elements in 32 bits.
-pub(crate) fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
+pub fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
     KernelSettings::new(*CubeDim::new_1d(threads as u32), mode, AddressType::U32)
 }
 
 /// What CubeCL's CUDA runtime says of itself.
-pub(crate) fn target() -> Arc<TargetProperties> {
+pub fn target() -> Arc<TargetProperties> {
     Arc::new(cubecl_cuda::CudaRuntime::target_properties())
 }
 
 /// A buffer that is no other one.
-pub(crate) fn buffer() -> BufferCompilationArg {
+pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
@@ -104,7 +104,7 @@ pub fn shared_limit(capability: u32) -> usize {
 }
 
 /// What CubeCL's CUDA runtime says of such a card, as far as these kernels ask for it.
-pub(crate) fn properties(capability: u32) -> Arc<DeviceProperties> {
+pub fn properties(capability: u32) -> Arc<DeviceProperties> {
     let arch = CudaArchitecture { version: capability, tensor_cores: true };
     let hardware = HardwareProperties {
         load_width: 128,
