@@ -1,6 +1,6 @@
 //! Step 3: what a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
 //!
-//! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by 1024 of K,
+//! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by up to 1024 of K,
 //! convert it to f32 and leave it in shared memory, from which the eight lanes of a split all read the same values. Each thread asks for the weights
 //! that it will multiply with the tile before it helps to load the tile, so that one wait covers both.
 //!
@@ -20,8 +20,10 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::Problem;
 
-/// Rows of words that a thread multiplies in a tile.
-const WORDS: usize = 4;
+/// Rows of words that a thread multiplies in a tile. Four with eight rows of activations take more registers than two blocks have.
+const fn words_of(rows: usize) -> usize {
+    if rows < 8 { 4 } else { 2 }
+}
 
 // ANCHOR: weights
 /// q - 8 of value `i` of a word.
@@ -33,7 +35,7 @@ fn weight(word: u32, #[comptime] i: usize) -> f32 {
 // ANCHOR_END: weights
 
 // ANCHOR: kernel
-/// As step 2, on tiles of `8 * WORDS * splits` rows of K.
+/// As step 2, on tiles of `8 * words_of(rows) * splits` rows of K.
 #[cube(launch_unchecked)]
 pub(crate) fn shared_tile(
     x: &[Vector<f16, Const<8>>],
@@ -50,7 +52,8 @@ pub(crate) fn shared_tile(
     let quads = n / 4;
     let quad = min(CUBE_POS_X as usize * comptime!(block.lanes) + lane, quads - 1);
     let word_rows = k / 8;
-    let depth = comptime!(WORDS * block.splits);
+    let each = comptime!(words_of(block.rows));
+    let depth = comptime!(each * block.splits);
     let mut tile = Shared::<[Vector<f32, Const<8>>]>::new_slice(comptime!(block.rows * depth));
     let mut sums = Array::<f32>::new(comptime!(4 * block.rows));
     #[unroll]
@@ -60,14 +63,14 @@ pub(crate) fn shared_tile(
 
     let mut first = 0usize.runtime();
     while first < word_rows {
-        let mut four = Array::<Vector<u32, Const<4>>>::new(WORDS);
-        let mut scale = Array::<Vector<f32, Const<4>>>::new(WORDS);
+        let mut four = Array::<Vector<u32, Const<4>>>::new(each);
+        let mut scale = Array::<Vector<f16, Const<4>>>::new(each);
         #[unroll]
-        for w in 0..WORDS {
+        for w in 0..each {
             // Past K the last row of words once more: the tile has zeros there.
             let word_row = min(first + comptime!(w * block.splits) + split, word_rows - 1);
             four[w] = words[word_row * quads + quad];
-            scale[w] = Vector::cast_from(scales[word_row / 16 * quads + quad]);
+            scale[w] = scales[word_row / 16 * quads + quad];
         }
 
         // Every thread is done with the tile before.
@@ -86,23 +89,24 @@ pub(crate) fn shared_tile(
         sync_cube();
 
         #[unroll]
-        for w in 0..WORDS {
+        for w in 0..each {
+            let scale = Vector::<f32, Const<4>>::cast_from(scale[w]);
+            let mut weights = Array::<f32>::new(32usize);
             #[unroll]
-            for c in 0..4usize {
-                let mut weights = Array::<f32>::new(8usize);
+            for i in 0..32usize {
+                weights[i] = weight(four[w].extract(comptime!(i / 8)), comptime!(i % 8));
+            }
+            #[unroll]
+            for r in 0..comptime!(block.rows) {
+                let activations = tile[comptime!(r * depth + w * block.splits) + split];
                 #[unroll]
-                for i in 0..8usize {
-                    weights[i] = weight(four[w].extract(c), i);
-                }
-                #[unroll]
-                for r in 0..comptime!(block.rows) {
-                    let activations = tile[comptime!(r * depth + w * block.splits) + split];
+                for c in 0..4usize {
                     let mut sum = 0.0f32;
                     #[unroll]
                     for i in 0..8usize {
-                        sum += activations.extract(i) * weights[i];
+                        sum += activations.extract(i) * weights[comptime!(8 * c + i)];
                     }
-                    sums[comptime!(4 * r + c)] += sum * scale[w].extract(c);
+                    sums[comptime!(4 * r + c)] += sum * scale.extract(c);
                 }
             }
         }
