@@ -36,7 +36,6 @@ fn trial(card: Card, step: usize, toolchain: Option<Arc<Toolchain>>) -> Trial {
 fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain) -> Result<Vec<String>, Box<dyn Error>> {
     let source = source(step, m, card.capability)?;
     let compiled = toolchain.compile(&source.text, card.arch)?;
-    std::fs::write(format!("/tmp/ladder-{step}-{m}-{}.sass", card.arch), &compiled.listing)?; std::fs::write(format!("/tmp/ladder-{step}-{m}-{}.cu", card.arch), &source.text)?; // DUMP
     let usage = Usage::parse(&compiled.assembler_log)?;
     let code = Code::parse(&compiled.listing)?;
     let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(card.capability));

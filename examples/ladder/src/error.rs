@@ -66,9 +66,9 @@ pub enum LadderError {
         /// What is allowed.
         tolerance: f64,
     },
-    /// A device that this program was built without, or does not find.
-    #[error("--device {0}: this program was built without it; build it with `--features {0}`")]
-    Device(&'static str),
+    /// A device that this program was built without, or that is not there.
+    #[error("--device: {0}; a build with `--features cpu` runs steps 1 to 3 without a GPU")]
+    Device(#[from] cubecl::device::DeviceUnavailable),
     /// A buffer of the wrong length, or a launch that `marlin-kernels` refused.
     #[error(transparent)]
     Kernel(#[from] KernelError),

@@ -128,16 +128,25 @@ impl Step {
         Ok(())
     }
 
-    /// Multiplies.
+    /// Checks that a device runs the step.
     ///
     /// # Errors
-    /// What [`check`](Self::check) refuses, a buffer of another length than the problem's, or a device that does not run the step.
-    pub fn launch(&self, client: &Client, problem: &Problem, args: Args) -> Result<(), LadderError> {
-        self.check(problem)?;
+    /// A step in PTX on another runtime than CUDA.
+    pub fn check_device(&self, client: &Client) -> Result<(), LadderError> {
         let runtime = Target::of(client).runtime;
         if self.needs_cuda() && runtime != Runtime::Cuda {
             return Err(LadderError::NeedsCuda { step: self.number, runtime });
         }
+        Ok(())
+    }
+
+    /// Multiplies.
+    ///
+    /// # Errors
+    /// What [`check`](Self::check) and [`check_device`](Self::check_device) refuse, or a buffer of another length than the problem's.
+    pub fn launch(&self, client: &Client, problem: &Problem, args: Args) -> Result<(), LadderError> {
+        self.check(problem)?;
+        self.check_device(client)?;
         let Problem { m, n, k, spec, .. } = *problem;
         let elements = |[rows, columns]: [usize; 2]| rows * columns;
         let (words, scales) = (self.layout.words(k, n, spec.bits), self.layout.scales(k, n, spec.group));

@@ -53,16 +53,11 @@ enum Device {
 
 impl Device {
     fn client(self) -> Result<Client, LadderError> {
-        match self {
-            #[cfg(feature = "cuda")]
-            Self::Cuda => Ok(cubecl::Device::from(cubecl::cuda::CudaDevice::new(0)).client()),
-            #[cfg(not(feature = "cuda"))]
-            Self::Cuda => Err(LadderError::Device("cuda")),
-            #[cfg(feature = "cpu")]
-            Self::Cpu => Ok(cubecl::Device::from(cubecl::cpu::CpuDevice).client()),
-            #[cfg(not(feature = "cpu"))]
-            Self::Cpu => Err(LadderError::Device("cpu")),
-        }
+        let device = match self {
+            Self::Cuda => cubecl::Device::cuda(0),
+            Self::Cpu => cubecl::Device::cpu(),
+        };
+        Ok(device?.client())
     }
 }
 
@@ -93,6 +88,7 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     let steps: Vec<Step> = if cli.steps.is_empty() { STEPS.into_iter().filter(on_device).collect() } else { cli.steps.clone() };
     // All of them before the first, which may take long.
     for step in &steps {
+        step.check_device(&client)?;
         cli.rows.iter().try_for_each(|&m| step.check(&problem(m, k, n)))?;
     }
 
@@ -106,8 +102,7 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     for &m in &cli.rows {
         let problem = problem(m, k, n);
         for step in &steps {
-            let row = measure(cli, &client, &data, &buffers, copies, step, &problem)?;
-            rows.extend(row);
+            rows.extend(measure(cli, &client, &data, &buffers, copies, step, &problem)?);
         }
     }
     match &cli.json {

