@@ -1,6 +1,6 @@
 //! Random operands, the product in f64, and the copies of both on a device.
 
-use crate::{Args, LadderError, Step, problem};
+use crate::{Args, GROUP, LadderError, Step, problem};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
@@ -11,6 +11,7 @@ use marlin_kernels::marlin::{self, Card, Workspace};
 use marlin_kernels::{Problem, WeightLayout};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
 
 /// The largest relative error that rounding explains: of weights, which tensor cores take in f16, and of the output.
 pub const TOLERANCE: f64 = 1e-3;
@@ -42,16 +43,17 @@ impl Data {
         let weight = PlainWeight::new(PlainParts { k, n, spec: problem.spec, words, scales, zero_points: None, row_permutation: None })?;
         let x: Vec<f16> = (0..m * k).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect();
 
-        let mut expected = vec![0.0; m * n];
-        for row in 0..k {
-            let group = row / crate::GROUP;
-            let scale = |column| f64::from(weight.scales().get(group * n + column));
-            let weights: Vec<f64> = (0..n).map(|column| (f64::from(q[row * n + column]) - 8.0) * scale(column)).collect();
-            for (x, sums) in x.iter().skip(row).step_by(k).zip(expected.chunks_exact_mut(n)) {
-                let x = x.to_f64();
-                sums.iter_mut().zip(&weights).for_each(|(sum, weight)| *sum += x * weight);
+        // A scale of f16 times a number of 4 bits is exact in f32.
+        let value = |row: usize, column: usize| (f32::from(q[row * n + column]) - 8.0) * weight.scales().get(row / GROUP * n + column);
+        let dense: Vec<f32> = (0..k * n).into_par_iter().map(|i| value(i / n, i % n)).collect();
+        let product = |row: &[f16]| {
+            let mut sums = vec![0.0f64; n];
+            for (x, weights) in row.iter().map(|x| x.to_f64()).zip(dense.chunks_exact(n)) {
+                sums.iter_mut().zip(weights).for_each(|(sum, &weight)| *sum += x * f64::from(weight));
             }
-        }
+            sums
+        };
+        let expected = x.par_chunks_exact(k).flat_map_iter(product).collect();
         Ok(Self { problem, x, weight, expected })
     }
 

@@ -38,9 +38,11 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// For `m` rows of activations. Threads of a block on the CPU runtime are threads of the system: there are a few.
+    /// For `m` rows of activations. On the CPU runtime threads of a block are threads of the system, which wait for each other in a loop: no more
+    /// of them than there are cores.
     pub fn new(client: &Client, m: usize) -> Self {
-        let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu { (2, 2) } else { (8, 32) };
+        let cores = client.properties().hardware.max_units_per_cube as usize;
+        let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu { ((cores / 2).clamp(1, 2), 2) } else { (8, 32) };
         Self { rows: m.next_power_of_two().min(MAX_ROWS), lanes, splits }
     }
 
