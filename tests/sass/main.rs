@@ -4,6 +4,7 @@
 //! `cargo xtask proof` sets the compiler up and runs this alone; `cargo xtask test` runs it with everything else. It takes no device.
 
 mod decode;
+mod ladder;
 mod listing;
 mod nvrtc;
 mod records;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     let mut tests = samples::trials();
     tests.push(records::trial());
     tests.extend(decode::trials(toolchain.as_ref()));
+    tests.extend(ladder::trials(toolchain.as_ref()));
     for card in CARDS {
         let all = configs(card.capability, shared_limit(card.capability));
         let mut tiles: Vec<Tile> = Vec::new();

@@ -49,6 +49,7 @@ fn stale_rows(path: &Path) -> Result<BTreeMap<String, usize>, String> {
         let (routine, found) = (of("routine")?, of("digest")?);
         let current = match routine {
             "step" => marlin_decode::kernels::digest(),
+            "ladder" => ladder::source::digest(),
             name => Routine::named(name).map(digest).ok_or(format!("row {number} is of `{name}`, which is no routine"))?,
         };
         if found != current {

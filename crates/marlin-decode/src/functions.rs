@@ -1,8 +1,8 @@
 //! The parts of a decode step as functions on tensors: kernels where the device has them, Burn's own operations elsewhere.
 
 use crate::DecodeError;
-use crate::kernels::attention::AttentionShape;
 use crate::kernels::Row;
+use crate::kernels::attention::AttentionShape;
 use crate::ops::{DecodeBackend, portable};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};

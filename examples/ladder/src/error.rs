@@ -1,0 +1,100 @@
+use marlin_kernels::{KernelError, Runtime};
+use std::path::PathBuf;
+
+/// Why a step was not run, or what it did wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum LadderError {
+    /// A length that a step does not divide into its tiles.
+    #[error("step {step} takes {axis} in multiples of {multiple}, not {axis} = {found}")]
+    Multiple {
+        /// Number of the step.
+        step: usize,
+        /// K or N.
+        axis: &'static str,
+        /// What it is to be a multiple of.
+        multiple: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// A length that is too small or too large for a step.
+    #[error("step {step} takes {axis} from {least} to {most}, not {axis} = {found}")]
+    Range {
+        /// Number of the step.
+        step: usize,
+        /// M, K or N.
+        axis: &'static str,
+        /// The smallest that it takes.
+        least: usize,
+        /// The largest that it takes.
+        most: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// A format that the ladder is not about.
+    #[error("{problem}: the ladder takes int4 in groups of 128, symmetric, with scales and activations in f16 and rows in order")]
+    Format {
+        /// The problem, as words.
+        problem: String,
+    },
+    /// Inline PTX on a device that does not run it.
+    #[error("step {step} is written in PTX, which runs on CUDA only; this device is {runtime}")]
+    NeedsCuda {
+        /// Number of the step.
+        step: usize,
+        /// What runs the device.
+        runtime: Runtime,
+    },
+    /// A card that has no room for a step, or that CubeCL does not know.
+    #[error("step {step}: {problem} fits no block of this card, which has {shared_limit} bytes of shared memory for one")]
+    Card {
+        /// Number of the step.
+        step: usize,
+        /// The problem, as words.
+        problem: String,
+        /// Most bytes of shared memory that a block may ask for.
+        shared_limit: usize,
+    },
+    /// A result that is not the product.
+    #[error("step {step}, {problem}: relative error {error:.1e}, where at most {tolerance:.0e} is rounding")]
+    Wrong {
+        /// Number of the step.
+        step: usize,
+        /// The problem, as words.
+        problem: String,
+        /// What was found.
+        error: f64,
+        /// What is allowed.
+        tolerance: f64,
+    },
+    /// A device that this program was built without, or that is not there.
+    #[error("--device: {0}; a build with `--features cpu` runs steps 1 to 3 without a GPU")]
+    Device(#[from] cubecl::device::DeviceUnavailable),
+    /// A buffer of the wrong length, or a launch that `marlin-kernels` refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A weight that the format does not allow.
+    #[error(transparent)]
+    Weight(#[from] marlin_format::FormatError),
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Failed(String),
+    /// A kernel that CubeCL does not compile.
+    #[error("CubeCL does not compile step {step}: {message}")]
+    Compile {
+        /// Number of the step.
+        step: usize,
+        /// What it says.
+        message: String,
+    },
+    /// The record cannot be written.
+    #[error("cannot write {path}: {source}", path = path.display())]
+    File {
+        /// Where it was to be.
+        path: PathBuf,
+        /// Why it is not.
+        source: std::io::Error,
+    },
+    /// The record is no JSON.
+    #[error("the record is no JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}

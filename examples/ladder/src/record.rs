@@ -1,0 +1,60 @@
+//! A run as a file.
+
+use ladder::LadderError;
+use serde::Serialize;
+use std::path::Path;
+use std::process::Command;
+use time::OffsetDateTime;
+
+/// One figure.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Always "ladder".
+    pub routine: &'static str,
+    /// Of the sources of the steps, the library's kernels among them: [`ladder::source::digest`].
+    pub digest: Option<String>,
+    pub step: usize,
+    pub name: &'static str,
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+    /// Microseconds of a call.
+    pub us: f64,
+    /// What the memory takes to read and write the operands once, in microseconds; none where its rate is not known.
+    pub floor_us: Option<f64>,
+    /// Against the product in f64.
+    pub relative_error: f64,
+}
+
+/// A run on one device.
+#[derive(Debug, Serialize)]
+struct Record<'a> {
+    card: &'a str,
+    driver: String,
+    date: String,
+    rows: &'a [Row],
+}
+
+/// Writes the rows of a run.
+pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), LadderError> {
+    let record = Record { card, driver: driver(), date: OffsetDateTime::now_utc().date().to_string(), rows };
+    let text = serde_json::to_string_pretty(&record)? + "\n";
+    std::fs::write(path, text).map_err(|source| LadderError::File { path: path.into(), source })
+}
+
+/// The driver's version, as `nvidia-smi` gives it.
+fn driver() -> String {
+    let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
+    let found =
+        output.ok().filter(|output| output.status.success()).map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    found.unwrap_or_else(|| "unknown".into())
+}
+
+/// The digest of a row, where the kernels' text is among the features.
+pub fn digest() -> Option<String> {
+    #[cfg(feature = "cuda")]
+    let digest = Some(ladder::source::digest());
+    #[cfg(not(feature = "cuda"))]
+    let digest = None;
+    digest
+}
