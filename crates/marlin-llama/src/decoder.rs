@@ -9,7 +9,7 @@ use burn::tensor::{Graph, Int, Tensor, capture};
 use burn_marlin::decode::{self, Row, RowState, RowsRead};
 
 use crate::generate::token_tensor;
-use crate::model::{Batch, Place};
+use crate::model::{Batch, CachePosition};
 use crate::sampling::{Sampling, SamplingError};
 use crate::{KvCache, LlamaError, LlamaModel};
 
@@ -144,7 +144,7 @@ impl<'m> Decoder<'m> {
         let cache = &mut self.state.borrow_mut().cache;
         for (chunk, tokens) in tokens.chunks(PREFILL_CHUNK).enumerate() {
             let tokens = token_tensor(tokens, [1, tokens.len()], &self.model.device());
-            self.model.prefill(tokens, cache, Place { slot, start: chunk * PREFILL_CHUNK });
+            self.model.prefill(tokens, cache, CachePosition { slot, start: chunk * PREFILL_CHUNK });
         }
     }
 
