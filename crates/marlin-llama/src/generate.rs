@@ -84,7 +84,7 @@ impl Llama {
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
         let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, answer } = *options;
-        let mut decoder = Decoder::new(&self.model, 1)?;
+        let mut decoder = Decoder::new(self.model.clone(), 1)?;
         let warm_up = if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;

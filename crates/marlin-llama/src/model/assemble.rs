@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, StreamId, Tensor};
 use burn_marlin::{ActivationDtype, QuantSpec, QuantizedWeight, W4A16Linear};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
@@ -89,7 +89,15 @@ impl LlamaModel {
             true => None,
             false => Some(source.projection(&LayerShape { name: "lm_head".into(), dims: [hidden, config.vocab_size], bias: false })?),
         };
-        Ok(Self { embed_tokens, layers, norm, lm_head, rope: Rope::new(config, max_len, device), config: config.clone() })
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            rope: Rope::new(config, max_len, device),
+            config: config.clone(),
+            stream: StreamId::current(),
+        })
     }
 
     /// Every projection, the head included, under its name in a checkpoint. Projections that are one matmul come once, as `qkv_proj` and

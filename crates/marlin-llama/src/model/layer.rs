@@ -24,9 +24,9 @@ impl Layer {
     /// the positions and the cache.
     pub fn forward<const D: usize>(&self, stream: Residual<D>, attend: impl FnOnce(&Attention, Tensor<D>) -> Tensor<D>) -> Residual<D> {
         let (qkv, stream) = stream.project(&self.input_layernorm, &self.self_attn.qkv_proj);
-        let stream = stream.add(attend(&self.self_attn, qkv));
+        let stream = stream.plus(attend(&self.self_attn, qkv));
         let (gate_up, stream) = stream.project(&self.post_attention_layernorm, &self.mlp.gate_up_proj);
-        stream.add(self.mlp.forward_down(gate_up))
+        stream.plus(self.mlp.forward_down(gate_up))
     }
 
     /// Hidden states [batch, seq, hidden] of whole sequences to the same shape, without a cache: what a quantiser runs a layer by itself with. `rope` is
@@ -57,7 +57,7 @@ impl<const D: usize> Residual<D> {
     }
 
     /// The stream with the output [.., hidden] of attention or an MLP added.
-    pub fn add(self, output: Tensor<D>) -> Self {
+    pub fn plus(self, output: Tensor<D>) -> Self {
         Self { last: Some(output), sum: self.into_tensor() }
     }
 

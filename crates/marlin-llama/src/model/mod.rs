@@ -14,7 +14,7 @@ mod step;
 
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, StreamId, Tensor};
 use burn_marlin::{QuantSpec, QuantizedWeight, W4A16Linear, decode};
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
@@ -56,6 +56,8 @@ pub struct LlamaModel {
     rope: Rope,
     #[module(skip)]
     config: LlamaConfig,
+    #[module(skip)]
+    stream: StreamId,
 }
 
 impl LlamaModel {
@@ -124,6 +126,11 @@ impl LlamaModel {
     /// The device that holds it.
     pub fn device(&self) -> Device {
         self.embed_tokens.weight.lazy_device()
+    }
+
+    /// The device's stream that the weights were made on: that of the thread which opened or made the model.
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
     }
 
     /// An empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.

@@ -1,5 +1,7 @@
 //! The model against the reference, its cache against itself, and training.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
@@ -145,7 +147,7 @@ fn the_residual_stream_is_the_sum_of_what_was_added() {
     let values = || Tensor::<2>::random([3, 36], burn::tensor::Distribution::Default, &device);
     let [hidden, first, second] = [values(), values(), values()];
     let expected = hidden.clone() + first.clone() + second.clone();
-    let stream = || Residual::new(hidden.clone()).add(first.clone()).add(second.clone());
+    let stream = || Residual::new(hidden.clone()).plus(first.clone()).plus(second.clone());
     let vec = |x: Tensor<2>| x.try_into_vec_as::<f32>().unwrap();
     assert_eq!(vec(stream().into_tensor()), vec(expected.clone()));
     let normalised = vec(model.norm.forward(expected.clone()));
@@ -244,7 +246,7 @@ fn one_call_converts_a_dense_model() {
     let model = open(&dir).model;
     let tokens = random_tokens(12, 71, &mut rng);
     let float: Vec<f64> = full(&model, &tokens, 1).into_iter().map(f64::from).collect();
-    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32)).exclude("lm_head").quantize(model).unwrap();
+    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32)).exclude("lm_head").quantize(Arc::unwrap_or_clone(model)).unwrap();
     assert_eq!(report.quantized(), 8, "{report}");
     let error = relative_error(&full(&model, &tokens, 1), &float);
     println!("relative error {error:.2}");
