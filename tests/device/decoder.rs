@@ -4,11 +4,13 @@ use crate::llama::{example, quantised};
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
-use marlin_llama::{Decoded, Decoder, Llama, OpenOptions, Sampling, SequenceOptions, StopReason};
+use marlin_llama::{Decoded, Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, StopReason};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(device, "decoder::a_small_model_goes_on_on_another_thread", small_on_other_threads));
     // As the tests of the model: too slow to compile for CubeCL's CPU runtime.
     if device.name == "cpu" {
         return;
@@ -113,28 +115,44 @@ fn same_seed(device: &Device) {
     assert_ne!(decode(&llama, Sampling { temperature: 1.5, ..sampling }, 40), first);
 }
 
-/// A decoder that is made on another thread than the model, and has a thread of its own for every few steps: it gives the tokens that it gives on one thread,
-/// and its graphs stay graphs.
 fn on_other_threads(device: &Device) {
     let (_guard, folder) = quantised();
     let llama = open(&folder, device, FloatDType::F32);
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
     let prompts = PROMPTS.map(|prompt| tokenizer.encode(prompt).unwrap_or_else(|error| panic!("{error}")));
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: 30 };
+    assert_same_on_other_threads(&llama.model, &prompts, 30);
+}
+
+/// Of one layer, with random weights, and few tokens: CubeCL's CPU runtime compiles kernels for each length.
+fn small_on_other_threads(device: &Device) {
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+        "eos_token_id": 2,
+    });
+    let config = LlamaConfig::from_json(&config.to_string()).unwrap_or_else(|error| panic!("{error}"));
+    let model = LlamaModel::random(&config, 64, FloatDType::F32, None, device).unwrap_or_else(|error| panic!("{error}"));
+    assert_same_on_other_threads(&Arc::new(model), &[vec![1, 2, 3], vec![5; 3]], 5);
+}
+
+/// A decoder that is made on another thread than the model, and has a thread of its own for every few steps, gives the tokens that it gives on one thread,
+/// and its graphs stay graphs.
+fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], max_new_tokens: usize) {
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
     let join = |decoder: &mut Decoder, index: usize| {
         let slot = decoder.join(&prompts[index], &options).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(slot, index);
     };
     let steps = |decoder: &mut Decoder, tokens: &mut [Vec<u32>]| {
-        for _ in 0..6 {
+        for _ in 0..2 {
             for Decoded { slot, token, .. } in decoder.step().unwrap_or_else(|error| panic!("{error}")) {
                 tokens[slot].extend(token);
             }
         }
     };
     let run = |threads: bool| {
-        let mut tokens = vec![Vec::new(); PROMPTS.len()];
-        let new = || Decoder::new(llama.model.clone(), PROMPTS.len()).unwrap_or_else(|error| panic!("{error}"));
+        let mut tokens = vec![Vec::new(); prompts.len()];
+        let new = || Decoder::new(model.clone(), prompts.len()).unwrap_or_else(|error| panic!("{error}"));
         let on_thread = |decoder: &mut Decoder, tokens: &mut Vec<Vec<u32>>| match threads {
             true => thread::scope(|scope| {
                 scope.spawn(|| steps(decoder, tokens));
@@ -146,18 +164,18 @@ fn on_other_threads(device: &Device) {
         } else {
             new()
         };
-        for index in 0..PROMPTS.len() {
+        for index in 0..prompts.len() {
             join(&mut decoder, index);
             on_thread(&mut decoder, &mut tokens);
         }
         while decoder.sequences() > 0 {
             on_thread(&mut decoder, &mut tokens);
         }
-        assert_eq!(decoder.is_captured(), burn_marlin::decode::is_fused(device), "steps replayed as graphs");
+        assert_eq!(decoder.is_captured(), burn_marlin::decode::is_fused(&model.device()), "steps replayed as graphs");
         tokens
     };
     let expected = run(false);
-    assert!(expected.iter().all(|tokens| tokens.len() == 30), "{expected:?}");
+    assert!(expected.iter().all(|tokens| tokens.len() == max_new_tokens), "{expected:?}");
     assert_eq!(run(true), expected);
 }
 
