@@ -6,11 +6,12 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec};
-use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, LlamaConfig, LlamaModel, PREFILL_CHUNK, Projection, Sampling, SequenceOptions};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What is timed.
@@ -77,7 +78,7 @@ pub struct Row {
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// From the prompts to the first token of each sequence, in milliseconds, when everything is compiled.
+    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others go on meanwhile.
     ttft_ms: f64,
     /// Prompt tokens a second.
     prefill_tokens_per_second: f64,
@@ -132,13 +133,14 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             let spec = (weights == Weights::W4a16).then_some(QuantSpec::int4(GroupSize::G128));
             let config = model.config()?;
             let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
-            let max_len = args.max_len.unwrap_or(args.prompt + longest).min(config.max_position_embeddings);
+            let joining = args.batch.iter().map(|&batch| joining_steps(batch, args.prompt)).max().unwrap_or(0);
+            let max_len = args.max_len.unwrap_or(args.prompt + longest + joining).min(config.max_position_embeddings);
             let needed = float_bytes(&config) * if spec.is_some() { 1 } else { 4 } / 4;
             if burn_marlin::device::free_memory(&device).is_some_and(|free| free < needed) {
                 println!("{:16} {:6} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
                 continue;
             }
-            let built = LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device).map_err(failed)?;
+            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device).map_err(failed)?);
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
@@ -192,10 +194,17 @@ struct Times {
     step: f64,
 }
 
+/// Steps at most from the first token of `batch` sequences that join together to the first token of the last of them: prompts are read a chunk a step.
+fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
+    let read = prompt_tokens.saturating_sub(1).max(1);
+    if read <= PREFILL_CHUNK { batch.div_ceil(PREFILL_CHUNK / read) } else { batch * read.div_ceil(PREFILL_CHUNK) }
+}
+
 /// Decodes once to compile and record everything, and once more for the time.
-fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
-    let mut decoder = Decoder::new(model, batch).map_err(failed)?;
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: new_tokens };
+fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
+    let mut decoder = Decoder::new(model.clone(), batch).map_err(failed)?;
+    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
     let vocab = model.config().vocab_size;
     let mut times = Times { first: 0.0, step: 0.0 };
     for (round, steps) in [(0, 3), (1, new_tokens)] {
@@ -204,12 +213,16 @@ fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usiz
             let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
             decoder.join(&prompt, &options).map_err(failed)?;
         }
-        // A step that was under way when the sequences joined has none of their tokens.
-        while step(&mut decoder, batch)? == 0 {}
+        // Those whose prompts were read first go on while the others are read.
+        while step(&mut decoder, batch)? < batch {}
         times.first = start.elapsed().as_secs_f64();
         let start = Instant::now();
         for _ in 1..steps {
-            step(&mut decoder, batch)?;
+            let tokens = step(&mut decoder, batch)?;
+            if tokens < batch {
+                // Fewer sequences take less time.
+                return Err(BenchError::Model(format!("{tokens} of {batch} sequences went on")));
+            }
         }
         times.step = start.elapsed().as_secs_f64() / (steps.max(2) - 1) as f64;
         for slot in 0..batch {
@@ -222,14 +235,13 @@ fn time(model: &LlamaModel, batch: usize, prompt_tokens: usize, new_tokens: usiz
     Ok(times)
 }
 
-/// One step, which gives all sequences a token, or none of them.
-fn step(decoder: &mut Decoder<'_>, batch: usize) -> Result<usize, BenchError> {
+/// One step, and the sequences that it gave a token.
+fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
-    match tokens == decoded.len() && (tokens == 0 || tokens == batch) {
+    match tokens == decoded.len() && decoder.sequences() + decoded.iter().filter(|decoded| decoded.end.is_some()).count() == batch {
         true => Ok(tokens),
-        // Fewer sequences take less time.
-        false => Err(BenchError::Model(format!("{tokens} of {batch} sequences went on: {decoded:?}"))),
+        false => Err(BenchError::Model(format!("a sequence of {batch} failed or ended: {decoded:?}"))),
     }
 }
 

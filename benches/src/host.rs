@@ -258,7 +258,7 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
     let prompt: Vec<u32> = (0..args.prompt as u32).map(|i| i * 37 % llama.model.config().vocab_size as u32).collect();
     let (mut prompt_rate, mut decode_rate) = (0f64, 0f64);
     for _ in 0..3 {
-        let mut decoder = Decoder::new(&llama.model, 1).map_err(failed)?;
+        let mut decoder = Decoder::new(llama.model.clone(), 1).map_err(failed)?;
         let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: args.new_tokens };
         let start = Instant::now();
         decoder.join(&prompt, &options).map_err(failed)?;

@@ -1,13 +1,16 @@
 //! Decode of several sequences with the shipped model: what the device chooses against what Flex does, and graphs that are replayed.
 
-use crate::llama::quantised;
+use crate::llama::{example, quantised};
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
-use marlin_llama::{Decoded, Decoder, Llama, OpenOptions, Sampling, SequenceOptions, StopReason};
+use marlin_llama::{Decoded, Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, StopReason};
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    tests.push(trial(device, "decoder::a_small_model_goes_on_on_another_thread", small_on_other_threads));
     // As the tests of the model: too slow to compile for CubeCL's CPU runtime.
     if device.name == "cpu" {
         return;
@@ -15,6 +18,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "decoder::sequences_go_on_as_on_the_host", as_on_the_host));
     tests.push(trial(device, "decoder::long_runs_keep_memory_and_text", long_run));
     tests.push(trial(device, "decoder::the_same_seed_gives_the_same_tokens", same_seed));
+    tests.push(trial(device, "decoder::it_goes_on_on_another_thread", on_other_threads));
+    tests.push(trial(device, "decoder::sequences_go_on_while_a_long_prompt_is_read", while_read));
 }
 
 /// Rounds of sequences up to the model's window, over the same slots: as many tokens as a day's work, and no more memory than after the first rounds.
@@ -26,7 +31,7 @@ fn long_run(device: &Device) {
     let dtype = if is_fused { FloatDType::F16 } else { FloatDType::F32 };
     let options = OpenOptions { dtype: Some(dtype), max_len: Some(max_len), with_tokenizer: true, head: None };
     let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    let mut decoder = Decoder::new(&llama.model, slots).unwrap_or_else(|error| panic!("{error}"));
+    let mut decoder = Decoder::new(llama.model.clone(), slots).unwrap_or_else(|error| panic!("{error}"));
     let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
     let (mut total, mut first, mut memory) = (0, Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -66,7 +71,7 @@ const PROMPTS: [&str; 5] = ["fn main() {", "/// Returns the ", "use std::", "imp
 
 /// What each prompt goes on with: the first three join together, one of them leaves, the others follow.
 fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
-    let mut decoder = Decoder::new(&llama.model, 4).unwrap_or_else(|error| panic!("{error}"));
+    let mut decoder = Decoder::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
     let mut tokens = vec![Vec::new(); PROMPTS.len()];
     let mut of_slot = [0; 4];
@@ -108,4 +113,110 @@ fn same_seed(device: &Device) {
     let first = decode(&llama, sampling, 40);
     assert_eq!(decode(&llama, sampling, 40), first);
     assert_ne!(decode(&llama, Sampling { temperature: 1.5, ..sampling }, 40), first);
+}
+
+fn on_other_threads(device: &Device) {
+    let (_guard, folder) = quantised();
+    let llama = open(&folder, device, FloatDType::F32);
+    let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
+    let prompts = PROMPTS.map(|prompt| tokenizer.encode(prompt).unwrap_or_else(|error| panic!("{error}")));
+    assert_same_on_other_threads(&llama.model, &prompts, 30);
+}
+
+/// Of one layer, with random weights, and few tokens: CubeCL's CPU runtime compiles kernels for each length.
+fn small_on_other_threads(device: &Device) {
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+        "eos_token_id": 2,
+    });
+    let config = LlamaConfig::from_json(&config.to_string()).unwrap_or_else(|error| panic!("{error}"));
+    let model = LlamaModel::random(&config, 64, FloatDType::F32, None, device).unwrap_or_else(|error| panic!("{error}"));
+    assert_same_on_other_threads(&Arc::new(model), &[vec![1, 2, 3], vec![5; 3]], 5);
+}
+
+/// A decoder that is made on another thread than the model, and has a thread of its own for every few steps, gives the tokens that it gives on one thread,
+/// and its graphs stay graphs.
+fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], max_new_tokens: usize) {
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let join = |decoder: &mut Decoder, index: usize| {
+        let slot = decoder.join(&prompts[index], &options).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(slot, index);
+    };
+    let steps = |decoder: &mut Decoder, tokens: &mut [Vec<u32>]| {
+        for _ in 0..2 {
+            for Decoded { slot, token, .. } in decoder.step().unwrap_or_else(|error| panic!("{error}")) {
+                tokens[slot].extend(token);
+            }
+        }
+    };
+    let run = |threads: bool| {
+        let mut tokens = vec![Vec::new(); prompts.len()];
+        let new = || Decoder::new(model.clone(), prompts.len()).unwrap_or_else(|error| panic!("{error}"));
+        let on_thread = |decoder: &mut Decoder, tokens: &mut Vec<Vec<u32>>| match threads {
+            true => thread::scope(|scope| {
+                scope.spawn(|| steps(decoder, tokens));
+            }),
+            false => steps(decoder, tokens),
+        };
+        let mut decoder = if threads {
+            thread::scope(|scope| scope.spawn(new).join()).unwrap_or_else(|_| panic!("a decoder cannot be made on another thread"))
+        } else {
+            new()
+        };
+        for index in 0..prompts.len() {
+            join(&mut decoder, index);
+            on_thread(&mut decoder, &mut tokens);
+        }
+        while decoder.sequences() > 0 {
+            on_thread(&mut decoder, &mut tokens);
+        }
+        assert_eq!(decoder.is_captured(), marlin_decode::is_fused(&model.device()), "steps replayed as graphs");
+        tokens
+    };
+    let expected = run(false);
+    assert!(expected.iter().all(|tokens| tokens.len() == max_new_tokens), "{expected:?}");
+    assert_eq!(run(true), expected);
+}
+
+/// A sequence that is running has a token each step while long prompts are read, and they go on as they do alone.
+fn while_read(device: &Device) {
+    let (_guard, folder) = quantised();
+    let options = OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: true, head: None };
+    let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    let text = std::fs::read_to_string(example().join("heldout.txt")).unwrap_or_else(|error| panic!("{error}"));
+    let tokens = llama.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
+    let long = llama.model.max_len() - 40;
+    let prompts = [&tokens[..5], &tokens[..long], &tokens[long..2 * long]];
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: 20 };
+    let alone = |prompt: &[u32]| {
+        let mut decoder = Decoder::new(llama.model.clone(), 1).unwrap_or_else(|error| panic!("{error}"));
+        decoder.join(prompt, &options).unwrap_or_else(|error| panic!("{error}"));
+        let mut tokens = Vec::new();
+        while decoder.sequences() > 0 {
+            tokens.extend(decoder.step().unwrap_or_else(|error| panic!("{error}")).into_iter().filter_map(|decoded| decoded.token));
+        }
+        tokens
+    };
+    let mut decoder = Decoder::new(llama.model.clone(), 3).unwrap_or_else(|error| panic!("{error}"));
+    let mut tokens = vec![Vec::new(); 3];
+    let mut steps = 0;
+    while steps == 0 || decoder.sequences() > 0 {
+        let joining = match steps {
+            0 => &prompts[..1],
+            3 => &prompts[1..],
+            _ => &[],
+        };
+        for prompt in joining {
+            decoder.join(prompt, &options).unwrap_or_else(|error| panic!("{error}"));
+        }
+        steps += 1;
+        for Decoded { slot, token, .. } in decoder.step().unwrap_or_else(|error| panic!("{error}")) {
+            tokens[slot].extend(token);
+        }
+        assert_eq!(tokens[0].len(), steps.min(20), "a token each step");
+        // The first prompt is read in the step after it joined, the second in the one after that; with look-ahead each has its token one step later.
+        assert!(steps < 6 || (!tokens[1].is_empty() && (steps < 7 || !tokens[2].is_empty())), "{tokens:?} after {steps} steps");
+    }
+    assert_eq!(tokens, prompts.map(alone));
 }

@@ -8,6 +8,7 @@ use libtest_mimic::Trial;
 use marlin_llama::{Llama, LlamaModel, OpenOptions, QuantizeOptions, perplexity, quantize_folder};
 use marlin_tests::relative_error;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     // CubeCL's CPU runtime would compile the kernels of a whole model for minutes; the layers above cover what it runs.
@@ -21,7 +22,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);
 
 /// The example's folder: beside this crate, or below the current folder where the binary was carried elsewhere.
-fn example() -> PathBuf {
+pub fn example() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/train-tiny-llama");
     if built.exists() { built } else { PathBuf::from("examples/train-tiny-llama") }
 }
@@ -59,7 +60,7 @@ fn one_call(device: &Device) {
     assert!(logits(&open(&folder, device, Some(FloatDType::F32)).model, &tokens) == by_layers, "opened again, it gives other bits");
     drop(guard);
 
-    let (converted, report) = W4A16::new(SPEC).quantize(float.model).unwrap_or_else(|error| panic!("{error}"));
+    let (converted, report) = W4A16::new(SPEC).quantize(Arc::unwrap_or_clone(float.model)).unwrap_or_else(|error| panic!("{error}"));
     // Four matmuls a layer: q, k, v are one, and gate, up.
     assert_eq!((report.quantized(), report.left()), (20, 0), "{report}");
     let before = fusion_count();

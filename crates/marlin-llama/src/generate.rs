@@ -10,26 +10,26 @@ use crate::decoder::{Decoded, Decoder, SequenceOptions, StopReason};
 use crate::folder::Llama;
 use crate::sampling::Sampling;
 
-/// How a text is generated.
+/// Options of a generated text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
     /// Tokens to generate at most.
     pub max_new_tokens: usize,
-    /// How the next token is chosen.
+    /// The choice of the next token.
     pub sampling: Sampling,
     /// Tokens that end the text; they are not part of it.
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,
-    /// Whether the prompt goes through the model once before, so that the times of prefill and decode are without those of compiling; only where
+    /// True to take the prompt through the model once before, so that the times of prefill and decode are without those of compiling; only where
     /// steps are graphs.
     pub warm_up: bool,
-    /// Whether the text is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
+    /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
     /// transformers.
     pub answer: bool,
 }
 
-/// A generated text, and what it took.
+/// A generated text, and its times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
     /// The text after the prompt, without special tokens.
@@ -84,7 +84,7 @@ impl Llama {
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
         let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, answer } = *options;
-        let mut decoder = Decoder::new(&self.model, 1)?;
+        let mut decoder = Decoder::new(self.model.clone(), 1)?;
         let warm_up = if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;

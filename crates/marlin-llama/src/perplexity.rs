@@ -1,4 +1,4 @@
-//! How well a model predicts a text.
+//! Perplexity of texts.
 
 use burn::tensor::{FloatDType, Tensor, activation};
 
@@ -17,7 +17,7 @@ pub struct Perplexity {
     pub tokens: usize,
 }
 
-/// How far a perplexity is.
+/// The progress of a perplexity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerplexityProgress {
     /// Windows that are done.

@@ -1,8 +1,8 @@
-//! How the next token is chosen; [`marlin_decode::sample`] chooses it.
+//! Options of sampling; [`marlin_decode::sample`] applies them.
 
 use marlin_decode::{Row, RowState};
 
-/// How the next token is chosen.
+/// The choice of the next token.
 ///
 /// Applied in this order, as Hugging Face's `generate` does: repetition penalty, temperature, top-k, top-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,9 +26,9 @@ pub enum SamplingError {
     Option {
         /// The option.
         option: &'static str,
-        /// What it is.
+        /// Its value.
         found: f32,
-        /// What it may be.
+        /// The range of its values.
         expected: &'static str,
     },
     /// No token that could be chosen.
@@ -43,7 +43,7 @@ impl Sampling {
     /// Always the most likely token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: 1.0, repetition_penalty: 1.0 };
 
-    /// Whether every option is in its range.
+    /// Checks that every option is in its range.
     ///
     /// # Errors
     /// [`SamplingError::Option`], with the option's name.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::module::{Lora, Module, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -50,7 +51,7 @@ pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) ->
     let llama = Llama::open(folder, device, &OpenOptions { dtype: Some(FloatDType::F32), ..OpenOptions::default() })?;
     let tokens = llama.tokenizer()?.encode(text)?;
     let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128));
-    let (model, report) = w4a16.quantize(llama.model).map_err(|refused| refused.error)?;
+    let (model, report) = w4a16.quantize(Arc::unwrap_or_clone(llama.model)).map_err(|refused| refused.error)?;
     // Burn freezes everything else.
     let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));
     Ok(Prepared { model, report, tokens })

@@ -22,7 +22,7 @@ impl W4A16 {
     /// `quantization_config` how each layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own config added,
     /// so do transformers and vLLM.
     ///
-    /// Quantised weights are written bit for bit, those of [`W4A16Linear`](crate::W4A16Linear) with them; every other parameter in its dtype, as
+    /// Quantised weights are written bit for bit, those of [`QuantLinear`](crate::QuantLinear) with them; every other parameter in its dtype, as
     /// PyTorch has it: weights of `Linear` as [N, K], `weight` and `bias` for norms.
     ///
     /// `keys` renames parameters of the model to tensors of the files: the other way round than the one that `load` takes.

@@ -5,6 +5,7 @@ mod upload;
 mod weights;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, FloatDType};
 use marlin_format::QuantSpec;
@@ -65,8 +66,8 @@ pub struct OpenProgress<'a> {
 /// A model from a folder: the model, its tokenizer, and how its makers generate with it.
 #[derive(Debug)]
 pub struct Llama {
-    /// The model.
-    pub model: LlamaModel,
+    /// The model; [`Arc::unwrap_or_clone`] gives it alone.
+    pub model: Arc<LlamaModel>,
     /// The tokenizer, where it was opened with one.
     pub tokenizer: Option<Tokenizer>,
     /// `generation_config.json`, or the defaults where there is none.
@@ -121,7 +122,7 @@ impl Llama {
             model.quantize_head(spec).map_err(|source| LlamaError::Layer { layer: "lm_head".into(), source })?;
         }
         tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
-        Ok(Self { model, tokenizer, generation })
+        Ok(Self { model: Arc::new(model), tokenizer, generation })
     }
 
     /// The tokenizer.

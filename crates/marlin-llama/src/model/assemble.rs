@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, StreamId, Tensor};
 use burn_marlin::{ActivationDtype, QuantLinear, QuantSpec, QuantizedWeight};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
 use crate::config::{Declaration, LlamaConfig, MLP_INPUTS_APART};
 
-/// Where weights come from. Names are without `.weight`: `model.layers.0.self_attn.q_proj`.
+/// A source of weights by name, without `.weight`: `model.layers.0.self_attn.q_proj`.
 pub(crate) trait WeightSource {
     type Error;
 
@@ -23,7 +23,7 @@ pub(crate) trait WeightSource {
     /// A layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
 
-    /// Whether it has a layer of this name.
+    /// True where it has a layer of this name.
     fn contains(&self, name: &str) -> bool;
 
     /// Layers of the same K: one projection with their outputs side by side, or one for each.
@@ -37,11 +37,11 @@ pub(crate) struct LayerShape {
     pub(crate) name: String,
     /// [K, N].
     pub(crate) dims: [usize; 2],
-    /// Whether it has a bias.
+    /// True for a layer with a bias.
     pub(crate) bias: bool,
 }
 
-/// What a checkpoint holds under one name.
+/// The contents of a checkpoint under one name.
 pub(crate) enum Part<'a> {
     Embedding(&'a Embedding),
     Norm(&'a RmsNorm),
@@ -79,7 +79,7 @@ impl LlamaModel {
         for index in 0..config.num_hidden_layers {
             layers.push(Layer {
                 input_layernorm: norm(config, source, format!("model.layers.{index}.input_layernorm"), hidden)?,
-                self_attn: attention(config, source, &format!("model.layers.{index}.self_attn"), [query, key_value, key_value])?,
+                self_attn: attention(config, source, index, [query, key_value, key_value])?,
                 post_attention_layernorm: norm(config, source, format!("model.layers.{index}.post_attention_layernorm"), hidden)?,
                 mlp: mlp(config, source, &format!("model.layers.{index}.mlp"), [intermediate, intermediate])?,
             });
@@ -89,7 +89,15 @@ impl LlamaModel {
             true => None,
             false => Some(source.projection(&LayerShape { name: "lm_head".into(), dims: [hidden, config.vocab_size], bias: false })?),
         };
-        Ok(Self { embed_tokens, layers, norm, lm_head, rope: Rope::new(config, max_len, device), config: config.clone() })
+        Ok(Self {
+            embed_tokens,
+            layers,
+            norm,
+            lm_head,
+            rope: Rope::new(config, max_len, device),
+            config: config.clone(),
+            stream: StreamId::current(),
+        })
     }
 
     /// Every projection, the head included, under its name in a checkpoint. Projections that are one matmul come once, as `qkv_proj` and
@@ -107,7 +115,7 @@ impl LlamaModel {
         of_layers.chain(self.lm_head.iter().map(|head| ("lm_head".to_string(), head)))
     }
 
-    /// All that a checkpoint of this model holds, by name.
+    /// The parts of a checkpoint of this model, by name.
     pub(crate) fn parts(&self) -> Vec<(String, Part<'_>)> {
         let declaration = self.declaration();
         let whole = |projection| Part::Projection { projection, columns: 0..projection.dims()[1] };
@@ -139,7 +147,8 @@ fn norm<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: String, fea
 }
 
 /// `outputs` are the features of queries, keys and values.
-fn attention<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, outputs: [usize; 3]) -> Result<Attention, S::Error> {
+fn attention<S: WeightSource>(config: &LlamaConfig, source: &mut S, layer: usize, outputs: [usize; 3]) -> Result<Attention, S::Error> {
+    let name = &format!("model.layers.{layer}.self_attn");
     let declaration = config.architecture.declaration();
     let mut head_norm = |part: &str| -> Result<Option<RmsNorm>, S::Error> {
         declaration.qk_norm.then(|| norm(config, source, format!("{name}.{part}"), config.head_dim)).transpose()
@@ -154,6 +163,7 @@ fn attention<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: &str, 
         heads: config.num_attention_heads,
         kv_heads: config.num_key_value_heads,
         head_dim: config.head_dim,
+        window: config.window_of(layer),
     })
 }
 
@@ -191,7 +201,7 @@ fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&s
     }
 }
 
-/// What a checkpoint holds of a group.
+/// The parts of a group in a checkpoint.
 fn group_parts<'a>(group: &'a ProjectionGroup, parent: &str, names: &[&str]) -> Vec<(String, Part<'a>)> {
     let part = |(index, (name, columns)): (usize, (&str, Range<usize>))| {
         let part = match group.joined() {

@@ -2,12 +2,13 @@ use burn::module::Module;
 use burn::tensor::{Bool, FloatDType, Tensor, activation};
 use marlin_decode::{self as decode, AttentionParts};
 
-use super::cache::{LayerCache, Place};
-use super::rope::{Rope, RopePositions};
+use super::cache::{CachePosition, KeyValues};
+use super::prompt::Span;
+use super::rope::Rope;
 use super::step::Batch;
 use super::{Projection, ProjectionGroup, RmsNorm};
 
-/// What masked scores become. Not infinite: some shader compilers assume that infinities do not occur.
+/// The value of masked scores. Not infinite: some shader compilers assume that infinities do not occur.
 const MASKED: f32 = -1e30;
 
 /// Causal self-attention with grouped key and value heads (GQA, arXiv 2305.13245).
@@ -27,45 +28,42 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Features of one head.
     pub head_dim: usize,
+    /// Positions that a query sees, its own included; all before it without one.
+    #[module(skip)]
+    pub window: Option<usize>,
 }
 
 impl Attention {
-    /// [batch, seq, hidden] to the same shape.
+    /// Attention of whole prompts, from queries, keys and values side by side [batch, seq, (heads + 2 * kv_heads) * head_dim] to [batch, seq, hidden].
     ///
-    /// `mask` [1, 1, seq, positions] is true where a score must not count; none is needed for a single query that sees everything. `cache` is the layer's cache and
-    /// the place of the first query in it.
-    pub(crate) fn forward(
-        &self,
-        x: Tensor<3>,
-        rope: &RopePositions,
-        mask: Option<&Tensor<4, Bool>>,
-        cache: Option<(&mut LayerCache, Place)>,
-    ) -> Tensor<3> {
-        let [batch, seq, _] = x.dims();
-        let split = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
-        let turn = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => rope.apply(norm.forward(x)),
-            None => rope.apply(x),
+    /// `cache` is the layer's cache and the position of the first query in it.
+    pub(crate) fn forward_prompt(&self, qkv: Tensor<3>, span: &Span, cache: Option<(&mut KeyValues, CachePosition)>) -> Tensor<3> {
+        let [batch, seq, _] = qkv.dims();
+        let heads = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
+        let rotated = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => span.rope.apply(norm.forward(x)),
+            None => span.rope.apply(x),
         };
-        let [queries, keys, values] = self.qkv_proj.forward(x);
-        let queries = turn(split(queries, self.heads), &self.q_norm);
-        let keys = turn(split(keys, self.kv_heads), &self.k_norm);
-        let values = split(values, self.kv_heads);
+        let [queries, keys, values] = self.qkv_proj.split(qkv);
+        let queries = rotated(heads(queries, self.heads), &self.q_norm);
+        let keys = rotated(heads(keys, self.kv_heads), &self.k_norm);
+        let values = heads(values, self.kv_heads);
         let (keys, values) = match cache {
-            Some((layer, place)) => layer.append(place, keys, values),
+            Some((layer, position)) => layer.append(position, keys, values),
             None => (keys, values),
         };
-        let mixed = self.attend(queries, keys, values, mask).swap_dims(1, 2);
+        let mixed = self.attend(queries, keys, values, span.mask(self.window)).swap_dims(1, 2);
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// The same for one token of each of a step's rows, from queries, keys and values [rows, (heads + 2 * kv_heads) * head_dim] on: [rows, hidden].
-    pub(crate) fn decode(&self, qkv: Tensor<2>, rope: &Rope, window: Option<usize>, cache: &mut LayerCache, batch: &Batch) -> Tensor<2> {
+    /// Attention of one token of each of a step's rows, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
+    /// [rows, hidden].
+    pub(crate) fn forward_step(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
             _ => None,
         };
-        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window };
+        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window };
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
         let mixed = decode::attention(qkv, &batch.rows, cache, &batch.tickets, &parts);
         self.o_proj.forward(mixed)

@@ -8,22 +8,24 @@ use crate::config::LlamaConfig;
 /// New positions are written in place: nothing else holds a layer's tensors between two forward passes.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<LayerCache>,
+    layers: Vec<KeyValues>,
     len: usize,
     max_len: usize,
 }
 
-/// One layer of a [`KvCache`]: [slots, kv_heads, max_len, head_dim] each.
+/// Keys and values of one layer, [slots, kv_heads, max_len, head_dim] each.
 #[derive(Debug)]
-pub(crate) struct LayerCache {
+pub(crate) struct KeyValues {
     pub(crate) keys: Tensor<4>,
     pub(crate) values: Tensor<4>,
 }
 
-/// Where new positions go in a layer's cache: to the slots from `slot` on, at `start`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+/// A position of a cache that new keys and values are written from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CachePosition {
+    /// The slot of the first sequence; others follow in the slots after it.
     pub(crate) slot: usize,
+    /// The first position in each of the slots.
     pub(crate) start: usize,
 }
 
@@ -34,7 +36,7 @@ impl KvCache {
     pub fn new(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType, device: &Device) -> Self {
         let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
         let zeros = || decode::cache(shape, dtype, device);
-        let layers = (0..config.num_hidden_layers).map(|_| LayerCache { keys: zeros(), values: zeros() }).collect();
+        let layers = (0..config.num_hidden_layers).map(|_| KeyValues { keys: zeros(), values: zeros() }).collect();
         Self { layers, len: 0, max_len }
     }
 
@@ -45,12 +47,12 @@ impl KvCache {
         elements.saturating_mul(2 * size * config.num_hidden_layers)
     }
 
-    /// Positions that all of its sequences hold, where they go together: [`LlamaModel::forward`](super::LlamaModel::forward) counts them.
+    /// Positions of each of its sequences, which [`LlamaModel::forward`](super::LlamaModel::forward) writes together.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no position.
+    /// True where it holds no position.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -65,28 +67,30 @@ impl KvCache {
         self.len = 0;
     }
 
-    pub(crate) fn layer(&mut self, index: usize) -> &mut LayerCache {
+    /// The keys and values of a layer.
+    pub(crate) fn layer(&mut self, index: usize) -> &mut KeyValues {
         &mut self.layers[index]
     }
 
+    /// Counts positions that were written to every layer.
     pub(crate) fn advance(&mut self, positions: usize) {
         self.len += positions;
     }
 }
 
-impl LayerCache {
-    /// Writes keys and values [batch, kv_heads, seq, head_dim] at a place, and returns those of all positions of these slots so far.
-    pub(crate) fn append(&mut self, place: Place, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        (append(&mut self.keys, place, keys), append(&mut self.values, place, values))
+impl KeyValues {
+    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on, and returns those of all positions of these slots so far.
+    pub(crate) fn append(&mut self, position: CachePosition, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+        (append(&mut self.keys, position, keys), append(&mut self.values, position, values))
     }
 }
 
-fn append(cache: &mut Tensor<4>, place: Place, new: Tensor<4>) -> Tensor<4> {
-    let [batch, heads, seq, head_dim] = new.dims();
+fn append(cache: &mut Tensor<4>, position: CachePosition, new: Tensor<4>) -> Tensor<4> {
+    let ([batch, heads, seq, head_dim], CachePosition { slot, start }) = (new.dims(), position);
     for index in 0..batch {
-        decode::write_cache(cache, new.clone().slice_dim(0, index..index + 1), place.slot + index, place.start);
+        decode::write_cache(cache, new.clone().slice_dim(0, index..index + 1), slot + index, start);
     }
-    cache.clone().slice([place.slot..place.slot + batch, 0..heads, 0..place.start + seq, 0..head_dim])
+    cache.clone().slice([slot..slot + batch, 0..heads, 0..start + seq, 0..head_dim])
 }
 
 #[cfg(test)]
@@ -98,7 +102,7 @@ mod tests {
         let device = Device::flex();
         let mut cache = decode::cache([3, 2, 8, 4], FloatDType::F32, &device);
         for start in 0..3 {
-            let seen = append(&mut cache, Place { slot: 1, start }, Tensor::ones([2, 2, 1, 4], &device));
+            let seen = append(&mut cache, CachePosition { slot: 1, start }, Tensor::ones([2, 2, 1, 4], &device));
             assert_eq!(seen.dims(), [2, 2, start + 1, 4]);
             assert_eq!(seen.into_data().iter::<f32>().sum::<f32>(), (16 * (start + 1)) as f32);
             assert!(cache.can_mut(), "position {start}");

@@ -23,24 +23,6 @@ impl ProjectionGroup {
         Self { projections, outputs }
     }
 
-    /// [.., K] to each output's [.., N].
-    ///
-    /// # Panics
-    /// Where there are fewer outputs.
-    pub fn forward<const D: usize, const OUTPUTS: usize>(&self, x: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
-        match self.projections.as_slice() {
-            [joined] => {
-                let (all, mut end) = (joined.forward(x), 0);
-                array::from_fn(|output| {
-                    let start = end;
-                    end += self.outputs[output];
-                    all.clone().slice_dim(D - 1, start..end)
-                })
-            }
-            apart => array::from_fn(|output| apart[output].forward(x.clone())),
-        }
-    }
-
     /// [.., K] to all outputs side by side, [.., sum of N].
     pub fn forward_joined<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.projections.as_slice() {
@@ -58,6 +40,19 @@ impl ProjectionGroup {
                 (self.forward_joined(x), sum)
             }
         }
+    }
+
+    /// Outputs side by side [.., sum of N] to each output's [.., N].
+    ///
+    /// # Panics
+    /// Where there are fewer outputs.
+    pub fn split<const D: usize, const OUTPUTS: usize>(&self, joined: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
+        let mut end = 0;
+        array::from_fn(|output| {
+            let start = end;
+            end += self.outputs[output];
+            joined.clone().slice_dim(D - 1, start..end)
+        })
     }
 
     /// The projection of all outputs, where they are one.

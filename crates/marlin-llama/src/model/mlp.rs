@@ -19,7 +19,7 @@ impl Mlp {
         self.forward_down(self.gate_up_proj.forward_joined(x))
     }
 
-    /// The rest of it, from gates and ups [.., 2 * intermediate] on.
+    /// The MLP from the outputs of gate and up side by side [.., 2 * intermediate] to [.., hidden].
     pub(crate) fn forward_down<const D: usize>(&self, gate_up: Tensor<D>) -> Tensor<D> {
         self.down_proj.forward(decode::silu_mul(gate_up))
     }

@@ -4,23 +4,26 @@ mod assemble;
 mod attention;
 mod cache;
 mod group;
+mod layer;
 mod mlp;
 mod norm;
 mod projection;
+mod prompt;
 mod rope;
 mod step;
 
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, StreamId, Tensor};
 use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
 use marlin_decode as decode;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
+pub(crate) use cache::CachePosition;
 pub use cache::KvCache;
-pub(crate) use cache::Place;
 pub use group::ProjectionGroup;
+pub use layer::{Layer, Residual};
 pub use mlp::Mlp;
 pub use norm::RmsNorm;
 pub use projection::Projection;
@@ -29,6 +32,7 @@ pub(crate) use step::Batch;
 
 use crate::config::LlamaConfig;
 use assemble::RandomWeights;
+use prompt::Span;
 
 /// The names of the projections in every layer, in any architecture: the weights that are quantised.
 pub const QUANTIZABLE_PROJECTIONS: [&str; 9] =
@@ -53,19 +57,8 @@ pub struct LlamaModel {
     rope: Rope,
     #[module(skip)]
     config: LlamaConfig,
-}
-
-/// One transformer block.
-#[derive(Module, Debug)]
-pub struct Layer {
-    /// The norm before attention.
-    pub input_layernorm: RmsNorm,
-    /// Attention.
-    pub self_attn: Attention,
-    /// The norm before the MLP.
-    pub post_attention_layernorm: RmsNorm,
-    /// The MLP.
-    pub mlp: Mlp,
+    #[module(skip)]
+    stream: StreamId,
 }
 
 impl LlamaModel {
@@ -136,6 +129,11 @@ impl LlamaModel {
         self.embed_tokens.weight.lazy_device()
     }
 
+    /// The device's stream that the weights were made on: that of the thread which opened or made the model.
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
     /// An empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
     pub fn new_cache(&self, slots: usize) -> KvCache {
         KvCache::new(&self.config, slots, self.max_len(), self.dtype(), &self.device())
@@ -168,8 +166,8 @@ impl LlamaModel {
         self.head(self.hidden(tokens, None))
     }
 
-    /// The embeddings of tokens, [batch, seq, hidden].
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    /// The embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before the first layer.
+    pub fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         if !tokens.device().is_autodiff() {
             return self.embed_tokens.forward(tokens);
         }
@@ -179,50 +177,48 @@ impl LlamaModel {
         self.embed_tokens.weight.val().gather(0, rows).reshape([batch, seq, features])
     }
 
-    /// Writes keys and values of tokens [1, seq] to a place of a cache, whose slot has those of all positions before.
+    /// The rotary tables, for [`Layer::forward_full`].
+    pub fn rope(&self) -> &Rope {
+        &self.rope
+    }
+
+    /// Writes keys and values of tokens [1, seq] to a cache, whose slot has those of all positions before.
     ///
     /// # Panics
     /// Where they do not fit the cache or the model.
-    pub(crate) fn prefill(&self, tokens: Tensor<2, Int>, cache: &mut KvCache, place: Place) {
-        self.hidden(tokens, Some((cache, place)));
+    pub(crate) fn prefill(&self, tokens: Tensor<2, Int>, cache: &mut KvCache, position: CachePosition) {
+        self.hidden(tokens, Some((cache, position)));
     }
 
     /// The residual stream after the last norm of tokens [batch, seq] that follow those in the cache.
     fn hidden_after(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
-        let (seq, place) = (tokens.dims()[1], Place { slot: 0, start: cache.len() });
-        let hidden = self.hidden(tokens, Some((cache, place)));
+        let (seq, position) = (tokens.dims()[1], CachePosition { slot: 0, start: cache.len() });
+        let hidden = self.hidden(tokens, Some((cache, position)));
         cache.advance(seq);
         hidden
     }
 
     /// The residual stream after the last norm, [batch, seq, hidden].
-    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<(&mut KvCache, Place)>) -> Tensor<3> {
+    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<(&mut KvCache, CachePosition)>) -> Tensor<3> {
         let [_, seq] = tokens.dims();
-        let start = cache.as_ref().map_or(0, |(_, place)| place.start);
+        let start = cache.as_ref().map_or(0, |(_, position)| position.start);
         let room = cache.as_ref().map_or(usize::MAX, |(cache, _)| cache.max_len()).min(self.max_len());
         assert!(start + seq <= room, "{seq} tokens after {start} do not fit the {room} positions of the model and its cache");
 
         let device = tokens.device();
-        let mut residual = self.embed(tokens);
-        let rope = self.rope.positions(start, seq, FloatDType::from(residual.dtype()));
-        let mask = causal_mask(start, seq, None, &device);
-        let windowed = self.config.sliding_window.and_then(|window| causal_mask(start, seq, Some(window.size), &device));
-        let mut mixed: Option<Tensor<3>> = None;
+        let embedded = self.embed(tokens);
+        let window = self.config.sliding_window.map(|window| window.size);
+        let span = Span::new(&self.rope, start, seq, window, FloatDType::from(embedded.dtype()), &device);
+        let mut stream = Residual::new(embedded);
         for (index, layer) in self.layers.iter().enumerate() {
-            let mask = if self.config.window_of(index).is_some() { &windowed } else { &mask };
-            let cache = cache.as_mut().map(|(cache, place)| (cache.layer(index), *place));
-            let x;
-            (x, residual) = layer.input_layernorm.forward_residual(mixed, residual);
-            let attended = layer.self_attn.forward(x, &rope, mask.as_ref(), cache);
-            let (x, sum) = layer.post_attention_layernorm.forward_add(attended, residual);
-            residual = sum;
-            mixed = Some(layer.mlp.forward(x));
+            let cache = cache.as_mut().map(|(cache, position)| (cache.layer(index), *position));
+            stream = layer.forward(stream, |attention, qkv| attention.forward_prompt(qkv, &span, cache));
         }
-        self.norm.forward_residual(mixed, residual).0
+        stream.norm(&self.norm)
     }
 
     /// Logits [batch, seq, vocab] of the residual stream after the last norm, [batch, seq, hidden].
-    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+    pub fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),
             None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
@@ -237,19 +233,4 @@ impl LlamaModel {
             None => decode::head(hidden, self.embed_tokens.weight.val().transpose()),
         }
     }
-}
-
-/// Where queries `start..start + seq` must not look, [1, 1, seq, start + seq]: at positions after them, and at those before their window. None
-/// where each of them sees every position.
-fn causal_mask(start: usize, seq: usize, window: Option<usize>, device: &Device) -> Option<Tensor<4, Bool>> {
-    let shape = [seq, start + seq];
-    let later = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask(shape, start as i64, device));
-    let earlier = window
-        .filter(|&window| window < start + seq)
-        .map(|window| Tensor::<2, Bool>::triu_mask(shape, start as i64 + 1 - window as i64, device));
-    let mask = match (later, earlier) {
-        (Some(later), Some(earlier)) => Some(later.bool_or(earlier)),
-        (later, earlier) => later.or(earlier),
-    };
-    mask.map(|mask| mask.unsqueeze())
 }

@@ -17,14 +17,6 @@ impl RmsNorm {
         decode::rms_norm(x, self.weight.val(), self.epsilon)
     }
 
-    /// The norm of the residual stream after `x` was added to it where there is one, and that stream.
-    pub(crate) fn forward_residual<const D: usize>(&self, x: Option<Tensor<D>>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
-        match x {
-            Some(x) => self.forward_add(x, residual),
-            None => (self.forward(residual.clone()), residual),
-        }
-    }
-
     /// The norm of `residual + x`, and that sum.
     pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
         decode::add_rms_norm(x, residual, self.weight.val(), self.epsilon)

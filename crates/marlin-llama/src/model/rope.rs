@@ -25,7 +25,7 @@ pub(crate) struct RopePositions {
 impl Rope {
     /// Tables for positions `0..length`.
     ///
-    /// Angles are computed in f64: in f32 the last positions of a long context would be off by a thousandth of a turn.
+    /// Angles are computed in f64: in f32 the last positions of a long context would be off by a thousandth of a rotation.
     pub fn new(config: &LlamaConfig, length: usize, device: &Device) -> Self {
         let (frequencies, scale) = frequencies(config, length);
         let angles: Vec<f64> = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect();
@@ -46,6 +46,7 @@ impl Rope {
         [self.cos.clone(), self.sin.clone()]
     }
 
+    /// The tables of positions `start..start + seq` in a dtype.
     pub(crate) fn positions(&self, start: usize, seq: usize, dtype: FloatDType) -> RopePositions {
         let part = |table: &Tensor<2>| table.clone().slice_dim(0, start..start + seq).cast(dtype).unsqueeze::<4>();
         RopePositions { cos: part(&self.cos), sin: part(&self.sin) }
@@ -53,13 +54,13 @@ impl Rope {
 }
 
 impl RopePositions {
-    /// Turns each head of [batch, heads, seq, head_dim] by its position's angle; features past the tables' stay as they are.
+    /// Rotates each head of [batch, heads, seq, head_dim] by its position's angle; features past the tables' stay as they are.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         decode::rotate(x, &self.cos, &self.sin)
     }
 }
 
-/// Radians a position, [rotary_dim / 2], and what cosines and sines are multiplied by, in a model that is opened for `length` positions.
+/// Radians a position, [rotary_dim / 2], and the factor of cosines and sines, in a model that is opened for `length` positions.
 fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
     let rotary_dim = config.rotary_dim();
     let plain = (0..rotary_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / rotary_dim as f64));
@@ -77,8 +78,8 @@ fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
 
 fn scaled(frequency: f64, scaling: &Llama3RopeScaling) -> f64 {
     let (low, high) = (scaling.low_freq_factor, scaling.high_freq_factor);
-    // Full turns within the original context.
-    let turns = scaling.original_max_position_embeddings as f64 * frequency / TAU;
-    let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+    // Full rotations within the original context.
+    let rotations = scaling.original_max_position_embeddings as f64 * frequency / TAU;
+    let kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
     frequency * (kept + (1.0 - kept) / scaling.factor)
 }

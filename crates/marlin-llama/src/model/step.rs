@@ -1,9 +1,9 @@
 use burn::tensor::{Device, Int, Tensor};
 use marlin_decode::{self as decode, Row};
 
-use super::{KvCache, LlamaModel};
+use super::{KvCache, LlamaModel, Residual};
 
-/// The rows of a decode step, and what its kernels count with.
+/// The rows of a decode step, and the counters of its kernels.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// [rows, [`Row::WORDS`]].
@@ -27,21 +27,10 @@ impl LlamaModel {
     /// `seen` [slots, vocab / 32 up] are the bitmaps of the tokens in each slot's sequence.
     pub(crate) fn step(&self, batch: &mut Batch, cache: &mut KvCache, seen: &mut Tensor<2, Int>) {
         let window = cache.max_len().min(self.max_len());
-        let mut residual = decode::embed(self.embed_tokens.weight.val(), &batch.rows);
-        let mut mixed: Option<Tensor<2>> = None;
+        let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
         for (index, layer) in self.layers.iter().enumerate() {
-            let (attention, mlp) = (&layer.self_attn, &layer.mlp);
-            let qkv;
-            (qkv, residual) = match mixed {
-                Some(mixed) => attention.qkv_proj.forward_add_norm(mixed, residual, &layer.input_layernorm),
-                None => (attention.qkv_proj.forward_joined(layer.input_layernorm.forward(residual.clone())), residual),
-            };
-            let attended = attention.decode(qkv, &self.rope, self.config.window_of(index), cache.layer(index), batch);
-            let (gate_up, sum) = mlp.gate_up_proj.forward_add_norm(attended, residual, &layer.post_attention_layernorm);
-            residual = sum;
-            mixed = Some(mlp.forward_down(gate_up));
+            stream = layer.forward(stream, |attention, qkv| attention.forward_step(qkv, &self.rope, cache.layer(index), batch));
         }
-        let (x, _) = self.norm.forward_residual(mixed, residual);
-        decode::sample(self.decode_head(x), &mut batch.rows, seen, window);
+        decode::sample(self.decode_head(stream.norm(&self.norm)), &mut batch.rows, seen, window);
     }
 }

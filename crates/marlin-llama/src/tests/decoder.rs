@@ -1,5 +1,8 @@
 //! Several sequences at once, on random models.
 
+use std::sync::Arc;
+use std::thread;
+
 use burn::tensor::{Device, Tensor};
 use marlin_format::checkpoint::Dtype;
 use marlin_format::{GroupSize, QuantSpec};
@@ -16,15 +19,15 @@ use crate::{
 const GREEDY: SequenceOptions =
     SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
 
-fn model(config: &LlamaConfig) -> LlamaModel {
+fn model(config: &LlamaConfig) -> Arc<LlamaModel> {
     let (_parent, dir) = temporary();
     write_folder(&dir, config, &random_weights(config, &mut rng()), Dtype::F32);
     open(&dir).model
 }
 
 /// What a prompt goes on with alone, and how it ends.
-fn alone(model: &LlamaModel, prompt: &[u32], options: &SequenceOptions) -> (Vec<u32>, Option<Result<StopReason, SamplingError>>) {
-    let mut decoder = Decoder::new(model, 1).unwrap();
+fn alone(model: &Arc<LlamaModel>, prompt: &[u32], options: &SequenceOptions) -> (Vec<u32>, Option<Result<StopReason, SamplingError>>) {
+    let mut decoder = Decoder::new(model.clone(), 1).unwrap();
     let slot = decoder.join(prompt, options).unwrap();
     let mut tokens = Vec::new();
     loop {
@@ -78,7 +81,7 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
     let model = model(&config);
     let mut rng = rng();
     let slots = 5;
-    let mut decoder = Decoder::new(&model, slots).unwrap();
+    let mut decoder = Decoder::new(model.clone(), slots).unwrap();
     let sampling = Sampling { temperature: 0.9, top_k: Some(20), top_p: 0.95, repetition_penalty: 1.1 };
     let mut running: Vec<Option<Running>> = vec![None; slots];
     let mut finished = 0;
@@ -111,16 +114,105 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
 }
 
 #[test]
+fn a_sequence_goes_on_while_a_long_prompt_is_read() {
+    let config = config_with(json!({ "max_position_embeddings": 1400 }));
+    let model = model(&config);
+    let mut rng = rng();
+    let sampling = Sampling { temperature: 0.9, top_k: None, top_p: 0.95, repetition_penalty: 1.2 };
+    let options = |seed| SequenceOptions { sampling, seed, max_new_tokens: 8, ..GREEDY };
+    let prompts = [4, 1300, 1, 300, 250].map(|length| random_tokens(length, config.vocab_size, &mut rng));
+    let mut decoder = Decoder::new(model.clone(), prompts.len()).unwrap();
+    let mut tokens = vec![Vec::new(); prompts.len()];
+    let mut ends = 0;
+    let mut order = Vec::new();
+    assert_eq!(decoder.join(&prompts[0], &options(0)).unwrap(), 0);
+    for step in 0.. {
+        if step == 1 {
+            for (slot, prompt) in prompts.iter().enumerate().skip(1) {
+                assert_eq!(decoder.join(prompt, &options(slot as u64)).unwrap(), slot);
+            }
+            // A prompt of one token has nothing to be read.
+            assert_eq!((decoder.sequences(), decoder.waiting()), (5, 3));
+        }
+        if decoder.sequences() == 0 {
+            break;
+        }
+        let decoded = decoder.step().unwrap();
+        order.push(decoded.iter().map(|decoded| decoded.slot).collect::<Vec<_>>());
+        for Decoded { slot, token, end } in decoded {
+            tokens[slot].extend(token);
+            ends += usize::from(end == Some(Ok(StopReason::MaxNewTokens)));
+        }
+    }
+    assert_eq!(order[..6], [vec![0], vec![0, 2], vec![0, 2], vec![0, 1, 2], vec![0, 1, 2, 3], vec![0, 1, 2, 3, 4]]);
+    assert_eq!(ends, 5);
+    for (slot, prompt) in prompts.iter().enumerate() {
+        assert_eq!(tokens[slot], alone(&model, prompt, &options(slot as u64)).0, "slot {slot}");
+    }
+}
+
+#[test]
+fn a_decoder_goes_on_on_another_thread() {
+    let config = config_with(json!({ "max_position_embeddings": 700 }));
+    let model = model(&config);
+    let prompts = [5, 600].map(|length| random_tokens(length, config.vocab_size, &mut rng()));
+    let options = SequenceOptions { max_new_tokens: 9, ..GREEDY };
+    let mut decoder = Decoder::new(model.clone(), 2).unwrap();
+    let mut tokens = vec![Vec::new(); 2];
+    decoder.join(&prompts[0], &options).unwrap();
+    for round in 0..4 {
+        // A thread for each of them; one joins on another thread than it is read on.
+        let (moved, decoded) = thread::scope(|scope| {
+            let (prompt, options) = (&prompts[1], &options);
+            let run = move || {
+                let decoded: Vec<Decoded> = (0..3).flat_map(|_| decoder.step().unwrap()).collect();
+                if round == 0 {
+                    decoder.join(prompt, options).unwrap();
+                }
+                (decoder, decoded)
+            };
+            scope.spawn(run).join().unwrap()
+        });
+        decoder = moved;
+        for Decoded { slot, token, .. } in decoded {
+            tokens[slot].extend(token);
+        }
+    }
+    while decoder.sequences() > 0 {
+        for Decoded { slot, token, .. } in decoder.step().unwrap() {
+            tokens[slot].extend(token);
+        }
+    }
+    let expected = prompts.each_ref().map(|prompt| alone(&model, prompt, &options).0);
+    assert_eq!(tokens, expected);
+}
+
+#[test]
+fn two_decoders_of_a_model_run_on_two_threads() {
+    let config = config();
+    let model = model(&config);
+    let prompts = [6, 30].map(|length| random_tokens(length, config.vocab_size, &mut rng()));
+    let options = SequenceOptions { max_new_tokens: 12, ..GREEDY };
+    let expected = prompts.each_ref().map(|prompt| alone(&model, prompt, &options));
+    let found = prompts.map(|prompt| {
+        let (model, options) = (model.clone(), options.clone());
+        thread::spawn(move || alone(&model, &prompt, &options))
+    });
+    assert_eq!(found.map(|thread| thread.join().unwrap()), expected);
+}
+
+#[test]
 fn a_sequence_that_fails_leaves_the_others_running() {
     let config = config();
-    let mut model = model(&config);
+    let mut model = Arc::unwrap_or_clone(model(&config));
     // Token 3 breaks every sequence that has it.
     let table = model.embed_tokens.weight.val();
     let broken = Tensor::full([1, config.hidden_size], f32::NAN, &Device::flex());
     model.embed_tokens.weight = crate::model::loaded(table.slice_assign([3..4, 0..config.hidden_size], broken));
+    let model = Arc::new(model);
     let expected = alone(&model, &[1, 2, 4], &SequenceOptions { max_new_tokens: 4, stop_tokens: vec![3], ..GREEDY });
 
-    let mut decoder = Decoder::new(&model, 2).unwrap();
+    let mut decoder = Decoder::new(model.clone(), 2).unwrap();
     let good = decoder.join(&[1, 2, 4], &SequenceOptions { max_new_tokens: 4, stop_tokens: vec![3], ..GREEDY }).unwrap();
     let bad = decoder.join(&[1, 3, 4], &GREEDY).unwrap();
     let mut tokens = Vec::new();
@@ -157,9 +249,9 @@ fn what_does_not_fit_is_refused_with_the_sizes() {
     let config = config();
     let model = model(&config);
     for slots in [0, 129] {
-        assert!(matches!(Decoder::new(&model, slots), Err(LlamaError::TooManySequences { asked, room: 128 }) if asked == slots));
+        assert!(matches!(Decoder::new(model.clone(), slots), Err(LlamaError::TooManySequences { asked, room: 128 }) if asked == slots));
     }
-    let mut decoder = Decoder::new(&model, 1).unwrap();
+    let mut decoder = Decoder::new(model.clone(), 1).unwrap();
     assert!(matches!(decoder.join(&[], &GREEDY), Err(LlamaError::EmptyPrompt)));
     assert!(matches!(decoder.join(&[1; 97], &GREEDY), Err(LlamaError::PromptTooLong { tokens: 97, room: 96 })));
     assert!(matches!(decoder.join(&[1, 71], &GREEDY), Err(LlamaError::Token { token: 71, position: 1, vocab_size: 71 })));

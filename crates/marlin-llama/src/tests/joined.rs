@@ -1,5 +1,7 @@
 //! Projections that are one matmul, and those that cannot be.
 
+use std::sync::Arc;
+
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
 use marlin_format::checkpoint::{CheckpointWriter, Dtype, TensorSpec};
 use marlin_format::{GroupSize, PlainParts, PlainWeight, QuantSpec, quantize_rtn};
@@ -19,7 +21,7 @@ fn config() -> LlamaConfig {
 }
 
 /// A folder with the projections that `permutation` gives a row order in 4 bits and the others in f32, opened; and the same model in float.
-fn opened(weights: &Weights, permutation: impl Fn(&str) -> Option<Option<Vec<u32>>>) -> (LlamaModel, LlamaModel) {
+fn opened(weights: &Weights, permutation: impl Fn(&str) -> Option<Option<Vec<u32>>>) -> (Arc<LlamaModel>, Arc<LlamaModel>) {
     let config = config();
     let mut dequantized = weights.clone();
     let (mut tensors, mut ignored) = (Vec::new(), vec!["lm_head".to_string()]);

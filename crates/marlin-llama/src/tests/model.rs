@@ -1,5 +1,7 @@
 //! The model against the reference, its cache against itself, and training.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
@@ -10,7 +12,8 @@ use serde_json::json;
 use super::reference;
 use super::support::*;
 use crate::generate::token_tensor;
-use crate::{Llama, LlamaConfig, LlamaModel, OpenOptions};
+use crate::model::Residual;
+use crate::{Architecture, Llama, LlamaConfig, LlamaModel, OpenOptions};
 
 /// Largest relative error of a whole model in f32; one rotated pair or head gone wrong gives above 0.01.
 pub(super) const TOLERANCE: f64 = 1e-5;
@@ -110,6 +113,52 @@ fn prefill_and_decode_with_a_cache_equal_the_full_pass() {
 }
 
 #[test]
+fn layers_one_by_one_equal_the_full_pass() {
+    let upper = json!({ "use_sliding_window": true, "sliding_window": 3, "max_window_layers": 2, "num_hidden_layers": 3 });
+    let configs = [
+        config(),
+        config_of(Architecture::Mistral, json!({ "sliding_window": 5 })),
+        config_of(Architecture::Qwen2, upper),
+        config_of(Architecture::Qwen3, json!({})),
+        config_of(Architecture::Phi3, json!({ "partial_rotary_factor": 0.6 })),
+    ];
+    for config in configs {
+        let mut rng = rng();
+        let (_parent, dir) = temporary();
+        write_folder(&dir, &config, &random_weights(&config, &mut rng), Dtype::F32);
+        let model = open(&dir).model;
+        let tokens = random_tokens(2 * 11, config.vocab_size, &mut rng);
+        let expected: Vec<f64> = full(&model, &tokens, 2).into_iter().map(f64::from).collect();
+        let mut hidden = model.embed(token_tensor(&tokens, [2, 11], &model.device()));
+        for layer in &model.layers {
+            hidden = layer.forward_full(hidden, model.rope());
+            assert_eq!(hidden.dims(), [2, 11, config.hidden_size]);
+        }
+        let found = model.head(model.norm.forward(hidden)).try_into_vec_as::<f32>().unwrap();
+        let error = relative_error(&found, &expected);
+        assert!(error < 1e-6, "{}: {error}", config.architecture);
+    }
+}
+
+#[test]
+fn the_residual_stream_is_the_sum_of_what_was_added() {
+    let device = Device::flex();
+    let model = LlamaModel::new(&config(), &device);
+    let values = || Tensor::<2>::random([3, 36], burn::tensor::Distribution::Default, &device);
+    let [hidden, first, second] = [values(), values(), values()];
+    let expected = hidden.clone() + first.clone() + second.clone();
+    let stream = || Residual::new(hidden.clone()).plus(first.clone()).plus(second.clone());
+    let vec = |x: Tensor<2>| x.try_into_vec_as::<f32>().unwrap();
+    assert_eq!(vec(stream().into_tensor()), vec(expected.clone()));
+    let normalised = vec(model.norm.forward(expected.clone()));
+    assert_eq!(vec(stream().norm(&model.norm)), normalised);
+    let projections = &model.layers[0].mlp.gate_up_proj;
+    let (found, after) = stream().project(&model.norm, projections);
+    assert_eq!(vec(found), vec(projections.forward_joined(model.norm.forward(expected.clone()))));
+    assert_eq!(vec(after.into_tensor()), vec(expected));
+}
+
+#[test]
 fn a_cache_holds_a_batch() {
     let mut rng = rng();
     let model = LlamaModel::new(&config(), &Device::flex());
@@ -197,7 +246,7 @@ fn one_call_converts_a_dense_model() {
     let model = open(&dir).model;
     let tokens = random_tokens(12, 71, &mut rng);
     let float: Vec<f64> = full(&model, &tokens, 1).into_iter().map(f64::from).collect();
-    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32)).exclude("lm_head").quantize(model).unwrap();
+    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32)).exclude("lm_head").quantize(Arc::unwrap_or_clone(model)).unwrap();
     assert_eq!(report.quantized(), 8, "{report}");
     let error = relative_error(&full(&model, &tokens, 1), &float);
     println!("relative error {error:.2}");

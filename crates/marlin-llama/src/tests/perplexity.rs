@@ -1,5 +1,7 @@
 //! Perplexity against the reference's logits.
 
+use std::sync::Arc;
+
 use burn::tensor::FloatDType;
 use marlin_format::checkpoint::Dtype;
 use serde_json::json;
@@ -11,7 +13,7 @@ use crate::{LlamaConfig, LlamaError, LlamaModel, perplexity};
 fn model(config: &LlamaConfig, weights: &Weights) -> LlamaModel {
     let (_parent, dir) = temporary();
     write_folder(&dir, config, weights, Dtype::F32);
-    open(&dir).model
+    Arc::unwrap_or_clone(open(&dir).model)
 }
 
 /// The sum of -log softmax(logits)[next] over a window, and how many there are.

@@ -1,0 +1,292 @@
+//! The scheduler on a simulated device, with and without look-ahead.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use rand::RngExt;
+
+use super::*;
+use crate::decoder::StopReason;
+use crate::sampling::Sampling;
+use crate::tests::support::{random_tokens, rng};
+
+const WINDOW: usize = 4000;
+const VOCAB: usize = 1000;
+
+/// Work that a device was given.
+#[derive(Debug, Clone, PartialEq)]
+enum Work {
+    /// Positions of a prompt, to a slot.
+    Prefill(usize, Range<usize>),
+    /// A step of the rows of these slots that the host gave.
+    Start(Vec<u32>),
+    /// A step of the rows that the device had.
+    Next(Vec<u32>),
+}
+
+/// A device on which the next token follows from all tokens of a sequence. It checks that a step finds those of its own sequences.
+struct Simulated {
+    looks_ahead: bool,
+    /// The tokens in the cache, by slot.
+    cache: Vec<Vec<u32>>,
+    /// The rows of each number of rows, as the last step left them.
+    rows: BTreeMap<usize, Vec<Row>>,
+    work: Vec<Work>,
+    unfinished: VecDeque<u64>,
+    started: u64,
+}
+
+impl Simulated {
+    fn run(&mut self, mut rows: Vec<Row>) -> (u64, Vec<Row>) {
+        for row in &mut rows {
+            let RowState::At(position) = row.state else { continue };
+            let cache = &mut self.cache[row.slot as usize];
+            assert_eq!(cache.len(), position as usize, "the tokens of slot {}", row.slot);
+            cache.push(row.token);
+            row.token = next_token(cache);
+            row.state = if cache.len() == WINDOW { RowState::WindowFull } else { RowState::At(position + 1) };
+        }
+        self.rows.insert(rows.len(), rows.clone());
+        self.started += 1;
+        self.unfinished.push_back(self.started);
+        (self.started, rows)
+    }
+}
+
+impl Engine for Simulated {
+    type Step = (u64, Vec<Row>);
+
+    fn prefill(&mut self, tokens: &[u32], CachePosition { slot, start }: CachePosition) {
+        self.work.push(Prefill(slot, start..start + tokens.len()));
+        self.cache[slot].truncate(start);
+        assert_eq!(self.cache[slot].len(), start, "the tokens of slot {slot}");
+        self.cache[slot].extend(tokens);
+    }
+
+    fn set_seen(&mut self, slot: usize, tokens: &[u32]) {
+        if tokens.len() == 1 {
+            self.cache[slot].clear();
+        }
+    }
+
+    fn start(&mut self, rows: &[Row]) -> Self::Step {
+        self.work.push(Start(rows.iter().map(|row| row.slot).collect()));
+        self.run(rows.to_vec())
+    }
+
+    fn start_next(&mut self, count: usize) -> Option<Self::Step> {
+        let rows = self.rows.get(&count).filter(|_| self.looks_ahead)?.clone();
+        self.work.push(Next(rows.iter().map(|row| row.slot).collect()));
+        Some(self.run(rows))
+    }
+
+    fn finish(&mut self, (step, rows): Self::Step) -> Result<Vec<Row>, LlamaError> {
+        assert_eq!(self.unfinished.pop_front(), Some(step), "steps are finished in their order");
+        Ok(rows)
+    }
+}
+
+fn next_token(tokens: &[u32]) -> u32 {
+    let hash = tokens.iter().fold(17u32, |hash, &token| hash.wrapping_mul(31).wrapping_add(token));
+    hash % VOCAB as u32
+}
+
+/// What a prompt goes on with alone.
+fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        tokens.push(next_token(&tokens));
+    }
+    tokens.split_off(prompt.len())
+}
+
+fn scheduler(slots: usize, looks_ahead: bool) -> Scheduler<Simulated> {
+    let cache = vec![Vec::new(); slots];
+    let (rows, work, unfinished) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+    Scheduler::new(Simulated { looks_ahead, cache, rows, work, unfinished, started: 0 }, slots, WINDOW, VOCAB)
+}
+
+fn options(max_new_tokens: usize) -> SequenceOptions {
+    SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens }
+}
+
+/// A prompt of which so many tokens are read before the first step.
+fn prompt(read: usize) -> Vec<u32> {
+    (0..=read as u32).map(|token| token * 7 % VOCAB as u32).collect()
+}
+
+/// Steps, and gives the slots that have a token, and the work that the step gave the device.
+fn step(scheduler: &mut Scheduler<Simulated>) -> (Vec<usize>, Vec<Work>) {
+    scheduler.engine.work.clear();
+    let decoded = scheduler.step().unwrap();
+    (decoded.into_iter().map(|decoded| decoded.slot).collect(), scheduler.engine.work.clone())
+}
+
+use Work::{Next, Prefill, Start};
+
+#[test]
+fn a_lone_prompt_is_read_in_one_step() {
+    for looks_ahead in [false, true] {
+        let mut scheduler = scheduler(2, looks_ahead);
+        assert_eq!(scheduler.join(&prompt(1300), &options(9)).unwrap(), 0);
+        assert_eq!((scheduler.sequences(), scheduler.waiting(), scheduler.engine.work.len()), (1, 1, 0));
+        let mut work = vec![Prefill(0, 0..512), Prefill(0, 512..1024), Prefill(0, 1024..1300), Start(vec![0])];
+        work.extend(looks_ahead.then(|| Next(vec![0])));
+        assert_eq!(step(&mut scheduler), (vec![0], work));
+        assert_eq!((scheduler.sequences(), scheduler.waiting()), (1, 0));
+    }
+}
+
+#[test]
+fn a_sequence_has_its_tokens_while_another_prompt_is_read() {
+    let mut decoder = scheduler(2, false);
+    decoder.join(&prompt(3), &options(99)).unwrap();
+    step(&mut decoder);
+    decoder.join(&prompt(1300), &options(99)).unwrap();
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Start(vec![0])]));
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 512..1024), Start(vec![0])]));
+    assert_eq!(decoder.waiting(), 1);
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Prefill(1, 1024..1300), Start(vec![0, 1])]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1])]));
+
+    // With look-ahead the step of each call was started by the call before.
+    let mut decoder = scheduler(2, true);
+    decoder.join(&prompt(3), &options(99)).unwrap();
+    step(&mut decoder);
+    decoder.join(&prompt(1300), &options(99)).unwrap();
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Next(vec![0])]));
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 512..1024), Next(vec![0])]));
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 1024..1300)]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1]), Next(vec![0, 1])]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Next(vec![0, 1])]));
+}
+
+#[test]
+fn prompts_are_read_oldest_first_and_short_ones_together() {
+    let mut decoder = scheduler(6, false);
+    decoder.join(&prompt(0), &options(99)).unwrap();
+    assert_eq!(step(&mut decoder), (vec![0], vec![Start(vec![0])]));
+    for read in [200, 312, 1, 600, 5] {
+        decoder.join(&prompt(read), &options(99)).unwrap();
+    }
+    assert_eq!(decoder.waiting(), 5);
+    let first = vec![Prefill(1, 0..200), Prefill(2, 0..312), Start(vec![0, 1, 2])];
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], first));
+    // The next chunk does not fit beside the one token, and the prompt after it is younger.
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3], vec![Prefill(3, 0..1), Start(vec![0, 1, 2, 3])]));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3], vec![Prefill(4, 0..512), Start(vec![0, 1, 2, 3])]));
+    let last = vec![Prefill(4, 512..600), Prefill(5, 0..5), Start(vec![0, 1, 2, 3, 4, 5])];
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3, 4, 5], last));
+}
+
+#[test]
+fn without_a_running_sequence_the_oldest_prompt_is_read_and_no_other() {
+    let mut decoder = scheduler(3, false);
+    for read in [700, 400, 30] {
+        decoder.join(&prompt(read), &options(99)).unwrap();
+    }
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(0, 0..512), Prefill(0, 512..700), Start(vec![0])]));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], vec![Prefill(1, 0..400), Prefill(2, 0..30), Start(vec![0, 1, 2])]));
+}
+
+#[test]
+fn a_sequence_that_leaves_the_queue_is_dropped() {
+    let mut decoder = scheduler(4, false);
+    for read in [0, 900, 800] {
+        decoder.join(&prompt(read), &options(99)).unwrap();
+    }
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Start(vec![0])]));
+    decoder.leave(1);
+    assert_eq!((decoder.sequences(), decoder.waiting()), (2, 1));
+    // The slot is free again, and its new sequence is the youngest.
+    assert_eq!(decoder.join(&prompt(40), &options(99)).unwrap(), 1);
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(2, 0..512), Start(vec![0])]));
+    let work = vec![Prefill(2, 512..800), Prefill(1, 0..40), Start(vec![0, 1, 2])];
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], work));
+    // A slot that nobody has, and none at all.
+    decoder.leave(3);
+    decoder.leave(99);
+    assert_eq!(decoder.sequences(), 3);
+}
+
+#[test]
+fn the_queue_may_become_empty_before_it_is_read() {
+    let mut decoder = scheduler(2, true);
+    decoder.join(&prompt(900), &options(9)).unwrap();
+    decoder.leave(0);
+    assert_eq!(step(&mut decoder), (vec![], vec![]));
+    assert_eq!((decoder.sequences(), decoder.waiting()), (0, 0));
+}
+
+#[test]
+fn a_step_that_is_under_way_for_nobody_holds_no_token_back() {
+    let mut decoder = scheduler(2, true);
+    decoder.join(&prompt(3), &options(99)).unwrap();
+    assert_eq!(step(&mut decoder).1.last(), Some(&Next(vec![0])));
+    decoder.leave(0);
+    assert_eq!(decoder.join(&prompt(600), &options(99)).unwrap(), 0);
+    let work = vec![Prefill(0, 0..512), Prefill(0, 512..600), Start(vec![0]), Next(vec![0])];
+    assert_eq!(step(&mut decoder), (vec![0], work));
+}
+
+#[test]
+fn no_step_is_started_ahead_of_an_end() {
+    let mut decoder = scheduler(1, true);
+    decoder.join(&prompt(2), &options(3)).unwrap();
+    assert_eq!(step(&mut decoder).1, [Prefill(0, 0..2), Start(vec![0]), Next(vec![0])]);
+    assert_eq!(step(&mut decoder).1, [Next(vec![0])]);
+    assert_eq!(step(&mut decoder), (vec![0], vec![]));
+    assert_eq!((decoder.sequences(), decoder.ahead.is_none()), (0, true));
+}
+
+/// A sequence of a slot, and its tokens so far.
+struct Running {
+    prompt: Vec<u32>,
+    max_new_tokens: usize,
+    tokens: Vec<u32>,
+}
+
+#[test]
+fn every_sequence_has_its_own_tokens_one_a_step_whoever_else_joins_and_leaves() {
+    for looks_ahead in [false, true] {
+        let mut rng = rng();
+        let slots = 7;
+        let mut decoder = scheduler(slots, looks_ahead);
+        let mut running: Vec<Option<Running>> = (0..slots).map(|_| None).collect();
+        let (mut ended, mut full) = (0, 0);
+        for _ in 0..3000 {
+            while rng.random_bool(0.3) && decoder.sequences() < slots {
+                let longest = [1, 20, 700, WINDOW - 20][rng.random_range(0..4)];
+                let length = if rng.random_bool(0.02) { WINDOW - 5 } else { rng.random_range(1..=longest) };
+                let prompt = random_tokens(length, VOCAB, &mut rng);
+                let max_new_tokens = rng.random_range(1..20);
+                let slot = decoder.join(&prompt, &options(max_new_tokens)).unwrap();
+                assert!(running[slot].replace(Running { prompt, max_new_tokens, tokens: Vec::new() }).is_none());
+            }
+            if rng.random_bool(0.05) {
+                let slot = rng.random_range(0..slots);
+                decoder.leave(slot);
+                running[slot] = None;
+            }
+            let begun: Vec<usize> = (0..slots).filter(|&slot| running[slot].as_ref().is_some_and(|x| !x.tokens.is_empty())).collect();
+            decoder.engine.work.clear();
+            let decoded = decoder.step().unwrap();
+            let with_token: Vec<usize> = decoded.iter().map(|decoded| decoded.slot).collect();
+            assert!(begun.iter().all(|slot| with_token.contains(slot)), "{begun:?} had tokens, {with_token:?} have one now");
+            assert!(running.iter().all(Option::is_none) || !with_token.is_empty(), "a step gave nobody a token");
+            let lengths = decoder.engine.work.iter().map(|work| if let Prefill(_, positions) = work { positions.len() } else { 0 });
+            assert!(begun.is_empty() || lengths.sum::<usize>() <= PREFILL_CHUNK);
+            for Decoded { slot, token, end } in decoded {
+                running[slot].as_mut().unwrap().tokens.extend(token);
+                let Some(end) = end else { continue };
+                let Running { prompt, max_new_tokens, tokens } = running[slot].take().unwrap();
+                let room = WINDOW - prompt.len() + 1;
+                assert_eq!(tokens, expected(&prompt, max_new_tokens.min(room)));
+                assert_eq!(end, Ok(if room < max_new_tokens { StopReason::CacheFull } else { StopReason::MaxNewTokens }));
+                full += usize::from(end == Ok(StopReason::CacheFull));
+                ended += 1;
+            }
+        }
+        assert!(ended > 100 && full > 0, "{ended} sequences ended, {full} of them at the window");
+    }
+}

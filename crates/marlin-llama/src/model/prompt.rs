@@ -1,0 +1,47 @@
+use burn::tensor::{Bool, Device, FloatDType, Tensor};
+
+use super::rope::{Rope, RopePositions};
+
+/// The positions `start..start + seq` of a pass over whole prompts, as attention needs them.
+pub(crate) struct Span {
+    pub(crate) rope: RopePositions,
+    /// The mask of layers whose queries see all positions before them.
+    causal: Option<Tensor<4, Bool>>,
+    /// The mask of layers with a sliding window.
+    windowed: Option<Tensor<4, Bool>>,
+}
+
+impl Span {
+    /// `window` is that of the layers that have one.
+    ///
+    /// # Panics
+    /// Where `rope` has fewer positions.
+    pub(crate) fn new(rope: &Rope, start: usize, seq: usize, window: Option<usize>, dtype: FloatDType, device: &Device) -> Self {
+        Self {
+            rope: rope.positions(start, seq, dtype),
+            causal: mask(start, seq, None, device),
+            windowed: window.and_then(|window| mask(start, seq, Some(window), device)),
+        }
+    }
+
+    /// The mask [1, 1, seq, positions] of a layer with or without a window, true where a score must not count; none where every query sees every
+    /// position.
+    pub(crate) fn mask(&self, window: Option<usize>) -> Option<&Tensor<4, Bool>> {
+        if window.is_some() { self.windowed.as_ref() } else { self.causal.as_ref() }
+    }
+}
+
+/// The positions that queries `start..start + seq` must not see, [1, 1, seq, start + seq]: those after them, and those before their window. None where
+/// each of them sees every position.
+fn mask(start: usize, seq: usize, window: Option<usize>, device: &Device) -> Option<Tensor<4, Bool>> {
+    let shape = [seq, start + seq];
+    let later = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask(shape, start as i64, device));
+    let earlier = window
+        .filter(|&window| window < start + seq)
+        .map(|window| Tensor::<2, Bool>::triu_mask(shape, start as i64 + 1 - window as i64, device));
+    let mask = match (later, earlier) {
+        (Some(later), Some(earlier)) => Some(later.bool_or(earlier)),
+        (later, earlier) => later.or(earlier),
+    };
+    mask.map(|mask| mask.unsqueeze())
+}
