@@ -1,5 +1,6 @@
 //! The kernels of a decode step outside its matmuls: a few configurations of each on every card, which must keep all they hold in registers.
 
+use crate::cache::Cache;
 use crate::listing::{Code, Usage};
 use crate::rules;
 use crate::toolchain::Toolchain;
@@ -31,8 +32,13 @@ fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolc
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let mut broken = Vec::new();
+        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
         for (name, source) in sources(card)? {
+            let entry = cache.entry(&source.text, card.arch);
+            if Cache::has(&entry) {
+                continue;
+            }
+            let before = broken.len();
             let compiled = toolchain.compile(&source.text, card.arch)?;
             let usage = Usage::parse(&compiled.assembler_log)?;
             let code = Code::parse(&compiled.listing)?;
@@ -41,6 +47,9 @@ fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolc
             broken.extend(rules::local_memory(&usage, &code).into_iter().map(|rule| format!("{name}: {rule}")));
             if shared > shared_limit(card.capability) {
                 broken.push(format!("{name}: {shared} bytes of shared memory where a block may have {}", shared_limit(card.capability)));
+            }
+            if broken.len() == before {
+                Cache::add(&entry);
             }
         }
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }

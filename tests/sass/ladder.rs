@@ -1,5 +1,6 @@
 //! The kernels of `examples/ladder`: each step on every card, for a few rows of activations and for many.
 
+use crate::cache::Cache;
 use crate::listing::{Code, Usage};
 use crate::rules;
 use crate::toolchain::Toolchain;
@@ -24,17 +25,21 @@ fn trial(card: Card, step: usize, toolchain: Option<Arc<Toolchain>>) -> Trial {
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let mut broken = Vec::new();
+        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
         for m in ROWS {
-            broken.extend(prove(card, step, m, &toolchain)?.into_iter().map(|rule| format!("M = {m}: {rule}")));
+            broken.extend(prove(card, step, m, &toolchain, &cache)?.into_iter().map(|rule| format!("M = {m}: {rule}")));
         }
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
     })
 }
 
 /// The rules that a step breaks, in words.
-fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain) -> Result<Vec<String>, Box<dyn Error>> {
+fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain, cache: &Cache) -> Result<Vec<String>, Box<dyn Error>> {
     let source = source(step, m, card.capability)?;
+    let entry = cache.entry(&source.text, card.arch);
+    if Cache::has(&entry) {
+        return Ok(Vec::new());
+    }
     let compiled = toolchain.compile(&source.text, card.arch)?;
     let usage = Usage::parse(&compiled.assembler_log)?;
     let code = Code::parse(&compiled.listing)?;
@@ -56,5 +61,8 @@ fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain) -> Result<Vec
     let conversions = code.count("I2FP", &[]) + code.count("I2F", &[]);
     rule((conversions >= 32) == (step <= 2 && step > 1), format!("{conversions} conversions from integers"));
     println!("  {products} HMMA, {copies} LDGSTS, {matrices} LDSM, {conversions} I2F");
+    if broken.is_empty() {
+        Cache::add(&entry);
+    }
     Ok(broken)
 }

@@ -1,8 +1,9 @@
 //! Proof without a GPU: every configuration of the Marlin kernel, compiled for every card, and its machine code read.
 //!
 //! CubeCL's CUDA text goes through NVRTC with CubeCL's options, then ptxas, then nvdisasm; `rules.rs` says what must and must not come out.
-//! `cargo xtask proof` sets the compiler up and runs this alone; `cargo xtask test` runs it with everything else. It takes no device.
+//! A text that has passed is not compiled again (`cache.rs`). `cargo xtask proof` sets the compiler up and runs this by itself; `cargo xtask test` runs it with everything else. It takes no device.
 
+mod cache;
 mod decode;
 mod ladder;
 mod listing;
@@ -13,6 +14,7 @@ mod rules;
 mod samples;
 mod toolchain;
 
+use cache::Cache;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use marlin_format::GroupSize;
 use marlin_kernels::inspect::{Source, shared_limit};
@@ -86,11 +88,12 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let mut broken = Vec::new();
+        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
         for config in configs {
             let name = report::name(card, &config);
-            match prove(card, config, &toolchain) {
-                Ok(proof) => {
+            match prove(card, config, &toolchain, &cache) {
+                Ok(None) => report.add_cached(),
+                Ok(Some(proof)) => {
                     broken.extend(proof.broken.iter().map(|rule| format!("{name}: {rule}")));
                     report.add(proof);
                 }
@@ -101,15 +104,31 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
     })
 }
 
-fn prove(card: Card, config: Config, toolchain: &Toolchain) -> Result<Proof, Box<dyn Error>> {
+/// The machine code of a configuration against the rules; `None` where its text has passed before.
+fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Result<Option<Proof>, Box<dyn Error>> {
     let clock = Instant::now();
     let source = source(&config, card)?;
     let text_time = clock.elapsed();
+    let entry = cache.entry(&source.text, card.arch);
+    if Cache::has(&entry) {
+        return Ok(None);
+    }
     let compiled = toolchain.compile(&source.text, card.arch)?;
     let usage = listing::Usage::parse(&compiled.assembler_log)?;
     let code = listing::Code::parse(&compiled.listing)?;
     let broken = rules::broken(card.capability, &config, &source, &usage, &code);
-    Ok(Proof::new(card, config, source.shared_bytes, usage, &code, broken, [text_time, compiled.nvrtc, compiled.ptxas, compiled.nvdisasm]))
+    if broken.is_empty() {
+        Cache::add(&entry);
+    }
+    Ok(Some(Proof::new(
+        card,
+        config,
+        source.shared_bytes,
+        usage,
+        &code,
+        broken,
+        [text_time, compiled.nvrtc, compiled.ptxas, compiled.nvdisasm],
+    )))
 }
 
 /// The CUDA text of a configuration.

@@ -5,6 +5,7 @@ use crate::listing::{Code, Usage};
 use crate::rules::Counts;
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::Config;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -63,19 +64,27 @@ pub fn name(card: Card, config: &Config) -> String {
     format!("{:6} {size:16} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
 }
 
-/// Everything that was compiled in this run.
+/// Everything that was compiled in this run, and how many configurations had passed before.
 #[derive(Default)]
-pub struct Report(Mutex<Vec<Proof>>);
+pub struct Report {
+    proofs: Mutex<Vec<Proof>>,
+    cached: AtomicUsize,
+}
 
 impl Report {
     /// Adds one.
     pub fn add(&self, proof: Proof) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(proof);
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner).push(proof);
+    }
+
+    /// Counts a configuration whose text has passed before.
+    pub fn add_cached(&self) {
+        self.cached.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Prints a line for each configuration and one for each card, in the order of `cards`; nothing where nothing was compiled.
     pub fn print(&self, cards: &[Card]) {
-        let proofs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
         for &card in cards {
             proofs.iter().filter(|proof| proof.card == card).for_each(|proof| println!("{}", proof.line()));
         }
@@ -91,6 +100,10 @@ impl Report {
                 of_card.len(),
                 shared_limit(card.capability)
             );
+        }
+        let cached = self.cached.load(Ordering::Relaxed);
+        if cached > 0 {
+            println!("{cached} configurations have passed before, with the same text, toolchain and rules");
         }
         if !proofs.is_empty() {
             let sum = |step: usize| proofs.iter().map(|proof| proof.times[step]).sum::<Duration>().as_secs_f64();

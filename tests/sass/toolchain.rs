@@ -44,6 +44,8 @@ pub enum ToolchainError {
 pub struct Toolchain {
     folder: PathBuf,
     nvrtc: Nvrtc,
+    /// The line of ptxas's release, which all wheels share.
+    version: String,
 }
 
 /// A kernel compiled for one card, and how long each step took.
@@ -77,7 +79,14 @@ impl Toolchain {
             .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so.")));
         let Some(library) = library else { return Err(ToolchainError::Missing { what: "libnvrtc.so", folder: lib }) };
         let nvrtc = Nvrtc::load(&library)?;
-        Ok(Self { folder, nvrtc })
+        let mut toolchain = Self { folder, nvrtc, version: String::new() };
+        toolchain.version = toolchain.run("ptxas", &["--version".as_ref()])?.0;
+        Ok(toolchain)
+    }
+
+    /// The release of the toolchain.
+    pub fn version(&self) -> &str {
+        &self.version
     }
 
     /// Compiles CUDA text for the card `arch`.

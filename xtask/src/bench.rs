@@ -1,8 +1,7 @@
 //! Benches, from a release build.
 
 use crate::llvm;
-use crate::process::{Error, cargo, run, target};
-use std::path::PathBuf;
+use crate::process::{Error, cargo, run};
 
 /// Builds the benches and runs them with `args`.
 pub fn run_bench(args: &[String]) -> Result<(), Error> {
@@ -14,10 +13,4 @@ pub fn run_bench(args: &[String]) -> Result<(), Error> {
         llvm::set_up()?;
     }
     run(command.arg("--").args(args))
-}
-
-/// Builds the benches; the path of the binary.
-pub fn build() -> Result<PathBuf, Error> {
-    run(&mut cargo(["build", "--release", "--package", "marlin-benches"]))?;
-    Ok(target().join("release/burn-marlin-bench"))
 }

@@ -1,7 +1,10 @@
 //! Test and bench binaries for a machine with a GPU and no Rust toolchain.
+//!
+//! They are those of the dev profile, which the tests build anyway: kernels are compiled on the other machine, and replayed graphs do not depend on
+//! the host's code.
 
+use crate::llvm;
 use crate::process::{Error, cargo, root, run, show, target};
-use crate::{bench, llvm};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,8 +15,8 @@ use std::process::{Command, Stdio};
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
     fs::create_dir_all(out).map_err(Error::file(out))?;
-    pack_one(&build_tests()?, "device", out)?;
-    pack_one(&bench::build()?, "bench", out)
+    pack_one(&build(&["test", "--workspace", "--test", "device", "--no-run"])?, "device", out)?;
+    pack_one(&build(&["build", "--workspace", "--bin", "burn-marlin-bench"])?, "bench", out)
 }
 
 fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
@@ -27,18 +30,16 @@ fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Builds the device tests with the workspace's features; the path of the binary.
-fn build_tests() -> Result<PathBuf, Error> {
-    let mut build = cargo(["test", "--workspace", "--test", "device", "--no-run", "--message-format", "json"]);
+/// Builds a binary with the workspace's features and gives its path.
+fn build(command: &[&str]) -> Result<PathBuf, Error> {
+    let mut build = cargo(command.iter().chain(&["--message-format", "json"]));
     let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
     if !output.status.success() {
         return Err(Error::Failed { command: show(&build), status: output.status });
     }
-    executable(&String::from_utf8_lossy(&output.stdout)).map(|path| root().join(path)).ok_or_else(|| {
-        Error::Needs(
-            "cargo built the device tests and named no binary; run `cargo test --workspace --test device --no-run` to see why".into(),
-        )
-    })
+    executable(&String::from_utf8_lossy(&output.stdout))
+        .map(|path| root().join(path))
+        .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
 }
 
 /// The last executable that cargo's messages name.

@@ -28,6 +28,8 @@ enum Command {
     Setup,
     /// Run the main job on the shipped model: quantise, compare, generate.
     Demo,
+    /// Run the checks for every save: format, clippy, the libraries' tests and those on Flex.
+    Check,
     /// Run every check: format, clippy, docs, tests with the proof, doc tests, book.
     Test,
     /// Compile every kernel configuration for every card, without a GPU, and check the machine code.
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup => llvm::set_up(),
         Command::Demo => demo::run_all(),
+        Command::Check => test::run_quick(),
         Command::Test => test::run_all(),
         Command::Proof => nvidia::prove(),
         Command::Bench { args } => bench::run_bench(&args),

@@ -1,17 +1,16 @@
-//! Every check of the project, in the order in which a failure is cheapest to learn of.
+//! The checks of the project, in the order in which a failure is cheapest to learn of.
 
 use crate::process::{Error, cargo, run, step};
 use crate::{book, llvm, nvidia};
 
-/// Runs all of them; stops at the first that fails.
+/// Runs every check; stops at the first that fails.
 pub fn run_all() -> Result<(), Error> {
     let compiler = step("set-up", || {
         llvm::set_up()?;
         nvidia::set_up()
     })?;
-    step("format", || run(&mut cargo(["fmt", "--all", "--check"])))?;
-    step("clippy", || run(&mut cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])))?;
-    // The workspace has every runtime among its features; who depends on a crate with `flex` alone has none.
+    format_and_clippy()?;
+    // The workspace has every runtime among its features; a program that depends on a crate with `flex` only has none.
     let without_runtime =
         ["clippy", "--package", "marlin-llama", "--no-default-features", "--features", "flex", "--", "--deny", "warnings"];
     step("without a CubeCL runtime", || run(&mut cargo(without_runtime)))?;
@@ -22,4 +21,17 @@ pub fn run_all() -> Result<(), Error> {
     step("tests", || run(&mut tests))?;
     step("doc tests", || run(&mut cargo(["test", "--workspace", "--doc"])))?;
     step("book", book::build)
+}
+
+/// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers and models on Flex.
+pub fn run_quick() -> Result<(), Error> {
+    step("set-up", llvm::set_up)?;
+    format_and_clippy()?;
+    step("tests of the libraries", || run(&mut cargo(["test", "--workspace", "--lib", "--test", "format", "--quiet"])))?;
+    step("tests on Flex", || run(&mut cargo(["test", "--workspace", "--test", "device", "--quiet", "--", "--device", "flex"])))
+}
+
+fn format_and_clippy() -> Result<(), Error> {
+    step("format", || run(&mut cargo(["fmt", "--all", "--check"])))?;
+    step("clippy", || run(&mut cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])))
 }
