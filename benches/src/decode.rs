@@ -14,13 +14,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is timed.
+/// The models, weights and lengths to time.
 #[derive(Args)]
 pub struct DecodeArgs {
     /// Models by their shapes.
     #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy, Model::Shipped], value_enum)]
     models: Vec<Model>,
-    /// How the weights of the layers are held.
+    /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
     weights: Vec<Weights>,
     /// Sequences at once.
@@ -57,7 +57,7 @@ enum Model {
     Shipped,
 }
 
-/// How the weights of the layers are held; the head is in f16.
+/// The format of the layers' weights; the head is in f16.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Weights {
     /// 4 bits, groups of 128, symmetric.

@@ -23,7 +23,7 @@ const COPIES: usize = 256 << 20;
 const HIDDEN: usize = 768;
 const INTERMEDIATE: usize = 3072;
 
-/// What is timed.
+/// The problems and threads to time.
 #[derive(Args)]
 pub struct HostArgs {
     /// Rows of activations.
@@ -85,7 +85,7 @@ struct MemoryRow {
     model: &'static str,
     float_mb: f64,
     int4_mb: f64,
-    /// What the conversion took above the float model, at most.
+    /// The most memory that the conversion took above the float model.
     peak_above_float_mb: f64,
 }
 

@@ -51,7 +51,7 @@ enum Command {
     Host(host::HostArgs),
 }
 
-/// What is timed.
+/// The kernels and problems to time.
 #[cfg(feature = "cuda")]
 #[derive(Args)]
 struct KernelArgs {
@@ -81,7 +81,7 @@ struct KernelArgs {
     record: Option<PathBuf>,
 }
 
-/// What is read.
+/// The checkpoints to read.
 #[derive(Args)]
 struct ConvertArgs {
     /// Only formats with all of these words in their names, such as `gptq int8`.
@@ -96,7 +96,7 @@ fn group(text: &str) -> Result<GroupSize, String> {
     GroupSize::try_from(rows).map_err(|error| error.to_string())
 }
 
-/// Why a bench could not be run.
+/// The reason why a bench could not run.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
     #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! What every error must do.
+//! The requirements on every error.
 
 use std::error::Error;
 

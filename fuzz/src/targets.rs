@@ -1,4 +1,4 @@
-//! What is done with an input. Nothing may panic, and what is accepted must hold together.
+//! The operations on an input. Nothing may panic, and what is accepted must hold together.
 
 use std::fs;
 
@@ -104,7 +104,7 @@ pub fn formats() -> Vec<LayerFormat> {
         .collect()
 }
 
-/// What a config may not say of a layer, it did not say.
+/// Checks that a format is one that a config may declare for a layer.
 fn check_format(format: &LayerFormat) {
     match format {
         LayerFormat::Awq(spec) => assert_eq!(spec.bits, Bits::Four),

@@ -74,7 +74,7 @@ impl TokenizerFolder {
     }
 }
 
-/// Whether it works; if not, it must say why, and either must be in time.
+/// Returns true if it works; if not, it must give a reason, and either must be in time.
 fn in_time(run: impl FnOnce() -> Result<(), TextError>) -> bool {
     let start = Instant::now();
     let result = run();

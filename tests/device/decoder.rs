@@ -69,7 +69,7 @@ fn open(folder: &Path, device: &Device, dtype: FloatDType) -> Llama {
 /// Prompts of different lengths.
 const PROMPTS: [&str; 5] = ["fn main() {", "/// Returns the ", "use std::", "impl<T> Iterator for", "a"];
 
-/// What each prompt goes on with: the first three join together, one of them leaves, the others follow.
+/// The tokens that follow each prompt: the first three join together, one of them leaves, the others follow.
 fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
     let mut decoder = Decoder::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));

@@ -168,7 +168,7 @@ fn threads(device: &Device, seed: u64) {
     });
 }
 
-/// What `plan` says of each dtype, and how the weight lies.
+/// The `plan` of each dtype, and the layout of the weight.
 fn plans(device: &Device, seed: u64) {
     // Ampere and later; there is no other card to test on.
     let has_tensor_cores = *device == Device::cuda(0);

@@ -79,7 +79,7 @@ pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
     }
 }
 
-/// Whether kernels in a dtype run on a device.
+/// Returns true if kernels in a dtype run on a device.
 ///
 /// CubeCL's CPU runtime says so of bf16 on every machine. But where the processor has no instruction that rounds to bf16, LLVM calls
 /// `__truncsfbf2`, which libgcc has from version 13 on, and Debian 12 has version 12.

@@ -61,7 +61,7 @@ impl QuantLinear {
     /// x [.., K] to [.., N], in the activations' dtype.
     ///
     /// # Panics
-    /// Where the last dimension of `x` is not K, as Burn's own layers do.
+    /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.bias_in(x.dtype());
         self.weight.matmul_bias(x, bias)

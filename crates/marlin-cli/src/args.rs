@@ -18,7 +18,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// What a checkpoint holds: every tensor and quantised layer, its format, size, bits per weight and kernel.
+    /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits per weight and kernel.
     Inspect(InspectArgs),
     /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
@@ -26,11 +26,11 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Talk to a model, a line at a time, in the turns of its chat template.
     Chat(ChatArgs),
-    /// How well a model predicts a text.
+    /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
     /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
     Logits(LogitsArgs),
-    /// Which kernel runs each layer, and why.
+    /// List the kernel that runs each layer, and the reason.
     Kernels(KernelsArgs),
 }
 
@@ -39,7 +39,7 @@ pub enum Command {
 pub struct ModelArgs {
     /// Hugging Face folder.
     pub dir: PathBuf,
-    /// Where to run; without it the best device present: cuda, vulkan, flex.
+    /// The device to run on; without it the best device present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
     /// Dtype of activations; without it the checkpoint's, where the device computes in it.
@@ -150,7 +150,7 @@ pub struct GenerateArgs {
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// What the model is told before the conversation.
+    /// The system message, given to the model before the conversation.
     #[arg(long)]
     pub system: Option<String>,
     #[command(flatten)]

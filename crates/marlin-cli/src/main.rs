@@ -13,8 +13,8 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What is logged where `RUST_LOG` says nothing. wgpu reports every graphics API that a machine lacks as an error; which devices there are is
-/// said where one is asked for.
+/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an error; the devices present are listed
+/// when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! What can be wrong with a weight, before any file is involved.
+//! The errors of a weight, before any file is involved.
 
 use crate::{Bits, GroupSize, ScaleDtype};
 
@@ -47,7 +47,7 @@ pub enum FormatError {
     /// A buffer that does not have the length its shape says.
     #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]
     Length {
-        /// Which buffer.
+        /// The name of the buffer.
         what: &'static str,
         /// Input features.
         k: usize,
@@ -97,7 +97,7 @@ pub enum FormatError {
     /// A row permutation that names a row outside the weight.
     #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
     PermutationRange {
-        /// Where in the permutation.
+        /// The position in the permutation.
         position: usize,
         /// The row named there.
         found: u32,
@@ -107,7 +107,7 @@ pub enum FormatError {
     /// A row permutation that names a row twice.
     #[error("the row permutation names row {row} a second time at position {position}; it must name every row once")]
     PermutationDuplicate {
-        /// Where in the permutation.
+        /// The position in the permutation.
         position: usize,
         /// The row named there.
         row: u32,

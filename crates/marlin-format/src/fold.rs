@@ -9,9 +9,9 @@ use std::hash::Hash;
 pub struct LayerRun<T> {
     /// Their path, with the first and the last of the numbers: `model.layers.0..31.mlp.down_proj` is 32 layers, both ends included.
     pub path: String,
-    /// How many layers it stands for.
+    /// The number of layers.
     pub count: usize,
-    /// What is said of each of them.
+    /// The description that they share.
     pub description: T,
 }
 
@@ -45,7 +45,7 @@ struct Run<T> {
     description: T,
 }
 
-/// What is between the dots of a path.
+/// The text between the dots of a path.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Component {
     Text(String),
@@ -83,7 +83,7 @@ impl<T: Clone> Run<T> {
         LayerRun { path, count: self.count, description: self.description }
     }
 
-    /// What runs have in common that differ in the number at `position` alone, and that number; `None` where there is none.
+    /// The common part of runs that differ only in the number at `position`, and that number; `None` if there is none.
     fn key(&self, position: usize) -> Option<((Vec<Component>, T), u64)> {
         let &Component::Number(number) = self.path.get(position)? else { return None };
         let mut path = self.path.clone();

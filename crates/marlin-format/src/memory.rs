@@ -1,4 +1,4 @@
-//! How much memory there is.
+//! The memory of the machine.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 

@@ -48,7 +48,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Why a kernel was chosen.
+/// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernel takes.
@@ -112,7 +112,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Where the prologue of a problem is computed.
+/// The stage that computes the prologue of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrologueStage {
     /// The problem has none.
@@ -128,9 +128,9 @@ pub enum PrologueStage {
 pub struct Plan {
     /// The kernel of the product.
     pub kernel: Kernel,
-    /// Where the prologue is computed.
+    /// The stage that computes the prologue.
     pub prologue: PrologueStage,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 

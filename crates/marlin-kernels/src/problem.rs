@@ -159,7 +159,7 @@ impl QuantProblem {
         self.weight.n
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.weight.spec()
     }

@@ -44,7 +44,7 @@ pub struct Generation {
     pub prefill: Duration,
     /// The time after that.
     pub decode: Duration,
-    /// Why it ended.
+    /// The reason why it ended.
     pub stop_reason: StopReason,
 }
 

@@ -37,7 +37,7 @@ pub enum FileFormat {
 }
 
 impl FileFormat {
-    /// Whether readers of this form take a layer [K, N].
+    /// Checks that readers of this form accept a layer [K, N].
     fn check(self, layer: &str, k: usize, n: usize, bits: Bits) -> Result<(), LlamaError> {
         let multiple = bits.per_word();
         match self {
@@ -71,7 +71,7 @@ impl FileFormat {
     }
 }
 
-/// What is quantised, and how it is written.
+/// The layers to quantise, and the form to write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// The form of the files.
@@ -81,7 +81,7 @@ pub struct QuantizeOptions {
     pub exclude: Vec<String>,
 }
 
-/// How far a quantisation is.
+/// The progress of a quantisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeProgress<'a> {
     /// The tensor of the source that was written, or a part of it.
@@ -92,7 +92,7 @@ pub struct QuantizeProgress<'a> {
     pub total: usize,
 }
 
-/// What a quantisation did.
+/// The outcome of a quantisation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeReport {
     /// The layers that are quantised now, as they come in the source.
@@ -118,7 +118,7 @@ pub struct QuantizedLayer {
     pub bits_per_weight: f64,
 }
 
-/// What becomes of a tensor of the source, or of some of its rows.
+/// The plan for a tensor of the source, or for some of its rows.
 struct Plan<'a> {
     view: TensorView<'a>,
     /// The rows: those of a layer that has a name of its own in the target.
@@ -126,7 +126,7 @@ struct Plan<'a> {
     target: Target,
 }
 
-/// What is written.
+/// The tensors to write.
 enum Target {
     /// A tensor of this name, as it is.
     Copy(String),
@@ -192,7 +192,7 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// What becomes of every tensor. Refuses layers that cannot be written.
+/// Plans every tensor. Refuses layers that cannot be written.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
     bits: Bits,
@@ -233,7 +233,7 @@ fn plan<'a>(
     Ok(plans)
 }
 
-/// Whether a layer of this name is one of the model's projections.
+/// Returns true if a layer of this name is one of the model's projections.
 fn is_projection(layer: &str) -> bool {
     let name = layer.rsplit('.').next().unwrap_or(layer);
     layer.starts_with("model.layers.") && QUANTIZABLE_PROJECTIONS.contains(&name)

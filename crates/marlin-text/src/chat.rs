@@ -16,14 +16,14 @@ use crate::{TextError, Tokenizer};
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// The speaker: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// What a model is told before the conversation.
+    /// A message given to the model before the conversation.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".into(), content: content.into() }
     }
@@ -43,7 +43,7 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     worker: Worker,
-    /// Where the text is from.
+    /// The path of the file with the text.
     path: PathBuf,
     /// The text of the token that ends the model's turn, by the tokenizer's config.
     eos_token: Option<String>,

@@ -29,7 +29,7 @@ use marlin_kernels::{QuantProblem, Runtime, Target};
 /// Most rows of activations of a block.
 const MAX_ROWS: usize = 8;
 
-/// What a block computes: `rows` rows by `4 * lanes` columns, with K split in `splits`.
+/// The work of a block: `rows` rows by `4 * lanes` columns, with K split in `splits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Block {
     pub rows: usize,

@@ -34,12 +34,12 @@ use marlin_kernels::ptx::{
 
 /// Bytes of a chunk's words, and where its scales start in a stage.
 const WORDS: usize = CHUNK * CHUNK / 2;
-/// Where the activations of a chunk start in a stage.
+/// The offset of the activations of a chunk in a stage.
 const ACTIVATIONS: usize = WORDS + CHUNK * 2;
 /// Most stages: more gain little.
 const MAX_STAGES: usize = 4;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
     /// Eights of rows of activations of a block.

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// What `config.json` says of a BERT's sizes.
+/// The sizes of a BERT in its `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BertConfig {
     /// Tokens of the vocabulary.

@@ -1,4 +1,4 @@
-//! What can go wrong, in words that say what to do.
+//! The errors, in messages that tell the user what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub enum Error {
     Corpus {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The fault that was found.
         problem: String,
     },
     /// An option that cannot be carried out.

@@ -146,7 +146,7 @@ pub trait QuantBackend: Backend {
     /// The tensors of the weight in a layout. A row permutation, which is the same in every layout, does not come along.
     ///
     /// # Panics
-    /// Where the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
+    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,

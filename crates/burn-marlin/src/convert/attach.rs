@@ -21,7 +21,7 @@ pub(super) struct Attach<'a> {
     pub shared: HashSet<ParamId>,
     /// Weights of parameters with such ids, the host's form of each beside it.
     pub made: HashMap<ParamId, Vec<Made>>,
-    /// What became of the parameters at these paths.
+    /// The outcome for the parameters at these paths.
     pub outcomes: HashMap<String, Outcome>,
     /// The first layer that failed; those after it stay as they are.
     pub failed: Option<Error>,

@@ -101,7 +101,7 @@ enum Value {
         dtype: DType,
         /// In the file.
         shape: Shape,
-        /// Whether it is the weight of a linear layer.
+        /// True if it is the weight of a linear layer.
         linear: bool,
         read: Box<dyn Fn() -> Result<TensorData, String>>,
     },
@@ -158,7 +158,7 @@ struct Visitor {
     entries: Vec<Entry>,
     /// The parameter before. Where a quantised weight is attached to it, which is visited next, it is a placeholder that must not be read.
     pending: Option<Box<dyn FnOnce() -> Entry>>,
-    /// How deep the stack was where the weight began whose tensors are visited.
+    /// The depth of the stack at which the weight began whose tensors are visited.
     weight: Option<usize>,
     /// The first parameter with a reparameterisation other than a quantised weight.
     reparameterized: Option<String>,

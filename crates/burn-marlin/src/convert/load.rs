@@ -99,7 +99,7 @@ impl W4A16 {
     }
 }
 
-/// What a checkpoint holds, by the names that the key map gives it.
+/// The parts of a checkpoint, by the names that the key map gives them.
 fn sources(checkpoint: &Checkpoint, quantization: Option<&Quantization>, keys: &KeyRemapper) -> Result<BTreeMap<String, Part>, LoadError> {
     let mut sources = BTreeMap::<String, Part>::new();
     for part in parts(checkpoint, quantization)? {
@@ -141,7 +141,7 @@ fn quantized(
     Ok((Outcome::quantized(&place.path, &weight, activations, None), weight))
 }
 
-/// Whether a tensor can go into a parameter.
+/// Checks that a tensor can go into a parameter.
 fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<(), LoadError> {
     let view = checkpoint.tensor(name)?;
     let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());

@@ -76,7 +76,7 @@ pub enum LoadError {
         layer: String,
         /// The folder.
         dir: PathBuf,
-        /// How the files hold it.
+        /// The format of the layer in the files.
         format: LayerFormat,
         /// Path of the parameter in the model.
         path: String,
@@ -95,7 +95,7 @@ fn first(names: &[String]) -> &str {
     names.first().map_or("", String::as_str)
 }
 
-/// What may be meant instead.
+/// The names that may be meant instead.
 fn candidates(unused: &[String]) -> String {
     match unused {
         [] => String::new(),

@@ -62,7 +62,7 @@ pub struct W4A16 {
     strict: bool,
 }
 
-/// What the weights of converted layers hold.
+/// The source of the weights of converted layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Weights {
     /// The float values, rounded.
@@ -181,7 +181,7 @@ impl W4A16 {
         }
     }
 
-    /// What is to become of each candidate, before anything is changed.
+    /// Chooses the outcome for each candidate, before anything is changed.
     fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
         let matches_none = |pattern: &&Regex| !found.candidates.iter().any(|candidate| pattern.is_match(&candidate.path));
         let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();
@@ -212,7 +212,7 @@ impl W4A16 {
         self.refused(left, &report.unmatched)
     }
 
-    /// What a strict conversion does not accept.
+    /// The layers and patterns that a strict conversion does not accept.
     fn refused(&self, left: impl Iterator<Item = (String, LeftReason)>, unmatched: &[String]) -> Option<Error> {
         let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
         (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict { left, unmatched: unmatched.to_vec() })
@@ -228,7 +228,7 @@ pub fn reset_placeholders<M: Module + ModuleDisplay>(model: M) -> M {
     Reset::of(model, found.converted)
 }
 
-/// What is to become of a model's parameters.
+/// The choices for a model's parameters.
 struct Choices {
     /// In the order of the survey.
     layers: Vec<Choice>,
@@ -236,14 +236,14 @@ struct Choices {
     unmatched: Vec<String>,
 }
 
-/// What is to become of one.
+/// The choice for one parameter.
 enum Choice {
     /// To this spec, or to one that is chosen when its K is known.
     Convert(Option<QuantSpec>),
     Left(LeftReason),
 }
 
-/// What a [`W4A16`] says of a path, its patterns compiled.
+/// The rules of a [`W4A16`] by path, with the patterns compiled.
 struct Rules {
     include: Vec<Regex>,
     exclude: Vec<Regex>,

@@ -8,7 +8,7 @@ use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor};
 use marlin_format::checkpoint::Dtype;
 use std::collections::HashMap;
 
-/// What a parameter holds.
+/// The kind of values that a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Float,
@@ -26,11 +26,11 @@ pub(super) struct Place {
     pub kind: Kind,
     /// Shape of the value; [K, N] of a linear layer's weight.
     pub shape: Vec<usize>,
-    /// Whether it is the weight of Burn's `Linear`: a file has it as [N, K].
+    /// True if it is the weight of Burn's `Linear`: a file has it as [N, K].
     pub linear: bool,
-    /// Whether records hold it transposed (`LinearLayout::Col`).
+    /// True if records hold it transposed (`LinearLayout::Col`).
     pub column_layout: bool,
-    /// Whether a reparameterisation is attached: LoRA, or a quantised weight.
+    /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
     /// The dtype that it has, or will have when it is first used.
     pub dtype: DType,
@@ -85,7 +85,7 @@ pub(super) fn pytorch_name(stack: &Stack) -> String {
     names.join(".")
 }
 
-/// Whether a parameter is the weight of Burn's `Linear`.
+/// Returns true if a parameter is the weight of Burn's `Linear`.
 pub(super) fn is_linear_weight(stack: &Stack) -> bool {
     stack.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
 }

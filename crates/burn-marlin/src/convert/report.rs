@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 use std::fmt;
 
-/// What the conversion did to every layer.
+/// The outcome of a conversion for every layer.
 ///
 /// `{}` is short: totals, what linear layers became, and why some were left. `{:#}` is a table of every layer. [`Serialize`] and
 /// [`to_json`](Self::to_json) give all of it to programs.
@@ -60,7 +60,7 @@ impl Report {
     }
 }
 
-/// What happened to one layer.
+/// The outcome for one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerReport {
     /// Path of the parameter in the model.
@@ -69,7 +69,7 @@ pub struct LayerReport {
     pub shape: Vec<usize>,
     /// Bytes of its float values.
     pub float_bytes: usize,
-    /// What happened.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -100,7 +100,7 @@ impl Outcome {
     }
 }
 
-/// Why a layer was left.
+/// The reason why a layer was left.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeftReason {
     /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another module.
@@ -122,13 +122,13 @@ pub enum LeftReason {
     Reparameterized,
     /// No quantised weight has its shape.
     Shape {
-        /// What is wrong with it.
+        /// The cause.
         error: FormatError,
     },
 }
 
 impl LeftReason {
-    /// Whether the caller asked for it.
+    /// Returns true if the caller asked for it.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
     }

@@ -1,7 +1,7 @@
 //! The fusion provider: in models that know nothing of quantised weights, it claims every matmul whose weight is a dequantised weight, and launches
 //! the kernel on the packed weight in their place.
 //!
-//! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.
+//! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower, never wrong.
 
 #[cfg(feature = "cubecl-runtime")]
 mod operation;

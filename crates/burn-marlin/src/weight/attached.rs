@@ -15,18 +15,18 @@ thread_local! {
 /// Holds as long as a placeholder has not been read.
 type Unread = Weak<()>;
 
-/// What an attached weight knows of its parameter.
+/// The state that an attached weight keeps about its parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Attached {
     unread: Unread,
-    /// How often float values were loaded into a parameter of this one's family of clones, and how often when that was last looked at.
+    /// The number of times float values were loaded into a parameter of this one's family of clones, and that number when it was last read.
     loads: Arc<AtomicU64>,
     seen: u64,
-    /// What the parameter holds: found out where the weight is first used after a traversal that may have changed it.
+    /// The contents of the parameter: determined at the first use after a traversal that may have changed it.
     base: Arc<OnceLock<Base>>,
 }
 
-/// What the float parameter under an attached weight holds.
+/// The contents of the float parameter under an attached weight.
 #[derive(Debug)]
 enum Base {
     /// The placeholder.
@@ -68,7 +68,7 @@ impl Attached {
     }
 }
 
-/// What tells a weight of the placeholder that was made for it.
+/// The values that identify the placeholder made for a weight.
 struct Placeholder {
     unread: Unread,
     loads: Arc<AtomicU64>,
@@ -97,7 +97,7 @@ fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape:
     (param, known)
 }
 
-/// Whether a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
+/// Returns true if a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let tensor = if quantized { tensor.clone().dequantize() } else { tensor.clone() }.detach();
@@ -126,12 +126,12 @@ impl QuantizedWeight {
         param
     }
 
-    /// Whether a tensor holds the values of a weight, and is no placeholder.
+    /// Returns true if a tensor holds the values of a weight, and is no placeholder.
     pub(crate) fn holds_values<const D: usize>(base: &Tensor<D>) -> bool {
         !is_placeholder(base)
     }
 
-    /// What the parameter under this weight holds.
+    /// Returns the contents of the parameter under this weight.
     fn base<const D: usize>(&self, base: &Tensor<D>) -> &Base {
         // Not attached, it is used by itself: there is no parameter.
         let Some(attached) = &self.attached else { return &Base::Placeholder };

@@ -4,7 +4,7 @@ use super::QuantizedWeight;
 use std::cell::RefCell;
 
 thread_local! {
-    /// Whether someone collects, and the weight whose tensors are visited next.
+    /// True while tensors are being collected, and the weight whose tensors are visited next.
     static OFFERED: RefCell<(bool, Option<QuantizedWeight>)> = const { RefCell::new((false, None)) };
 }
 

@@ -176,7 +176,7 @@ impl QuantizedWeight {
     /// f32, f16 and bf16 reach the kernels; any other float dtype is computed in f32.
     ///
     /// # Panics
-    /// Where the last dimension of `x` is not K, as Burn's own layers do.
+    /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
     pub fn matmul<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.matmul_bias(x, None)
     }
@@ -210,7 +210,7 @@ impl QuantizedWeight {
         [self.descriptor.k, self.descriptor.n]
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.descriptor.spec()
     }
@@ -220,7 +220,7 @@ impl QuantizedWeight {
         self.descriptor
     }
 
-    /// Whether rows are permuted (act-order).
+    /// Returns true if rows are permuted (act-order).
     pub fn is_permuted(&self) -> bool {
         self.descriptor.format.permuted
     }

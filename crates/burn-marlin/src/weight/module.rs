@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What Burn calls the container of a reparameterisation's own tensors.
+/// Burn's name for the container of a reparameterisation's own tensors.
 pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
 
 impl Module for QuantizedWeight {

@@ -131,7 +131,7 @@ impl RecordTensors {
 
     /// Those that a record of another format than the model's holds: zeros until a mapper gives them.
     ///
-    /// Where the record is of another K or N, it is shapes that no record has: so it is refused, even where the tensors would fit.
+    /// For a record of another K or N it returns shapes that no record has, so the record is refused even if its tensors would fit.
     pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
         let sizes = (recorded.k, recorded.n) != (own.k, own.n);
         let int = |shape: [usize; 2]| {
@@ -167,12 +167,12 @@ impl RecordTensors {
         }
     }
 
-    /// Whether a mapper gave or read any of them.
+    /// Returns true if a mapper gave or read any of them.
     pub fn is_touched(&self) -> bool {
         self.touched().any(|touched| touched)
     }
 
-    /// Whether a mapper gave or read all of them.
+    /// Returns true if a mapper gave or read all of them.
     pub fn is_complete(&self) -> bool {
         self.touched().all(|touched| touched)
     }
@@ -259,7 +259,7 @@ fn scales_of_words(words: Tensor<2, Int>, shape: [usize; 2], dtype: ScaleDtype, 
 /// A tensor's values.
 ///
 /// # Panics
-/// Where the device fails, as Burn's own records do: a traversal has no way to return an error.
+/// Panics if the device fails, as Burn's own records do: a traversal has no way to return an error.
 fn host<E: Element, const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Vec<E> {
     tensor.try_into_vec_as::<E>().unwrap_or_else(|error| panic!("a quantised weight cannot be read from its device: {error}"))
 }

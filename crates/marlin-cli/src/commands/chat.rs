@@ -5,7 +5,7 @@ use crate::output;
 use marlin_llama::{ChatTemplate, Llama, Message};
 use std::io::{self, BufRead};
 
-/// How turns are told apart where a model has no chat template.
+/// The prefixes of turns for a model that has no chat template.
 const USER: &str = "User: ";
 const ASSISTANT: &str = "Assistant:";
 const SYSTEM: &str = "System: ";

@@ -1,4 +1,4 @@
-//! What the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
+//! Inputs that the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -16,7 +16,7 @@ macro_rules! args {
 }
 pub(crate) use args;
 
-/// What the program did.
+/// The result of a run of the program.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
@@ -100,7 +100,7 @@ pub struct Folder {
     parent: TempDir,
     /// The model.
     pub source: PathBuf,
-    /// Where a quantised one can be written.
+    /// The folder for a quantised model.
     pub target: PathBuf,
 }
 

@@ -11,7 +11,7 @@ pub const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Most bytes of a `tokenizer.json`: the largest published ones have 35 MB.
 pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
-/// Why a file that is there is not read; the source of an [`io::Error`].
+/// The reason why a file that exists is not read; the source of an [`io::Error`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -51,7 +51,7 @@ pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((File::open(path)?, metadata))
 }
 
-/// Where the files lie that a snapshot in the hub's cache has links to: `models--a--b/blobs` of `models--a--b/snapshots/<revision>`.
+/// The folder that the links of a snapshot in the hub's cache point to: `models--a--b/blobs` for `models--a--b/snapshots/<revision>`.
 fn blobs(dir: &Path) -> Option<PathBuf> {
     let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
     Some(snapshots.parent()?.join("blobs"))

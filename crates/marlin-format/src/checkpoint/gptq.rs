@@ -80,8 +80,8 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
         .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Whether a `g_idx` is all zeros among several groups. Some quantisers never filled theirs; text-generation-inference and exllama take
-/// such a one as absent, too.
+/// Returns true if a `g_idx` is all zeros among several groups. Some quantisers never fill theirs; text-generation-inference and exllama treat
+/// such a `g_idx` as absent, too.
 fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointError> {
     Ok(groups > 1 && index.words()?.iter().all(|&group| group == [0; 4]))
 }

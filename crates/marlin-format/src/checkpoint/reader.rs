@@ -30,7 +30,7 @@ pub struct Checkpoint {
     spare: Mutex<Vec<Vec<u32>>>,
 }
 
-/// What a checkpoint says of one tensor.
+/// The header of one tensor in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     /// Its dtype.
@@ -41,7 +41,7 @@ pub struct TensorInfo<'a> {
     pub path: &'a Path,
 }
 
-/// How the text begins that Git puts in the place of a large file.
+/// The first bytes of the text that Git LFS puts in place of a large file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The part of an index that says where tensors are.
@@ -94,12 +94,12 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether it has a tensor of this name.
+    /// Returns true if it has a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Whether it has a tensor of the layer of this name: one whose name goes on with a dot.
+    /// Returns true if it has a tensor of the layer of this name: one whose name continues with a dot.
     pub fn contains_layer(&self, layer: &str) -> bool {
         let prefix = format!("{layer}.");
         self.tensors.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))

@@ -146,7 +146,7 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Whether values of a dtype are floats that [`TensorView::to_f32`] reads.
+/// Returns true if values of a dtype are floats that [`TensorView::to_f32`] reads.
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
@@ -161,7 +161,7 @@ impl From<ScaleDtype> for Dtype {
     }
 }
 
-/// What a tensor is called, and its dtype and shape: what a file's header says of it.
+/// The name, dtype and shape of a tensor, as a file's header declares them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name.

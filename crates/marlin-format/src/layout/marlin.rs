@@ -54,7 +54,7 @@ pub struct MarlinLayout {
     n: usize,
     k_padded: usize,
     n_padded: usize,
-    /// Whether the pairs of a word go by rows of a column first, as published, or by columns of a row.
+    /// True if the pairs of a word go by rows of a column first, as published; false if by columns of a row.
     rows_first: bool,
 }
 
@@ -108,7 +108,7 @@ impl MarlinLayout {
         (self.k_padded / TILE_K).saturating_mul(self.n_padded.saturating_mul(2))
     }
 
-    /// Where the value of row `k`, column `n` of the padded weight lies.
+    /// Returns the index of the value of row `k`, column `n` of the padded weight.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
         let tile = (k / TILE_K) * (self.n_padded / TILE_N) + n / TILE_N;
         let (row, column) = (k % 16, n % 16);

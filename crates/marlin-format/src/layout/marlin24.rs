@@ -77,7 +77,7 @@ impl Marlin24Layout {
         [self.k / (2 * TILE_K), self.n.saturating_mul(2)]
     }
 
-    /// Where the value of kept row `row` (below K/2), column `n` lies.
+    /// Returns the index of the value of kept row `row` (below K/2), column `n`.
     pub fn index(&self, row: usize, n: usize) -> WordIndex {
         let tile = (row / TILE_K) * (self.n / TILE_N) + n / TILE_N;
         let (group_id, thread_in_group) = (n % TILE_N / 8, row % 8 / 2);
@@ -92,7 +92,7 @@ impl Marlin24Layout {
         WordIndex { word: tile * tile_words + word, slot, bits: self.bits }
     }
 
-    /// Where the metadata of rows `16 * sixteen..` of column `n` lie.
+    /// Returns the index of the metadata of rows `16 * sixteen..` of column `n`.
     pub fn metadata_index(&self, sixteen: usize, n: usize) -> usize {
         let column = n / 64 * 64 + n % 2 * 2 + n % 8 / 4 + n % 4 / 2 * 32 + n % 64 / 8 * 4;
         // In every 2 x 2 block of `column` and `sixteen`, the two off the diagonal change places.
@@ -100,7 +100,7 @@ impl Marlin24Layout {
         sixteen / 2 * 2 * self.n + 2 * column + second
     }
 
-    /// Where the scale of group `g`, column `n` lies; `permuted` as scales of several groups are.
+    /// Returns the index of the scale of group `g`, column `n`; `permuted` as scales of several groups are.
     pub fn scale_index(&self, g: usize, n: usize, permuted: bool) -> usize {
         g * self.n + if permuted { n / 8 * 8 + n % 4 * 2 + n % 8 / 4 } else { n }
     }

@@ -37,7 +37,7 @@ impl PlainLayout {
         self.rows().saturating_mul(self.columns())
     }
 
-    /// Where the value of row `k`, column `n` lies.
+    /// Returns the index of the value of row `k`, column `n`.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
         let per_word = self.bits.per_word();
         WordIndex { word: k / per_word * self.columns() + n, slot: k % per_word, bits: self.bits }

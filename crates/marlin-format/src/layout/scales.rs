@@ -60,12 +60,12 @@ impl ScaleLayout {
         self.groups_padded.saturating_mul(self.n_padded)
     }
 
-    /// Whether there are none: only where N is 0.
+    /// Returns true if there are none, which is so only if N is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the scale of group `g`, column `n` lies, padding included.
+    /// Returns the index of the scale of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> usize {
         let permuted = if self.groups_padded > 1 {
             // 8 x 8 transposed.

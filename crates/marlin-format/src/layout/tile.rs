@@ -63,7 +63,7 @@ pub(crate) fn exchange(words: &mut [u32], run: usize, shift: u32, mask: u32) {
     }
 }
 
-/// Which words of a [`Tile`] of 16 x 64 are its columns.
+/// The words of each column of a [`Tile`] of 16 x 64.
 pub(crate) struct TileTable<const V: usize> {
     /// `[16 / V, 64]`: for each word in [`PlainLayout`](super::PlainLayout) that of the tile.
     places: Vec<u8>,

@@ -36,7 +36,7 @@ impl ZeroLayout {
         self.groups_padded.saturating_mul(self.n_padded / 8)
     }
 
-    /// Where the zero point of group `g`, column `n` lies, padding included.
+    /// Returns the index of the zero point of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> WordIndex {
         WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, slot: n % 64 / 8, bits: Bits::Four }
     }

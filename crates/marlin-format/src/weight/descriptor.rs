@@ -173,7 +173,7 @@ impl TensorDescriptor {
     }
 }
 
-/// What is known of a weight without its values: its format, its shape [K, N] and the layout of its tensors.
+/// A weight without its values: its format, its shape [K, N] and the layout of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightDescriptor {
     /// The format.
@@ -197,7 +197,7 @@ impl WeightDescriptor {
         Self { layout, ..self }
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.format.spec
     }

@@ -15,9 +15,9 @@ pub enum Sparsity {
 pub struct WeightFormat {
     /// Bits, group, zero points and scale dtype.
     pub spec: QuantSpec,
-    /// Whether stored rows are in another order than the input features (act-order).
+    /// True if stored rows are in another order than the input features (act-order).
     pub permuted: bool,
-    /// Which values are stored.
+    /// The values that are stored.
     pub sparsity: Sparsity,
 }
 

@@ -25,9 +25,9 @@ pub enum JoinError {
     Spec {
         /// Index of the weight.
         part: usize,
-        /// How the first weight is quantised.
+        /// The quantisation of the first weight.
         expected: QuantSpec,
-        /// How this one is.
+        /// The quantisation of this weight.
         found: QuantSpec,
     },
     /// Act-order weights whose rows are sorted differently: they need the activations in different orders.

@@ -38,7 +38,7 @@ impl Scales {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of scales.
     pub fn len(&self) -> usize {
         match self {
             Self::F16(values) => values.len(),
@@ -47,7 +47,7 @@ impl Scales {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no scales.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -55,7 +55,7 @@ impl Scales {
     /// Scale `index` of the row-major `[G, N]`.
     ///
     /// # Panics
-    /// Where `index` is not below [`len`](Self::len).
+    /// Panics if `index` is not below [`len`](Self::len).
     pub fn get(&self, index: usize) -> f32 {
         match self {
             Self::F16(values) => values[index].to_f32(),
@@ -91,14 +91,14 @@ impl Scales {
     }
 }
 
-/// What a [`PlainWeight`] is made of, not yet checked.
+/// The parts of a [`PlainWeight`], not yet checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlainParts {
     /// K, input features.
     pub k: usize,
     /// N, output features.
     pub n: usize,
-    /// How it is quantised.
+    /// The quantisation of the weight.
     pub spec: QuantSpec,
     /// The values in [`PlainLayout`], padding the midpoint of the spec's bits.
     pub words: Vec<u32>,
@@ -196,7 +196,7 @@ impl PlainWeight {
         self.parts.n
     }
 
-    /// How it is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.parts.spec
     }
@@ -234,7 +234,7 @@ impl PlainWeight {
         self.parts.row_permutation.as_deref()
     }
 
-    /// Where each value lies in [`words`](Self::words).
+    /// Returns the layout of the values in [`words`](Self::words).
     pub fn layout(&self) -> PlainLayout {
         PlainLayout::new(self.parts.k, self.parts.n, self.parts.spec.bits)
     }
@@ -242,7 +242,7 @@ impl PlainWeight {
     /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
     ///
     /// # Panics
-    /// Where `stored_row` or `column` lies outside the padded weight.
+    /// Panics if `stored_row` or `column` is outside the padded weight.
     pub fn q(&self, stored_row: usize, column: usize) -> u8 {
         self.layout().index(stored_row, column).read(&self.parts.words)
     }

@@ -16,7 +16,7 @@ pub fn wgmma_declare(#[comptime] registers: usize) {
     );
 }
 
-/// Whether every [`wgmma`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
+/// Sets whether every [`wgmma`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
 #[cube]
 pub fn wgmma_more(more: u32) {
     gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));

@@ -98,7 +98,7 @@ fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 
-/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
+/// Returns true if ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
 /// the 128 that they can have with a producer. Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never wrong.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;

@@ -108,7 +108,7 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     }
 }
 
-/// Where [`ScaleLayout`](marlin_format::layout::ScaleLayout) puts the scale of a column in a weight of one group.
+/// The index of a column's scale in a weight of one group, as [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
 fn channel_scale(column: u32) -> u32 {
     column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2

@@ -25,7 +25,7 @@ pub(crate) const MAX_BLOCKS: usize = 512;
 pub(crate) const FLAGS_BYTES: usize = MAX_BLOCKS * FLAG_BYTES;
 
 impl Config {
-    /// Whether sums travel under a flag, or each with a mark.
+    /// Returns true if sums travel under one flag; otherwise each has a mark.
     pub(crate) const fn is_flagged(&self) -> bool {
         self.outputs() >= 12 && self.outputs().is_multiple_of(4)
     }

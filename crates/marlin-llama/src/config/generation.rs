@@ -12,10 +12,10 @@ use super::raw::TokenIds;
 use crate::LlamaError;
 use crate::sampling::Sampling;
 
-/// How the makers of a model generate with it.
+/// The generation settings of a model's makers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationConfig {
-    /// How the next token is chosen.
+    /// The choice of the next token.
     pub sampling: Sampling,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<u32>,
@@ -31,12 +31,12 @@ struct RawGeneration {
     eos_token_id: Option<TokenIds>,
 }
 
-/// What `generate` of Hugging Face takes where `top_k` is not given.
+/// The default of Hugging Face's `generate` if `top_k` is not given.
 const DEFAULT_TOP_K: usize = 50;
 
 impl GenerationConfig {
     /// Reads a `generation_config.json`, with Hugging Face's defaults for what it leaves out: without `do_sample` the most likely token is taken.
-    /// Where there is no such file, or it names no end-of-sequence token, those of `config` count.
+    /// If there is no such file, or it names no end-of-sequence token, those of `config` count.
     ///
     /// # Errors
     /// [`LlamaError::Io`], [`LlamaError::Json`], and [`LlamaError::GenerationConfig`] for options outside their range.

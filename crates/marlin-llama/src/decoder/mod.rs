@@ -95,7 +95,7 @@ impl Decoder {
     /// cache is written over by the next prompt. Gives the time it took: none where steps do not run as graphs, since there is nothing to prepare.
     ///
     /// # Panics
-    /// Where a sequence has joined.
+    /// Panics if a sequence has joined.
     pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence has joined");
         self.stream.executes(|| self.scheduler.engine_mut().warm_up(prompt_tokens))

@@ -57,14 +57,14 @@ pub fn check_folder(
     source.faults.0
 }
 
-/// Whether a text becomes tokens, of the model's vocabulary, and these a text.
+/// Checks that a text can be encoded to tokens of the model's vocabulary, and decoded from them.
 fn check_texts(dir: &Path, config: Option<&LlamaConfig>) -> Result<(), TextError> {
     let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
     tokenizer.decode(&tokenizer.encode("A text.")?)?;
     config.map_or(Ok(()), |config| tokenizer.check_vocab(config.vocab_size))
 }
 
-/// Whether a question can be asked, where there is a template.
+/// Checks that a question can be asked, if there is a template.
 fn check_template(dir: &Path) -> Result<(), TextError> {
     let Some(template) = ChatTemplate::open(dir)? else { return Ok(()) };
     template.render(&[Message::user("A question?")], true).map(drop)
@@ -102,7 +102,7 @@ impl CheckedWeights<'_> {
         self.faults.go_on()
     }
 
-    /// What there is of a broken layer is no surplus.
+    /// Marks the remaining tensors of a broken layer as used, so that they are not reported as surplus.
     fn skip(&mut self, layer: &str) {
         let prefix = format!("{layer}.");
         let tensors = self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix));

@@ -19,14 +19,14 @@ use crate::model::{KvCache, LlamaModel};
 
 pub use check::check_folder;
 
-/// How a folder is opened.
+/// The options of opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
     /// The dtype of activations and float weights; without one that of the checkpoint where the device computes in it, f32 otherwise.
     pub dtype: Option<FloatDType>,
     /// Positions of the cache; without one [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or all the model was made for where those are fewer.
     pub max_len: Option<usize>,
-    /// Whether `tokenizer.json` is read. Texts need it.
+    /// True if `tokenizer.json` is read. Texts need it.
     pub with_tokenizer: bool,
     /// The format that a float output head is rounded to, tied to the embedding or not; without one it stays float.
     pub head: Option<QuantSpec>,
@@ -52,7 +52,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// How far a folder is read.
+/// The progress of reading a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenProgress<'a> {
     /// The layer that was read last, by its name in the checkpoint.
@@ -149,7 +149,7 @@ fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Dev
     }
 }
 
-/// Whether the device has room for the weights, a cache of one sequence, and the rotary tables. Asked before any of them is read: what a header and a config
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables. Called before any of them is read: what a header and a config
 /// declare costs their author nothing.
 fn check_memory(
     config: &LlamaConfig,

@@ -101,7 +101,7 @@ enum LayerWeight {
     Plain(PlainWeight),
 }
 
-/// Why layers stay apart.
+/// The reason why layers stay separate.
 #[derive(Debug, thiserror::Error)]
 enum Apart {
     #[error("some are float, some quantised")]

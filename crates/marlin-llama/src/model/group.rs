@@ -45,7 +45,7 @@ impl ProjectionGroup {
     /// Outputs side by side [.., sum of N] to each output's [.., N].
     ///
     /// # Panics
-    /// Where there are fewer outputs.
+    /// Panics if there are fewer outputs.
     pub fn split<const D: usize, const OUTPUTS: usize>(&self, joined: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
         let mut end = 0;
         array::from_fn(|output| {

@@ -33,7 +33,7 @@ impl Layer {
     /// that of the model.
     ///
     /// # Panics
-    /// Where `seq` is above [`Rope::length`].
+    /// Panics if `seq` is above [`Rope::length`].
     pub fn forward_full(&self, hidden: Tensor<3>, rope: &Rope) -> Tensor<3> {
         let span = Span::new(rope, 0, hidden.dims()[1], self.self_attn.window, FloatDType::from(hidden.dtype()), &hidden.device());
         self.forward(Residual::new(hidden), |attention, qkv| attention.forward_prompt(qkv, &span, None)).into_tensor()

@@ -15,7 +15,7 @@ impl Span {
     /// `window` is that of the layers that have one.
     ///
     /// # Panics
-    /// Where `rope` has fewer positions.
+    /// Panics if `rope` has fewer positions.
     pub(crate) fn new(rope: &Rope, start: usize, seq: usize, window: Option<usize>, dtype: FloatDType, device: &Device) -> Self {
         Self {
             rope: rope.positions(start, seq, dtype),

@@ -1,4 +1,4 @@
-//! What a program and its worker say to each other.
+//! The messages between a program and its worker.
 //!
 //! A request is the length of its head and that of its body, 32 bits each, little-endian; the head, a [`Head`] as JSON; the body, a text or a file as
 //! it is. A reply is its length and a `Result<_, String>` as JSON.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Message;
 
-/// What a worker is asked for.
+/// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// To compile the template that the body is.
@@ -31,7 +31,7 @@ pub(crate) enum Request {
     TokenId,
 }
 
-/// What is known of a tokenizer once it is loaded.
+/// The facts of a tokenizer that are known once it is loaded.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     /// One more than the largest token.
@@ -40,7 +40,7 @@ pub(crate) struct Loaded {
     pub special: Vec<u32>,
 }
 
-/// What a call may take.
+/// The limits of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Limits {
     pub time: Duration,
@@ -56,7 +56,7 @@ pub(crate) struct Head {
 }
 
 impl Request {
-    /// What it may take with a body of this length.
+    /// Returns the limits of a call with a body of this length.
     ///
     /// Measured in a debug build, beside another on two cores of an EPYC (Zen 5): a template takes 0.05 ms; a tokenizer of the size of Gemma 3's, the
     /// largest published (262144 tokens, 514906 merges), 2.2 s and 420 MB to read; texts become tokens at 2 MB/s.

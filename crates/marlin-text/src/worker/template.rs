@@ -72,7 +72,7 @@ fn without_generation_marks(text: &str) -> String {
     replaced
 }
 
-/// How templates refuse a conversation.
+/// The function with which templates refuse a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(TemplateErrorKind::InvalidOperation, message))
 }

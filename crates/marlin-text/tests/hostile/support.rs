@@ -1,4 +1,4 @@
-//! What every test asks.
+//! The helpers of every test.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use marlin_text::{Failure, TextError};
 /// The longest that a call may take: the four seconds that it has, and what a process takes to start and end on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
-/// What becomes of it.
+/// The expected outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// An error of the library, whose text has this in it.
@@ -44,7 +44,7 @@ pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), Te
     })
 }
 
-/// What a worker ran into.
+/// Returns the failure of a worker.
 pub fn failure(error: &TextError) -> Option<&Failure> {
     error.source()?.downcast_ref()
 }

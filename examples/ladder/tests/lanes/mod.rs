@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// What step 4 computes: operands straight from global memory.
+/// The result of step 4: operands straight from global memory.
 pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         [0, 1, 2, 3].map(|step| {
@@ -109,7 +109,7 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// What step 5 computes: operands through a stage, activations swizzled and read by `ldmatrix`.
+/// The result of step 5: operands through a stage, activations swizzled and read by `ldmatrix`.
 pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         // The stage, in halves; NaN where nothing was copied.

@@ -1,4 +1,4 @@
-//! What does not fit is refused, with its names.
+//! Checkpoints that do not fit are refused, with their names.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};

@@ -11,12 +11,12 @@ use serde_json::json;
 use crate::corpus::{CONTEXT, write_json};
 use crate::error::Error;
 
-/// How the model was trained; its presence marks a folder that may be replaced.
+/// The record of how the model was trained; its presence marks a folder that may be replaced.
 const TRAINING: &str = "training.json";
 /// Files of the corpus folder that belong to the model.
 const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
-/// What `training.json` records.
+/// The contents of `training.json`.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Name of the device.

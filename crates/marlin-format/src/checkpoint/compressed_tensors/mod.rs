@@ -37,7 +37,7 @@ const SHAPE: &str = "weight_shape";
 const ZERO_POINT: &str = "weight_zero_point";
 const GROUP_INDEX: &str = "weight_g_idx";
 
-/// Whether `layer` is quantised in this checkpoint: its `weight_packed` is there.
+/// Returns true if `layer` is quantised in this checkpoint: its `weight_packed` is there.
 pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
     checkpoint.contains(&name(layer, PACKED))
 }

@@ -24,7 +24,7 @@ use crate::{GroupSize, QuantSpec};
 
 /// The class of linear layers, by its name in PyTorch.
 const LINEAR: &str = "Linear";
-/// What an entry starts with that is a pattern, not a name.
+/// The prefix of an entry that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
 const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
@@ -64,7 +64,7 @@ fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
     })
 }
 
-/// How the layers of a group are held.
+/// The format of the layers of a group.
 fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     for activations in ["input_activations", "output_activations"] {
         if let Some(found) = group.get(activations) {

@@ -56,7 +56,7 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     Ok(rules)
 }
 
-/// How a layer with these fields is quantised, by GPTQ.
+/// The GPTQ format of a layer with these fields.
 pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const FORMATS: &str = "`gptq`, `gptq_v2`, `marlin` or `marlin_24`";
     let group = spec::group_size(fields, &["group_size"])?;
@@ -82,7 +82,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     }
 }
 
-/// How a layer with these fields is quantised, by AWQ.
+/// The AWQ format of a layer with these fields.
 pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const VERSIONS: &str = "`gemm`";
     const BITS: &[&str] = &["bits", "w_bit"];
@@ -132,7 +132,7 @@ fn dynamic_rules(
     Ok(())
 }
 
-/// What changes a layer's input or output, and not only its weight.
+/// Refuses transforms that change a layer's input or output, and not only its weight.
 fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(found) = root.get("rotation") {
         return Err(root.unsupported("rotation", "null: no rotated activations", found));

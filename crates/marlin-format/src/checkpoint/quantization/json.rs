@@ -28,7 +28,7 @@ pub(super) enum Json {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Object {
     entries: Vec<(String, Json)>,
-    /// Where the entry that counts is, by key.
+    /// The position of the entry that counts, by key.
     index: HashMap<String, usize>,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
         names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
-    /// Where a field is, or would be.
+    /// The path of a field, present or not.
     pub fn path(&self, field: &str) -> String {
         match self.overridden {
             Some(fields) if self.object.get(field).is_none_or(|value| *value == Json::Null) => fields.path(field),

@@ -1,4 +1,4 @@
-//! What the configs of a folder say of every layer, whatever wrote them.
+//! The quantisation of every layer by the configs of a folder, whatever program wrote them.
 //!
 //! | `quant_method` | read by |
 //! |---|---|
@@ -28,11 +28,11 @@ use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
 /// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
 const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
-/// Where a model's config has that of its quantisation; older files say `compression_config`.
+/// The field of a model's config with that of its quantisation; older files have `compression_config`.
 const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 
-/// How each layer of a checkpoint is quantised, as its configs say.
+/// The quantisation of each layer of a checkpoint, by its configs.
 ///
 /// ```
 /// use marlin_format::checkpoint::{LayerFormat, Quantization};
@@ -121,7 +121,7 @@ impl Quantization {
         Ok(Self { rules })
     }
 
-    /// How the linear layer of this name, such as `model.layers.0.mlp.up_proj`, is held.
+    /// Returns the format of the linear layer of this name, such as `model.layers.0.mlp.up_proj`.
     ///
     /// # Errors
     /// [`ConfigError::Match`] for a pattern of the config that takes too many steps to match.

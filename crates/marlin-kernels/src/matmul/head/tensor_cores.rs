@@ -26,7 +26,7 @@ pub(super) const COLUMNS: usize = 16;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Config {
     /// K, a multiple of [`STEP`].

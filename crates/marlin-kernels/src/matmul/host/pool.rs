@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread waits awake for the next loop: longer than what a model computes between two matmuls of one row.
+/// The time for which a thread stays awake for the next loop: longer than a model computes between two matmuls of one row.
 const AWAKE: Duration = Duration::from_micros(200);
 /// Checks for a loop between two looks at the clock.
 const CHECKS: usize = 64;
@@ -22,7 +22,7 @@ const CHECKS: usize = 64;
 /// Runs `task` for `0..tasks` on at most `threads` threads, the calling one among them. Where another thread runs a loop, the calling one runs all of this.
 ///
 /// # Panics
-/// Where a task does, when all threads have left the loop.
+/// Panics if a task does, when all threads have left the loop.
 pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     if threads.min(tasks) > 1 {
@@ -85,7 +85,7 @@ struct Shared {
 }
 
 struct Helper {
-    /// Whether it has to be woken.
+    /// True if it has to be woken.
     asleep: &'static AtomicBool,
     thread: Thread,
 }
@@ -158,7 +158,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// What a helper does all its life.
+    /// Runs a helper thread.
     fn help(&self, index: usize, asleep: &AtomicBool) {
         let mut last = 0;
         loop {

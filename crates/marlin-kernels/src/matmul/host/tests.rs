@@ -170,7 +170,7 @@ fn wrong_buffers_are_refused() {
     assert!(dequantize::<f32>(&case.problem, case.weight(), &mut [0.0; 8]).is_err());
 }
 
-/// What every method gives, as bits.
+/// The result of every method, as bits.
 struct Methods {
     floats: [f32; LANES],
     words: [u32; LANES],

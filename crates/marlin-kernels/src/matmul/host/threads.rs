@@ -35,7 +35,7 @@ impl<'a, T> Columns<'a, T> {
         Self { start: matrix.as_mut_ptr(), rows: matrix.len() / n.max(1), n, matrix: PhantomData }
     }
 
-    /// Where column `first` of a row is; `width` columns are there.
+    /// Returns a pointer to column `first` of a row; `width` columns follow.
     ///
     /// # Panics
     /// Outside the matrix.

@@ -23,7 +23,7 @@ pub(super) struct Source {
 /// The copies of a stripe, which run ahead of its products by all stages but the one that is multiplied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CopyAhead {
-    /// What is copied next.
+    /// The next copies.
     copies: Copies,
     /// The part of a tile that it is of.
     part: TilePart,
@@ -75,7 +75,7 @@ impl CopyAhead {
     }
 }
 
-/// What a thread copies next: its part of one step of a tile, and how to get to the next step.
+/// The next copies of a thread: its part of one step of a tile, and the offsets of the next step.
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a step are copied
 /// by all threads together, in runs of eight values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that

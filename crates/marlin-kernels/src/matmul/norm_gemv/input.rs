@@ -30,7 +30,7 @@ impl<F: Float> RawInput<F> {
     }
 }
 
-/// Where a lane's four values of a step are, in vectors of four.
+/// The position of a lane's four values of a step, in vectors of four.
 #[cube]
 fn place(step: u32) -> u32 {
     step * comptime!(STEP_K as u32 / 4) + lane()

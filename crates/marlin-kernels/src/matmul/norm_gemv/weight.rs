@@ -5,8 +5,8 @@ use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_16};
 use crate::tile::fragment::Group;
 use cubecl::prelude::*;
 
-/// Where a weight lies, and in it a lane's part of 64 columns: as 32-bit offsets, so that the addresses, which all threads share, take none of their
-/// registers.
+/// The position of a weight, and in it of a lane's part of 64 columns: as 32-bit offsets, so that the addresses, which all threads share, take none
+/// of their registers.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Words {
     words: u64,
@@ -44,7 +44,7 @@ pub(super) struct WeightLoads {
     pub tiles: Array<U4>,
     scales: Array<U4>,
     zeros: Array<u32>,
-    /// Where the first and the second four tiles of the step that is asked for start.
+    /// The start of the first and of the second four tiles of the step to load.
     first: u64,
     second: u64,
 }
@@ -81,7 +81,7 @@ impl WeightLoads {
         }
     }
 
-    /// What turns the words of group `i` into weights.
+    /// Returns the scales and zero points that dequantise the words of group `i`.
     pub fn group(&self, #[comptime] i: usize, #[comptime] config: Config) -> Group {
         Group { scales: self.scales[i], zeros: if comptime!(config.zero_points) { self.zeros[i] } else { 0u32.runtime() } }
     }

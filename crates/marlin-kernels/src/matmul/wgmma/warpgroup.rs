@@ -87,7 +87,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
 /// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its last 16 rows of K only by the next call, and
 /// releases the stage before.
 ///
-/// Where weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
+/// If weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
 /// added to `sums`.
 ///
 /// The fragments of 16 rows of K are made while those of the 16 rows before are multiplied. Registers of a fragment may change once its products

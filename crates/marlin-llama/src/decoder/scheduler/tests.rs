@@ -91,7 +91,7 @@ fn next_token(tokens: &[u32]) -> u32 {
     hash % VOCAB as u32
 }
 
-/// What a prompt goes on with alone.
+/// The tokens that follow a prompt decoded by itself.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
