@@ -1,7 +1,7 @@
 //! The layouts of a weight's 4-bit or 8-bit values in packed 32-bit words.
 //!
-//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing, device repacking and
-//! tests all call it.
+//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing calls it; device repacking
+//! computes its inverse, and tests compare the two.
 //!
 //! | layout | shape of the packed words | used by |
 //! |---|---|---|
