@@ -29,13 +29,13 @@ pub struct DecodeArgs {
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 64)]
     prompt: usize,
-    /// Tokens that each sequence goes on with.
+    /// Tokens that each sequence decodes after its prompt.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 512])]
     new_tokens: Vec<usize>,
     /// Say what a step's time goes to, part by part.
     #[arg(long)]
     parts: bool,
-    /// Positions of the cache; without it as many as a run needs.
+    /// Positions of the cache; by default as many as a run needs.
     #[arg(long)]
     max_len: Option<usize>,
     /// Write a record of the run to this file.
@@ -78,7 +78,7 @@ pub struct Row {
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others go on meanwhile.
+    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others decode meanwhile.
     ttft_ms: f64,
     /// Prompt tokens a second.
     prefill_tokens_per_second: f64,
@@ -213,7 +213,7 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
             let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
             decoder.join(&prompt, &options).map_err(failed)?;
         }
-        // Those whose prompts were read first go on while the others are read.
+        // Sequences whose prompts were read first decode while the others are read.
         while step(&mut decoder, batch)? < batch {}
         times.first = start.elapsed().as_secs_f64();
         let start = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// An error says something, and so do its causes.
+/// An error has a message, and so do its causes.
 pub fn check_error(error: &dyn Error) {
     let mut next = Some(error);
     while let Some(cause) = next {

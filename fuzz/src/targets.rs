@@ -53,7 +53,7 @@ impl Folder {
         }
     }
 
-    /// Reads a layer, in the format that the first byte says, of the file of tensors that follows. Whether there is one.
+    /// Reads a layer, in the format that the first byte selects, of the file of tensors that follows. Returns true if there is one.
     pub fn tensors(&self, data: &[u8]) -> bool {
         let Some((&selector, file)) = data.split_first() else { return false };
         let Some(checkpoint) = self.open(file) else { return false };

@@ -241,7 +241,7 @@ fn from_converted(device: &Device) {
     assert!(matches!(other, Err(Error::Converted { found, .. }) if found == spec));
 }
 
-/// Computed as the dequantised weights say, in f64.
+/// Computed from the dequantised weights, in f64.
 fn double(device: &Device) {
     if !device.supports_dtype(FloatDType::F64) {
         return;

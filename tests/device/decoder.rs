@@ -179,7 +179,7 @@ fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], m
     assert_eq!(run(true), expected);
 }
 
-/// A sequence that is running has a token each step while long prompts are read, and they go on as they do alone.
+/// A sequence that is running has a token each step while long prompts are read, and they continue as they do by themselves.
 fn while_read(device: &Device) {
     let (_guard, folder) = quantised();
     let options = OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: true, head: None };

@@ -193,7 +193,7 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
 }
 
-/// A weight that says it is 1 GiB long and is not.
+/// A weight that declares 1 GiB and is shorter.
 fn fault(device: &Device) {
     let bench = Bench::new(device);
     let (k, n) = (65536, 32768);

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough, as in `burn-marlin inspect model | head`.
+        // The reader has closed the pipe, as in `burn-marlin inspect model | head`.
         Err(CliError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", output::message(&error));

@@ -38,7 +38,7 @@ pub fn fold_layers<T: Clone + Eq + Hash>(layers: impl IntoIterator<Item = (Strin
     runs.into_iter().flatten().map(Run::finish).collect()
 }
 
-/// A run on the way.
+/// A run that is being built.
 struct Run<T> {
     path: Vec<Component>,
     count: usize,
@@ -92,7 +92,7 @@ impl<T: Clone> Run<T> {
     }
 }
 
-/// Folds runs that differ in the component at `position` alone: the first of them stands for all.
+/// Folds runs that differ only in the component at `position`: the first of them stands for all.
 fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
     let mut alike: HashMap<_, Vec<(u64, usize)>> = HashMap::new();
     for (index, run) in runs.iter().enumerate() {

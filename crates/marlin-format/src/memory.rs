@@ -3,7 +3,7 @@
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// Bytes of memory that the process can still have without others losing theirs: of the machine, or of its control group where that has fewer. `None`
-/// where the system does not say.
+/// if the system does not report it.
 pub fn available_memory() -> Option<usize> {
     let system = System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
     let machine = Some(system.available_memory()).filter(|&bytes| bytes > 0);

@@ -1,4 +1,4 @@
-//! Text of strangers in messages and names.
+//! Untrusted text in messages and names.
 
 /// The characters of a file's text that a message shows.
 const SHOWN: usize = 200;

@@ -98,7 +98,7 @@ impl Target {
     }
 }
 
-/// Cubes and units of a kernel that has one unit for each of so many elements.
+/// The cubes and units of a kernel with one unit for each element.
 pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, elements);
     (calculate_cube_count_elemwise(client, elements, dim), dim)

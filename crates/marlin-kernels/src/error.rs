@@ -52,7 +52,7 @@ pub enum KernelError {
         what: &'static str,
         /// The problem, as words.
         problem: String,
-        /// One past the last one asked for.
+        /// One past the last one requested.
         end: usize,
         /// The limit.
         limit: usize,

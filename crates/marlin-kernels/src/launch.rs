@@ -39,7 +39,7 @@ pub struct NormOperands {
     pub epsilon: f32,
 }
 
-/// Runs a problem as [`plan`](crate::plan) says.
+/// Runs a problem by its [`plan`](crate::plan).
 ///
 /// A weight in a layout that the kernel does not read is repacked for the call; activations are brought into the order of the stored rows where
 /// they are not.
@@ -48,7 +48,7 @@ pub struct NormOperands {
 /// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
 /// prologue is computed before the matmul, or a plan of another backend.
 pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
-    // A fault of the device comes up at a later sync and names no kernel: this says which was the last.
+    // A fault of the device is reported at a later sync and names no kernel: this names the last one.
     tracing::trace!(target: "marlin_kernels::launch", kernel = %plan.kernel, %problem, "launch");
     let target = Target::of(client);
     match (plan.kernel, target.card) {

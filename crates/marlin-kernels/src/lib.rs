@@ -1,6 +1,6 @@
 //! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
 //!
-//! A [`Problem`] says what is multiplied; [`plan`] chooses the [`Kernel`] and says why, without a device; [`launch`] runs it. One folder a routine:
+//! A [`Problem`] describes a matmul; [`plan`] chooses the [`Kernel`] and gives the reason, without a device; [`launch`] runs it. Each routine has a folder:
 //!
 //! | routine | runs on | for |
 //! |---|---|---|

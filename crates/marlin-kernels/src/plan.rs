@@ -11,9 +11,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// A routine of [`matmul`](crate::matmul), with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), as the tile says: tensor cores.
+    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile: tensor cores.
     Marlin(Launch),
-    /// [`norm_gemv`]: one row, the prologue in the kernel, on clusters of so many blocks.
+    /// [`norm_gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
     NormGemv {
         /// Blocks of a cluster.
         blocks: usize,
@@ -154,7 +154,7 @@ static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(
 
 /// The kernel for a problem on a device. The same arguments give the same plan, which is looked up from the second time on.
 ///
-/// The one place that decides: [`launch`](crate::launch) and [`head::launch`] run what it says, and whoever shows which kernels run asks here.
+/// The only place that decides: [`launch`](crate::launch) and [`head::launch`] run this plan, and reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
     let problem = problem.into();
     // A panic elsewhere leaves the map whole: an entry is there or it is not.

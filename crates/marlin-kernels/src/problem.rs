@@ -208,7 +208,7 @@ pub fn expect_length(problem: &impl fmt::Display, operand: &'static str, expecte
     Err(KernelError::BufferLength { operand, problem: problem.to_string(), expected, found })
 }
 
-/// Checks that a buffer has at least so many elements.
+/// Checks that a buffer has at least `needed` elements.
 ///
 /// # Errors
 /// [`KernelError::BufferLength`].

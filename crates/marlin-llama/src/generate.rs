@@ -17,7 +17,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// The choice of the next token.
     pub sampling: Sampling,
-    /// Tokens that end the text; they are not part of it.
+    /// Tokens that end the text; they are not part of the text.
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,

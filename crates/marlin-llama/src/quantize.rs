@@ -84,7 +84,7 @@ pub struct QuantizeOptions {
 /// The progress of a quantisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeProgress<'a> {
-    /// The tensor of the source that was written, or a part of it.
+    /// The tensor of the source that was written in full or in part.
     pub tensor: &'a str,
     /// Tensors and parts that are done.
     pub done: usize,
@@ -156,7 +156,7 @@ pub fn quantize_folder(
     if quantization_field(&config).is_some() {
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
-    // The head is never quantised; other readers expect to be told.
+    // The head is never quantised; other readers require it in the config.
     let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
     let quantization = QuantizationConfig::new(*spec, ignore)
         .map_err(|error| LlamaError::QuantizationConfig { path: target.join("config.json"), source: error })?;

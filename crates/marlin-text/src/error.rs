@@ -79,7 +79,7 @@ pub enum Failure {
         /// The time that the call had.
         after: Duration,
     },
-    /// It asked for more memory than a call may have.
+    /// It requested more memory than a call may have.
     #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
     Memory {
         /// Bytes that it may have.

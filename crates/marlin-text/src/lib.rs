@@ -23,7 +23,7 @@
 //! | | a worker process | without `init` |
 //! |---|---|---|
 //! | a panic, a template of too many steps | an error | an error |
-//! | a call that takes too long | an error | goes on |
+//! | a call that takes too long | an error | runs on |
 //! | nesting that takes all of the stack | an error | ends the program |
 //! | memory | bounded on Linux | not bounded |
 

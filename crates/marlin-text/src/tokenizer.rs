@@ -20,7 +20,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
-    /// Truncation and padding that the file asks for are left out: a prompt is taken as it is.
+    /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
     /// # Errors
     /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer.

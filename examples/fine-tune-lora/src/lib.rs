@@ -92,7 +92,7 @@ pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Bo
     Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
 }
 
-/// Saves the adapters alone.
+/// Saves only the adapters.
 ///
 /// # Errors
 /// A file that cannot be written.

@@ -67,7 +67,7 @@ impl Data {
     }
 }
 
-/// Operands on a device, with as many copies of the weight as one wants to walk through.
+/// Operands on a device, with several copies of the weight to rotate through.
 pub struct Buffers {
     x: Handle,
     out: Handle,

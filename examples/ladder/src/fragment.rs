@@ -56,7 +56,7 @@ pub fn run_place(row: u32, run: u32) -> u32 {
 }
 // ANCHOR_END: places
 
-/// Eights of rows of a block that has `m` rows of activations or fewer: 1, 2, 4 or 8.
+/// The number of n8 tiles of a block that has `m` rows of activations or fewer: 1, 2, 4 or 8.
 pub fn row_tiles(m: usize) -> usize {
     m.div_ceil(8).next_power_of_two().min(8)
 }

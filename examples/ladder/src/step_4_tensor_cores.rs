@@ -6,7 +6,7 @@
 //! the offset and the zero point off, one more applies the scale. Activations are the fragment B, loaded from global memory as they are needed. A
 //! block has 64 columns, its eight warps take chunks of 64 rows of K in turn, and their sums are added at the end.
 //!
-//! **What bounds it.** Latency. A warp asks for a chunk, waits, multiplies, and only then asks for the next; with a block or two on each
+//! **What bounds it.** Latency. A warp loads a chunk, waits, multiplies, and only then loads the next; with a block or two on each
 //! multiprocessor there is not enough under way to keep the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
 //!
 //! **In the profile.** HMMA in place of FMA, the arithmetic pipes mostly idle; "long scoreboard" at the first use of a chunk's words is
@@ -49,7 +49,7 @@ fn dequantize(word: u32, scales: u32) -> U4 {
 
 // ANCHOR: multiply
 /// Adds the products of 16 rows of K: `words` by 64 columns, `b[2i]` and `b[2i + 1]` by the rows of activations `8i..8i + 8`, of which there are
-/// `tiles` eights. `sums[j * tiles + i]` are the columns `16j..16j + 16` of those rows.
+/// `tiles` n8 tiles. `sums[j * tiles + i]` are the columns `16j..16j + 16` of those rows.
 #[cube]
 pub(crate) fn multiply(words: U4, scales: U4, b: &Array<u32>, sums: &mut Array<F4>, #[comptime] tiles: usize) {
     #[unroll]

@@ -1,4 +1,4 @@
-//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are on their way.
+//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are being copied.
 //!
 //! **The step.** `cp.async` copies from global to shared memory without a register in between, and without anybody waiting. Each warp has a ring of
 //! stages of its own; a stage holds all that a chunk needs: 2 KiB of words, its 64 scales, and the activations of its 64 rows of K. While the warp
@@ -42,14 +42,14 @@ const MAX_STAGES: usize = 4;
 /// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
-    /// Eights of rows of activations of a block.
+    /// The number of n8 tiles (8 rows of activations) of a block.
     pub tiles: usize,
     /// Stages of a warp.
     pub stages: usize,
 }
 
 impl Config {
-    /// As many rows as M asks for, and as many stages as there is room for; where there is none for two, fewer rows.
+    /// As many rows as M needs, and as many stages as fit; if two stages do not fit, fewer rows.
     pub fn new(m: usize, shared_limit: usize) -> Option<Self> {
         let room = shared_limit.checked_sub(4 * reduce_floats())?;
         let halves = std::iter::successors(Some(row_tiles(m)), |tiles| (*tiles > 1).then_some(tiles / 2));

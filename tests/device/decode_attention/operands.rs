@@ -64,7 +64,7 @@ impl Operands {
         &self.qkv[start..start + shape.head_dim]
     }
 
-    /// A head of q (0) or k (1), normalised and turned.
+    /// A head of q (0) or k (1), normalised and rotated.
     pub(super) fn turned(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
         let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
         if let Some(epsilon) = shape.norm_epsilon {

@@ -27,7 +27,7 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// A buffer of so many elements; what it holds is any values.
+    /// A buffer of the given number of elements, with arbitrary contents.
     pub fn new<T: Pod>(elements: usize) -> Self {
         let bytes = elements * size_of::<T>();
         let lines = bytes.div_ceil(size_of::<Line>());
@@ -75,7 +75,7 @@ impl AllocationController for Pooled {
 
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.lines);
-        // SAFETY: a byte may be uninitialised there; callers write initialised ones alone.
+        // SAFETY: a byte may be uninitialised there; callers only write initialised ones.
         Ok(unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) })
     }
 

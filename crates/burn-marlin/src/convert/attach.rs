@@ -89,7 +89,7 @@ impl Attach<'_> {
         if !self.shared.contains(&id) {
             return Ok((QuantizedWeight::from_plain_for(&plain, activations, &device), None));
         }
-        // The same id says that they were one tensor once, the same values that they still are.
+        // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();
         if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
             return Ok((made.weight.clone(), Some(made.path.clone())));

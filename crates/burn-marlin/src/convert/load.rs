@@ -17,7 +17,7 @@ impl W4A16 {
     /// Loads a checkpoint into a model that knows nothing of 4 bits: quantised layers into its `Linear`s, which then multiply with the packed weights,
     /// float tensors into everything else.
     ///
-    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. What its configs say of each layer counts: GPTQ, AWQ,
+    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs decide the format of each layer: GPTQ, AWQ,
     /// compressed-tensors, AutoRound, Marlin ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and parameters of
     /// the model that were not yet used are never drawn.
     ///

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The files cannot be read, or do not hold what their config says.
+    /// The files cannot be read, or do not match their config.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// Parameters of the model that no tensor of the checkpoint goes into.

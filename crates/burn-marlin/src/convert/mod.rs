@@ -34,7 +34,7 @@ use survey::{Candidate, Survey, Types, survey};
 /// Patterns are regular expressions, searched anywhere in a parameter's path (`layers.0.attention.query.weight`).
 ///
 /// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads the placeholder**: `weight.to_data()`,
-///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed of it looks right.
+///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed from it looks right.
 /// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, or make it with
 ///   [`unloaded`](Self::unloaded). A model that has been used (run, shown, given to `apply_lora`) is made ready by
 ///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has [1, 1]").
@@ -96,7 +96,7 @@ impl W4A16 {
     }
 
     /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N] that it multiplies activations [.., K] with, as
-    /// `Linear` does. Types are told apart by their name alone, without their path.
+    /// `Linear` does. Types are distinguished only by name, without their path.
     pub fn also<T: Module>(mut self) -> Self {
         let name = std::any::type_name::<T>();
         let name = name.split('<').next().unwrap_or(name);
@@ -327,7 +327,7 @@ impl ModuleVisitor for Examine<'_> {
         let path = self.path.join(".");
         let Some(spec) = self.specs.remove(path.as_str()).filter(|_| self.failed.is_none()) else { return };
         let weight = param.base().detach();
-        // One number comes back from the device. A NaN is no maximum on every backend: it is asked for apart.
+        // One number is read from the device. Not every backend returns NaN as a maximum, so it is checked separately.
         let finite = weight.clone().is_finite().all().into_scalar::<bool>();
         let largest = weight.clone().abs().max().into_scalar::<f32>().elem::<f64>();
         // Below it no scale overflows, in whatever dtype.
@@ -335,7 +335,7 @@ impl ModuleVisitor for Examine<'_> {
             return;
         }
         let dims = weight.dims();
-        // The host says where.
+        // The host finds the position.
         self.failed = QuantizedWeight::round(weight.reshape([dims[0], dims[D - 1]]), &spec).err().map(|error| error.in_layer(&path));
     }
 }

@@ -186,7 +186,7 @@ impl ModuleVisitor for Visitor {
     }
 }
 
-/// Finds out which weights records hold transposed: nothing says so but what becomes of a record's tensor.
+/// Finds the weights that records hold transposed. Only the tensor of a record shows it.
 struct Layouts<'a> {
     path: Vec<String>,
     /// Weights of linear layers, by their paths.

@@ -54,7 +54,7 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and what became of it, `unmatched` patterns, `unused` tensors, and the totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, `unmatched` patterns, `unused` tensors, and the totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
@@ -92,7 +92,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of the layer at a path that has `weight` now; one debug line says so.
+    /// The report of the layer at a path that now has `weight`; it is also logged at debug level.
     pub(super) fn quantized(path: &str, weight: &QuantizedWeight, activations: ActivationDtype, shared_with: Option<String>) -> Self {
         let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
         tracing::debug!(layer = %path, format = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");

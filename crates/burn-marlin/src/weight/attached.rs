@@ -1,4 +1,4 @@
-//! A quantised weight in a model that knows nothing of it: attached to the float parameter of an ordinary `Linear`, whose place it takes.
+//! A quantised weight in an unmodified model: attached to the float parameter of an ordinary `Linear`, which it replaces.
 
 use super::QuantizedWeight;
 use burn::module::{Param, ParamId, Reparameterization};
@@ -57,7 +57,7 @@ impl Attached {
         if loaded { Self { unread: Weak::new(), ..attached } } else { attached }
     }
 
-    /// After a move: the parameter holds what it held, but what was rounded of it is elsewhere.
+    /// After a move: the parameter's contents are unchanged, but the weight rounded from them is on another device.
     pub fn moved(&self) -> Self {
         if let Some(Base::Placeholder) = self.base.get() { self.clone() } else { self.unknown() }
     }

@@ -49,7 +49,7 @@ pub struct QuantizedWeight {
     /// Id of `format`, and so of the float parameter that the weight stands for.
     format_id: ParamId,
     adapter: Option<LoraAdapter>,
-    /// In a model that knows nothing of it.
+    /// The weight in an unmodified model.
     attached: Option<Attached>,
 }
 

@@ -77,7 +77,7 @@ impl Module for QuantizedWeight {
         let (own, device) = (self.recorded(), self.device());
         let format = mapped(mapper, "format", |mapper| mapper.map_float(record::expected(self.format_id, &device)));
         let recorded = record::loaded(&format);
-        // A record says itself what it holds: its tensors are taken in its own format.
+        // A record carries its format: its tensors are read in that format.
         let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
         let tensors = match recorded {
             Some(recorded) if recorded != own => {

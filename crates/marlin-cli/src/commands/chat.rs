@@ -15,7 +15,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
-    // What a template leaves to the model is an answer by itself; plain turns go on after `Assistant:`.
+    // After a template the answer is a text of its own; plain turns continue after `Assistant:`.
     options.answer = template.is_some();
     match &template {
         Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),

@@ -99,7 +99,7 @@ fn rows(
     mut layers: BTreeMap<String, Row>,
     keep: &mut impl FnMut(&CheckpointError),
 ) -> Result<Vec<Row>, CheckpointError> {
-    // What is wrong with the configs is said above; without them every tensor is one by itself.
+    // Faults of the configs are reported above; without configs every tensor is listed by itself.
     let quantization = Quantization::read(dir).ok().flatten();
     let mut rows = Vec::new();
     for part in parts(checkpoint, quantization.as_ref())? {

@@ -32,7 +32,7 @@ pub fn command(args: &[OsString]) -> Command {
 
 pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
     let mut child = command(args).spawn().unwrap();
-    // A program that refuses its arguments does not read; its output says why.
+    // A program that refuses its arguments does not read; its output gives the reason.
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -13,7 +13,7 @@ mod tests;
 /// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
 ///
 /// # Panics
-/// Panics if `x` are no rows of the weight's length.
+/// Panics if the length of `x` is no multiple of the weight's.
 pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
     let features = weight.len().max(1);
     assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
@@ -94,11 +94,11 @@ pub struct Attention<'a, T> {
 }
 
 impl<T: HostFloat> Attention<'_, T> {
-    /// Attention of a step, as [`crate::kernels::attention`] says: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
+    /// Attention of a step, as [`crate::kernels::attention`] defines it: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
     /// cache and gives [rows, heads * head_dim], zeros for rows that are skipped.
     ///
     /// # Panics
-    /// Panics if a buffer is shorter than the shape says.
+    /// Panics if a buffer is shorter than the shape requires.
     pub fn run(&self, qkv: &[T], rows: &[Row], keys: &mut [T], values: &mut [T]) -> Vec<T> {
         let AttentionShape { heads, kv_heads, head_dim, slots, max_len, .. } = self.shape;
         let mut out = vec![T::default(); rows.len() * heads * head_dim];

@@ -142,7 +142,7 @@ pub enum CheckpointError {
         /// The cause.
         source: FormatError,
     },
-    /// Zero points, and the config says symmetric.
+    /// Zero points, where the config declares a symmetric weight.
     #[error(
         "`{tensor}` is in {}, but the config says that weights are symmetric; if they are not, say so in the config \
          (`zero_point` true, `symmetric` false), or remove the tensor",
@@ -162,7 +162,7 @@ pub enum CheckpointError {
         /// The cause.
         source: ConfigError,
     },
-    /// No zero points, and the config says that there are.
+    /// No zero points, where the config declares them.
     #[error(
         "{} has no tensor `{tensor}`, but the config says that weights have zero points; if they are symmetric, say so in the config \
          (`zero_point` false, `symmetric` true), or else download the checkpoint again",
@@ -273,7 +273,7 @@ pub enum HeaderError {
     /// A header that does not fit the file.
     #[error("the header says it has {header} bytes, but {available} follow; the file is truncated or not safetensors")]
     PastEnd {
-        /// The header's length, as the file says.
+        /// The header's length, as the file declares it.
         header: u64,
         /// Bytes after the length.
         available: usize,

@@ -1,4 +1,4 @@
-//! Reading the files of a folder that a stranger wrote: regular ones only, and no more of them than they may have.
+//! Reading the files of an untrusted folder: only regular ones, and no more than a limit of bytes.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -18,7 +18,7 @@ pub enum FileError {
     /// A folder, a pipe, a device.
     #[error("it is not a regular file; put the file there, or a link to it")]
     NotRegular,
-    /// A link that leaves the folder, which a stranger may have made to have another file read.
+    /// A link out of the folder, which may have been made to have another file read.
     #[error("it is a link to {}, outside of the folder; put the file itself there", target.display())]
     Outside {
         /// The file that it is a link to.
@@ -36,7 +36,7 @@ pub enum FileError {
 /// the files of that cache (`blobs`).
 ///
 /// # Errors
-/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for somebody to write to it.
+/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for a writer.
 pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {

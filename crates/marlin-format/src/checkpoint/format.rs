@@ -7,7 +7,7 @@ use crate::QuantSpec;
 /// The format of one layer's tensors. Tensors are named `{layer}.{tensor}`.
 ///
 /// K is the number of input features, N of output features, G of groups along K; a word is an i32 of eight 4-bit or four 8-bit values.
-/// No config says the dtype of scales: `scale_dtype` of the specs here is f16, and the tensors count.
+/// No config has the dtype of scales: `scale_dtype` of the specs here is f16, and the tensors decide.
 ///
 /// [`Display`](fmt::Display) is one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

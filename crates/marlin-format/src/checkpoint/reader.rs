@@ -44,7 +44,7 @@ pub struct TensorInfo<'a> {
 /// The first bytes of the text that Git LFS puts in place of a large file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// The part of an index that says where tensors are.
+/// The part of an index that names the files of tensors.
 #[derive(Deserialize)]
 struct Index {
     /// File names by tensor name.
@@ -139,7 +139,7 @@ impl Checkpoint {
             let (_, map) = &self.files[*file];
             // SAFETY: the map is read-only and of a file, so that a page which was dropped is read again with the same bytes.
             let dropped = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, entry.start, entry.end - entry.start) };
-            // Where it fails, the pages stay: that costs memory alone.
+            // If it fails, the pages stay: that costs only memory.
             drop(dropped);
         }
         #[cfg(not(unix))]
@@ -227,7 +227,7 @@ impl Checkpoint {
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
     let (file, _) = files::open(path).map_err(|source| io("open", path, source))?;
-    // SAFETY: the map is read-only and lives as long as the views into it. That nobody cuts the file short in the meantime is a condition
+    // SAFETY: the map is read-only and lives as long as the views into it. That no process truncates the file in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
     unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))
 }

@@ -68,7 +68,7 @@ impl<'a> TensorView<'a> {
         if is_float(self.dtype) { Ok(*self) } else { Err(self.wrong_dtype("F16, BF16 or F32")) }
     }
 
-    /// Its extents, where it has two axes; `axes` says what they are, such as `[K/8, N]`.
+    /// Its extents, where it has two axes; `axes` names them, such as `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
         <[usize; 2]>::try_from(self.shape).map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
     }

@@ -28,7 +28,7 @@ use crate::{Bits, FormatError};
 /// | kept row in the tile | `2t` | `2t + 1` | `2t + 8` | `2t + 9` |
 ///
 /// **Metadata**, i16 `[K/32, 2N]`: one value covers 16 rows of a column, a nibble every four rows, low first. The nibble's lower two bits
-/// say which of the four rows the first kept value is, its upper two the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
+/// are the index, among the four rows, of the first kept value, its upper two of the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
 /// metadata holds the even and odd 16 of rows `32r..32r+32`. In every 64 columns, position by column:
 ///
 /// | column          | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ... | 63 |

@@ -128,7 +128,7 @@ impl ScaleLayout {
     }
 }
 
-/// Values `[rows, columns]` from where `place` says that they are in `values`.
+/// Gathers values `[rows, columns]` from the positions in `values` that `place` returns.
 pub(crate) fn gather<T: Copy>(values: &[T], [rows, columns]: [usize; 2], place: impl Fn(usize, usize) -> usize) -> Vec<T> {
     let mut gathered = Vec::with_capacity(rows * columns);
     for row in 0..rows {

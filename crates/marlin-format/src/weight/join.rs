@@ -50,7 +50,7 @@ impl PlainWeight {
         Self::join_in(parts, |words| vec![0; words])
     }
 
-    /// The same in memory of the caller's: `memory` gives as many words as it is asked for, whatever they are.
+    /// The same in memory of the caller's: `memory` returns the requested number of words, with any contents.
     pub(crate) fn join_in(parts: &[&PlainWeight], memory: impl FnOnce(usize) -> Vec<u32>) -> Result<PlainWeight, JoinError> {
         let [first, rest @ ..] = parts else { return Err(JoinError::Empty) };
         let (k, spec) = (first.k(), first.spec());

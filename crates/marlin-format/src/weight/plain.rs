@@ -104,7 +104,7 @@ pub struct PlainParts {
     pub words: Vec<u32>,
     /// `[G, N]`, row-major.
     pub scales: Scales,
-    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly where the spec says zero points.
+    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec has zero points.
     pub zero_points: Option<Vec<u8>>,
     /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
     pub row_permutation: Option<Vec<u32>>,
@@ -137,7 +137,7 @@ impl PlainWeight {
     /// spec says them, padding, and that the row permutation names every row once.
     ///
     /// # Errors
-    /// A [`FormatError`] that says what does not hold, and where.
+    /// A [`FormatError`] with the condition that does not hold, and the position.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
         QuantSpec::check_shape(k, n)?;

@@ -1,4 +1,4 @@
-//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README says how they are made.
+//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README describes how they are made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 /// Declares `registers` accumulators for [`wgmma`], and what else it names: once, at a kernel's top, outside loops.
 ///
-/// They are PTX registers that inline assembly alone names. Where they are values of CubeCL's, each instruction copies them, and ptxas makes it
+/// They are PTX registers that only inline assembly names. If they are values of CubeCL's, each instruction copies them, and ptxas makes it
 /// wait for the one before.
 #[cube]
 pub fn wgmma_declare(#[comptime] registers: usize) {
@@ -54,7 +54,7 @@ pub fn wgmma_b(descriptor: u32) {
 }
 
 /// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of A, of f16 or (`bf16`) bf16 and in registers, and
-/// [B](wgmma_b), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as [`wgmma_more`] says.
+/// [B](wgmma_b), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as set by [`wgmma_more`].
 ///
 /// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of the sums in that of `n / 8` accumulators of
 /// `mma.m16n8k16` side by side.

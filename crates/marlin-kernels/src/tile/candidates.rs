@@ -59,7 +59,7 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
     tiles(capability).map(move |tile| format.config(tile))
 }
 
-/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
 /// of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
     let formats = GroupSize::ALL.into_iter().flat_map(|group| {
@@ -91,14 +91,14 @@ impl Format {
     }
 }
 
-/// A configuration with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
+/// A configuration with as many stages as fit in `shared_limit` bytes; `None` if too few fit.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
     let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
     (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 
-/// Returns true if ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
+/// Returns true if ptxas (13.5) spills a few registers: it limits the kernel to 64 or 128 of twice as many available, or 12 warps need more than
 /// the 128 that they can have with a producer. Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never wrong.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;

@@ -2,7 +2,7 @@ use crate::ActivationDtype;
 use marlin_format::GroupSize;
 use std::fmt;
 
-/// Rows of K in a chunk: what one warp reads of the weight in one stage, times 64 columns.
+/// Rows of K in a chunk: the part of the weight that one warp reads in one stage, by 64 columns.
 pub(crate) const CHUNK_K: usize = 64;
 /// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(crate) const CHUNK_N: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) const REDUCE_PADDING: usize = 4;
 /// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 rows of K `w / warps_n` of each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Eights of rows of activations: 1, or an even number.
+    /// The number of n8 tiles, of 8 rows of activations each: 1, or an even number.
     pub batch_tiles: usize,
     /// Warps side by side along N.
     pub warps_n: usize,
@@ -40,7 +40,7 @@ pub struct Tile {
 pub enum Product {
     /// `mma.sync`: each warp by itself. Every card has it.
     MmaSync,
-    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Compute capability 9.0 alone has it.
+    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Only compute capability 9.0 has it.
     Wgmma,
 }
 
@@ -91,13 +91,13 @@ impl Tile {
 /// Everything that a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// The layout of work.
+    /// The division of work.
     pub tile: Tile,
     /// Rows of K that share a scale.
     pub group: GroupSize,
-    /// Zero points, or 8 everywhere.
+    /// True if the weight has zero points; otherwise they are 8 everywhere.
     pub zero_points: bool,
-    /// Activations, scales, bias and output in bf16, or in f16.
+    /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
 }
 

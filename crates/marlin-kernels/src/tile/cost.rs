@@ -35,7 +35,7 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
 /// The part of a configuration that a problem fixes.
 pub(crate) fn format(problem: &QuantProblem) -> Format {
     let (spec, weight) = (problem.spec(), problem.weight.in_layout(WeightLayout::Tile));
-    // With one group there is nothing to tell apart in K: its scales are applied at the end.
+    // With one group, K has no group boundaries: its scales are applied at the end.
     let group = if weight.groups() > 1 { spec.group } else { GroupSize::Channel };
     Format { group, zero_points: spec.zero_points, bf16: problem.activations == ActivationDtype::BF16 }
 }

@@ -9,7 +9,7 @@ use cubecl::std::FastDivmod;
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
 /// Lengths of a problem as the tile kernels see them. What follows from the others is computed on the host, divisors as what to multiply with: the
-/// first bytes are asked for that much sooner.
+/// first loads are issued that much sooner.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Lengths {
     /// Rows of activations.

@@ -10,7 +10,7 @@
 //!
 //! # How it works
 //!
-//! After the Marlin paper (Frantar et al., 2024, section 3.4), with what a card of more bandwidth asks for.
+//! After the Marlin paper (Frantar et al., 2024, section 3.4), with changes for cards of more bandwidth.
 //!
 //! **Work.** The output is cut into tiles, a tile into steps along K; every block gets an equal run of steps, a *stripe*, across tiles
 //! (`stripe.rs`). Where a tile has parts of several blocks, all but the last leave their sums in a workspace and the last adds them
@@ -18,11 +18,11 @@
 //!
 //! **A product.** The transpose is computed, W^T X^T: fragment A of `mma.m16n8k16` is 16 columns of the weight, fragment B eight rows of
 //! activations, so that one row wastes seven rows of a tensor core and not fifteen. A word of the tile layout is an A fragment: `lop3` puts
-//! nibbles into the mantissas of two halves, one half2 instruction takes the zero point off. With up to 16 rows and more than one group even
+//! nibbles into the mantissas of two halves, one half2 instruction subtracts the zero point. With up to 16 rows and more than one group even
 //! that is too much: there the masked nibbles are multiplied as the small numbers that they are in f16, and one product more, with ones in
 //! place of weights, sums the activations, times which a group's zero points leave its sums in f32 (`fragment.rs`).
 //!
-//! **Scales.** For up to 32 rows, by `wgmma` up to 16, a group's products are summed apart and scaled once in f32; for more, the weights are
+//! **Scales.** For up to 32 rows, by `wgmma` up to 16, a group's products are summed separately and scaled once in f32; for more, the weights are
 //! scaled in half2. With one group, sums are scaled when they are written.
 //!
 //! **Which tile.** [`plan`] estimates the time of each from bytes, instructions and parts, and takes the fastest (`cost.rs`): no trial at run

@@ -47,7 +47,7 @@ pub(crate) struct Declaration {
 /// The source that decides whether there are biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
-    /// There are none, whatever the config says.
+    /// There are none, whatever the config has.
     Never,
     /// There always are.
     Always,
@@ -78,7 +78,7 @@ pub(crate) struct Defaults {
     pub(crate) max_window_layers: usize,
 }
 
-/// The layers of `mlp` that make gate and up where a file has them apart, as GPTQModel from 7.0 on writes those of architectures that have one layer for
+/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel from 7.0 on writes those of architectures that have one layer for
 /// both.
 pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
 

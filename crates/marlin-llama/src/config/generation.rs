@@ -1,4 +1,4 @@
-//! `generation_config.json`, and what `config.json` says of quantisation.
+//! `generation_config.json`, and the quantisation in `config.json`.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -66,7 +66,7 @@ impl GenerationConfig {
     }
 }
 
-/// The field of a `config.json` that says how weights are quantised; older files call it `compression_config`.
+/// The field of a `config.json` with the quantisation of weights; older files call it `compression_config`.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
     ["quantization_config", "compression_config"].iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
 }

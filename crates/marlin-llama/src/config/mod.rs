@@ -107,7 +107,7 @@ impl LlamaConfig {
     /// [`LlamaConfigError`] for text that is not such JSON, another architecture, options that are not supported, and as
     /// [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self, LlamaConfigError> {
-        // Before the fields: another architecture has other ones, and their absence says nothing.
+        // Before the fields: another architecture has other ones, and their absence means nothing.
         serde_json::from_str::<RawClass>(text)?.architecture()?;
         serde_json::from_str::<RawConfig>(text)?.try_into()
     }

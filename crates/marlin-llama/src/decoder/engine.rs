@@ -14,7 +14,7 @@ use crate::model::{Batch, CachePosition};
 use crate::{KvCache, LlamaError, LlamaModel};
 
 /// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA would take work of other threads into the recording
-/// where it shares the stream, and give the recording up where it allocates, on whatever stream and device.
+/// if it shares the stream, and fail the recording if it allocates, on whatever stream and device.
 static RECORDING: RwLock<()> = RwLock::new(());
 
 /// All functions must be called on the stream of the model.

@@ -24,7 +24,7 @@ pub const PREFILL_CHUNK: usize = 512;
 pub struct SequenceOptions {
     /// The choice of the next token.
     pub sampling: Sampling,
-    /// The seed of the random choices: with the same one a prompt goes on the same, whatever other sequences there are.
+    /// The seed of the random choices: with the same one a prompt is continued in the same way, whatever other sequences there are.
     pub seed: u64,
     /// Tokens that end the sequence.
     pub stop_tokens: Vec<u32>,
@@ -37,7 +37,7 @@ pub struct SequenceOptions {
 pub enum StopReason {
     /// The model chose one of the stop tokens, this one.
     StopToken(u32),
-    /// There are as many tokens as were asked for.
+    /// The requested number of tokens was reached.
     MaxNewTokens,
     /// The cache has no room for more.
     CacheFull,
@@ -48,7 +48,7 @@ pub enum StopReason {
 pub struct Decoded {
     /// The sequence, as [`Decoder::join`] named it.
     pub slot: usize,
-    /// The token that it goes on with; none for a stop token and a failure.
+    /// The next token; none for a stop token and a failure.
     pub token: Option<u32>,
     /// The reason of its end, where it ended. It has left, and its slot may be another's.
     pub end: Option<Result<StopReason, SamplingError>>,
@@ -57,7 +57,7 @@ pub struct Decoded {
 /// Takes sequences through a model, one token of each a step, and reads the prompts of others meanwhile.
 ///
 /// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is recorded for 1, 2, 4, ..
-/// rows at the first step of so many sequences, and kept. Elsewhere the same step runs operation by operation.
+/// rows at the first step of that many sequences, and kept. Elsewhere the same step runs operation by operation.
 ///
 /// # Threads
 /// A decoder can be made and used on any thread, and moved between them. Graphs are only in order with work on their own stream of the device, and can
@@ -80,7 +80,7 @@ impl Decoder {
     /// A decoder for up to `slots` sequences of the model's window each, without any.
     ///
     /// # Errors
-    /// [`LlamaError::TooManySequences`] outside 1 to [`MAX_SEQUENCES`], [`LlamaError::CacheTooLarge`] where the cache of so many does not fit the
+    /// [`LlamaError::TooManySequences`] outside 1 to [`MAX_SEQUENCES`], [`LlamaError::CacheTooLarge`] if a cache of that many does not fit the
     /// device, before anything is allocated.
     pub fn new(model: Arc<LlamaModel>, slots: usize) -> Result<Self, LlamaError> {
         if slots == 0 || slots > MAX_SEQUENCES {
@@ -91,7 +91,7 @@ impl Decoder {
         Ok(Self { stream, scheduler: Scheduler::new(engine, slots, window, vocab_size) })
     }
 
-    /// Compiles and records what a prompt of so many tokens and a step of one sequence need, so that neither takes its time later. What it writes to the
+    /// Compiles and records the kernels of a prompt of `prompt_tokens` tokens and of a step of one sequence, so that neither takes time later. What it writes to the
     /// cache is written over by the next prompt. Gives the time it took: none where steps do not run as graphs, since there is nothing to prepare.
     ///
     /// # Panics
@@ -139,7 +139,7 @@ impl Decoder {
     /// first token one step later.
     ///
     /// # Errors
-    /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others go on.
+    /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others continue.
     pub fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         self.stream.executes(|| self.scheduler.step())
     }

@@ -1,4 +1,4 @@
-//! The order of prompts and steps, apart from the device that runs them.
+//! The order of prompts and steps, independent of the device that runs them.
 
 use marlin_decode::{Row, RowState};
 
@@ -143,7 +143,7 @@ impl<E: Engine> Scheduler<E> {
                 Started { step: self.engine.start(&rows), sequences: running.clone() }
             }
         };
-        // The same sequences go on, and the device knows all of them: it need not wait for the host.
+        // The same sequences continue, and the device has the state of all of them: it need not wait for the host.
         if step.sequences == running && self.running().all(|(_, sequence)| sequence.left > 1) {
             self.ahead = self.engine.start_next(running.len()).map(|step| Started { sequences: running, step });
         }

@@ -50,7 +50,7 @@ pub fn check_folder(
     let mut ignored = |_: super::OpenProgress<'_>| {};
     let files = FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(FloatDType::F32), device, &mut ignored);
     let mut source = CheckedWeights { files, device, faults, on_layer: &mut on_layer };
-    // The rotary tables have one position here: those that were asked for are checked above.
+    // The rotary tables have one position here: the requested ones are checked above.
     if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() {
         source.faults.keep(source.files.refuse_surplus(&config));
     }

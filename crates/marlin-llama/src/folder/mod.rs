@@ -33,7 +33,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Positions of the cache where none were asked for. Models are made for up to 131072, which would take more memory than their weights.
+    /// Positions of the cache if none are given. Models are made for up to 131072, which would take more memory than their weights.
     pub const DEFAULT_MAX_LEN: usize = 4096;
 }
 
@@ -66,7 +66,7 @@ pub struct OpenProgress<'a> {
 /// A model from a folder: the model, its tokenizer, and how its makers generate with it.
 #[derive(Debug)]
 pub struct Llama {
-    /// The model; [`Arc::unwrap_or_clone`] gives it alone.
+    /// The model; [`Arc::unwrap_or_clone`] returns it without the `Arc`.
     pub model: Arc<LlamaModel>,
     /// The tokenizer, where it was opened with one.
     pub tokenizer: Option<Tokenizer>,

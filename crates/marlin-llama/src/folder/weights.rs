@@ -179,7 +179,7 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Embeddings are read in floats alone.
+    /// Embeddings are only read as floats.
     pub(super) fn refuse_quantized_embedding(&self, name: &str) -> Result<(), LlamaError> {
         let is_float = self.checkpoint.contains(&format!("{name}.weight"));
         if is_float || !self.checkpoint.contains_layer(name) {

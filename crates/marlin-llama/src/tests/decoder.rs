@@ -67,7 +67,7 @@ fn every_architecture_decodes_what_its_full_pass_predicts() {
     }
 }
 
-/// A sequence of a slot, and what came of it.
+/// A sequence of a slot, and its result.
 #[derive(Clone)]
 struct Running {
     prompt: Vec<u32>,

@@ -44,7 +44,7 @@ impl Process {
 
     /// Returns the reason why there is no reply.
     fn failure(&mut self, error: &io::Error, limits: Limits) -> Failure {
-        // It has ended, or says what nobody understands.
+        // It has ended, or has sent an invalid message.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {

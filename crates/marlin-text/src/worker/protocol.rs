@@ -118,7 +118,7 @@ fn length(bytes: &[u8]) -> io::Result<[u8; 4]> {
     }
 }
 
-/// As many bytes as the four before say.
+/// As many bytes as the four before give.
 fn read_bytes(from: &mut impl Read, length: &[u8]) -> io::Result<Vec<u8>> {
     let length = length.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
     let mut bytes = Vec::new();

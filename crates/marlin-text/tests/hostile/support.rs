@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use marlin_text::{Failure, TextError};
 
-/// The longest that a call may take: the four seconds that it has, and what a process takes to start and end on a busy machine.
+/// The longest that a call may take: its limit of four seconds, plus the start and the end of a process on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
 /// The expected outcome.

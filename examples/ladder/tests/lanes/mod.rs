@@ -1,4 +1,4 @@
-//! Steps 4 and 5 on the host, lane by lane: what the lanes of a warp load, by the functions that tell the kernels where, and what tensor cores make
+//! Steps 4 and 5 on the host, lane by lane: what the lanes of a warp load, by the position functions of the kernels, and what tensor cores compute
 //! of it, by the tables of the PTX ISA. Sums are in f64.
 
 use half::f16;
@@ -160,7 +160,7 @@ fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     [a0, a1, a2, a3]
 }
 
-/// `mma.m16n8k16`: the four sums of each lane, by the PTX ISA's tables of who holds what.
+/// `mma.m16n8k16`: the four sums of each lane, by the PTX ISA's tables of ownership.
 fn mma_m16n8k16(a: &[[Pair; 4]], b: &[[Pair; 2]]) -> Vec<[f64; 4]> {
     let (mut left, mut right) = ([[f64::NAN; 16]; 16], [[f64::NAN; 8]; 16]);
     for lane in 0..LANES {

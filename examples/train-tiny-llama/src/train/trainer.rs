@@ -1,4 +1,4 @@
-//! One training step, and the measure of what came of it.
+//! One training step, and its metrics.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};

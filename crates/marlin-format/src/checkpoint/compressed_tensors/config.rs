@@ -27,7 +27,7 @@ pub struct QuantizationConfig {
 }
 
 impl QuantizationConfig {
-    /// All linear layers as `spec` says, but those that `ignore` names: names of layers, or `re:` and a regular expression that matches
+    /// All linear layers in `spec`, except those that `ignore` names: names of layers, or `re:` and a regular expression that matches
     /// from the start of the name.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl QuantizationConfig {
         Ok(Self { spec, ignore, patterns, act_order: false, others: Vec::new() })
     }
 
-    /// The same, saying whether layers have a `weight_g_idx`, which other readers expect to be told.
+    /// The same, with a declaration that layers have a `weight_g_idx`, which other readers require.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
     }

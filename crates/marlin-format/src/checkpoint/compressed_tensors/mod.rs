@@ -44,7 +44,7 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 
 /// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`.
 ///
-/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config says. A `weight_g_idx` that is not the natural order of groups
+/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config has. A `weight_g_idx` that is not the natural order of groups
 /// becomes a row permutation.
 ///
 /// # Errors
@@ -92,7 +92,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 
 /// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: what a writer declares before the weight is quantised.
 ///
-/// `act_order` says whether the weight has a row permutation.
+/// `act_order` is true if the weight has a row permutation.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
     let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![

@@ -61,7 +61,7 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     let symmetric = fields.boolean("sym")?.unwrap_or(true);
     let spec = spec::spec(spec::bits(fields, &["bits"])?, spec::group_size(fields, &["group_size"])?, symmetric);
     let version = match fields.text("packing_format")? {
-        // Of symmetric weights, versions 1 and 2 say the same.
+        // For symmetric weights, versions 1 and 2 are the same.
         None if !symmetric => return Err(fields.missing("packing_format", PACKINGS)),
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,

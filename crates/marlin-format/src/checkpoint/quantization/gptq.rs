@@ -69,7 +69,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
         Some((name, Json::String(format))) => (name, format.to_lowercase()),
         Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
     };
-    // Of the oldest Marlin checkpoints, some say the group size only.
+    // Some of the oldest Marlin checkpoints have only the group size.
     let bits = if old_marlin && fields.get("bits").is_none() { Bits::Four } else { spec::bits(fields, &["bits"])? };
     let spec = spec::spec(bits, group, symmetric);
     let marlin = |dense| spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order, dense);
@@ -104,7 +104,7 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
     spec::check_awq(fields, BITS, spec).map(|()| LayerFormat::Awq(spec))
 }
 
-/// The output head is quantised where the config says so, and only then.
+/// The output head is quantised only if the config declares it.
 fn head_rule(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     let mut rules = Rules::default();
     if !root.boolean("lm_head")?.unwrap_or(false) {

@@ -52,7 +52,7 @@ pub struct Quantization {
 
 impl Quantization {
     /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
-    /// `quant_config.json`. Where several say something, `config.json` counts, as for other readers. `None` where nothing is quantised.
+    /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` where nothing is quantised.
     ///
     /// # Errors
     /// [`CheckpointError::Config`] for a config that is not JSON or not read, and [`CheckpointError::Io`].
@@ -88,7 +88,7 @@ impl Quantization {
         found.map(|(_, quantization)| Self::new(quantization, None)).transpose()
     }
 
-    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not say their method.
+    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not name their method.
     ///
     /// # Errors
     /// As [`from_config`](Self::from_config).
@@ -99,7 +99,7 @@ impl Quantization {
         Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
     }
 
-    /// `method` is that of a config that does not say it.
+    /// `method` is that of a config that does not name it.
     fn new(config: &Json, method: Option<&str>) -> Result<Self, ConfigError> {
         const METHOD_FIELDS: [&str; 2] = ["quant_method", "method"];
         let root = Fields::new(config, String::new())?;

@@ -1,10 +1,10 @@
-//! Bits, groups and symmetry, as the fields of configs say them.
+//! Bits, groups and symmetry, from the fields of configs.
 
 use super::json::{Fields, Json};
 use crate::checkpoint::ConfigError;
 use crate::{Bits, GroupSize, QuantSpec};
 
-/// The spec; its scale dtype is not the config's to say.
+/// The spec; configs do not have its scale dtype.
 pub(super) fn spec(bits: Bits, group: GroupSize, symmetric: bool) -> QuantSpec {
     let spec = match bits {
         Bits::Four => QuantSpec::int4(group),
@@ -47,7 +47,7 @@ pub(super) fn check_marlin(
     act_order: bool,
     dense: bool,
 ) -> Result<(), ConfigError> {
-    // Where there is one group, the order of rows says nothing.
+    // With one group, the order of rows does not matter.
     let ordered = act_order && spec.group != GroupSize::Channel;
     let checks = [
         (spec.bits == Bits::Four || !dense, "4 for Marlin"),

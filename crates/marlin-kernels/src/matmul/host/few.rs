@@ -14,7 +14,7 @@ use std::ops::Range;
 pub const MAX_ROWS: usize = 8;
 /// Most columns of a task.
 const STRIP: usize = 256;
-/// Rows of K that the words are asked for ahead, where chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
+/// Rows of K by which words are prefetched, if chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
 const AHEAD: usize = 128;
 
 /// Activations in the order of the stored rows, prepared for words of `per_word` values.

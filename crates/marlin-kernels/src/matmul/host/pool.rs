@@ -40,12 +40,12 @@ pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..tasks).for_each(task);
 }
 
-/// Threads the machine has for loops: as many as rayon's, which a user can set.
+/// The machine's threads for loops: as many as rayon's, which a user can set.
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// A loop's number, the helpers that it wants, whether it is open to them and how many are in it, in one word.
+/// A loop's number, the helpers that it uses, whether it is open to them and how many are in it, in one word.
 #[derive(Clone, Copy, PartialEq)]
 struct State(u64);
 
@@ -142,7 +142,7 @@ impl Pool {
                 helper.thread.unpark();
             }
         }
-        // SAFETY of the pointer: `run` catches a panic, so this function goes on to where no helper is inside, and none enters a closed loop.
+        // SAFETY of the pointer: `run` catches a panic, so this function continues until no helper is inside, and none enters a closed loop.
         shared_loop.run();
         self.shared.state.fetch_and(!State::OPEN, Relaxed);
         let mut checks = 0;
@@ -168,7 +168,7 @@ impl Shared {
                 continue;
             }
             last = state.number();
-            // SAFETY: who opened the loop waits until this thread has left it.
+            // SAFETY: the thread that opened the loop waits until this thread has left it.
             unsafe { &*self.current.load(Relaxed) }.run();
             self.state.fetch_sub(1, Release);
         }
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop that wants this helper and is not the last one; awake, then asleep.
+    /// Waits for a loop that uses this helper and is not the last one; awake, then asleep.
     fn wait(&self, index: usize, asleep: &AtomicBool, last: u32) -> State {
         let wanted = |state: State| state.number() != last && state.is_for(index);
         loop {

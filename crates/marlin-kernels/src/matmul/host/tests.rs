@@ -28,7 +28,7 @@ struct Case {
     bias: Vec<f32>,
     /// [K, N] in natural order.
     natural: Vec<f64>,
-    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points apart.
+    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points separately.
     terms: Vec<f64>,
 }
 

@@ -81,7 +81,7 @@ impl PipelineState {
         }
     }
 
-    /// Lane 0 says it for all of a warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
+    /// Broadcast from lane 0 to the warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
     pub fn agree(&mut self) {
         bar_warp_sync();
         self.stage = plane_broadcast(self.stage, 0u32);
@@ -242,7 +242,7 @@ impl Producer {
         mbarrier_wait_parity(self.state.full + 8, self.state.parity);
     }
 
-    /// Announces the bytes of a step: once for each, whoever starts its copies.
+    /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
     fn expect_bytes(&self, #[comptime] config: Config) {
         let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
             + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
@@ -252,7 +252,7 @@ impl Producer {
     /// Starts one of four parts of the copies of a row of chunks, each a row of tiles and what goes with the chunks: chunks that are side by
     /// side follow each other in memory.
     ///
-    /// Past N nothing is copied: what a stage has there becomes outputs that nobody writes. Past K the last chunk is copied again, since what
+    /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
     /// a stage has there may be no numbers; the activations are zeros there, and past M.
     fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         let warps_n = comptime!(config.tile.warps_n as u32);
