@@ -1,11 +1,11 @@
-//! The tiles that there are, and the configurations that they make.
+//! The available tiles, and their configurations.
 
 use super::config::{Config, Product, Tile};
 use marlin_format::GroupSize;
 
-/// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
-/// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
-/// card has shared memory for.
+/// The tiles that a plan chooses from, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
+/// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
+/// in the card's shared memory.
 const TILES: [(Tile, u32); 18] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 
 /// Ends the block's part of a tile.
 ///
-/// A part that is not the tail of its tile is left in the block's place of the workspace. A tail adds the sums of the blocks before it, from
+/// A part that is not the tail of its tile is written to the block's area of the workspace. A tail adds the sums of the blocks before it, from
 /// the nearest to the farthest, and writes the output: the order never changes, so the same inputs give the same bits. A block waits only for
 /// blocks that were started before it.
 #[cube]

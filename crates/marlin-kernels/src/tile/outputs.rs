@@ -1,4 +1,4 @@
-//! The outputs of a tile that a thread adds up and writes, and the meeting of the threads that have them.
+//! The outputs of a tile that a thread adds up and writes, and the barrier of the threads that have them.
 
 use super::config::Config;
 use crate::ptx::bar_sync;
@@ -19,7 +19,7 @@ impl Config {
     }
 }
 
-/// All warps that multiply meet.
+/// Barrier of all warps that multiply.
 #[cube]
 pub(crate) fn sync_consumers(#[comptime] config: Config) {
     if comptime!(config.has_producer()) {
