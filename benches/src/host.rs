@@ -176,7 +176,7 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
     Ok(out)
 }
 
-/// Converts twelve blocks of BERT; `None` where the system does not report a process's memory.
+/// Converts twelve blocks of BERT; `None` if the system does not report a process's memory.
 fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchError> {
     const MB: f64 = 1e6;
     let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();

@@ -57,7 +57,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// The card behind a CubeCL client; `None` where that is no NVIDIA card.
+    /// The card behind a CubeCL client; `None` if that is no NVIDIA card.
     pub fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
             return None;

@@ -53,7 +53,7 @@ pub struct ChatTemplate {
 const SPECIAL_TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl ChatTemplate {
-    /// Reads the template of a Hugging Face folder; `None` where it has none, as base models do not.
+    /// Reads the template of a Hugging Face folder; `None` if it has none, as base models do not.
     ///
     /// # Errors
     /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read, [`TextError::ChatTemplateField`] where the field holds something

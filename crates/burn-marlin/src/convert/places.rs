@@ -106,7 +106,7 @@ const DTYPES: [(DType, Dtype); 12] = [
     (DType::U8, Dtype::U8),
 ];
 
-/// Burn's name of a dtype; `None` where it has none.
+/// Burn's name of a dtype; `None` if it has none.
 pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     if dtype == Dtype::BOOL {
         return Some(DType::Bool(BoolStore::Native));
@@ -114,7 +114,7 @@ pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     DTYPES.iter().find(|(_, of_file)| *of_file == dtype).map(|(of_burn, _)| *of_burn)
 }
 
-/// The dtype of a file that holds values of Burn's; `None` where there is none.
+/// The dtype of a file that holds values of Burn's; `None` if there is none.
 pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
     if dtype == DType::Bool(BoolStore::Native) {
         return Some(Dtype::BOOL);

@@ -43,7 +43,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
     values
 }
 
-/// Undoes [`values`]; `None` where they describe no weight.
+/// Undoes [`values`]; `None` if they describe no weight.
 fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
     let digits: Vec<u8> = digits.collect::<Option<_>>()?;
@@ -76,7 +76,7 @@ pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
     Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
 }
 
-/// The description that a mapper loaded into [`expected`]; `None` where it loaded nothing, or no description.
+/// The description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or no description.
 pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
     if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
         return None;

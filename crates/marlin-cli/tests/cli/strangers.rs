@@ -45,7 +45,7 @@ fn refuse_soon(args: &[OsString], input: &[u8], words: &[&str]) {
     assert!(peak < MOST_MEMORY, "{args:?} had {peak} bytes");
 }
 
-/// `VmHWM` of a process, in bytes; 0 where the system does not report it.
+/// `VmHWM` of a process, in bytes; 0 if the system does not report it.
 fn peak_memory(child: &Child) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

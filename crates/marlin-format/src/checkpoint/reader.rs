@@ -105,7 +105,7 @@ impl Checkpoint {
         self.tensors.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
     }
 
-    /// Dtype, shape and file of a tensor, or `None` where it has no such tensor.
+    /// Dtype, shape and file of a tensor, or `None` if it has no such tensor.
     pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         let (file, entry) = self.tensors.get(name)?;
         Some(TensorInfo { dtype: entry.dtype, shape: &entry.shape, path: &self.files[*file].0 })

@@ -217,7 +217,7 @@ impl PlainWeight {
         &self.parts.scales
     }
 
-    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` where the spec is symmetric.
+    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` if the spec is symmetric.
     pub fn zero_points(&self) -> Option<&[u8]> {
         self.parts.zero_points.as_deref()
     }

@@ -16,7 +16,7 @@ pub struct Launch {
     pub blocks: usize,
 }
 
-/// The launch that the model expects to be the fastest; `None` where the card is too old or no tile fits it.
+/// The launch that the model expects to be the fastest; `None` if the card is too old or no tile fits it.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<Launch> {
     let estimated = launches(problem, card).into_iter().map(|launch| (estimate(problem, &launch.tile, card), launch));
     estimated.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, launch)| launch)

@@ -37,7 +37,7 @@ pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     UNIT_POS_X + comptime!(eight_rows + (i % count * config.tile.threads()) as u32)
 }
 
-/// True where a thread's output `i` is one of the tile's, which has `rows` rows.
+/// True if a thread's output `i` is one of the tile's, which has `rows` rows.
 #[cube]
 pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
     let count = comptime!(config.outputs_of_eight_rows());

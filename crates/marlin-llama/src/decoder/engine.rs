@@ -36,7 +36,7 @@ struct State {
 struct StepGraph {
     batch: Arc<Mutex<Batch>>,
     graph: Graph<(), Box<dyn FnMut() + Send>>,
-    /// The rows that the device holds; none where the host does not know them.
+    /// The rows that the device holds; none if the host does not know them.
     rows: Vec<Row>,
 }
 

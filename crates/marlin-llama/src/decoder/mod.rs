@@ -125,12 +125,12 @@ impl Decoder {
         self.scheduler.waiting()
     }
 
-    /// True where steps are replayed as graphs of the device; false before the first one.
+    /// True if steps are replayed as graphs of the device; false before the first one.
     pub fn is_captured(&self) -> bool {
         self.scheduler.engine().is_captured()
     }
 
-    /// Reads queued prompts, and gives one token for each sequence whose prompt is read, in the order of their slots; none where no sequence has joined.
+    /// Reads queued prompts, and gives one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
     /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
     /// together, so that the sequences that are running have a token each step. Where none is running it reads the oldest prompt to its end.

@@ -62,7 +62,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// True where the prompt is read to its end.
+    /// True if the prompt is read to its end.
     fn is_running(&self) -> bool {
         self.read == self.prompt.len()
     }

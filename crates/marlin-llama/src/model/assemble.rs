@@ -23,7 +23,7 @@ pub(crate) trait WeightSource {
     /// A layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
 
-    /// True where it has a layer of this name.
+    /// True if it has a layer of this name.
     fn contains(&self, name: &str) -> bool;
 
     /// Layers of the same K: one projection with their outputs side by side, or one for each.

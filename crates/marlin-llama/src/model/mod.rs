@@ -52,7 +52,7 @@ pub struct LlamaModel {
     pub layers: Vec<Layer>,
     /// The norm before the head.
     pub norm: RmsNorm,
-    /// [hidden, vocab]; none where the embedding is the head.
+    /// [hidden, vocab]; none if the embedding is the head.
     pub lm_head: Option<Projection>,
     rope: Rope,
     #[module(skip)]

@@ -24,7 +24,7 @@ impl Span {
         }
     }
 
-    /// The mask [1, 1, seq, positions] of a layer with or without a window, true where a score must not count; none where every query sees every
+    /// The mask [1, 1, seq, positions] of a layer with or without a window, true if a score must not count; none where every query sees every
     /// position.
     pub(crate) fn mask(&self, window: Option<usize>) -> Option<&Tensor<4, Bool>> {
         if window.is_some() { self.windowed.as_ref() } else { self.causal.as_ref() }

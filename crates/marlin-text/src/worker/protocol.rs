@@ -87,7 +87,7 @@ pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io
     to.flush()
 }
 
-/// The next request, or `None` where there are no more.
+/// The next request, or `None` if there are no more.
 pub(crate) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec<u8>)>> {
     let mut lengths = [0; 8];
     match from.read_exact(&mut lengths) {

@@ -17,7 +17,7 @@ pub enum Expected {
     /// The end of its time, or of its memory, whichever is first on this machine.
     Bound,
     Nesting,
-    /// An error, or none where the library has come to terms with it.
+    /// An error, or none if the library has come to terms with it.
     Survived,
 }
 

@@ -159,7 +159,7 @@ impl<'a> Fields<'a> {
         self.object.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// A field, or `None` where it is absent or null.
+    /// A field, or `None` if it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Json> {
         let own = self.object.get(field).filter(|value| **value != Json::Null);
         own.or_else(|| self.overridden.and_then(|fields| fields.get(field)))

@@ -52,7 +52,7 @@ pub struct Quantization {
 
 impl Quantization {
     /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
-    /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` where nothing is quantised.
+    /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` if nothing is quantised.
     ///
     /// # Errors
     /// [`CheckpointError::Config`] for a config that is not JSON or not read, and [`CheckpointError::Io`].
@@ -73,7 +73,7 @@ impl Quantization {
         Ok(None)
     }
 
-    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` where there is neither.
+    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` if there is neither.
     ///
     /// # Errors
     /// [`ConfigError`], with the field and what it holds, for every method, format or option that is not read.

@@ -92,7 +92,7 @@ struct Copies {
     zeros: u64,
     /// The warp's chunk along K.
     chunk: u32,
-    /// Chunks along K; 0 where the warp's columns are past N.
+    /// Chunks along K; 0 if the warp's columns are past N.
     chunks: u32,
     /// The thread's first run of activations.
     x: u64,
