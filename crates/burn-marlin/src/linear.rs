@@ -45,7 +45,7 @@ impl QuantLinear {
         Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
     }
 
-    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. What it computes is NaN until then.
+    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. Its outputs are NaN until then.
     ///
     /// # Errors
     /// No features, or too many.

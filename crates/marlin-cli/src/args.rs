@@ -45,7 +45,7 @@ pub struct ModelArgs {
     /// Dtype of activations; without it the checkpoint's, where the device computes in it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
-    /// Positions of the cache; without it 4096, or what the model was made for where that is less.
+    /// Positions of the cache; without it 4096, or the model's own limit if that is less.
     #[arg(long)]
     pub max_len: Option<usize>,
     /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
@@ -67,7 +67,7 @@ pub struct InspectArgs {
     /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// A line for every tensor and layer; without it, equal ones of consecutive layers share a line.
+    /// A line for every tensor and layer; without it, equal ones of consecutive layers are printed on one line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every tensor and layer.

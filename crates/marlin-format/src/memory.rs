@@ -12,7 +12,7 @@ pub fn available_memory() -> Option<usize> {
     Some(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// Bytes of memory that there are where `needed` are more; `None` if they fit. A gigabyte or less counts as fitting: to ask takes time.
+/// The bytes of available memory if `needed` are more than that; `None` if they fit. A gigabyte or less counts as fitting: to ask takes time.
 pub fn memory_short_of(needed: usize) -> Option<usize> {
     if needed <= 1 << 30 { None } else { available_memory().filter(|&available| available < needed) }
 }

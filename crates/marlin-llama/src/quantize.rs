@@ -138,7 +138,7 @@ enum Target {
 /// compressed-tensors or GPTQ.
 ///
 /// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
-/// One tensor at a time is in memory. The target appears when all of it is written.
+/// Only one tensor at a time is in memory. The target appears when it is complete.
 ///
 /// # Errors
 /// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers

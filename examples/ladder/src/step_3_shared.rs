@@ -1,7 +1,7 @@
-//! Step 3: what a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
+//! Step 3: work that a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
 //!
 //! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by up to 1024 of K,
-//! convert it to f32 and leave it in shared memory, from which the eight lanes of a split all read the same values. Each thread loads the weights
+//! convert it to f32 and store it in shared memory, from which the eight lanes of a split all read the same values. Each thread loads the weights
 //! that it will multiply with the tile before it helps to load the tile, so that one wait covers both.
 //!
 //! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is the float 2^23 + q, and one subtraction of

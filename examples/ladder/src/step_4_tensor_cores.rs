@@ -2,12 +2,12 @@
 //!
 //! **The step.** `mma.m16n8k16` does 2048 multiply-adds in one instruction of a warp, if every lane holds the right values. The tile layout stores the
 //! weight in that order: one 16-byte load brings a lane its weights of 16 rows of K by 64 columns, and no value moves between lanes. A word becomes
-//! the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart into the mantissas of two halves, one half2 instruction takes
-//! the offset and the zero point off, one more applies the scale. Activations are the fragment B, loaded from global memory as they are needed. A
+//! the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart into the mantissas of two halves, one half2 instruction subtracts
+//! the offset and the zero point, one more applies the scale. Activations are the fragment B, loaded from global memory as they are needed. A
 //! block has 64 columns, its eight warps take chunks of 64 rows of K in turn, and their sums are added at the end.
 //!
 //! **What bounds it.** Latency. A warp loads a chunk, waits, multiplies, and only then loads the next; with a block or two on each
-//! multiprocessor there is not enough under way to keep the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
+//! multiprocessor there are not enough bytes in flight to keep the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
 //!
 //! **In the profile.** HMMA in place of FMA, the arithmetic pipes mostly idle; "long scoreboard" at the first use of a chunk's words is
 //! nearly the only reason to stall; 64 rows cost little more than one.

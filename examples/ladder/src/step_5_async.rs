@@ -1,21 +1,21 @@
 //! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are being copied.
 //!
-//! **The step.** `cp.async` copies from global to shared memory without a register in between, and without anybody waiting. Each warp has a ring of
+//! **The step.** `cp.async` copies from global to shared memory without a register in between, asynchronously. Each warp has a ring of
 //! stages of its own; a stage holds all that a chunk needs: 2 KiB of words, its 64 scales, and the activations of its 64 rows of K. While the warp
-//! multiplies one stage, the copies of the others are under way.
+//! multiplies one stage, the copies of the others are in flight.
 //!
 //! ```text
 //! stage 0   multiply chunk 0         | copy chunk 4 ..
-//! stage 1   chunk 1 is there, or on its way
-//! stage 2   chunk 2 on its way
+//! stage 1   chunk 1 has arrived, or is in flight
+//! stage 2   chunk 2 in flight
 //! stage 3   copy chunk 3 ..
 //! ```
 //!
-//! Since warps differ in K, no warp reads what another copied: the pipeline needs no barrier of the block, only `cp.async.wait_group` and a
+//! Since warps differ in K, no warp reads words that another copied: the pipeline needs no barrier of the block, only `cp.async.wait_group` and a
 //! `bar.warp.sync`. Activations are read by `ldmatrix`, four 8 x 8 matrices at once, from runs of eight that are swizzled by XOR.
 //!
-//! **What bounds it.** With few rows, the number of blocks: N / 64 of them share the multiprocessors unevenly, every one starts with an empty pipeline
-//! and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are under way.
+//! **What bounds it.** With few rows, the number of blocks: N / 64 of them are divided unevenly among the multiprocessors, every one starts with an empty pipeline
+//! and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are in flight.
 //!
 //! **In the profile.** LDGSTS in place of LDG in the loop, hardly any "long scoreboard"; memory throughput near its limit where N / 64 fits the
 //! card, and idle multiprocessors ("waves per SM") where it does not.

@@ -143,7 +143,7 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The tensors of the weight in a layout. A row permutation, which is the same in every layout, does not come along.
+    /// The tensors of the weight in a layout. A row permutation is the same in every layout and is not returned.
     ///
     /// # Panics
     /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.

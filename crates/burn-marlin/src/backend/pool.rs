@@ -1,7 +1,7 @@
 //! Memory of float weights that live for one matmul.
 //!
-//! Fresh memory of megabytes comes from the system page by page, and each page is cleared before it is written; that takes longer than the unpacking.
-//! A buffer that goes from layer to layer is also still in the processor's caches when the next weight is written to it.
+//! The system maps fresh memory page by page, and clears each page before it is written; for megabytes that takes longer than the unpacking.
+//! A buffer that is reused from layer to layer is also still in the processor's caches when the next weight is written to it.
 
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};

@@ -100,7 +100,7 @@ impl Attach<'_> {
     }
 }
 
-/// Makes the placeholders of converted layers as they were after the conversion.
+/// Resets the placeholders of converted layers to their state after the conversion.
 pub(super) struct Reset {
     /// Paths of converted weights.
     pub converted: HashSet<String>,
@@ -109,7 +109,7 @@ pub(super) struct Reset {
     pub found: Option<FoundValues>,
 }
 
-/// Float values found in place of a placeholder, for the attached weight, which is asked next.
+/// Float values found in place of a placeholder, for the attached weight, which is visited next.
 pub(super) struct FoundValues {
     path: String,
     values: Tensor<2>,

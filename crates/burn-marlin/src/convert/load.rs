@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 impl W4A16 {
-    /// Loads a checkpoint into a model that knows nothing of 4 bits: quantised layers into its `Linear`s, which then multiply with the packed weights,
+    /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then multiply with the packed weights,
     /// float tensors into everything else.
     ///
     /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs decide the format of each layer: GPTQ, AWQ,

@@ -113,7 +113,7 @@ impl W4A16 {
     /// Converts the model and reports every layer. The float values of each layer are freed before the next is rounded.
     ///
     /// # Errors
-    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) what it says. The error
+    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
     /// gives the model back.
     pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded)
@@ -219,7 +219,7 @@ impl W4A16 {
     }
 }
 
-/// Makes the placeholders under converted weights as they were right after the conversion: ready for a record, and small.
+/// Resets the placeholders under converted weights to their state right after the conversion: ready for a record, and small.
 ///
 /// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
 /// loaded into converted layers are rounded to the layers' specs, and freed. The weights stay as they are.

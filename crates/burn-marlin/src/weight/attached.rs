@@ -43,7 +43,7 @@ impl Attached {
         Self { unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
     }
 
-    /// Elements that the parameter counts for, of so many: its placeholder counts as one until it is read.
+    /// The number of elements that the parameter counts for: its placeholder counts as one until it is read.
     pub fn elements(&self, all: usize) -> usize {
         if self.unread.strong_count() > 0 { 1 } else { all }
     }
@@ -165,7 +165,7 @@ impl Reparameterization for QuantizedWeight {
     /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
     /// float weight never exists.
     ///
-    /// The parameter underneath is a placeholder. Where float values were put into it since, a float checkpoint for example, they win: they are
+    /// The parameter underneath is a placeholder. Float values that were loaded into it since, from a float checkpoint for example, take precedence: they are
     /// rounded to the weight's spec at the first use.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let weight = match self.base(&base) {

@@ -1,4 +1,4 @@
-//! Finding quantised weights in a model. A visitor sees the tensors of one, never the weight itself: it is held out to it on the side.
+//! Finding quantised weights in a model. A visitor sees the tensors of a weight, never the weight itself, which is passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;

@@ -64,13 +64,13 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     Some(descriptor)
 }
 
-/// The parameter that describes a weight, which counts as so many until it is read.
+/// The parameter that describes a weight; it counts as the weight's elements until it is read.
 pub(super) fn parameter(descriptor: WeightDescriptor, id: ParamId, elements: usize, device: &Device) -> Param<Tensor<1>> {
     let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::from(values(&descriptor)), (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// The parameter that a mapper is asked to load. One that it gives has as many values as a description; one that it only reads has one.
+/// The parameter that a mapper is offered to load. If the mapper loads it, it has the length of a description; otherwise one value.
 pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
@@ -93,7 +93,7 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     })
 }
 
-/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights passes by them.
+/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights ignores them.
 pub(super) struct RecordTensors {
     words: Param<Tensor<2, Int>>,
     scales: Param<Tensor<2, Int>>,

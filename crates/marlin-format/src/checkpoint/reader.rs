@@ -24,7 +24,7 @@ use crate::{JoinError, PlainWeight};
 pub struct Checkpoint {
     dir: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
-    /// By name: the index into `files`, and what that file's header says.
+    /// By name: the index into `files`, and the tensor's entry in that file's header.
     tensors: BTreeMap<String, (usize, Entry)>,
     /// Words of weights that were given back.
     spare: Mutex<Vec<Vec<u32>>>,

@@ -4,7 +4,7 @@ use super::WordIndex;
 use super::tile::{TILE_K, TILE_N};
 use crate::{Bits, FormatError};
 
-/// The published layout of a weight that keeps at most two of every four rows: kept values, and which rows they are.
+/// The published layout of a weight that keeps at most two of every four rows: the kept values, and metadata with their rows.
 ///
 /// **Kept values.** Of rows `4i..4i+4` two values remain, kept rows `2i` and `2i+1`, in order: a dense weight `[K/2, N]`, in tiles of
 /// 16 x 64. The sparse operand of `mma.sp` is the weight, not the activations, so a fragment's columns are 8 neighbours, in other lanes than

@@ -24,7 +24,7 @@ use crate::{FormatError, GroupSize, Scales};
 /// | column   | 0 | 1 | 8 | 9 | 16 | 17 | 24 | 25 | 2 | 3 | ... | 31 |
 /// | `t`      | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | ... | 3 |
 ///
-/// As in the published format, what counts is whether there is one group, not how the group size is called: K = 128 with groups of 128 is
+/// As in the published format, only the number of groups counts, not the name of the group size: K = 128 with groups of 128 is
 /// channel-wise.
 ///
 /// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating

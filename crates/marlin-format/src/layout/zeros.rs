@@ -13,7 +13,7 @@ use crate::{Bits, FormatError, GroupSize};
 /// | 1 | column 1 | 9  | ... | 57 | 4..8 |
 /// | 7 | column 7 | 15 | ... | 63 | 28..32 |
 ///
-/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; what padding holds counts for nothing, since its scale or
+/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of padding do not matter, since its scale or
 /// its activations are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroLayout {

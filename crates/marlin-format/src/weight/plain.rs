@@ -20,7 +20,7 @@ pub enum Scales {
 }
 
 impl Scales {
-    /// Rounds `values` to `dtype`, to nearest, ties to even. What is too large becomes infinite.
+    /// Rounds `values` to `dtype`, to nearest, ties to even. Values that are too large become infinite.
     pub fn from_f32(values: &[f32], dtype: ScaleDtype) -> Self {
         match dtype {
             ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),

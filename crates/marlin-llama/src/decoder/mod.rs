@@ -15,7 +15,7 @@ use crate::{LlamaError, LlamaModel};
 
 /// Most sequences of a step.
 pub const MAX_SEQUENCES: usize = 128;
-/// Prompt tokens that a step reads at most while there are sequences to decode: enough to be bound by arithmetic, few enough that the others hardly wait
+/// The most prompt tokens that a step reads while there are sequences to decode: enough to be bound by arithmetic, few enough that the others hardly wait
 /// and the scores of a long prompt fit.
 pub const PREFILL_CHUNK: usize = 512;
 
@@ -50,11 +50,11 @@ pub struct Decoded {
     pub slot: usize,
     /// The next token; none for a stop token and a failure.
     pub token: Option<u32>,
-    /// The reason of its end, where it ended. It has left, and its slot may be another's.
+    /// The reason why it ended, if it did. It has left then, and its slot may be reused.
     pub end: Option<Result<StopReason, SamplingError>>,
 }
 
-/// Takes sequences through a model, one token of each a step, and reads the prompts of others meanwhile.
+/// Decodes several sequences with a model, one token of each a step, and reads the prompts of others meanwhile.
 ///
 /// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is recorded for 1, 2, 4, ..
 /// rows at the first step of that many sequences, and kept. Elsewhere the same step runs operation by operation.
@@ -101,7 +101,7 @@ impl Decoder {
         self.stream.executes(|| self.scheduler.engine_mut().warm_up(prompt_tokens))
     }
 
-    /// Queues a prompt, which the next steps read, and gives the sequence's slot at once.
+    /// Queues a prompt, which the next steps read, and returns the sequence's slot at once.
     ///
     /// # Errors
     /// [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`], [`LlamaError::Token`] for a token outside the vocabulary,
@@ -110,7 +110,7 @@ impl Decoder {
         self.stream.executes(|| self.scheduler.join(prompt, options))
     }
 
-    /// Takes a sequence out, whether it ended or not, and whether its prompt was read or not.
+    /// Removes a sequence, whether it ended or not, and whether its prompt was read or not.
     pub fn leave(&mut self, slot: usize) {
         self.scheduler.leave(slot);
     }

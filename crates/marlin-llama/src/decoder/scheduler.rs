@@ -12,7 +12,7 @@ pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// Takes tokens of a prompt through the model, to a position of the cache.
+    /// Runs tokens of a prompt through the model, to a position of the cache.
     fn prefill(&mut self, tokens: &[u32], position: CachePosition);
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
@@ -67,7 +67,7 @@ impl Sequence {
         self.read == self.prompt.len()
     }
 
-    /// The tokens that are read next. Chunks are cut at the same positions whatever other sequences there are: another cut rounds differently.
+    /// The tokens that are read next. Chunk boundaries do not depend on other sequences: other boundaries round differently.
     fn chunk(&self) -> &[u32] {
         &self.prompt[self.read..self.prompt.len().min(self.read + PREFILL_CHUNK)]
     }

@@ -18,7 +18,7 @@ use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 /// Faults after which no more are looked for: of a config that is another model's there is one for every tensor.
 const MOST_FAULTS: usize = 1000;
 
-/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Gives every fault that
+/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every fault that
 /// is found, and none for a folder that can be opened, chatted with, and has room on the device.
 ///
 /// `on_layer` gets every quantised layer that can be read, by its name.
@@ -85,7 +85,7 @@ impl Faults {
     }
 }
 
-/// Looks at the files' weights in place of putting them on the device, where a number stands for each.
+/// Checks the files' weights without putting them on the device; a number stands for each.
 struct CheckedWeights<'a> {
     files: FileWeights<'a>,
     device: &'a Device,

@@ -22,9 +22,9 @@ pub use check::check_folder;
 /// The options of opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
-    /// The dtype of activations and float weights; without one that of the checkpoint where the device computes in it, f32 otherwise.
+    /// The dtype of activations and float weights; by default that of the checkpoint if the device computes in it, otherwise f32.
     pub dtype: Option<FloatDType>,
-    /// Positions of the cache; without one [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or all the model was made for where those are fewer.
+    /// Positions of the cache; by default [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the model's own limit if that is less.
     pub max_len: Option<usize>,
     /// True if `tokenizer.json` is read. Texts need it.
     pub with_tokenizer: bool,
@@ -77,7 +77,7 @@ pub struct Llama {
 impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
-    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
+    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
     /// projections in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A quantised weight stays
     /// one: no float copy of it is made.
     ///
@@ -149,8 +149,8 @@ fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Dev
     }
 }
 
-/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables. Called before any of them is read: what a header and a config
-/// declare costs their author nothing.
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables. Called before any of them is read: a header and a
+/// config can declare any size.
 fn check_memory(
     config: &LlamaConfig,
     checkpoint: &Checkpoint,

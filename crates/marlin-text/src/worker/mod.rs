@@ -24,7 +24,7 @@ use crate::Failure;
 /// True if workers are processes: the program's `main` handles the argument that starts one.
 static PROCESSES: AtomicBool = AtomicBool::new(false);
 
-/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. To be called first in `main`: in
+/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. Call it first in `main`: in
 /// such a process it does not return.
 ///
 /// A program that does not call it runs them itself, which is right for folders that it made itself, or trusts.

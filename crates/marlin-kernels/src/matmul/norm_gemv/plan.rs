@@ -15,8 +15,8 @@ pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 /// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight of 4 bits in more than one
 /// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
 ///
-/// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest cluster for the joined
-/// projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
+/// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest
+/// cluster for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem { m, weight, activations, scales, .. } = *problem;
     let takes = m == 1
