@@ -1,4 +1,4 @@
-//! Decode of Llama's shapes, with generated weights: whole steps, and what a step's time goes to.
+//! Decode of Llama's shapes, with generated weights: whole steps, and the time of each part of a step.
 
 use crate::BenchError;
 use crate::kernels::rates;
@@ -32,7 +32,7 @@ pub struct DecodeArgs {
     /// Tokens that each sequence decodes after its prompt.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 512])]
     new_tokens: Vec<usize>,
-    /// Say what a step's time goes to, part by part.
+    /// Print the time of each part of a step.
     #[arg(long)]
     parts: bool,
     /// Positions of the cache; by default as many as a run needs.
@@ -118,7 +118,7 @@ impl Model {
     }
 }
 
-/// Times what the arguments name, prints a line each, and writes the record.
+/// Times the models in the arguments, prints a line each, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     let name = burn_marlin::device::device_name(&device);

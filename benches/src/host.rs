@@ -219,7 +219,7 @@ fn converted<M: Module + ModuleDisplay>(modules: &[M], convert: &W4A16) -> Resul
     modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
 }
 
-/// Times two, a run of each in turn, so that what else the machine does meets both.
+/// Times two, alternating runs, so that other load on the machine affects both.
 fn row<F, Q, A, B>(
     layer: &'static str,
     rows: usize,

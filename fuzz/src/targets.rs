@@ -82,7 +82,7 @@ impl Folder {
     }
 }
 
-/// Every format of a layer, in every spec: what a selector counts through.
+/// Every format of a layer, in every spec, for a selector to enumerate.
 pub fn formats() -> Vec<LayerFormat> {
     let specs = Bits::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL

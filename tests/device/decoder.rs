@@ -1,4 +1,4 @@
-//! Decode of several sequences with the shipped model: what the device chooses against what Flex does, and graphs that are replayed.
+//! Decode of several sequences with the shipped model: the device's tokens against Flex's, and replayed graphs.
 
 use crate::llama::{example, quantised};
 use crate::setup::{Named, trial};

@@ -1,4 +1,4 @@
-//! Burn models that know nothing of 4 bits: what the one call is tried on.
+//! Unmodified Burn models, to convert with one call.
 
 use crate::layer::values;
 use burn::module::{Module, ModuleDisplay, Param};

@@ -99,7 +99,7 @@ pub struct QuantizeArgs {
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Form of the files: what llm-compressor writes, or GPTQModel.
+    /// Form of the files: llm-compressor's or GPTQModel's.
     #[arg(long, value_enum, default_value_t)]
     pub format: FormatName,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.

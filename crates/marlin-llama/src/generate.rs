@@ -38,7 +38,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time of the warm-up: to compile and record what runs on the device.
+    /// The time of the warm-up: to compile the kernels and record the step.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,

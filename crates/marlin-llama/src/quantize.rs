@@ -28,10 +28,10 @@ const COPIED_FILES: [&str; 10] = [
 /// The form in which a quantised folder is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FileFormat {
-    /// compressed-tensors, pack-quantized: what llm-compressor writes.
+    /// compressed-tensors, pack-quantized: llm-compressor's form.
     #[default]
     CompressedTensors,
-    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
+    /// GPTQ, version 2: GPTQModel's form. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
     /// `gate_proj` and `up_proj`, as GPTQModel has them from 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
     Gptq,
 }

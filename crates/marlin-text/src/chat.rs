@@ -84,7 +84,7 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is what errors name.
+    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is the one that errors name.
     ///
     /// # Errors
     /// [`TextError::ChatTemplate`] for a text that is no template.

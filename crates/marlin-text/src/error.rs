@@ -70,7 +70,7 @@ impl TextError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It is not valid, or refuses what it was given: in its own words.
+    /// It is not valid, or refuses its input, with this message.
     #[error("{0}")]
     Refused(String),
     /// It took longer than a call may.

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 /// The largest relative error that rounding explains: of weights, which tensor cores take in f16, and of the output.
 pub const TOLERANCE: f64 = 1e-3;
 
-/// Random operands, and what comes out in f64.
+/// Random operands, and the product in f64.
 pub struct Data {
     /// The problem; its M is the most rows that any launch has.
     pub problem: QuantProblem,

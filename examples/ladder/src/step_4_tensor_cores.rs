@@ -22,7 +22,7 @@ use marlin_kernels::ptx::{F4, U4, fma_f16x2, lane, mma_m16n8k16, mul_f16x2, prmt
 
 /// 1024 in f16, twice. Its last bit is 1: a nibble or-ed into bits 0 to 3 makes it 1024 + q, into bits 4 to 7 1024 + 16q.
 pub const MAGIC: u32 = 0x6400_6400;
-/// 1024 + 8, twice: what leaves q - 8 of the first.
+/// 1024 + 8, twice: subtracted from the first, it leaves q - 8.
 pub const LOW_OFFSET: u32 = 0x6408_6408;
 /// 1/16 and -(64 + 8), twice: the second times 1/16 is 64 + q.
 pub const HIGH_FACTOR: u32 = 0x2c00_2c00;

@@ -6,8 +6,8 @@
 //!   add their sums through global memory, in a fixed order (`tile/stripe.rs`, `exchange.rs`).
 //! - *No dequantisation.* For few rows the masked nibbles are multiplied as they are: in f16 they are subnormal numbers, and one product with ones sums the
 //!   activations, from which the zero points follow (`fragment.rs`).
-//! - *Warpgroups.* On compute capability 9.0 `wgmma` reads the activations from shared memory itself and runs on while the next weights are made
-//!   fragments; the copy engine fills the stages for one warp that does nothing else (`matmul/wgmma`).
+//! - *Warpgroups.* On compute capability 9.0 `wgmma` reads the activations from shared memory itself and runs while the next weights are
+//!   converted to fragments; the copy engine fills the stages, started by one dedicated warp (`matmul/wgmma`).
 //! - *A choice of tiles.* A cost model selects the fastest of up to 18 for each problem and card (`tile/cost.rs`).
 //!
 //! **What bounds it.** With few rows, the memory; with many, the tensor cores and the conversion to fragments.

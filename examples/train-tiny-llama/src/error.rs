@@ -22,7 +22,7 @@ pub enum Error {
     /// The tokenizer could not be trained or used.
     #[error("tokenizer: {0}")]
     Tokenizer(tokenizers::Error),
-    /// A file of the corpus folder does not hold what `corpus` writes.
+    /// A file of the corpus folder is not one that `corpus` writes.
     #[error("{}: {problem}; write the folder again with `train-tiny-llama corpus --out`", path.display())]
     Corpus {
         /// The file.

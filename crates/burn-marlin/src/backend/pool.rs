@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most buffers that are kept: layers that run at the same time.
 const MAX_BUFFERS: usize = 4;
-/// Most bytes of a buffer that is kept: about what a third-level cache holds. A larger one gains less, and would stay.
+/// Most bytes of a buffer that is kept: about the size of a third-level cache. A larger one gains less, and would stay allocated.
 const MAX_BYTES: usize = 32 << 20;
 
 static POOL: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());

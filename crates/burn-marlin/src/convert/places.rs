@@ -21,7 +21,7 @@ pub(super) enum Kind {
 pub(super) struct Place {
     /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
     pub path: String,
-    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for what norms of Burn call `gamma` and `beta`.
+    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
     /// Shape of the value; [K, N] of a linear layer's weight.
@@ -127,7 +127,7 @@ struct Visitor {
     /// Name and container of every module entered.
     stack: Vec<(String, String)>,
     places: Vec<Place>,
-    /// Entered reparameterisations: what is inside them is no tensor of the model's own.
+    /// Entered reparameterisations: tensors inside them are not the model's own.
     inside: usize,
 }
 

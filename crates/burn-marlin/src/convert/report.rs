@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The outcome of a conversion for every layer.
 ///
-/// `{}` is short: totals, what linear layers became, and why some were left. `{:#}` is a table of every layer. [`Serialize`] and
+/// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}` is a table of every layer. [`Serialize`] and
 /// [`to_json`](Self::to_json) give all of it to programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {

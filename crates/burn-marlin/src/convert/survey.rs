@@ -55,7 +55,7 @@ struct Visitor<'a> {
     shown: String,
     /// Field name and container of every module entered.
     stack: Vec<(String, String)>,
-    /// Entered reparameterisations: what is inside them is no layer of the model.
+    /// Entered reparameterisations: nothing inside them is a layer of the model.
     inside: usize,
     found: Survey,
 }

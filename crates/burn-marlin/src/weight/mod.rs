@@ -157,7 +157,7 @@ impl QuantizedWeight {
         self.effective(dtype, None)
     }
 
-    /// The float weight [K, N] plus what an adapter adds to it.
+    /// The float weight [K, N] plus the product of an adapter's factors.
     fn effective<const D: usize>(&self, dtype: FloatDType, adapter: Option<&LoraAdapter>) -> Tensor<D> {
         // What no kernel makes is made of f32.
         let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };

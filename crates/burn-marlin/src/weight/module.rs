@@ -1,4 +1,4 @@
-//! A weight as a Burn module: visitors, mappers and records see what a record holds ([`RecordTensors`]), whatever the device holds.
+//! A weight as a Burn module: visitors, mappers and records see the tensors of a record ([`RecordTensors`]), whatever the device holds.
 
 use super::QuantizedWeight;
 use super::attached::Attached;
@@ -116,7 +116,7 @@ impl Module for QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// The descriptor of what a record holds: the plain layout.
+    /// The descriptor of the weight in a record: the plain layout.
     fn recorded(&self) -> WeightDescriptor {
         self.descriptor.in_layout(WeightLayout::Plain)
     }

@@ -199,14 +199,14 @@ impl RecordTensors {
     }
 }
 
-/// Visits what is below a name.
+/// Visits everything below a name.
 pub(super) fn visited<V: ModuleVisitor>(visitor: &mut V, name: &str, visit: impl FnOnce(&mut V)) {
     visitor.enter_module(name, CONTAINER);
     visit(visitor);
     visitor.exit_module(name, CONTAINER);
 }
 
-/// Maps what is below a name.
+/// Maps everything below a name.
 pub(super) fn mapped<M: ModuleMapper, T>(mapper: &mut M, name: &str, map: impl FnOnce(&mut M) -> T) -> T {
     mapper.enter_module(name, CONTAINER);
     let value = map(mapper);

@@ -16,7 +16,7 @@ use std::path::Path;
 #[derive(Serialize)]
 struct Row {
     name: String,
-    /// The dtype of a tensor; of a quantised layer what wrote it and how.
+    /// The dtype of a tensor; for a quantised layer its checkpoint format and spec.
     format: String,
     /// Of a quantised layer [N, K].
     shape: Vec<usize>,

@@ -54,7 +54,7 @@ pub fn succeed_json(args: &[OsString]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs what must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
+/// Runs arguments that must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
 #[track_caller]
 pub fn refuse(args: &[OsString], words: &[&str]) {
     let run = run_with_input(args, b"");
@@ -158,7 +158,7 @@ impl Folder {
         folder
     }
 
-    /// The names of what is beside the model, hidden files too.
+    /// The names of the files beside the model, hidden ones too.
     pub fn leftovers(&self) -> Vec<OsString> {
         let names = self.parent.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name != "source").collect()

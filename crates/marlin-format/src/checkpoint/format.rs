@@ -30,7 +30,7 @@ pub enum LayerFormat {
 /// A weight in GPTQ's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GptqFormat {
-    /// Bits, group and symmetry. Where it is symmetric, what `qzeros` holds does not count.
+    /// Bits, group and symmetry. If it is symmetric, the contents of `qzeros` are ignored.
     pub spec: QuantSpec,
     /// The encoding of zero points in `qzeros`.
     pub version: GptqVersion,

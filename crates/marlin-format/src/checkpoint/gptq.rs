@@ -37,7 +37,7 @@ const GROUP_INDEX: &str = "g_idx";
 /// Reads the weight of `layer`.
 ///
 /// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order of groups becomes a row permutation.
-/// K is the length of `g_idx`, or what fills the words of `qweight` where there is none.
+/// K is the length of `g_idx`, or without one the rows of the words of `qweight`.
 ///
 /// # Errors
 /// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points of version 1

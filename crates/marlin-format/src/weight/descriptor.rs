@@ -6,7 +6,7 @@ use super::{QuantSpec, ScaleDtype, WeightFormat};
 use crate::FormatError;
 use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, ZeroLayout};
 
-/// The order in which a weight [K, N] is held: what its kernel reads.
+/// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
 ///
 /// | tensor | plain | tile, of 4 bits only |
 /// |---|---|---|

@@ -44,7 +44,7 @@ impl Bits {
         }
     }
 
-    /// The zero point of a symmetric weight, and what padding holds: 8 or 128.
+    /// The zero point of a symmetric weight, and the value of padding: 8 or 128.
     pub const fn midpoint(self) -> u8 {
         self.max() / 2 + 1
     }

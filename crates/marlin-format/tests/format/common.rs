@@ -96,7 +96,7 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     })
 }
 
-/// The same of 4 bits, for what holds no others.
+/// The same, only of 4 bits, for formats that hold no others.
 pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     any_problem().prop_map(|(k, n, spec)| (k, n, QuantSpec { bits: Bits::Four, ..spec }))
 }

@@ -24,7 +24,7 @@ pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible, for [`wgmma`](super::wgmma) too.
+/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible, for `wgmma` too.
 #[cube]
 pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -33,7 +33,7 @@ pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     );
 }
 
-/// As [`mbarrier_wait_parity`], by a whole warp, which the compiler knows to stay together.
+/// As [`mbarrier_wait_parity()`], by a whole warp, which the compiler knows to stay together.
 #[cube]
 pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
     gpu_asm!(

@@ -47,7 +47,7 @@ pub fn st_release(address: u64, value: u32) {
     gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked`]: other blocks' stores are seen, whole or not at all.
+/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked()`]: other blocks' stores are seen, whole or not at all.
 #[cube]
 pub fn ld_marked(address: u64) -> (f32, u32) {
     let both: Vector<u32, Const<2>>;

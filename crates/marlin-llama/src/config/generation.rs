@@ -35,7 +35,7 @@ struct RawGeneration {
 const DEFAULT_TOP_K: usize = 50;
 
 impl GenerationConfig {
-    /// Reads a `generation_config.json`, with Hugging Face's defaults for what it leaves out: without `do_sample` the most likely token is taken.
+    /// Reads a `generation_config.json`, with Hugging Face's defaults for absent fields: without `do_sample` the most likely token is taken.
     /// If there is no such file, or it names no end-of-sequence token, those of `config` count.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ impl LlamaConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and what is wrong as in [`from_json`](Self::from_json).
+    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and the cause as in [`from_json`](Self::from_json).
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
         let text = read_text(path, MAX_CONFIG_BYTES).map_err(|source| match path.parent() {
             Some(dir) if source.kind() == ErrorKind::NotFound && dir.join(ADAPTER_CONFIG_FILE).exists() => {

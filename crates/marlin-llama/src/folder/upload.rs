@@ -9,7 +9,7 @@ use crate::LlamaError;
 /// The bytes of a float tensor that the host holds at a time during an upload.
 pub(super) const UPLOAD_BYTES: usize = 64 << 20;
 
-/// Waits until the device has what was given to it, the last of it for a layer or tensor.
+/// Waits until the device has received everything given to it, at the end of a layer or tensor.
 pub(super) fn sync(device: &Device, layer: &str) -> Result<(), LlamaError> {
     device.sync().map_err(|error| LlamaError::Upload { layer: layer.into(), reason: error.to_string() })
 }

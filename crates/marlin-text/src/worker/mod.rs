@@ -75,7 +75,7 @@ enum Place {
 }
 
 impl Worker {
-    /// Loads a subject, and gives what it replies.
+    /// Loads a subject, and returns the reply.
     pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
         let (place, reply) = start(&subject)?;
         Ok((Self { subject, place: Mutex::new(Some(place)) }, decode(&reply)?))

@@ -90,7 +90,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation }).map_err(invalid)
 }
 
-/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: what a writer declares before the weight is quantised.
+/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
 ///
 /// `act_order` is true if the weight has a row permutation.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {

@@ -124,7 +124,7 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     }
 }
 
-/// Weights that are stored in another way than their format declares, and what changes a layer's input or output.
+/// Weights that are stored in another way than their format declares, and transforms of a layer's input or output.
 fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(sparsity) = root.object("sparsity_config")?
         && let Some(found) = sparsity.get("format").filter(|format| **format != "dense".into())

@@ -10,7 +10,7 @@
 //! | `version`, or else `format` | AWQ | `gemm` (where absent) |
 //! | `lm_head` | both | whether the output head is quantised (where absent: false) |
 //! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
-//! | `block_name_to_quantize` | GPTQ | names of blocks or of what holds them, as a list or separated by commas: what lies elsewhere is not quantised |
+//! | `block_name_to_quantize` | GPTQ | names of blocks or of their parent, as a list or separated by commas: layers elsewhere are not quantised |
 //! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
 //! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
 //!

@@ -149,7 +149,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same, with `overridden` for what is absent.
+    /// The same, with `overridden` for absent fields.
     pub fn overriding(self, overridden: &'a Fields<'a>) -> Self {
         Self { overridden: Some(overridden), ..self }
     }

@@ -6,7 +6,7 @@
 //! | `compressed-tensors` | [`compressed_tensors`] |
 //! | `auto-round` | [`auto_round`] |
 //!
-//! Each becomes a list of [rules]; everything that is not read is refused with its field and what it holds.
+//! Each becomes a list of [rules]; everything that is not supported is refused with its field and value.
 
 mod auto_round;
 mod compressed_tensors;
@@ -76,7 +76,7 @@ impl Quantization {
     /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` if there is neither.
     ///
     /// # Errors
-    /// [`ConfigError`], with the field and what it holds, for every method, format or option that is not read.
+    /// [`ConfigError`], with the field and its value, for every method, format or option that is not supported.
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
         let json: Json = serde_json::from_slice(text)?;
         let config = Fields::new(&json, String::new())?;

@@ -107,7 +107,7 @@ impl Selector {
     }
 }
 
-/// Adds the rule for what lies outside of the blocks that one of these fields names, in a list or separated by commas.
+/// Adds the rule for layers outside of the blocks that one of these fields names, in a list or separated by commas.
 pub(super) fn push_outside_blocks(rules: &mut Rules, root: &Fields<'_>, fields: &[&str]) -> Result<(), ConfigError> {
     let Some((name, found)) = root.first(fields) else { return Ok(()) };
     let blocks = match found {

@@ -29,14 +29,14 @@ pub(super) fn group_size(fields: &Fields<'_>, names: &[&'static str]) -> Result<
     GroupSize::try_from(size).map_err(|source| ConfigError::GroupSize { field: fields.path(name), source })
 }
 
-/// Refuses what AWQ does not hold: it has 4 bits.
+/// Refuses specs that AWQ does not hold: it has 4 bits.
 pub(super) fn check_awq(fields: &Fields<'_>, names: &[&'static str], spec: QuantSpec) -> Result<(), ConfigError> {
     const EXPECTED: &str = "4 for AWQ";
     let (name, found) = required(fields, names, EXPECTED)?;
     if spec.bits == Bits::Four { Ok(()) } else { Err(fields.unsupported(name, EXPECTED, found)) }
 }
 
-/// Refuses what the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
+/// Refuses specs that the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
 /// 4 bits.
 ///
 /// `names` are those of the bits, the group size, the symmetry and the activation order.
