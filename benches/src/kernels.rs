@@ -11,7 +11,7 @@ use marlin_format::{QuantSpec, ScaleDtype, WeightDescriptor, WeightFormat, Weigh
 use marlin_kernels::inspect::{Routine, digest};
 use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
 
-/// The rates of a card that the floor is made of.
+/// The rates of a card that give the floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     /// Bytes in a second.

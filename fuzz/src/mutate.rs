@@ -1,4 +1,4 @@
-//! Changes to valid inputs, for where there is no libFuzzer to make them.
+//! Mutations of valid inputs, for machines without libFuzzer.
 
 use rand::RngExt;
 use rand::rngs::StdRng;

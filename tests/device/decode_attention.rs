@@ -307,7 +307,7 @@ fn skips(device: &Device, _: bool, seed: u64) {
     assert!([KEYS, VALUES, OUT].map(|buffer| bench.read(buffer)) == before, "seed {seed}: a row outside of the cache was written");
 }
 
-/// Blocks that meet in any order give the same bits.
+/// Blocks that finish in any order give the same bits.
 fn repeats(device: &Device, _: bool, seed: u64) {
     let client = client(device);
     for (rows, heads, max_len) in [(1, [8, 2], 30_000), (16, [8, 8], 900)] {

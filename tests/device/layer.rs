@@ -181,7 +181,7 @@ fn plans(device: &Device, seed: u64) {
     }
 }
 
-/// A weight that lies for tensor cores gives the same values to activations that they do not take, and dequantised.
+/// A weight in the tile layout gives the same values with activations that tensor cores do not take, and dequantised.
 fn tile_layout(device: &Device, seed: u64) {
     let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
     for case in cases().iter().filter(takes) {

@@ -15,7 +15,7 @@ pub const fn tolerance(dtype: ActivationDtype) -> f64 {
 /// ||found - expected|| / ||magnitude||. A value that is not finite makes it infinite, and so does another length.
 ///
 /// `magnitude` is the size of the terms of each output, so that an output which cancels to almost nothing is not held to more digits
-/// than its terms have. For the plain relative error, give `expected` itself.
+/// than its terms have. For the plain relative error, pass `expected` itself.
 pub fn relative_error(found: &[f64], expected: &[f64], magnitude: &[f64]) -> f64 {
     if found.len() != expected.len() || found.iter().any(|value| !value.is_finite()) {
         return f64::INFINITY;

@@ -24,7 +24,7 @@ fn client(device: &Device) -> Option<Client> {
     }
 }
 
-/// The name that a device gives itself.
+/// The name that a device reports.
 pub fn device_name(device: &Device) -> String {
     client(device).map_or_else(|| "Flex (CPU)".into(), |client| client.properties().identity.name.clone())
 }

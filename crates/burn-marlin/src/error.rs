@@ -5,7 +5,7 @@ use std::fmt;
 
 /// A model that could not be converted, as it was before.
 ///
-/// Becomes its [`Error`] under `?`, which gives the model up.
+/// Becomes its [`Error`] under `?`, which drops the model.
 #[derive(Debug)]
 pub struct ConvertError<M> {
     /// The model.

@@ -12,7 +12,7 @@
 //! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
 //! | [`repack`] | every CubeCL runtime | weights between the [layouts](marlin_format::WeightLayout), activations into the order of the stored rows |
 //!
-//! [`tile`] holds the parts that the tensor-core routines share, [`ptx`] the instructions that they are made of.
+//! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
 
 pub mod device;
 mod error;

@@ -51,14 +51,14 @@ impl fmt::Display for Kernel {
 /// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernel takes.
+    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernels take.
     TensorCores {
         /// Compute capability, 80 for 8.0.
         capability: u32,
     },
     /// The runtime has no tensor-core instructions that this crate can emit.
     NoTensorCores(Runtime),
-    /// The card came before the instructions that the tensor-core kernel is made of.
+    /// The card lacks the instructions of the tensor-core kernels.
     OldCard {
         /// Compute capability, 75 for 7.5.
         capability: u32,

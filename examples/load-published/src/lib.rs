@@ -1,4 +1,4 @@
-//! A BERT classifier of Burn's own layers. Nothing in it knows of 4 bits.
+//! A BERT classifier of Burn's own layers. It has no code for 4-bit weights.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};

@@ -22,13 +22,13 @@ use marlin_kernels::ActivationDtype;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) const DEQUANTIZE: &str = "quant_dequantize";
 
-/// An integer tensor that a format may do without.
+/// An optional integer tensor of a format.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalInt<B: Backend> {
     /// The format has it.
     Present(IntTensor<B>),
-    /// The format does without.
+    /// The format has none.
     Absent,
 }
 
@@ -48,13 +48,13 @@ impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
     }
 }
 
-/// A float tensor that a layer may do without.
+/// An optional float tensor of a layer.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalFloat<B: Backend> {
     /// The layer has it.
     Present(FloatTensor<B>),
-    /// The layer does without.
+    /// The layer has none.
     Absent,
 }
 

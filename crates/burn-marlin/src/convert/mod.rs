@@ -114,7 +114,7 @@ impl W4A16 {
     ///
     /// # Errors
     /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
-    /// gives the model back.
+    /// returns the model.
     pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded)
     }

@@ -9,7 +9,7 @@ use std::fmt;
 /// The outcome of a conversion for every layer.
 ///
 /// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}` is a table of every layer. [`Serialize`] and
-/// [`to_json`](Self::to_json) give all of it to programs.
+/// [`to_json`](Self::to_json) have all of it for programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.

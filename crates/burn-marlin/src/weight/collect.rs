@@ -9,7 +9,7 @@ thread_local! {
 }
 
 impl QuantizedWeight {
-    /// Runs a traversal in which [`take_offered`](Self::take_offered) gives the weights.
+    /// Runs a traversal in which [`take_offered`](Self::take_offered) returns the weights.
     pub(crate) fn collecting<R>(traversal: impl FnOnce() -> R) -> R {
         /// Collecting ends with a panic, too.
         struct Reset;

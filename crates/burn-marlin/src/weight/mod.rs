@@ -159,7 +159,7 @@ impl QuantizedWeight {
 
     /// The float weight [K, N] plus the product of an adapter's factors.
     fn effective<const D: usize>(&self, dtype: FloatDType, adapter: Option<&LoraAdapter>) -> Tensor<D> {
-        // What no kernel makes is made of f32.
+        // A dtype that no kernel writes is cast from f32.
         let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };
         let weight = Tensor::from_dispatch(match adapter {
             None => Dispatch::quant_dequantize(self.to_op(), self.descriptor, made),

@@ -150,7 +150,7 @@ impl QuantizedWeight {
             was_read.store(true, Ordering::Relaxed);
             Tensor::<2>::full([1, 1], f32::NAN, (device, dtype)).expand(shape)
         };
-        // On the scales' device, which knows of autodiff.
+        // On the scales' device, which has autodiff.
         let param = Param::uninitialized(self.format_id, init, self.tensors.scales.lazy_device(), false, Shape::new(shape));
         let param = mapper.map_float(param);
         if let Some(adapter) = param.adapter() {

@@ -64,7 +64,7 @@ impl PlainLayout {
         vec![self.bits.padding_word(); self.words()]
     }
 
-    /// Packs the values that `q(row, column)` gives, each 0..=15 or 0..=255, with padding of 8 or 128.
+    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or 128.
     pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8) -> Vec<u32> {
         let mut words = self.padding();
         for row in 0..self.k {

@@ -87,7 +87,7 @@ impl<T> WeightTensors<T> {
         WeightTensors { words, scales, zero_points: zero_points.as_ref(), row_permutation: row_permutation.as_ref() }
     }
 
-    /// The value of a tensor; `None` if the weight does without.
+    /// The value of a tensor; `None` if the weight has no such tensor.
     pub fn get(&self, tensor: WeightTensor) -> Option<&T> {
         self.iter().find_map(|(other, value)| (other == tensor).then_some(value))
     }

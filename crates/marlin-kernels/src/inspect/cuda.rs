@@ -54,7 +54,7 @@ pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// A buffer that a kernel may do without.
+/// An optional buffer of a kernel.
 pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(is_there: bool) -> ComptimeOptionCompilationArg<T> {
     if is_there { ComptimeOptionCompilationArg::Some(buffer()) } else { ComptimeOptionCompilationArg::None }
 }
@@ -69,7 +69,7 @@ pub fn shared_limit(capability: u32) -> usize {
     }
 }
 
-/// The properties that CubeCL's CUDA runtime gives of such a card, as far as these kernels query them.
+/// The properties that CubeCL's CUDA runtime reports for such a card, as far as these kernels query them.
 pub fn properties(capability: u32) -> Arc<DeviceProperties> {
     let arch = CudaArchitecture { version: capability, tensor_cores: true };
     let hardware = HardwareProperties {

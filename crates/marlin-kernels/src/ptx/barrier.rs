@@ -53,7 +53,7 @@ pub fn elect_sync() -> bool {
     read::<u32>(elected) != 0
 }
 
-/// `bar.warp.sync`: all lanes of a warp meet.
+/// `bar.warp.sync`: barrier of all lanes of a warp.
 #[cube]
 pub fn bar_warp_sync() {
     gpu_asm!("bar.warp.sync 0xffffffff;");

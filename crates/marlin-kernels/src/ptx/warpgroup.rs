@@ -22,13 +22,13 @@ pub fn wgmma_more(more: u32) {
     gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));
 }
 
-/// An accumulator of [`wgmma()`] becomes 0. None may be under way.
+/// Sets an accumulator of [`wgmma()`] to 0. No `wgmma` may be in flight.
 #[cube]
 pub fn wgmma_clear(#[comptime] register: usize) {
     gpu_asm!("mov.f32 wgmma_sum{i}, 0f00000000;", i = const register);
 }
 
-/// An accumulator of [`wgmma()`]. None may be under way.
+/// Reads an accumulator of [`wgmma()`]. No `wgmma` may be in flight.
 #[cube]
 pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     let sum: f32;
@@ -36,7 +36,7 @@ pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     read::<f32>(sum)
 }
 
-/// The upper half of [`wgmma`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
+/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
 /// swizzled within 128 (1 in bits 62 and 63).
 const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
 
@@ -83,7 +83,7 @@ pub fn wgmma_commit_group() {
     gpu_asm!("wgmma.commit_group.sync.aligned;");
 }
 
-/// `wgmma.wait_group`: until at most `pending` groups are under way.
+/// `wgmma.wait_group`: waits until at most `pending` groups are in flight.
 #[cube]
 pub fn wgmma_wait_group(#[comptime] pending: usize) {
     gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);

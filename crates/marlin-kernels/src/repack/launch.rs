@@ -11,7 +11,7 @@ use marlin_format::{Bits, TensorDescriptor, WeightLayout, WeightTensor};
 ///
 /// # Errors
 /// A buffer of the wrong length, a weight past what 32-bit indices reach, one of 8 bits, which the tile layout does not hold, or a tensor that
-/// the format does without.
+/// the format does not have.
 pub fn tensor(
     client: &Client,
     problem: &QuantProblem,

@@ -77,7 +77,7 @@ impl Tile {
         self.product == Product::Wgmma
     }
 
-    /// Stages that hold no copies under way: the one that is multiplied, and with products under way the one before it.
+    /// Stages that no copy may fill: the one that is being multiplied, and with asynchronous products the one before it.
     pub(crate) fn stages_in_use(&self) -> usize {
         if self.is_wgmma() { 2 } else { 1 }
     }

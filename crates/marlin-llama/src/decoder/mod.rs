@@ -62,7 +62,7 @@ pub struct Decoded {
 /// # Threads
 /// A decoder can be made and used on any thread, and moved between them. Graphs are only in order with work on their own stream of the device, and can
 /// only be recorded on the stream that the model's weights are on. So all of a decoder's work is on that one: the stream of the thread that made the model.
-/// Decoders wait for each other while one of them records. CubeCL cannot keep out anything else that the program gives to the stream meanwhile, and would
+/// Decoders wait for each other while one of them records. CubeCL cannot keep out anything else that the program launches on the stream meanwhile, and would
 /// record it: until the first steps are done, or a [`warm_up`](Self::warm_up) for one sequence is, leave the device to the decoders.
 pub struct Decoder {
     /// The stream of the model's weights.
@@ -130,12 +130,12 @@ impl Decoder {
         self.scheduler.engine().is_captured()
     }
 
-    /// Reads queued prompts, and gives one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
+    /// Reads queued prompts, and returns one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
     /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
     /// together, so that the sequences that are running have a token each step. Where none is running it reads the oldest prompt to its end.
     ///
-    /// On a device that replays graphs the next step is under way when this one's tokens come back. A sequence whose prompt was read meanwhile has its
+    /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read meanwhile has its
     /// first token one step later.
     ///
     /// # Errors

@@ -70,7 +70,7 @@ pub struct Llama {
     pub model: Arc<LlamaModel>,
     /// The tokenizer, where it was opened with one.
     pub tokenizer: Option<Tokenizer>,
-    /// `generation_config.json`, or the defaults where there is none.
+    /// `generation_config.json`, or the defaults without one.
     pub generation: GenerationConfig,
 }
 

@@ -115,7 +115,7 @@ fn prompt(read: usize) -> Vec<u32> {
     (0..=read as u32).map(|token| token * 7 % VOCAB as u32).collect()
 }
 
-/// Steps, and gives the slots that have a token, and the work that the step gave the device.
+/// Steps, and returns the slots that have a token, and the work that the step gave the device.
 fn step(scheduler: &mut Scheduler<Simulated>) -> (Vec<usize>, Vec<Work>) {
     scheduler.engine.work.clear();
     let decoded = scheduler.step().unwrap();
