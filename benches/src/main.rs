@@ -1,4 +1,5 @@
-//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder describes: `cargo xtask bench kernels`.
+//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder describes:
+//! `cargo xtask bench kernels`.
 //!
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 

@@ -15,7 +15,8 @@ use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime compiles and times several matmuls for every shape of a backward pass, which takes minutes: it runs only the tests that no other device covers.
+    // CubeCL's CPU runtime compiles and times several matmuls for every shape of a backward pass, which takes minutes: it runs only the tests that
+    // no other device covers.
     if device.name != "flex" {
         tests.push(trial(device, "lora::no_float_weight_between_the_passes", memory));
     }

@@ -14,8 +14,8 @@
 //! Since warps differ in K, no warp reads words that another copied: the pipeline needs no barrier of the block, only `cp.async.wait_group` and a
 //! `bar.warp.sync`. Activations are read by `ldmatrix`, four 8 x 8 matrices at once, from runs of eight that are swizzled by XOR.
 //!
-//! **What bounds it.** With few rows, the number of blocks: N / 64 of them are divided unevenly among the multiprocessors, every one starts with an empty pipeline
-//! and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are in flight.
+//! **What bounds it.** With few rows, the number of blocks: N / 64 of them are divided unevenly among the multiprocessors, every one starts with an
+//! empty pipeline and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are in flight.
 //!
 //! **In the profile.** LDGSTS in place of LDG in the loop, hardly any "long scoreboard"; memory throughput near its limit where N / 64 fits the
 //! card, and idle multiprocessors ("waves per SM") where it does not.

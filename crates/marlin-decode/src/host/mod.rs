@@ -94,8 +94,8 @@ pub struct Attention<'a, T> {
 }
 
 impl<T: HostFloat> Attention<'_, T> {
-    /// Attention of a step, as [`crate::kernels::attention`] defines it: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
-    /// cache and returns [rows, heads * head_dim], zeros for rows that are skipped.
+    /// Attention of a step, as [`crate::kernels::attention`] defines it: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads)
+    /// head_dim] to the cache and returns [rows, heads * head_dim], zeros for rows that are skipped.
     ///
     /// # Panics
     /// Panics if a buffer is shorter than the shape requires.

@@ -90,8 +90,8 @@ pub fn parts(checkpoint: &Checkpoint, quantization: Option<&Quantization>) -> Re
 /// The dtype of the scale tensor counts, not the one in the format's spec, which no config has.
 ///
 /// # Errors
-/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`] for more than the memory holds; what `to_plain` of the format's module refuses: tensors that are missing, of
-/// another dtype or shape than the format's, or whose values make no sense.
+/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`] for more than the memory holds; what `to_plain`
+/// of the format's module refuses: tensors that are missing, of another dtype or shape than the format's, or whose values make no sense.
 pub fn read_layer(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) -> Result<PlainWeight, CheckpointError> {
     // The file's bytes, and what they are converted to. A file may have holes, which take no space on a disk.
     let tensors = layer_tensors(checkpoint, layer, format);

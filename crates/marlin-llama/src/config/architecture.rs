@@ -78,8 +78,8 @@ pub(crate) struct Defaults {
     pub(crate) max_window_layers: usize,
 }
 
-/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel from 7.0 on writes those of architectures that have one layer for
-/// both.
+/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel from 7.0 on writes those of architectures that have
+/// one layer for both.
 pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
 
 const LLAMA: Declaration = Declaration {

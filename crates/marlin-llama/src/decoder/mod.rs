@@ -56,8 +56,8 @@ pub struct Decoded {
 
 /// Decodes several sequences with a model, one token of each a step, and reads the prompts of others meanwhile.
 ///
-/// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is recorded for 1, 2, 4, ..
-/// rows at the first step of that many sequences, and kept. Elsewhere the same step runs operation by operation.
+/// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is
+/// recorded for 1, 2, 4, .. rows at the first step of that many sequences, and kept. Elsewhere the same step runs operation by operation.
 ///
 /// # Threads
 /// A decoder can be made and used on any thread, and moved between them. Graphs are only in order with work on their own stream of the device, and can
@@ -91,8 +91,9 @@ impl Decoder {
         Ok(Self { stream, scheduler: Scheduler::new(engine, slots, window, vocab_size) })
     }
 
-    /// Compiles and records the kernels of a prompt of `prompt_tokens` tokens and of a step of one sequence, so that neither takes time later. What it writes to the
-    /// cache is written over by the next prompt. Gives the time it took: none where steps do not run as graphs, since there is nothing to prepare.
+    /// Compiles and records the kernels of a prompt of `prompt_tokens` tokens and of a step of one sequence, so that neither takes time later. The
+    /// next prompt overwrites the positions that it writes. Returns the time it took: none if steps do not run as graphs, since there is nothing to
+    /// prepare.
     ///
     /// # Panics
     /// Panics if a sequence has joined.
@@ -135,8 +136,8 @@ impl Decoder {
     /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
     /// together, so that the sequences that are running have a token each step. Where none is running it reads the oldest prompt to its end.
     ///
-    /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read meanwhile has its
-    /// first token one step later.
+    /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read
+    /// meanwhile has its first token one step later.
     ///
     /// # Errors
     /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others continue.

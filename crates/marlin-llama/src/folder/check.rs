@@ -18,8 +18,8 @@ use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 /// Faults after which no more are looked for: of a config that is another model's there is one for every tensor.
 const MOST_FAULTS: usize = 1000;
 
-/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every fault that
-/// is found, and none for a folder that can be opened, chatted with, and has room on the device.
+/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every
+/// fault that is found, and none for a folder that can be opened, chatted with, and has room on the device.
 ///
 /// `on_layer` gets every quantised layer that can be read, by its name.
 pub fn check_folder(

@@ -77,9 +77,9 @@ pub struct Llama {
 impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
-    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
-    /// projections in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A quantised weight stays
-    /// one: no float copy of it is made.
+    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised projections
+    /// in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A
+    /// quantised weight stays one: no float copy of it is made.
     ///
     /// # Errors
     /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another

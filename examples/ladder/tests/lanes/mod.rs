@@ -1,5 +1,5 @@
-//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products of tensor cores
-//! of it, by the tables of the PTX ISA. Sums are in f64.
+//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products of
+//! tensor cores of it, by the tables of the PTX ISA. Sums are in f64.
 
 use half::f16;
 use ladder::LadderError;
