@@ -19,7 +19,7 @@ use std::time::Instant;
 const FEATURES: usize = 8192;
 /// Reads of a layer that are timed, after one that is not.
 const READS: usize = 15;
-/// Several times what a host's caches hold.
+/// Several times the size of a host's caches.
 const CACHE_BYTES: usize = 256 << 20;
 const LAYER: &str = "layer";
 

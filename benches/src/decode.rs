@@ -1,4 +1,4 @@
-//! Decode of Llama's shapes, with generated weights: whole steps, and what a step's time goes to.
+//! Decode of Llama's shapes, with generated weights: whole steps, and the time of each part of a step.
 
 use crate::BenchError;
 use crate::kernels::rates;
@@ -14,13 +14,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is timed.
+/// The models, weights and lengths to time.
 #[derive(Args)]
 pub struct DecodeArgs {
     /// Models by their shapes.
     #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy, Model::Shipped], value_enum)]
     models: Vec<Model>,
-    /// How the weights of the layers are held.
+    /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
     weights: Vec<Weights>,
     /// Sequences at once.
@@ -29,13 +29,13 @@ pub struct DecodeArgs {
     /// Tokens of each prompt.
     #[arg(long, default_value_t = 64)]
     prompt: usize,
-    /// Tokens that each sequence goes on with.
+    /// Tokens that each sequence decodes after its prompt.
     #[arg(long, value_delimiter = ',', default_values_t = [64, 512])]
     new_tokens: Vec<usize>,
-    /// Say what a step's time goes to, part by part.
+    /// Print the time of each part of a step.
     #[arg(long)]
     parts: bool,
-    /// Positions of the cache; without it as many as a run needs.
+    /// Positions of the cache; by default as many as a run needs.
     #[arg(long)]
     max_len: Option<usize>,
     /// Write a record of the run to this file.
@@ -57,7 +57,7 @@ enum Model {
     Shipped,
 }
 
-/// How the weights of the layers are held; the head is in f16.
+/// The format of the layers' weights; the head is in f16.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Weights {
     /// 4 bits, groups of 128, symmetric.
@@ -78,7 +78,7 @@ pub struct Row {
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others go on meanwhile.
+    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others decode meanwhile.
     ttft_ms: f64,
     /// Prompt tokens a second.
     prefill_tokens_per_second: f64,
@@ -118,7 +118,7 @@ impl Model {
     }
 }
 
-/// Times what the arguments name, prints a line each, and writes the record.
+/// Times the models in the arguments, prints a line each, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     let name = burn_marlin::device::device_name(&device);
@@ -213,7 +213,7 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
             let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
             decoder.join(&prompt, &options).map_err(failed)?;
         }
-        // Those whose prompts were read first go on while the others are read.
+        // Sequences whose prompts were read first decode while the others are read.
         while step(&mut decoder, batch)? < batch {}
         times.first = start.elapsed().as_secs_f64();
         let start = Instant::now();

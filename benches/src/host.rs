@@ -23,7 +23,7 @@ const COPIES: usize = 256 << 20;
 const HIDDEN: usize = 768;
 const INTERMEDIATE: usize = 3072;
 
-/// What is timed.
+/// The problems and threads to time.
 #[derive(Args)]
 pub struct HostArgs {
     /// Rows of activations.
@@ -85,7 +85,7 @@ struct MemoryRow {
     model: &'static str,
     float_mb: f64,
     int4_mb: f64,
-    /// What the conversion took above the float model, at most.
+    /// The most memory that the conversion took above the float model.
     peak_above_float_mb: f64,
 }
 
@@ -176,7 +176,7 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
     Ok(out)
 }
 
-/// Converts twelve blocks of BERT; `None` where the system does not tell a process its memory.
+/// Converts twelve blocks of BERT; `None` if the system does not report a process's memory.
 fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchError> {
     const MB: f64 = 1e6;
     let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();
@@ -219,7 +219,7 @@ fn converted<M: Module + ModuleDisplay>(modules: &[M], convert: &W4A16) -> Resul
     modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
 }
 
-/// Times two, a run of each in turn, so that what else the machine does meets both.
+/// Times two, alternating runs, so that other load on the machine affects both.
 fn row<F, Q, A, B>(
     layer: &'static str,
     rows: usize,

@@ -11,7 +11,7 @@ use marlin_format::{QuantSpec, ScaleDtype, WeightDescriptor, WeightFormat, Weigh
 use marlin_kernels::inspect::{Routine, digest};
 use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
 
-/// The rates of a card that the floor is made of.
+/// The rates of a card that give the floor.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     /// Bytes in a second.
@@ -29,7 +29,7 @@ pub fn rates(card: &str) -> Option<Rates> {
 /// A graph holds about this many microseconds of calls.
 const GRAPH_MICROSECONDS: f64 = 4000.0;
 
-/// Times what the arguments name, prints a line each, and writes the record.
+/// Times the kernels in the arguments, prints a line each, and writes the record.
 pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let card = Card::of(&client).ok_or(BenchError::Card)?;

@@ -1,4 +1,5 @@
-//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder says: `cargo xtask bench kernels`.
+//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder describes:
+//! `cargo xtask bench kernels`.
 //!
 //! One binary, so that it can be carried to a machine without a Rust toolchain.
 
@@ -51,7 +52,7 @@ enum Command {
     Host(host::HostArgs),
 }
 
-/// What is timed.
+/// The kernels and problems to time.
 #[cfg(feature = "cuda")]
 #[derive(Args)]
 struct KernelArgs {
@@ -81,7 +82,7 @@ struct KernelArgs {
     record: Option<PathBuf>,
 }
 
-/// What is read.
+/// The checkpoints to read.
 #[derive(Args)]
 struct ConvertArgs {
     /// Only formats with all of these words in their names, such as `gptq int8`.
@@ -96,7 +97,7 @@ fn group(text: &str) -> Result<GroupSize, String> {
     GroupSize::try_from(rows).map_err(|error| error.to_string())
 }
 
-/// Why a bench could not be run.
+/// The reason why a bench could not run.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
     #[cfg(feature = "cuda")]

@@ -33,7 +33,7 @@ impl Weights {
         Self { copies: (0..copies).map(copy).collect() }
     }
 
-    /// How many copies there are.
+    /// The number of copies.
     pub fn copies(&self) -> usize {
         self.copies.len()
     }

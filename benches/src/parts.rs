@@ -1,4 +1,4 @@
-//! What a step's time goes to: each of its parts through all layers, as a graph of its own.
+//! The time of each part of a decode step: the part through all layers, as a graph of its own.
 
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};

@@ -33,7 +33,7 @@ const SHAPES: [Shape; 12] = [
 /// Rows of activations.
 pub const ROWS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// The shapes of these names; all where there are none.
+/// The shapes of these names; all if there are no names.
 pub fn named(names: &[String]) -> Result<Vec<Shape>, BenchError> {
     if names.is_empty() {
         return Ok(SHAPES.to_vec());

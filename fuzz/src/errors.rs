@@ -1,8 +1,8 @@
-//! What every error must do.
+//! The requirements on every error.
 
 use std::error::Error;
 
-/// An error says something, and so do its causes.
+/// An error has a message, and so do its causes.
 pub fn check_error(error: &dyn Error) {
     let mut next = Some(error);
     while let Some(cause) = next {

@@ -1,4 +1,4 @@
-//! Changes to valid inputs, for where there is no libFuzzer to make them.
+//! Mutations of valid inputs, for machines without libFuzzer.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -12,7 +12,7 @@ pub fn inputs(otherwise: usize) -> usize {
     std::env::var("MARLIN_FUZZ_INPUTS").ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
 }
 
-/// A text with one to four changes. `tokens` are what is written into it.
+/// A text with one to four changes. `tokens` are the texts written into it.
 pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
     let mut text = text.to_vec();
     for _ in 0..rng.random_range(1..=4) {

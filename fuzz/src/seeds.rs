@@ -45,7 +45,7 @@ pub fn tensor_seeds() -> Vec<Vec<u8>> {
     formats.filter_map(|(selector, format)| Some([&[selector as u8][..], &file(&layer(&format)?)].concat())).collect()
 }
 
-/// The tensors of a layer, or `None` where the format does not hold such a spec.
+/// The tensors of a layer, or `None` if the format does not hold such a spec.
 fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
     let ((k, n), spec) = (SHAPE, format.spec()?);
     let groups = spec.group.count(k);

@@ -1,4 +1,4 @@
-//! What is done with an input. Nothing may panic, and what is accepted must hold together.
+//! The operations on an input. Nothing may panic, and what is accepted must hold together.
 
 use std::fs;
 
@@ -53,7 +53,7 @@ impl Folder {
         }
     }
 
-    /// Reads a layer, in the format that the first byte says, of the file of tensors that follows. Whether there is one.
+    /// Reads a layer, in the format that the first byte selects, of the file of tensors that follows. Returns true if there is one.
     pub fn tensors(&self, data: &[u8]) -> bool {
         let Some((&selector, file)) = data.split_first() else { return false };
         let Some(checkpoint) = self.open(file) else { return false };
@@ -82,7 +82,7 @@ impl Folder {
     }
 }
 
-/// Every format of a layer, in every spec: what a selector counts through.
+/// Every format of a layer, in every spec, for a selector to enumerate.
 pub fn formats() -> Vec<LayerFormat> {
     let specs = Bits::ALL.into_iter().flat_map(|bits| {
         GroupSize::ALL
@@ -104,7 +104,7 @@ pub fn formats() -> Vec<LayerFormat> {
         .collect()
 }
 
-/// What a config may not say of a layer, it did not say.
+/// Checks that a format is one that a config may declare for a layer.
 fn check_format(format: &LayerFormat) {
     match format {
         LayerFormat::Awq(spec) => assert_eq!(spec.bits, Bits::Four),

@@ -1,4 +1,4 @@
-//! Chat templates and files `tokenizer.json`: valid ones to begin with, and what is done with an input. Whatever a worker runs into is an error in time.
+//! Chat templates and files `tokenizer.json`: valid ones to begin with, and the operations on an input. Every failure of a worker is an error in time.
 //!
 //! `crates/marlin-text/tests/hostile` includes this module: it runs it on mutated inputs wherever the tests run.
 
@@ -74,7 +74,7 @@ impl TokenizerFolder {
     }
 }
 
-/// Whether it works; if not, it must say why, and either must be in time.
+/// Returns true if it works; if not, it must give a reason, and either must be in time.
 fn in_time(run: impl FnOnce() -> Result<(), TextError>) -> bool {
     let start = Instant::now();
     let result = run();

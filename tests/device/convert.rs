@@ -73,7 +73,7 @@ pub fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
     Tensor::from_data(x.to_data(), &Device::flex())
 }
 
-/// Whether operations of this device go through fusion.
+/// Returns true if operations of this device go through fusion.
 fn fuses(device: &Device) -> bool {
     *device != Device::flex()
 }

@@ -139,7 +139,7 @@ fn exported(device: &Device) {
     }
 }
 
-/// By a record and by a store, which reports what it could not place; before and after the first use.
+/// By a record and by a store, which reports tensors that it could not place; before and after the first use.
 fn float_checkpoint(device: &Device) {
     let (float, x) = (fresh(device), batch(device));
     let expected = values(convert(float.clone(), GroupSize::G32).0.forward(x.clone()));
@@ -241,7 +241,7 @@ fn from_converted(device: &Device) {
     assert!(matches!(other, Err(Error::Converted { found, .. }) if found == spec));
 }
 
-/// Computed as the dequantised weights say, in f64.
+/// Computed from the dequantised weights, in f64.
 fn double(device: &Device) {
     if !device.supports_dtype(FloatDType::F64) {
         return;

@@ -1,4 +1,4 @@
-//! The one call on models of every make: which weights it takes, and Burn's round trips of what it gives.
+//! The one call on models of every make: the weights that it converts, and Burn's round trips of the converted models.
 
 use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense};
 use crate::layer::values;

@@ -193,7 +193,7 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
     }
 }
 
-/// Lengths around the edges of tiles and shares, and an idle row.
+/// Lengths around the edges of tiles and splits, and an idle row.
 fn edges(max_len: usize) -> Vec<Option<usize>> {
     let edges = [0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, max_len - 1];
     edges.into_iter().filter(|&position| position < max_len).map(Some).chain([None]).collect()
@@ -217,7 +217,7 @@ fn agrees(device: &Device, is_cuda: bool, seed: u64) {
             shapes.push(shape(if is_cuda { 12 } else { 6 }, [2 * group, 2], head_dim, max_len, dtype));
         }
     }
-    // Rows alone, so that sequences are cut finely; norms, windows, parts of heads turned, and none.
+    // Single rows, so that sequences are split finely; norms, windows, heads rotated in part, and not at all.
     let (head_dim, groups) = if is_cuda { (128, [4, 1]) } else { (16, [4, 1]) };
     for group in groups {
         let mut plain = || shape(1, [2 * group, 2], head_dim, max_len, dtypes.next().unwrap_or(ActivationDtype::F32));
@@ -245,7 +245,7 @@ fn long(device: &Device, _: bool, seed: u64) {
         (1, [4, 1], 131_072, ActivationDtype::F16),
         (1, [8, 1], 131_072, ActivationDtype::BF16),
         (3, [2, 2], 40_000, ActivationDtype::F16),
-        // A long one among many: shares of the greatest length.
+        // A long sequence among many: splits of the greatest length.
         (40, [2, 2], 9_000, ActivationDtype::F16),
     ] {
         let shape = AttentionShape { slots: rows, ..shape(rows, heads, 128, max_len, dtype) };
@@ -307,7 +307,7 @@ fn skips(device: &Device, _: bool, seed: u64) {
     assert!([KEYS, VALUES, OUT].map(|buffer| bench.read(buffer)) == before, "seed {seed}: a row outside of the cache was written");
 }
 
-/// Blocks that meet in any order give the same bits.
+/// Blocks that finish in any order give the same bits.
 fn repeats(device: &Device, _: bool, seed: u64) {
     let client = client(device);
     for (rows, heads, max_len) in [(1, [8, 2], 30_000), (16, [8, 8], 900)] {

@@ -28,7 +28,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "decode::sample_refuses_wrong_operands", refusals));
 }
 
-/// A step's rows and what they are chosen from.
+/// A step's rows and their logits.
 struct Step {
     shape: SampleShape,
     /// [rows, vocab], exact in the shape's dtype.

@@ -1,4 +1,4 @@
-//! Decode of several sequences with the shipped model: what the device chooses against what Flex does, and graphs that are replayed.
+//! Decode of several sequences with the shipped model: the device's tokens against Flex's, and replayed graphs.
 
 use crate::llama::{example, quantised};
 use crate::setup::{Named, trial};
@@ -69,7 +69,7 @@ fn open(folder: &Path, device: &Device, dtype: FloatDType) -> Llama {
 /// Prompts of different lengths.
 const PROMPTS: [&str; 5] = ["fn main() {", "/// Returns the ", "use std::", "impl<T> Iterator for", "a"];
 
-/// What each prompt goes on with: the first three join together, one of them leaves, the others follow.
+/// The tokens that follow each prompt: the first three join together, one of them leaves, the others follow.
 fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
     let mut decoder = Decoder::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
@@ -179,7 +179,7 @@ fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], m
     assert_eq!(run(true), expected);
 }
 
-/// A sequence that is running has a token each step while long prompts are read, and they go on as they do alone.
+/// A sequence that is running has a token each step while long prompts are read, and they continue as they do by themselves.
 fn while_read(device: &Device) {
     let (_guard, folder) = quantised();
     let options = OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: true, head: None };

@@ -1,4 +1,4 @@
-//! Weights as the formats' own packers wrote them, on the device: `tests/golden`, whose README says how they are made.
+//! Weights as the formats' own packers wrote them, on the device: `tests/golden`, whose README describes how they are made.
 
 use crate::setup::{Named, computes, trial};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};

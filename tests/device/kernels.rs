@@ -31,7 +31,7 @@ pub fn client(device: &Device) -> Client {
     }
 }
 
-/// What a step of a case gives; its error fails the test.
+/// Returns the result of a step of a case; its error fails the test.
 pub fn must<T>(case: &Case, result: Result<T, impl std::fmt::Display>) -> T {
     result.unwrap_or_else(|error| panic!("{case}: {error}"))
 }

@@ -168,7 +168,7 @@ fn threads(device: &Device, seed: u64) {
     });
 }
 
-/// What `plan` says of each dtype, and how the weight lies.
+/// The `plan` of each dtype, and the layout of the weight.
 fn plans(device: &Device, seed: u64) {
     // Ampere and later; there is no other card to test on.
     let has_tensor_cores = *device == Device::cuda(0);
@@ -181,7 +181,7 @@ fn plans(device: &Device, seed: u64) {
     }
 }
 
-/// A weight that lies for tensor cores gives the same values to activations that they do not take, and dequantised.
+/// A weight in the tile layout gives the same values with activations that tensor cores do not take, and dequantised.
 fn tile_layout(device: &Device, seed: u64) {
     let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
     for case in cases().iter().filter(takes) {

@@ -15,7 +15,8 @@ use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime compiles and times several matmuls for every shape of a backward pass, which takes minutes: it runs what it alone can say.
+    // CubeCL's CPU runtime compiles and times several matmuls for every shape of a backward pass, which takes minutes: it runs only the tests that
+    // no other device covers.
     if device.name != "flex" {
         tests.push(trial(device, "lora::no_float_weight_between_the_passes", memory));
     }
@@ -132,7 +133,7 @@ fn paths(device: &Device) {
         let factors: Vec<_> = paths.floats.into_iter().filter(|path| path.contains("lora")).collect();
         assert_eq!(factors, ["up.weight.lora.a", "up.weight.lora.b"], "where a float weight has them");
     }
-    // A record of the whole, and one of the adapter alone, into a model made the same way.
+    // A record of the whole, and one of the adapter only, into a model made the same way.
     let all = || lora(ParamGroup::all());
     let adapted = model.clone().apply_lora(all());
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);

@@ -136,7 +136,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     }
 }
 
-/// The first half of K sums to far above what f16 holds, the second half takes it away again.
+/// The first half of K sums to far above the largest f16, the second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let case = Case { m: 16, k: 16384, n: 64, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
@@ -193,7 +193,7 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
 }
 
-/// A weight that says it is 1 GiB long and is not.
+/// A weight that declares 1 GiB and is shorter.
 fn fault(device: &Device) {
     let bench = Bench::new(device);
     let (k, n) = (65536, 32768);

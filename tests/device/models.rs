@@ -1,4 +1,4 @@
-//! Burn models that know nothing of 4 bits: what the one call is tried on.
+//! Unmodified Burn models, to convert with one call.
 
 use crate::layer::values;
 use burn::module::{Module, ModuleDisplay, Param};
@@ -28,7 +28,7 @@ impl Mlp {
     }
 }
 
-/// A model and an input for it: `run` gives its output in f64.
+/// A model and an input for it: `run` returns its output in f64.
 pub trait Tried: Module + ModuleDisplay + 'static {
     /// Its name in messages.
     const NAME: &'static str;
@@ -159,7 +159,7 @@ pub enum Either {
     Wide(Linear),
 }
 
-/// A linear layer in everything that Burn's modules are made of.
+/// A linear layer in every container of Burn's modules.
 #[derive(Module, Debug)]
 pub struct Containers {
     maybe: Option<Linear>,

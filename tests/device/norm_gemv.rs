@@ -31,7 +31,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "norm_gemv::wrong_operands_are_refused", move |device| refusals(device, seed)));
 }
 
-/// Operands of the kernel, and what must come out.
+/// Operands of the kernel, and the expected output.
 struct Row {
     x: Vec<f32>,
     residual: Vec<f32>,

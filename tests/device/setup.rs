@@ -79,9 +79,9 @@ pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
     }
 }
 
-/// Whether kernels in a dtype run on a device.
+/// Returns true if kernels in a dtype run on a device.
 ///
-/// CubeCL's CPU runtime says so of bf16 on every machine. But where the processor has no instruction that rounds to bf16, LLVM calls
+/// CubeCL's CPU runtime claims to support bf16 on every machine. But where the processor has no instruction that rounds to bf16, LLVM calls
 /// `__truncsfbf2`, which libgcc has from version 13 on, and Debian 12 has version 12.
 pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {
     let lacks_bf16 = dtype == ActivationDtype::BF16 && *device == Device::cpu() && !rounds_to_bf16();

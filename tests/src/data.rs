@@ -38,7 +38,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Random operands of a case, and what comes out in f64.
+/// Random operands of a case, and the product in f64.
 #[derive(Debug)]
 pub struct Operands {
     /// [M, K], each value exact in the activations' dtype.
@@ -49,7 +49,7 @@ pub struct Operands {
     pub bias: Vec<f32>,
     /// x W + bias, [M, N].
     pub expected: Vec<f64>,
-    /// For each output the root of the summed squares of its terms: what a random sum of them would have for size.
+    /// For each output the root of the summed squares of its terms: the expected magnitude of a random sum of them.
     pub magnitude: Vec<f64>,
 }
 
@@ -85,7 +85,7 @@ impl Operands {
         Self { x, weight, bias, expected, magnitude }
     }
 
-    /// Computes what comes out again, after a change of `x`.
+    /// Computes the product again, after a change of `x`.
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);
     }

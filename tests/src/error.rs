@@ -2,7 +2,7 @@ use marlin_kernels::ActivationDtype;
 
 /// The largest relative error that a correct kernel may have, by the dtype of its output.
 ///
-/// Sums are in f32, so what is left is the rounding of the output (2^-11 relative at most for f16, 2^-8 for bf16), and, where a backend's own
+/// Sums are in f32, so the remaining error is the rounding of the output (2^-11 relative at most for f16, 2^-8 for bf16), and, where a backend's own
 /// matmul reads a dequantised weight in that dtype, the rounding of the weight.
 pub const fn tolerance(dtype: ActivationDtype) -> f64 {
     match dtype {
@@ -14,8 +14,8 @@ pub const fn tolerance(dtype: ActivationDtype) -> f64 {
 
 /// ||found - expected|| / ||magnitude||. A value that is not finite makes it infinite, and so does another length.
 ///
-/// `magnitude` is the size of what was summed for each output, so that an output which cancels to almost nothing is not held to more digits
-/// than its terms have. For the plain relative error, give `expected` itself.
+/// `magnitude` is the size of the terms of each output, so that an output which cancels to almost nothing is not held to more digits
+/// than its terms have. For the plain relative error, pass `expected` itself.
 pub fn relative_error(found: &[f64], expected: &[f64], magnitude: &[f64]) -> f64 {
     if found.len() != expected.len() || found.iter().any(|value| !value.is_finite()) {
         return f64::INFINITY;

@@ -1,4 +1,4 @@
-//! What tests and benches share: the list of problems, fresh random data, the f64 reference, the measure of error.
+//! The helpers of the device tests: the list of problems, fresh random data, the f64 reference, the measure of error.
 
 mod data;
 mod error;

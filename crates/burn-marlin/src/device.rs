@@ -24,12 +24,12 @@ fn client(device: &Device) -> Option<Client> {
     }
 }
 
-/// The name that a device gives itself.
+/// The name that a device reports.
 pub fn device_name(device: &Device) -> String {
     client(device).map_or_else(|| "Flex (CPU)".into(), |client| client.properties().identity.name.clone())
 }
 
-/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host; `None` where it does not say.
+/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host; `None` if it does not report them.
 pub fn free_memory(device: &Device) -> Option<usize> {
     let Some(client) = client(device) else { return available_memory() };
     let total = client.properties().memory.max_memory()?;

@@ -5,14 +5,14 @@ use std::fmt;
 
 /// A model that could not be converted, as it was before.
 ///
-/// Becomes its [`Error`] under `?`, which gives the model up.
+/// Becomes its [`Error`] under `?`, which drops the model.
 #[derive(Debug)]
 pub struct ConvertError<M> {
     /// The model.
     ///
     /// It is as it was, unless the device failed in the middle of a conversion: then the layers before the one that the error names are converted.
     pub model: M,
-    /// What is wrong.
+    /// The cause.
     pub error: Error,
 }
 
@@ -34,7 +34,7 @@ impl<M> From<ConvertError<M>> for Error {
     }
 }
 
-/// What can go wrong between a float weight and a quantised layer.
+/// An error between a float weight and a quantised layer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,7 +46,7 @@ pub enum Error {
     Layer {
         /// Path of the parameter in the model.
         path: String,
-        /// What is wrong.
+        /// The cause.
         source: FormatError,
     },
     /// A bias has another length than the weight has output features.
@@ -62,7 +62,7 @@ pub enum Error {
     Read {
         /// The tensor: words, scales, zero points or row permutation.
         tensor: &'static str,
-        /// What the device said.
+        /// The error of the device.
         reason: String,
     },
     /// A tensor holds another dtype than a quantised weight has, after loading a record that does not belong to it.
@@ -70,9 +70,9 @@ pub enum Error {
     Dtype {
         /// The tensor: words, scales, zero points or row permutation.
         tensor: &'static str,
-        /// What was expected.
+        /// The dtypes that are accepted.
         expected: &'static str,
-        /// What was found.
+        /// The dtype of the tensor.
         found: DType,
     },
     /// A pattern on parameter paths is no regular expression.
@@ -80,7 +80,7 @@ pub enum Error {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<regex::Error>,
     },
     /// A strict conversion would have left layers, or has patterns that match nothing.
@@ -104,7 +104,7 @@ pub enum Error {
     /// The fusion provider came too late.
     #[error("the fusion provider must be installed before the first tensor operation of the program: {reason}")]
     Install {
-        /// What Burn said.
+        /// Burn's error.
         reason: String,
     },
 }

@@ -1,6 +1,6 @@
 //! 4-bit and 8-bit weights for Burn: W4A16 and W8A16 linear layers.
 //!
-//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one call, and reports what it did to every layer.
+//! - [`W4A16`] turns an existing, unmodified Burn model into a W4A16 (or W8A16) model with one call, and reports the outcome for every layer.
 //! - [`W4A16::load`] puts a published checkpoint (GPTQ, AWQ, compressed-tensors, Marlin) into such a model, [`W4A16::export`] writes one.
 //! - [`QuantLinear`] is the layer for models that are written with it; [`QuantizedWeight`] the quantised tensor type under both.
 //! - [`install`] registers the fusion provider, once at the start of the program, so that unmodified models never hold a float weight.

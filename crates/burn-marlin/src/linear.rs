@@ -45,7 +45,7 @@ impl QuantLinear {
         Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
     }
 
-    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. What it computes is NaN until then.
+    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. Its outputs are NaN until then.
     ///
     /// # Errors
     /// No features, or too many.
@@ -61,7 +61,7 @@ impl QuantLinear {
     /// x [.., K] to [.., N], in the activations' dtype.
     ///
     /// # Panics
-    /// Where the last dimension of `x` is not K, as Burn's own layers do.
+    /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.bias_in(x.dtype());
         self.weight.matmul_bias(x, bias)

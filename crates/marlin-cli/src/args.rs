@@ -18,7 +18,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// What a checkpoint holds: every tensor and quantised layer, its format, size, bits per weight and kernel.
+    /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits per weight and kernel.
     Inspect(InspectArgs),
     /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
@@ -26,11 +26,11 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Talk to a model, a line at a time, in the turns of its chat template.
     Chat(ChatArgs),
-    /// How well a model predicts a text.
+    /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
     /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
     Logits(LogitsArgs),
-    /// Which kernel runs each layer, and why.
+    /// List the kernel that runs each layer, and the reason.
     Kernels(KernelsArgs),
 }
 
@@ -39,13 +39,13 @@ pub enum Command {
 pub struct ModelArgs {
     /// Hugging Face folder.
     pub dir: PathBuf,
-    /// Where to run; without it the best device present: cuda, vulkan, flex.
+    /// The device to run on; without it the best device present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
     /// Dtype of activations; without it the checkpoint's, where the device computes in it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
-    /// Positions of the cache; without it 4096, or what the model was made for where that is less.
+    /// Positions of the cache; without it 4096, or the model's own limit if that is less.
     #[arg(long)]
     pub max_len: Option<usize>,
     /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
@@ -67,7 +67,7 @@ pub struct InspectArgs {
     /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// A line for every tensor and layer; without it, equal ones of consecutive layers share a line.
+    /// A line for every tensor and layer; without it, equal ones of consecutive layers are printed on one line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every tensor and layer.
@@ -99,7 +99,7 @@ pub struct QuantizeArgs {
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Form of the files: what llm-compressor writes, or GPTQModel.
+    /// Form of the files: llm-compressor's or GPTQModel's.
     #[arg(long, value_enum, default_value_t)]
     pub format: FormatName,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
@@ -150,7 +150,7 @@ pub struct GenerateArgs {
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// What the model is told before the conversation.
+    /// The system message, given to the model before the conversation.
     #[arg(long)]
     pub system: Option<String>,
     #[command(flatten)]

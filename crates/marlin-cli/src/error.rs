@@ -1,4 +1,4 @@
-//! What can go wrong in a command.
+//! The errors of a command.
 
 use std::path::PathBuf;
 

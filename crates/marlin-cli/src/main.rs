@@ -13,8 +13,8 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// What is logged where `RUST_LOG` says nothing. wgpu reports every graphics API that a machine lacks as an error; which devices there are is
-/// said where one is asked for.
+/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an error; the devices present are listed
+/// when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
 
 fn main() -> ExitCode {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough, as in `burn-marlin inspect model | head`.
+        // The reader has closed the pipe, as in `burn-marlin inspect model | head`.
         Err(CliError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", output::message(&error));

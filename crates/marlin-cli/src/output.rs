@@ -38,7 +38,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     line(&std::iter::once(row(&mut header.iter().copied())).chain(lines).collect::<Vec<_>>().join("\n"))
 }
 
-/// As [`table`], of rows that begin with the path of a layer or tensor: equal rows of consecutive layers in one row with their count, or every row where `all`.
+/// As [`table`], for rows that begin with the path of a layer or tensor: equal rows of consecutive layers as one row with their count, or every row if `all`.
 pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<()> {
     if all {
         return table(header, &rows);
@@ -53,7 +53,7 @@ pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<
     table(&[&[*first, "count"], rest].concat(), &rows)
 }
 
-/// What went wrong, and why. What a file brings into it is neither obeyed by the terminal nor endless.
+/// Formats an error and its causes. Text that comes from a file is escaped for the terminal and limited in length.
 pub fn message(error: &dyn std::error::Error) -> String {
     const SHOWN: usize = 4000;
     without_control(&with_causes(error)).chars().take(SHOWN).collect()

@@ -1,10 +1,10 @@
-//! What can be wrong with a weight, before any file is involved.
+//! The errors of a weight, before any file is involved.
 
 use crate::{Bits, GroupSize, ScaleDtype};
 
 /// A weight, a spec or a layout that does not hold together.
 ///
-/// Every message says what was expected, what was found and, where there is something to do, what to do.
+/// Every message has the expected value, the value found and, if there is one, a remedy.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -44,21 +44,21 @@ pub enum FormatError {
         /// The largest K or N.
         limit: usize,
     },
-    /// A buffer that does not have the length its shape says.
+    /// A buffer that does not have the length of its shape.
     #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]
     Length {
-        /// Which buffer.
+        /// The name of the buffer.
         what: &'static str,
         /// Input features.
         k: usize,
         /// Output features.
         n: usize,
-        /// The length its shape says.
+        /// The length of its shape.
         expected: usize,
         /// The length it has.
         found: usize,
     },
-    /// Scales in another dtype than the spec says.
+    /// Scales in another dtype than the spec's.
     #[error("the spec says {expected} scales, but the scales are {found}")]
     ScaleDtypeMismatch {
         /// The dtype in the spec.
@@ -76,7 +76,7 @@ pub enum FormatError {
         /// The scale found.
         value: f32,
     },
-    /// The spec says zero points, and there are none.
+    /// The spec has zero points, and there are none.
     #[error("the spec says zero points, but none are given; give them or use a symmetric spec")]
     MissingZeroPoints,
     /// The spec is symmetric, and there are zero points.
@@ -97,7 +97,7 @@ pub enum FormatError {
     /// A row permutation that names a row outside the weight.
     #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
     PermutationRange {
-        /// Where in the permutation.
+        /// The position in the permutation.
         position: usize,
         /// The row named there.
         found: u32,
@@ -107,7 +107,7 @@ pub enum FormatError {
     /// A row permutation that names a row twice.
     #[error("the row permutation names row {row} a second time at position {position}; it must name every row once")]
     PermutationDuplicate {
-        /// Where in the permutation.
+        /// The position in the permutation.
         position: usize,
         /// The row named there.
         row: u32,
@@ -172,7 +172,7 @@ pub enum FormatError {
     PadMultiple {
         /// `K` or `N`.
         axis: &'static str,
-        /// The multiple asked for.
+        /// The required multiple.
         multiple: usize,
         /// The tile's extent along that axis.
         tile: usize,

@@ -9,9 +9,9 @@ use std::hash::Hash;
 pub struct LayerRun<T> {
     /// Their path, with the first and the last of the numbers: `model.layers.0..31.mlp.down_proj` is 32 layers, both ends included.
     pub path: String,
-    /// How many layers it stands for.
+    /// The number of layers.
     pub count: usize,
-    /// What is said of each of them.
+    /// The description that they share.
     pub description: T,
 }
 
@@ -38,14 +38,14 @@ pub fn fold_layers<T: Clone + Eq + Hash>(layers: impl IntoIterator<Item = (Strin
     runs.into_iter().flatten().map(Run::finish).collect()
 }
 
-/// A run on the way.
+/// A run that is being built.
 struct Run<T> {
     path: Vec<Component>,
     count: usize,
     description: T,
 }
 
-/// What is between the dots of a path.
+/// The text between the dots of a path.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Component {
     Text(String),
@@ -83,7 +83,7 @@ impl<T: Clone> Run<T> {
         LayerRun { path, count: self.count, description: self.description }
     }
 
-    /// What runs have in common that differ in the number at `position` alone, and that number; `None` where there is none.
+    /// The common part of runs that differ only in the number at `position`, and that number; `None` if there is none.
     fn key(&self, position: usize) -> Option<((Vec<Component>, T), u64)> {
         let &Component::Number(number) = self.path.get(position)? else { return None };
         let mut path = self.path.clone();
@@ -92,7 +92,7 @@ impl<T: Clone> Run<T> {
     }
 }
 
-/// Folds runs that differ in the component at `position` alone: the first of them stands for all.
+/// Folds runs that differ only in the component at `position`: the first of them stands for all.
 fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
     let mut alike: HashMap<_, Vec<(u64, usize)>> = HashMap::new();
     for (index, run) in runs.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! How much memory there is.
+//! The memory of the machine.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// Bytes of memory that the process can still have without others losing theirs: of the machine, or of its control group where that has fewer. `None`
-/// where the system does not say.
+/// if the system does not report it.
 pub fn available_memory() -> Option<usize> {
     let system = System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()));
     let machine = Some(system.available_memory()).filter(|&bytes| bytes > 0);
@@ -12,7 +12,7 @@ pub fn available_memory() -> Option<usize> {
     Some(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// Bytes of memory that there are where `needed` are more; `None` where they fit. A gigabyte or less counts as fitting: to ask takes time.
+/// The bytes of available memory if `needed` are more than that; `None` if they fit. A gigabyte or less counts as fitting: to ask takes time.
 pub fn memory_short_of(needed: usize) -> Option<usize> {
     if needed <= 1 << 30 { None } else { available_memory().filter(|&available| available < needed) }
 }

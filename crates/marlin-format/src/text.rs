@@ -1,4 +1,4 @@
-//! Text of strangers in messages and names.
+//! Untrusted text in messages and names.
 
 /// The characters of a file's text that a message shows.
 const SHOWN: usize = 200;
@@ -28,7 +28,7 @@ fn shown_char(c: char) -> Vec<char> {
     if c.is_control() { c.escape_default().collect() } else { vec![c] }
 }
 
-/// Whether a name can be one: short, and without control characters.
+/// Returns true if a name is plain: short, and without control characters.
 pub(crate) fn is_plain(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
 }

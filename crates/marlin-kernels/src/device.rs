@@ -57,7 +57,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// The card behind a CubeCL client; `None` where that is no NVIDIA card.
+    /// The card behind a CubeCL client; `None` if that is no NVIDIA card.
     pub fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
             return None;
@@ -98,7 +98,7 @@ impl Target {
     }
 }
 
-/// Cubes and units of a kernel that has one unit for each of so many elements.
+/// The cubes and units of a kernel with one unit for each element.
 pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, elements);
     (calculate_cube_count_elemwise(client, elements, dim), dim)

@@ -1,7 +1,7 @@
 use crate::{ActivationDtype, Kernel, Runtime};
 use marlin_format::Bits;
 
-/// Why a launch was refused; raised on the host, before anything runs.
+/// The reason why a launch was refused; raised on the host, before anything runs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum KernelError {
     /// The format does not fit the shape.
@@ -24,7 +24,7 @@ pub enum KernelError {
     Shape {
         /// The problem, as words.
         problem: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: &'static str,
     },
     /// An operand is there that the format does not have, or is missing.
@@ -48,13 +48,13 @@ pub enum KernelError {
     /// A range that leaves what it belongs to.
     #[error("{what}: up to {end} of {limit} asked for, {problem}")]
     Outside {
-        /// What is counted: slot or positions.
+        /// The name of the count: slot or positions.
         what: &'static str,
         /// The problem, as words.
         problem: String,
-        /// One past the last one asked for.
+        /// One past the last one requested.
         end: usize,
-        /// How many there are.
+        /// The limit.
         limit: usize,
     },
     /// A matrix has more elements than the kernels can address.

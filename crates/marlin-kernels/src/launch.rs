@@ -16,7 +16,7 @@ pub type WeightBuffers = WeightTensors<BufferArg>;
 pub struct Operands {
     /// Activations [M, K].
     pub x: BufferArg,
-    /// Operands of the prologue, where the kernel computes it.
+    /// Operands of the prologue, if the kernel computes it.
     pub norm: Option<NormOperands>,
     /// The weight, from addresses that are multiples of 16.
     pub weight: WeightBuffers,
@@ -39,16 +39,16 @@ pub struct NormOperands {
     pub epsilon: f32,
 }
 
-/// Runs a problem as [`plan`](crate::plan) says.
+/// Runs a problem by its [`plan`](crate::plan).
 ///
-/// A weight in a layout that the kernel does not read is repacked for the call; activations are brought into the order of the stored rows where
-/// they are not.
+/// A weight in a layout that the kernel does not read is repacked for the call; activations are put in the order of the stored rows if
+/// they are in another.
 ///
 /// # Errors
 /// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
 /// prologue is computed before the matmul, or a plan of another backend.
 pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
-    // A fault of the device comes up at a later sync and names no kernel: this says which was the last.
+    // A fault of the device is reported at a later sync and names no kernel: this names the last one.
     tracing::trace!(target: "marlin_kernels::launch", kernel = %plan.kernel, %problem, "launch");
     let target = Target::of(client);
     match (plan.kernel, target.card) {
@@ -94,7 +94,7 @@ fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &
     }
 }
 
-/// True where kernels that read 16 bytes at a time can read a buffer where it is: a view into another buffer may start anywhere.
+/// True if kernels that read 16 bytes at a time can read a buffer in place: a view into another buffer may start anywhere.
 fn is_aligned(buffer: &BufferArg) -> bool {
     match buffer {
         BufferArg::Handle { handle } => handle.handle.offset_start.unwrap_or(0).is_multiple_of(16),

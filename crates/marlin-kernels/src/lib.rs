@@ -1,6 +1,6 @@
 //! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
 //!
-//! A [`Problem`] says what is multiplied; [`plan`] chooses the [`Kernel`] and says why, without a device; [`launch`] runs it. One folder a routine:
+//! A [`Problem`] describes a matmul; [`plan`] chooses the [`Kernel`] and gives the reason, without a device; [`launch`] runs it. Each routine has a folder:
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
 //! | [`repack`] | every CubeCL runtime | weights between the [layouts](marlin_format::WeightLayout), activations into the order of the stored rows |
 //!
-//! [`tile`] holds the parts that the tensor-core routines share, [`ptx`] the instructions that they are made of.
+//! [`tile`] holds the shared parts of the tensor-core routines, [`ptx`] their instructions.
 
 pub mod device;
 mod error;

@@ -11,9 +11,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// A routine of [`matmul`](crate::matmul), with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), as the tile says: tensor cores.
+    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile: tensor cores.
     Marlin(Launch),
-    /// [`norm_gemv`]: one row, the prologue in the kernel, on clusters of so many blocks.
+    /// [`norm_gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
     NormGemv {
         /// Blocks of a cluster.
         blocks: usize,
@@ -48,17 +48,17 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Why a kernel was chosen.
+/// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernel takes.
+    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernels take.
     TensorCores {
         /// Compute capability, 80 for 8.0.
         capability: u32,
     },
     /// The runtime has no tensor-core instructions that this crate can emit.
     NoTensorCores(Runtime),
-    /// The card came before the instructions that the tensor-core kernel is made of.
+    /// The card lacks the instructions of the tensor-core kernels.
     OldCard {
         /// Compute capability, 75 for 7.5.
         capability: u32,
@@ -112,7 +112,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Where the prologue of a problem is computed.
+/// The stage that computes the prologue of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrologueStage {
     /// The problem has none.
@@ -128,9 +128,9 @@ pub enum PrologueStage {
 pub struct Plan {
     /// The kernel of the product.
     pub kernel: Kernel,
-    /// Where the prologue is computed.
+    /// The stage that computes the prologue.
     pub prologue: PrologueStage,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
@@ -154,7 +154,7 @@ static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(
 
 /// The kernel for a problem on a device. The same arguments give the same plan, which is looked up from the second time on.
 ///
-/// The one place that decides: [`launch`](crate::launch) and [`head::launch`] run what it says, and whoever shows which kernels run asks here.
+/// The only place that decides: [`launch`](crate::launch) and [`head::launch`] run this plan, and reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
     let problem = problem.into();
     // A panic elsewhere leaves the map whole: an entry is there or it is not.

@@ -159,7 +159,7 @@ impl QuantProblem {
         self.weight.n
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.weight.spec()
     }
@@ -208,7 +208,7 @@ pub fn expect_length(problem: &impl fmt::Display, operand: &'static str, expecte
     Err(KernelError::BufferLength { operand, problem: problem.to_string(), expected, found })
 }
 
-/// Checks that a buffer has at least so many elements.
+/// Checks that a buffer has at least `needed` elements.
 ///
 /// # Errors
 /// [`KernelError::BufferLength`].

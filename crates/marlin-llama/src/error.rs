@@ -1,4 +1,4 @@
-//! What can go wrong between a folder and a text.
+//! The errors between a folder and a text.
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +17,11 @@ pub enum LlamaError {
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// A LoRA adapter where a model should be.
@@ -35,7 +35,7 @@ pub enum LlamaError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: LlamaConfigError,
     },
     /// A weight that cannot be quantised, or a quantised weight that does not fit.
@@ -43,7 +43,7 @@ pub enum LlamaError {
     Layer {
         /// The layer's name in the checkpoint.
         layer: String,
-        /// What is wrong.
+        /// The cause.
         source: burn_marlin::Error,
     },
     /// A weight that round to nearest cannot quantise as asked.
@@ -51,7 +51,7 @@ pub enum LlamaError {
     Quantize {
         /// The layer's name in the checkpoint.
         layer: String,
-        /// What is wrong.
+        /// The cause.
         source: FormatError,
     },
     /// A layer of a size that readers of GPTQ files do not take.
@@ -76,7 +76,7 @@ pub enum LlamaError {
     QuantizationConfig {
         /// The `config.json` that holds it.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: ConfigError,
     },
     /// A float dtype that a checkpoint cannot be written in.
@@ -96,7 +96,7 @@ pub enum LlamaError {
     NotRepresentable {
         /// The tensor's name in the checkpoint.
         tensor: String,
-        /// Where in the tensor, row-major.
+        /// The index in the tensor, row-major.
         index: usize,
         /// The value.
         value: f32,
@@ -106,9 +106,9 @@ pub enum LlamaError {
     /// A tensor that could not be read from the device.
     #[error("`{tensor}` cannot be read from the device: {reason}")]
     Read {
-        /// What was read.
+        /// The name of the tensor that was read.
         tensor: String,
-        /// What the device said.
+        /// The error of the device.
         reason: String,
     },
     /// A tensor that did not come to the device.
@@ -116,7 +116,7 @@ pub enum LlamaError {
     Upload {
         /// The layer or tensor.
         layer: String,
-        /// What the device said.
+        /// The error of the device.
         reason: String,
     },
     /// A file that is not the JSON it should be.
@@ -124,7 +124,7 @@ pub enum LlamaError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the cause.
         source: serde_json::Error,
     },
     /// A `generation_config.json` that asks for a sampling that does not exist.
@@ -132,7 +132,7 @@ pub enum LlamaError {
     GenerationConfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: SamplingError,
     },
     /// An embedding in 4 or 8 bits.
@@ -148,7 +148,7 @@ pub enum LlamaError {
     SurplusTensors {
         /// The folder.
         dir: PathBuf,
-        /// How many.
+        /// The number.
         count: usize,
         /// The first by name.
         tensor: String,
@@ -195,7 +195,7 @@ pub enum LlamaError {
     TooManySequences {
         /// Sequences asked for.
         asked: usize,
-        /// How many there may be.
+        /// The limit.
         room: usize,
     },
     /// A model that does not fit the device.
@@ -253,7 +253,7 @@ pub enum LlamaError {
     Token {
         /// The token.
         token: u32,
-        /// Where it is.
+        /// The position.
         position: usize,
         /// Tokens in the vocabulary.
         vocab_size: usize,
@@ -263,9 +263,9 @@ pub enum LlamaError {
         "the log-likelihood of the token at position {position} is {value}; are the weights broken, or the activations too large for {dtype:?}?"
     )]
     LogLikelihood {
-        /// Where in the text.
+        /// The position in the text.
         position: usize,
-        /// What was computed.
+        /// The computed value.
         value: f32,
         /// The dtype of the activations.
         dtype: FloatDType,

@@ -17,7 +17,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// The choice of the next token.
     pub sampling: Sampling,
-    /// Tokens that end the text; they are not part of it.
+    /// Tokens that end the text; they are not part of the text.
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,
@@ -38,13 +38,13 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time of the warm-up: to compile and record what runs on the device.
+    /// The time of the warm-up: to compile the kernels and record the step.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
     /// The time after that.
     pub decode: Duration,
-    /// Why it ended.
+    /// The reason why it ended.
     pub stop_reason: StopReason,
 }
 

@@ -1,10 +1,10 @@
 //! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3.
 //!
-//! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] says how well
+//! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] measures how well
 //!   a text is predicted.
-//! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
+//! - [`ChatTemplate`] renders a conversation in the form that a model was trained on.
 //! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form.
-//! - [`LlamaModel`] is the model itself, one text for float and 4-bit weights; it can be trained, and saved with [`save_float`].
+//! - [`LlamaModel`] is the model itself, one definition for float and 4-bit weights; it can be trained, and saved with [`save_float`].
 //!
 //! ```no_run
 //! use burn::tensor::Device;

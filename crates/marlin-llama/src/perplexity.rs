@@ -48,7 +48,7 @@ impl Llama {
 ///
 /// # Errors
 /// [`LlamaError::Window`], [`LlamaError::TextTooShort`], [`LlamaError::Token`] for tokens outside the vocabulary;
-/// [`LlamaError::LogLikelihood`] where the model gives no number; [`LlamaError::Read`] where the device fails.
+/// [`LlamaError::LogLikelihood`] if the model's output is not a number; [`LlamaError::Read`] where the device fails.
 pub fn perplexity(
     model: &LlamaModel,
     tokens: &[u32],

@@ -28,16 +28,16 @@ const COPIED_FILES: [&str; 10] = [
 /// The form in which a quantised folder is written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FileFormat {
-    /// compressed-tensors, pack-quantized: what llm-compressor writes.
+    /// compressed-tensors, pack-quantized: llm-compressor's form.
     #[default]
     CompressedTensors,
-    /// GPTQ, version 2: what GPTQModel writes. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
+    /// GPTQ, version 2: GPTQModel's form. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
     /// `gate_proj` and `up_proj`, as GPTQModel has them from 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
     Gptq,
 }
 
 impl FileFormat {
-    /// Whether readers of this form take a layer [K, N].
+    /// Checks that readers of this form accept a layer [K, N].
     fn check(self, layer: &str, k: usize, n: usize, bits: Bits) -> Result<(), LlamaError> {
         let multiple = bits.per_word();
         match self {
@@ -71,7 +71,7 @@ impl FileFormat {
     }
 }
 
-/// What is quantised, and how it is written.
+/// The layers to quantise, and the form to write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// The form of the files.
@@ -81,10 +81,10 @@ pub struct QuantizeOptions {
     pub exclude: Vec<String>,
 }
 
-/// How far a quantisation is.
+/// The progress of a quantisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeProgress<'a> {
-    /// The tensor of the source that was written, or a part of it.
+    /// The tensor of the source that was written in full or in part.
     pub tensor: &'a str,
     /// Tensors and parts that are done.
     pub done: usize,
@@ -92,7 +92,7 @@ pub struct QuantizeProgress<'a> {
     pub total: usize,
 }
 
-/// What a quantisation did.
+/// The outcome of a quantisation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizeReport {
     /// The layers that are quantised now, as they come in the source.
@@ -118,7 +118,7 @@ pub struct QuantizedLayer {
     pub bits_per_weight: f64,
 }
 
-/// What becomes of a tensor of the source, or of some of its rows.
+/// The plan for a tensor of the source, or for some of its rows.
 struct Plan<'a> {
     view: TensorView<'a>,
     /// The rows: those of a layer that has a name of its own in the target.
@@ -126,7 +126,7 @@ struct Plan<'a> {
     target: Target,
 }
 
-/// What is written.
+/// The tensors to write.
 enum Target {
     /// A tensor of this name, as it is.
     Copy(String),
@@ -138,7 +138,7 @@ enum Target {
 /// compressed-tensors or GPTQ.
 ///
 /// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
-/// One tensor at a time is in memory. The target appears when all of it is written.
+/// Only one tensor at a time is in memory. The target appears when it is complete.
 ///
 /// # Errors
 /// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
@@ -156,7 +156,7 @@ pub fn quantize_folder(
     if quantization_field(&config).is_some() {
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
-    // The head is never quantised; other readers expect to be told.
+    // The head is never quantised; other readers require it in the config.
     let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
     let quantization = QuantizationConfig::new(*spec, ignore)
         .map_err(|error| LlamaError::QuantizationConfig { path: target.join("config.json"), source: error })?;
@@ -192,7 +192,7 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// What becomes of every tensor. Refuses layers that cannot be written.
+/// Plans every tensor. Refuses layers that cannot be written.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
     bits: Bits,
@@ -233,7 +233,7 @@ fn plan<'a>(
     Ok(plans)
 }
 
-/// Whether a layer of this name is one of the model's projections.
+/// Returns true if a layer of this name is one of the model's projections.
 fn is_projection(layer: &str) -> bool {
     let name = layer.rsplit('.').next().unwrap_or(layer);
     layer.starts_with("model.layers.") && QUANTIZABLE_PROJECTIONS.contains(&name)

@@ -13,7 +13,7 @@ use crate::model::{LlamaModel, Part, Projection};
 /// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]): what is one
 /// matmul in the model is the layers of its architecture in the file.
 ///
-/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The folder appears when all of it is written.
+/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The folder appears when it is complete.
 ///
 /// # Errors
 /// [`LlamaError::Checkpoint`] where `dir` exists with something in it or cannot be written; [`LlamaError::SaveDtype`] where `dtype` is not f16,

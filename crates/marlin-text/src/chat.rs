@@ -16,14 +16,14 @@ use crate::{TextError, Tokenizer};
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// The speaker: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 impl Message {
-    /// What a model is told before the conversation.
+    /// A message given to the model before the conversation.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".into(), content: content.into() }
     }
@@ -43,7 +43,7 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     worker: Worker,
-    /// Where the text is from.
+    /// The path of the file with the text.
     path: PathBuf,
     /// The text of the token that ends the model's turn, by the tokenizer's config.
     eos_token: Option<String>,
@@ -53,7 +53,7 @@ pub struct ChatTemplate {
 const SPECIAL_TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl ChatTemplate {
-    /// Reads the template of a Hugging Face folder; `None` where it has none, as base models do not.
+    /// Reads the template of a Hugging Face folder; `None` if it has none, as base models do not.
     ///
     /// # Errors
     /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read, [`TextError::ChatTemplateField`] where the field holds something
@@ -84,7 +84,7 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is what errors name.
+    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is the one that errors name.
     ///
     /// # Errors
     /// [`TextError::ChatTemplate`] for a text that is no template.

@@ -1,4 +1,4 @@
-//! What can go wrong with the texts of a folder.
+//! The errors of the texts of a folder.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub enum TextError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
     /// A file that is not the JSON it should be.
@@ -21,7 +21,7 @@ pub enum TextError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the cause.
         source: serde_json::Error,
     },
     /// A chat template that cannot be compiled, or that refuses a conversation.
@@ -29,7 +29,7 @@ pub enum TextError {
     ChatTemplate {
         /// The file that holds it.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: Failure,
     },
     /// A `chat_template` that is no text and names no default.
@@ -37,7 +37,7 @@ pub enum TextError {
     ChatTemplateField {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The value.
         found: String,
     },
     /// A tokenizer that cannot be read or used.
@@ -45,7 +45,7 @@ pub enum TextError {
     Tokenizer {
         /// The `tokenizer.json`.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: Failure,
     },
     /// A tokenizer with tokens that the model does not have.
@@ -66,11 +66,11 @@ impl TextError {
     }
 }
 
-/// Why a template or a tokenizer did not do what it was asked for.
+/// The reason why a template or a tokenizer failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It is not valid, or refuses what it was given: in its own words.
+    /// It is not valid, or refuses its input, with this message.
     #[error("{0}")]
     Refused(String),
     /// It took longer than a call may.
@@ -79,7 +79,7 @@ pub enum Failure {
         /// The time that the call had.
         after: Duration,
     },
-    /// It asked for more memory than a call may have.
+    /// It requested more memory than a call may have.
     #[error("it asks for more than the {} MB of memory that it may have", limit >> 20)]
     Memory {
         /// Bytes that it may have.
@@ -94,7 +94,7 @@ pub enum Failure {
     /// There is no worker process, or it ended in another way.
     #[error("the process that it runs in {what}")]
     Worker {
-        /// What happened to it.
+        /// The failure.
         what: String,
     },
 }

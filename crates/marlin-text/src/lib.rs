@@ -1,11 +1,11 @@
 //! Texts of a model's folder: its chat template and its tokenizer.
 //!
 //! - [`ChatTemplate`] puts a conversation into the form that a model was trained on.
-//! - [`Tokenizer`] makes tokens of texts, and texts of tokens; [`TextStream`] does so token by token.
+//! - [`Tokenizer`] encodes texts to tokens and decodes tokens to texts; [`TextStream`] does so token by token.
 //!
-//! A template is a program, and a tokenizer nearly one: from a stranger's folder, either may run forever, ask for all memory, or take the process
-//! down. Both run in a *worker*, which has a time and a number of bytes for every call: a process of its own, made from the program's own executable,
-//! where the program calls [`init`] first thing in `main`. What the worker runs into becomes a [`Failure`], and the next call has a new worker.
+//! A template is a program, and a tokenizer nearly one: from an untrusted folder, either may run forever, use all memory, or crash the process.
+//! Both run in a *worker*, which has a limit of time and memory for every call: a process of its own, made from the program's own executable,
+//! where the program calls [`init`] first thing in `main`. A failure of the worker becomes a [`Failure`], and the next call has a new worker.
 //!
 //! ```
 //! fn main() -> Result<(), marlin_text::TextError> {
@@ -23,7 +23,7 @@
 //! | | a worker process | without `init` |
 //! |---|---|---|
 //! | a panic, a template of too many steps | an error | an error |
-//! | a call that takes too long | an error | goes on |
+//! | a call that takes too long | an error | runs on |
 //! | nesting that takes all of the stack | an error | ends the program |
 //! | memory | bounded on Linux | not bounded |
 

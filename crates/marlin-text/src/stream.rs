@@ -11,9 +11,9 @@ pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The tokens of the last piece, then those since.
     window: Vec<u32>,
-    /// How many of the window's tokens belong to the last piece.
+    /// The number of the window's tokens that belong to the last piece.
     settled: usize,
-    /// What of the window's text was given out.
+    /// The part of the window's text that was given out.
     shown: String,
     /// Tokens since then that did not complete a character.
     held: usize,
@@ -76,7 +76,7 @@ impl<'a> TextStream<'a> {
         self.tokenizer.decode_each([&self.window, &self.window[self.settled..]])
     }
 
-    /// What `text`, the beginning of the window's text, adds to what was given out.
+    /// Returns what `text`, the beginning of the window's text, adds to the text given out.
     fn show(&mut self, text: &str) -> Option<String> {
         let piece = text.strip_prefix(self.shown.as_str())?;
         if piece.is_empty() {
@@ -88,7 +88,7 @@ impl<'a> TextStream<'a> {
         Some(piece)
     }
 
-    /// What `text`, all of the window's text, adds to what was given out. `own` is that of the tokens since the last piece.
+    /// Returns what `text`, all of the window's text, adds to the text given out. `own` is that of the tokens since the last piece.
     fn show_all(&mut self, text: &str, own: &str) -> Option<String> {
         if text.starts_with(self.shown.as_str()) {
             return self.show(text);

@@ -20,7 +20,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
-    /// Truncation and padding that the file asks for are left out: a prompt is taken as it is.
+    /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
     /// # Errors
     /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer.
@@ -38,7 +38,7 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Whether every token is in a model's vocabulary. A model's may be larger: it is often padded.
+    /// Checks that every token is in a model's vocabulary. The model's may be larger: it is often padded.
     ///
     /// # Errors
     /// [`TextError::TokenizerMismatch`] with both sizes.
@@ -63,7 +63,7 @@ impl Tokenizer {
         self.call(Request::Encode { add_special_tokens: false }, text)
     }
 
-    /// Whether a token is a special one, which stands for no text.
+    /// Returns true if a token is a special one, which stands for no text.
     pub fn is_special(&self, token: u32) -> bool {
         self.special.contains(&token)
     }

@@ -11,7 +11,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData, activation};
 use burn_marlin::{GroupSize, QuantSpec, Report, W4A16};
 use marlin_llama::{Llama, LlamaModel, OpenOptions, perplexity};
 
-/// What is trained, and how long.
+/// The settings of the training.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Rank of the adapters.
@@ -36,7 +36,7 @@ impl Default for Options {
 pub struct Prepared {
     /// The model, not yet in training.
     pub model: LlamaModel,
-    /// What the conversion did.
+    /// The report of the conversion.
     pub report: Report,
     /// The text.
     pub tokens: Vec<u32>,
@@ -92,7 +92,7 @@ pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Bo
     Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
 }
 
-/// Saves the adapters alone.
+/// Saves only the adapters.
 ///
 /// # Errors
 /// A file that cannot be written.

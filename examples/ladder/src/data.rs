@@ -15,7 +15,7 @@ use rayon::prelude::*;
 /// The largest relative error that rounding explains: of weights, which tensor cores take in f16, and of the output.
 pub const TOLERANCE: f64 = 1e-3;
 
-/// Random operands, and what comes out in f64.
+/// Random operands, and the product in f64.
 pub struct Data {
     /// The problem; its M is the most rows that any launch has.
     pub problem: QuantProblem,
@@ -67,7 +67,7 @@ impl Data {
     }
 }
 
-/// Operands on a device, with as many copies of the weight as one wants to walk through.
+/// Operands on a device, with several copies of the weight to rotate through.
 pub struct Buffers {
     x: Handle,
     out: Handle,

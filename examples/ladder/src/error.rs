@@ -1,7 +1,7 @@
 use marlin_kernels::{KernelError, Runtime};
 use std::path::PathBuf;
 
-/// Why a step was not run, or what it did wrong.
+/// The reason why a step was not run, or the fault in its result.
 #[derive(Debug, thiserror::Error)]
 pub enum LadderError {
     /// A length that a step does not divide into its tiles.
@@ -11,9 +11,9 @@ pub enum LadderError {
         step: usize,
         /// K or N.
         axis: &'static str,
-        /// What it is to be a multiple of.
+        /// The required divisor.
         multiple: usize,
-        /// What it is.
+        /// The value.
         found: usize,
     },
     /// A length that is too small or too large for a step.
@@ -27,7 +27,7 @@ pub enum LadderError {
         least: usize,
         /// The largest that it takes.
         most: usize,
-        /// What it is.
+        /// The value.
         found: usize,
     },
     /// A format that the ladder is not about.
@@ -41,7 +41,7 @@ pub enum LadderError {
     NeedsCuda {
         /// Number of the step.
         step: usize,
-        /// What runs the device.
+        /// The runtime of the device.
         runtime: Runtime,
     },
     /// A card that has no room for a step, or that CubeCL does not know.
@@ -61,9 +61,9 @@ pub enum LadderError {
         step: usize,
         /// The problem, as words.
         problem: String,
-        /// What was found.
+        /// The measured error.
         error: f64,
-        /// What is allowed.
+        /// The allowed error.
         tolerance: f64,
     },
     /// A device that this program was built without, or that is not there.
@@ -83,15 +83,15 @@ pub enum LadderError {
     Compile {
         /// Number of the step.
         step: usize,
-        /// What it says.
+        /// The message.
         message: String,
     },
     /// The record cannot be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     File {
-        /// Where it was to be.
+        /// The path that was looked for.
         path: PathBuf,
-        /// Why it is not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The record is no JSON.

@@ -1,4 +1,4 @@
-//! Where steps 4 and 5 find fragments in memory, as functions that kernels and tests share, and the end of a block.
+//! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests share, and the end of a block.
 //!
 //! A warp multiplies a *chunk* at a time, 64 rows of K by 64 columns. The product is computed transposed: the fragment A of `mma.m16n8k16` is 16
 //! columns of the weight by 16 rows of K, the fragment B the same 16 rows of K by eight rows of activations. With `g = lane / 4` and
@@ -30,25 +30,25 @@ pub const CHUNK: usize = 64;
 const STRIDE: usize = CHUNK + 4;
 
 // ANCHOR: places
-/// Where a lane's words of 16 rows of K by 64 columns lie, in 16 bytes; `chunks_n` is N / 64.
+/// The position of a lane's words of 16 rows of K by 64 columns, in units of 16 bytes; `chunks_n` is N / 64.
 #[cube]
 pub fn words_place(k_16: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (k_16 * chunks_n + chunk_n) * 32 + lane
 }
 
-/// Where a lane's eight scales of 64 columns lie, in 16 bytes: column `g + 8i` is half `i`.
+/// The position of a lane's eight scales of 64 columns, in units of 16 bytes: column `g + 8i` is half `i`.
 #[cube]
 pub fn scales_place(group: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (group * chunks_n + chunk_n) * 8 + lane / 4
 }
 
-/// Which two rows of K of 16 a lane has in `b0`, counted in pairs; those in `b1` are four pairs on.
+/// The index of the pair of rows, of 16 rows of K, that a lane has in `b0`; the pair in `b1` is four pairs on.
 #[cube]
 pub fn pair_place(lane: u32) -> u32 {
     lane % 4
 }
 
-/// Where a run of eight activations lies in a tile of rows of 64, in runs. Runs change places within a row, so that the same run of eight rows,
+/// The position of a run of eight activations in a tile of rows of 64, in runs. Runs are swizzled within a row, so that the same run of eight rows,
 /// which `ldmatrix` reads at once, is in all 32 banks.
 #[cube]
 pub fn run_place(row: u32, run: u32) -> u32 {
@@ -56,7 +56,7 @@ pub fn run_place(row: u32, run: u32) -> u32 {
 }
 // ANCHOR_END: places
 
-/// Eights of rows of a block that has `m` rows of activations or fewer: 1, 2, 4 or 8.
+/// The number of n8 tiles of a block that has `m` rows of activations or fewer: 1, 2, 4 or 8.
 pub fn row_tiles(m: usize) -> usize {
     m.div_ceil(8).next_power_of_two().min(8)
 }

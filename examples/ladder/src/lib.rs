@@ -56,11 +56,11 @@ pub struct Args {
 pub struct Step {
     /// From 1 on.
     pub number: usize,
-    /// What it adds, in a word or two.
+    /// The technique that it adds, in a word or two.
     pub name: &'static str,
     /// The order in which it reads the weight.
     pub layout: WeightLayout,
-    /// What K and N must be multiples of.
+    /// The required divisors of K and N.
     multiples: [usize; 2],
     /// The smallest K.
     least_k: usize,
@@ -94,7 +94,7 @@ impl Step {
     /// Most rows of activations: a grid has this many blocks along y.
     pub const MAX_ROWS: usize = 65_535;
 
-    /// Whether it is written in PTX.
+    /// Returns true if it is written in PTX.
     pub fn needs_cuda(&self) -> bool {
         self.layout == WeightLayout::Tile
     }
@@ -142,7 +142,7 @@ impl Step {
     /// Multiplies.
     ///
     /// # Errors
-    /// What [`check`](Self::check) and [`check_device`](Self::check_device) refuse, or a buffer of another length than the problem's.
+    /// Returns the errors of [`check`](Self::check) and [`check_device`](Self::check_device), or refuses a buffer of another length than the problem's.
     pub fn launch(&self, client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
         self.check(problem)?;
         self.check_device(client)?;

@@ -19,7 +19,7 @@ const WEIGHT_BYTES: usize = 240_000_000;
 #[derive(Parser)]
 #[command(name = "ladder")]
 struct Cli {
-    /// What runs the steps; without a GPU, steps 1 to 3.
+    /// The device that runs the steps; without a GPU, steps 1 to 3.
     #[arg(long, value_enum, default_value_t = if cfg!(feature = "cuda") { Device::Cuda } else { Device::Cpu })]
     device: Device,
     /// Steps to run, 1 to 6; all that the device runs where none is given.

@@ -20,7 +20,7 @@ pub struct Row {
     pub n: usize,
     /// Microseconds of a call.
     pub us: f64,
-    /// What the memory takes to read and write the operands once, in microseconds; none where its rate is not known.
+    /// The time in which the memory reads and writes the operands once, in microseconds; none if its rate is not known.
     pub floor_us: Option<f64>,
     /// Against the product in f64.
     pub relative_error: f64,

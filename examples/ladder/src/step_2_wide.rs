@@ -1,7 +1,7 @@
 //! Step 2: wide loads, several outputs a thread, and K split among the threads of a block.
 //!
 //! **The step.** A thread loads 16 bytes of the weight at a time: four columns by eight rows of K. It multiplies them with up to eight rows of
-//! activations, each loaded in 16 bytes too, so that a weight is taken out of its word once for eight outputs. Eight threads side by side read a
+//! activations, each loaded in 16 bytes too, so that a weight is unpacked once for eight outputs. Eight threads side by side read a
 //! line of 128 bytes. And since N/4 threads are too few to keep the memory busy, 32 of them share a column: each takes every 32nd row of words, and
 //! their sums are added in shared memory at the end (split-K).
 //!
@@ -29,7 +29,7 @@ use marlin_kernels::{QuantProblem, Runtime, Target};
 /// Most rows of activations of a block.
 const MAX_ROWS: usize = 8;
 
-/// What a block computes: `rows` rows by `4 * lanes` columns, with K split in `splits`.
+/// The work of a block: `rows` rows by `4 * lanes` columns, with K split in `splits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Block {
     pub rows: usize,

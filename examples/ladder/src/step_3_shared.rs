@@ -1,13 +1,13 @@
-//! Step 3: what a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
+//! Step 3: work that a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
 //!
 //! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by up to 1024 of K,
-//! convert it to f32 and leave it in shared memory, from which the eight lanes of a split all read the same values. Each thread asks for the weights
+//! convert it to f32 and store it in shared memory, from which the eight lanes of a split all read the same values. Each thread loads the weights
 //! that it will multiply with the tile before it helps to load the tile, so that one wait covers both.
 //!
 //! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is the float 2^23 + q, and one subtraction of
 //! 2^23 + 8 leaves q - 8, exactly. The scale is applied once to the sum of eight products, not to every weight.
 //!
-//! **What bounds it.** With few rows, memory and the two barriers a tile, between which nothing new is asked for. With eight, the FMA pipe: the
+//! **What bounds it.** With few rows, memory and the two barriers a tile, between which no load is issued. With eight, the FMA pipe: the
 //! multiply-adds in f32 are all that is left, and eight rows of 16 already take longer than the weight takes to arrive.
 //!
 //! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place of most global ones; "barrier" among the stalls.

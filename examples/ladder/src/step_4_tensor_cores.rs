@@ -2,12 +2,12 @@
 //!
 //! **The step.** `mma.m16n8k16` does 2048 multiply-adds in one instruction of a warp, if every lane holds the right values. The tile layout stores the
 //! weight in that order: one 16-byte load brings a lane its weights of 16 rows of K by 64 columns, and no value moves between lanes. A word becomes
-//! the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart into the mantissas of two halves, one half2 instruction takes
-//! the offset and the zero point off, one more applies the scale. Activations are the fragment B, loaded from global memory as they are needed. A
+//! the fragment A by bit operations on pairs: `lop3` puts two nibbles 16 bits apart into the mantissas of two halves, one half2 instruction subtracts
+//! the offset and the zero point, one more applies the scale. Activations are the fragment B, loaded from global memory as they are needed. A
 //! block has 64 columns, its eight warps take chunks of 64 rows of K in turn, and their sums are added at the end.
 //!
-//! **What bounds it.** Latency. A warp asks for a chunk, waits, multiplies, and only then asks for the next; with a block or two on each
-//! multiprocessor there is not enough under way to keep the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
+//! **What bounds it.** Latency. A warp loads a chunk, waits, multiplies, and only then loads the next; with a block or two on each
+//! multiprocessor there are not enough bytes in flight to keep the memory busy. And N / 64 blocks are hardly ever a multiple of the multiprocessors.
 //!
 //! **In the profile.** HMMA in place of FMA, the arithmetic pipes mostly idle; "long scoreboard" at the first use of a chunk's words is
 //! nearly the only reason to stall; 64 rows cost little more than one.
@@ -22,7 +22,7 @@ use marlin_kernels::ptx::{F4, U4, fma_f16x2, lane, mma_m16n8k16, mul_f16x2, prmt
 
 /// 1024 in f16, twice. Its last bit is 1: a nibble or-ed into bits 0 to 3 makes it 1024 + q, into bits 4 to 7 1024 + 16q.
 pub const MAGIC: u32 = 0x6400_6400;
-/// 1024 + 8, twice: what leaves q - 8 of the first.
+/// 1024 + 8, twice: subtracted from the first, it leaves q - 8.
 pub const LOW_OFFSET: u32 = 0x6408_6408;
 /// 1/16 and -(64 + 8), twice: the second times 1/16 is 64 + q.
 pub const HIGH_FACTOR: u32 = 0x2c00_2c00;
@@ -49,7 +49,7 @@ fn dequantize(word: u32, scales: u32) -> U4 {
 
 // ANCHOR: multiply
 /// Adds the products of 16 rows of K: `words` by 64 columns, `b[2i]` and `b[2i + 1]` by the rows of activations `8i..8i + 8`, of which there are
-/// `tiles` eights. `sums[j * tiles + i]` are the columns `16j..16j + 16` of those rows.
+/// `tiles` n8 tiles. `sums[j * tiles + i]` are the columns `16j..16j + 16` of those rows.
 #[cube]
 pub(crate) fn multiply(words: U4, scales: U4, b: &Array<u32>, sums: &mut Array<F4>, #[comptime] tiles: usize) {
     #[unroll]

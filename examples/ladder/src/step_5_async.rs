@@ -1,21 +1,21 @@
-//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are on their way.
+//! Step 5: asynchronous copies, so that a warp multiplies one chunk while the next ones are being copied.
 //!
-//! **The step.** `cp.async` copies from global to shared memory without a register in between, and without anybody waiting. Each warp has a ring of
+//! **The step.** `cp.async` copies from global to shared memory without a register in between, asynchronously. Each warp has a ring of
 //! stages of its own; a stage holds all that a chunk needs: 2 KiB of words, its 64 scales, and the activations of its 64 rows of K. While the warp
-//! multiplies one stage, the copies of the others are under way.
+//! multiplies one stage, the copies of the others are in flight.
 //!
 //! ```text
 //! stage 0   multiply chunk 0         | copy chunk 4 ..
-//! stage 1   chunk 1 is there, or on its way
-//! stage 2   chunk 2 on its way
+//! stage 1   chunk 1 has arrived, or is in flight
+//! stage 2   chunk 2 in flight
 //! stage 3   copy chunk 3 ..
 //! ```
 //!
-//! Since warps differ in K, no warp reads what another copied: the pipeline needs no barrier of the block, only `cp.async.wait_group` and a
+//! Since warps differ in K, no warp reads words that another copied: the pipeline needs no barrier of the block, only `cp.async.wait_group` and a
 //! `bar.warp.sync`. Activations are read by `ldmatrix`, four 8 x 8 matrices at once, from runs of eight that are swizzled by XOR.
 //!
-//! **What bounds it.** With few rows, the number of blocks: N / 64 of them share the multiprocessors unevenly, every one starts with an empty pipeline
-//! and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are under way.
+//! **What bounds it.** With few rows, the number of blocks: N / 64 of them are divided unevenly among the multiprocessors, every one starts with an
+//! empty pipeline and ends with a sum over its warps. With many, shared memory: stages grow with the rows, so fewer are in flight.
 //!
 //! **In the profile.** LDGSTS in place of LDG in the loop, hardly any "long scoreboard"; memory throughput near its limit where N / 64 fits the
 //! card, and idle multiprocessors ("waves per SM") where it does not.
@@ -34,22 +34,22 @@ use marlin_kernels::ptx::{
 
 /// Bytes of a chunk's words, and where its scales start in a stage.
 const WORDS: usize = CHUNK * CHUNK / 2;
-/// Where the activations of a chunk start in a stage.
+/// The offset of the activations of a chunk in a stage.
 const ACTIVATIONS: usize = WORDS + CHUNK * 2;
 /// Most stages: more gain little.
 const MAX_STAGES: usize = 4;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Config {
-    /// Eights of rows of activations of a block.
+    /// The number of n8 tiles (8 rows of activations) of a block.
     pub tiles: usize,
     /// Stages of a warp.
     pub stages: usize,
 }
 
 impl Config {
-    /// As many rows as M asks for, and as many stages as there is room for; where there is none for two, fewer rows.
+    /// As many rows as M needs, and as many stages as fit; if two stages do not fit, fewer rows.
     pub fn new(m: usize, shared_limit: usize) -> Option<Self> {
         let room = shared_limit.checked_sub(4 * reduce_floats())?;
         let halves = std::iter::successors(Some(row_tiles(m)), |tiles| (*tiles > 1).then_some(tiles / 2));

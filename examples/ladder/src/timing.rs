@@ -12,7 +12,7 @@ const GRAPH_MICROSECONDS: f64 = 4000.0;
 
 /// Microseconds of one call; `copies` calls read every copy of the weight once, and `call` launches the kernel on the number of the call.
 ///
-/// On CUDA the median of nine replays of one graph, divided by its calls, after a shorter graph that says how many those are. On another runtime
+/// On CUDA the median of nine replays of one graph, divided by its calls, after a shorter graph that determines their number. On another runtime
 /// the median of nine calls by the host's clock, the launch included.
 pub fn time(client: &Client, copies: usize, call: impl Fn(usize) -> Result<(), LadderError>) -> Result<f64, LadderError> {
     if Target::of(client).runtime != Runtime::Cuda {

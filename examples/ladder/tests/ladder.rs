@@ -1,4 +1,4 @@
-//! Steps 1 to 3 on CubeCL's CPU runtime, steps 4 and 5 lane by lane on the host, and what every step refuses.
+//! Steps 1 to 3 on CubeCL's CPU runtime, steps 4 and 5 lane by lane on the host, and the refusals of every step.
 
 mod lanes;
 

@@ -1,4 +1,4 @@
-//! A BERT classifier of Burn's own layers. Nothing in it knows of 4 bits.
+//! A BERT classifier of Burn's own layers. It has no code for 4-bit weights.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// What `config.json` says of a BERT's sizes.
+/// The sizes of a BERT in its `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct BertConfig {
     /// Tokens of the vocabulary.

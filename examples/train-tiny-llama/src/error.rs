@@ -1,4 +1,4 @@
-//! What can go wrong, in words that say what to do.
+//! The errors, in messages that tell the user what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,12 @@ pub enum Error {
     /// The tokenizer could not be trained or used.
     #[error("tokenizer: {0}")]
     Tokenizer(tokenizers::Error),
-    /// A file of the corpus folder does not hold what `corpus` writes.
+    /// A file of the corpus folder is not one that `corpus` writes.
     #[error("{}: {problem}; write the folder again with `train-tiny-llama corpus --out`", path.display())]
     Corpus {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The fault that was found.
         problem: String,
     },
     /// An option that cannot be carried out.

@@ -1,4 +1,4 @@
-//! Operands of a decode attention on the host, and what it gives, from the definition in f64.
+//! Operands of a decode attention on the host, and its output, from the definition in f64.
 
 use crate::kernels::bytes;
 use marlin_decode::kernels::attention::AttentionShape;
@@ -64,7 +64,7 @@ impl Operands {
         &self.qkv[start..start + shape.head_dim]
     }
 
-    /// A head of q (0) or k (1), normalised and turned.
+    /// A head of q (0) or k (1), normalised and rotated.
     pub(super) fn turned(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
         let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
         if let Some(epsilon) = shape.norm_epsilon {
@@ -94,7 +94,7 @@ pub(super) fn cache_index(shape: &AttentionShape, slot: usize, head: usize, posi
     ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
 }
 
-/// The output of a row in f64, and the size of what was summed: from the definition, over the keys of `operands` and the token's own.
+/// The output of a row in f64, and the magnitude of its terms: from the definition, over the keys of `operands` and the token's own.
 pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize, position: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut magnitude) = (Vec::new(), Vec::new());
     let slot = operands.rows[row].slot as usize;

@@ -1,7 +1,7 @@
 //! The operations on an autodiff device: gradients to the activations and to a LoRA adapter, none to the packed weight.
 //!
-//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the backward pass makes it again, one layer at a
-//! time, and between the passes there is none. Of a weight without one the graph keeps what the forward pass made: Burn makes again only what
+//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the backward pass recomputes it, one layer at a
+//! time, and between the passes there is none. For a weight without an adapter the graph keeps the forward pass's copy: Burn recomputes only what
 //! depends on a tracked tensor.
 
 use super::{OptionalFloat, OptionalInt, QuantBackend, QuantTensors};

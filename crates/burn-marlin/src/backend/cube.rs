@@ -50,7 +50,7 @@ impl QuantBackend for CubeBackend {
 /// The value of a launch.
 ///
 /// # Panics
-/// Where the launch was refused: backend operations have no way to return an error, and what a user can cause was checked before the operation.
+/// Panics if the launch was refused: backend operations have no way to return an error, and errors of a user were checked before the operation.
 pub fn launched<T>(result: Result<T, KernelError>) -> T {
     result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }

@@ -22,13 +22,13 @@ use marlin_kernels::ActivationDtype;
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) const DEQUANTIZE: &str = "quant_dequantize";
 
-/// An integer tensor that a format may do without.
+/// An optional integer tensor of a format.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalInt<B: Backend> {
     /// The format has it.
     Present(IntTensor<B>),
-    /// The format does without.
+    /// The format has none.
     Absent,
 }
 
@@ -48,13 +48,13 @@ impl<B: Backend> From<Option<IntTensor<B>>> for OptionalInt<B> {
     }
 }
 
-/// A float tensor that a layer may do without.
+/// An optional float tensor of a layer.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub enum OptionalFloat<B: Backend> {
     /// The layer has it.
     Present(FloatTensor<B>),
-    /// The layer does without.
+    /// The layer has none.
     Absent,
 }
 
@@ -143,10 +143,10 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The tensors of the weight in a layout. A row permutation, which is the same in every layout, does not come along.
+    /// The tensors of the weight in a layout. A row permutation is the same in every layout and is not returned.
     ///
     /// # Panics
-    /// Where the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
+    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,

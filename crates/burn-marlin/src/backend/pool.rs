@@ -1,7 +1,7 @@
 //! Memory of float weights that live for one matmul.
 //!
-//! Fresh memory of megabytes comes from the system page by page, and each page is cleared before it is written; that takes longer than the unpacking.
-//! A buffer that goes from layer to layer is also still in the processor's caches when the next weight is written to it.
+//! The system maps fresh memory page by page, and clears each page before it is written; for megabytes that takes longer than the unpacking.
+//! A buffer that is reused from layer to layer is also still in the processor's caches when the next weight is written to it.
 
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most buffers that are kept: layers that run at the same time.
 const MAX_BUFFERS: usize = 4;
-/// Most bytes of a buffer that is kept: about what a third-level cache holds. A larger one gains less, and would stay.
+/// Most bytes of a buffer that is kept: about the size of a third-level cache. A larger one gains less, and would stay allocated.
 const MAX_BYTES: usize = 32 << 20;
 
 static POOL: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());
@@ -27,7 +27,7 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// A buffer of so many elements; what it holds is any values.
+    /// A buffer of the given number of elements, with arbitrary contents.
     pub fn new<T: Pod>(elements: usize) -> Self {
         let bytes = elements * size_of::<T>();
         let lines = bytes.div_ceil(size_of::<Line>());
@@ -75,7 +75,7 @@ impl AllocationController for Pooled {
 
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.lines);
-        // SAFETY: a byte may be uninitialised there; callers write initialised ones alone.
+        // SAFETY: a byte may be uninitialised there; callers only write initialised ones.
         Ok(unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) })
     }
 

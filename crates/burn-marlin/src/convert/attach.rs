@@ -21,7 +21,7 @@ pub(super) struct Attach<'a> {
     pub shared: HashSet<ParamId>,
     /// Weights of parameters with such ids, the host's form of each beside it.
     pub made: HashMap<ParamId, Vec<Made>>,
-    /// What became of the parameters at these paths.
+    /// The outcome for the parameters at these paths.
     pub outcomes: HashMap<String, Outcome>,
     /// The first layer that failed; those after it stay as they are.
     pub failed: Option<Error>,
@@ -89,7 +89,7 @@ impl Attach<'_> {
         if !self.shared.contains(&id) {
             return Ok((QuantizedWeight::from_plain_for(&plain, activations, &device), None));
         }
-        // The same id says that they were one tensor once, the same values that they still are.
+        // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();
         if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
             return Ok((made.weight.clone(), Some(made.path.clone())));
@@ -100,7 +100,7 @@ impl Attach<'_> {
     }
 }
 
-/// Makes the placeholders of converted layers as they were after the conversion.
+/// Resets the placeholders of converted layers to their state after the conversion.
 pub(super) struct Reset {
     /// Paths of converted weights.
     pub converted: HashSet<String>,
@@ -109,7 +109,7 @@ pub(super) struct Reset {
     pub found: Option<FoundValues>,
 }
 
-/// Float values found in place of a placeholder, for the attached weight, which is asked next.
+/// Float values found in place of a placeholder, for the attached weight, which is visited next.
 pub(super) struct FoundValues {
     path: String,
     values: Tensor<2>,

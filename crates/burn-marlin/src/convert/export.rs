@@ -18,7 +18,7 @@ const CONFIG_FILE: &str = "config.json";
 const WEIGHT: &str = ".weight";
 
 impl W4A16 {
-    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form: `model.safetensors`, and a `config.json` that says in its
+    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form: `model.safetensors`, and a `config.json` that records in its
     /// `quantization_config` how each layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own config added,
     /// so do transformers and vLLM.
     ///
@@ -66,7 +66,7 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
     for Entry { name, value, .. } in entries {
         match value {
             Value::Quantized(weight) => {
-                // No config says the dtype of scales.
+                // No config has the dtype of scales.
                 let (spec, act_order) = (weight.spec().with_scale_dtype(ScaleDtype::F16), weight.is_permuted());
                 match groups.iter_mut().find(|(of, ordered, _)| (*of, *ordered) == (spec, act_order)) {
                     Some((_, _, names)) => names.push(name.clone()),
@@ -77,7 +77,7 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
             Value::Tensor { .. } => {}
         }
     }
-    // The most common is said of all linear layers, the others of theirs by name.
+    // The most common format is declared for all linear layers, the others for theirs by name.
     groups.sort_by_key(|(_, _, names)| std::cmp::Reverse(names.len()));
     let mut groups = groups.into_iter();
     let Some((spec, act_order, _)) = groups.next() else { return Ok(json!({})) };
@@ -101,7 +101,7 @@ enum Value {
         dtype: DType,
         /// In the file.
         shape: Shape,
-        /// Whether it is the weight of a linear layer.
+        /// True if it is the weight of a linear layer.
         linear: bool,
         read: Box<dyn Fn() -> Result<TensorData, String>>,
     },
@@ -158,7 +158,7 @@ struct Visitor {
     entries: Vec<Entry>,
     /// The parameter before. Where a quantised weight is attached to it, which is visited next, it is a placeholder that must not be read.
     pending: Option<Box<dyn FnOnce() -> Entry>>,
-    /// How deep the stack was where the weight began whose tensors are visited.
+    /// The depth of the stack at which the weight began whose tensors are visited.
     weight: Option<usize>,
     /// The first parameter with a reparameterisation other than a quantised weight.
     reparameterized: Option<String>,

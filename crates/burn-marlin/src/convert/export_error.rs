@@ -37,7 +37,7 @@ pub enum ExportError {
     Weight {
         /// Path of the parameter in the model.
         path: String,
-        /// Why.
+        /// The cause.
         source: crate::Error,
     },
     /// A tensor that could not be read back.
@@ -45,7 +45,7 @@ pub enum ExportError {
     Read {
         /// Path of the parameter in the model.
         path: String,
-        /// What the device said.
+        /// The error of the device.
         reason: String,
     },
 }

@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 impl W4A16 {
-    /// Loads a checkpoint into a model that knows nothing of 4 bits: quantised layers into its `Linear`s, which then multiply with the packed weights,
+    /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then multiply with the packed weights,
     /// float tensors into everything else.
     ///
-    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. What its configs say of each layer counts: GPTQ, AWQ,
+    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs decide the format of each layer: GPTQ, AWQ,
     /// compressed-tensors, AutoRound, Marlin ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and parameters of
     /// the model that were not yet used are never drawn.
     ///
@@ -99,7 +99,7 @@ impl W4A16 {
     }
 }
 
-/// What a checkpoint holds, by the names that the key map gives it.
+/// The parts of a checkpoint, by the names that the key map gives them.
 fn sources(checkpoint: &Checkpoint, quantization: Option<&Quantization>, keys: &KeyRemapper) -> Result<BTreeMap<String, Part>, LoadError> {
     let mut sources = BTreeMap::<String, Part>::new();
     for part in parts(checkpoint, quantization)? {
@@ -141,7 +141,7 @@ fn quantized(
     Ok((Outcome::quantized(&place.path, &weight, activations, None), weight))
 }
 
-/// Whether a tensor can go into a parameter.
+/// Checks that a tensor can go into a parameter.
 fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<(), LoadError> {
     let view = checkpoint.tensor(name)?;
     let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The files cannot be read, or do not hold what their config says.
+    /// The files cannot be read, or do not match their config.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// Parameters of the model that no tensor of the checkpoint goes into.
@@ -76,7 +76,7 @@ pub enum LoadError {
         layer: String,
         /// The folder.
         dir: PathBuf,
-        /// How the files hold it.
+        /// The format of the layer in the files.
         format: LayerFormat,
         /// Path of the parameter in the model.
         path: String,
@@ -95,7 +95,7 @@ fn first(names: &[String]) -> &str {
     names.first().map_or("", String::as_str)
 }
 
-/// What may be meant instead.
+/// The names that may be meant instead.
 fn candidates(unused: &[String]) -> String {
     match unused {
         [] => String::new(),

@@ -34,7 +34,7 @@ use survey::{Candidate, Survey, Types, survey};
 /// Patterns are regular expressions, searched anywhere in a parameter's path (`layers.0.attention.query.weight`).
 ///
 /// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads the placeholder**: `weight.to_data()`,
-///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed of it looks right.
+///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed from it looks right.
 /// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, or make it with
 ///   [`unloaded`](Self::unloaded). A model that has been used (run, shown, given to `apply_lora`) is made ready by
 ///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has [1, 1]").
@@ -62,7 +62,7 @@ pub struct W4A16 {
     strict: bool,
 }
 
-/// What the weights of converted layers hold.
+/// The source of the weights of converted layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Weights {
     /// The float values, rounded.
@@ -96,7 +96,7 @@ impl W4A16 {
     }
 
     /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N] that it multiplies activations [.., K] with, as
-    /// `Linear` does. Types are told apart by their name alone, without their path.
+    /// `Linear` does. Types are distinguished only by name, without their path.
     pub fn also<T: Module>(mut self) -> Self {
         let name = std::any::type_name::<T>();
         let name = name.split('<').next().unwrap_or(name);
@@ -113,8 +113,8 @@ impl W4A16 {
     /// Converts the model and reports every layer. The float values of each layer are freed before the next is rounded.
     ///
     /// # Errors
-    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) what it says. The error
-    /// gives the model back.
+    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
+    /// returns the model.
     pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded)
     }
@@ -181,7 +181,7 @@ impl W4A16 {
         }
     }
 
-    /// What is to become of each candidate, before anything is changed.
+    /// Chooses the outcome for each candidate, before anything is changed.
     fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
         let matches_none = |pattern: &&Regex| !found.candidates.iter().any(|candidate| pattern.is_match(&candidate.path));
         let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();
@@ -212,14 +212,14 @@ impl W4A16 {
         self.refused(left, &report.unmatched)
     }
 
-    /// What a strict conversion does not accept.
+    /// The layers and patterns that a strict conversion does not accept.
     fn refused(&self, left: impl Iterator<Item = (String, LeftReason)>, unmatched: &[String]) -> Option<Error> {
         let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
         (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict { left, unmatched: unmatched.to_vec() })
     }
 }
 
-/// Makes the placeholders under converted weights as they were right after the conversion: ready for a record, and small.
+/// Resets the placeholders under converted weights to their state right after the conversion: ready for a record, and small.
 ///
 /// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
 /// loaded into converted layers are rounded to the layers' specs, and freed. The weights stay as they are.
@@ -228,7 +228,7 @@ pub fn reset_placeholders<M: Module + ModuleDisplay>(model: M) -> M {
     Reset::of(model, found.converted)
 }
 
-/// What is to become of a model's parameters.
+/// The choices for a model's parameters.
 struct Choices {
     /// In the order of the survey.
     layers: Vec<Choice>,
@@ -236,14 +236,14 @@ struct Choices {
     unmatched: Vec<String>,
 }
 
-/// What is to become of one.
+/// The choice for one parameter.
 enum Choice {
     /// To this spec, or to one that is chosen when its K is known.
     Convert(Option<QuantSpec>),
     Left(LeftReason),
 }
 
-/// What a [`W4A16`] says of a path, its patterns compiled.
+/// The rules of a [`W4A16`] by path, with the patterns compiled.
 struct Rules {
     include: Vec<Regex>,
     exclude: Vec<Regex>,
@@ -327,7 +327,7 @@ impl ModuleVisitor for Examine<'_> {
         let path = self.path.join(".");
         let Some(spec) = self.specs.remove(path.as_str()).filter(|_| self.failed.is_none()) else { return };
         let weight = param.base().detach();
-        // One number comes back from the device. A NaN is no maximum on every backend: it is asked for apart.
+        // One number is read from the device. Not every backend returns NaN as a maximum, so it is checked separately.
         let finite = weight.clone().is_finite().all().into_scalar::<bool>();
         let largest = weight.clone().abs().max().into_scalar::<f32>().elem::<f64>();
         // Below it no scale overflows, in whatever dtype.
@@ -335,7 +335,7 @@ impl ModuleVisitor for Examine<'_> {
             return;
         }
         let dims = weight.dims();
-        // The host says where.
+        // The host finds the position.
         self.failed = QuantizedWeight::round(weight.reshape([dims[0], dims[D - 1]]), &spec).err().map(|error| error.in_layer(&path));
     }
 }

@@ -8,7 +8,7 @@ use burn::tensor::{Bool, BoolStore, DType, Device, Int, Tensor};
 use marlin_format::checkpoint::Dtype;
 use std::collections::HashMap;
 
-/// What a parameter holds.
+/// The kind of values that a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Float,
@@ -21,16 +21,16 @@ pub(super) enum Kind {
 pub(super) struct Place {
     /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
     pub path: String,
-    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for what norms of Burn call `gamma` and `beta`.
+    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
     /// Shape of the value; [K, N] of a linear layer's weight.
     pub shape: Vec<usize>,
-    /// Whether it is the weight of Burn's `Linear`: a file has it as [N, K].
+    /// True if it is the weight of Burn's `Linear`: a file has it as [N, K].
     pub linear: bool,
-    /// Whether records hold it transposed (`LinearLayout::Col`).
+    /// True if records hold it transposed (`LinearLayout::Col`).
     pub column_layout: bool,
-    /// Whether a reparameterisation is attached: LoRA, or a quantised weight.
+    /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
     /// The dtype that it has, or will have when it is first used.
     pub dtype: DType,
@@ -85,7 +85,7 @@ pub(super) fn pytorch_name(stack: &Stack) -> String {
     names.join(".")
 }
 
-/// Whether a parameter is the weight of Burn's `Linear`.
+/// Returns true if a parameter is the weight of Burn's `Linear`.
 pub(super) fn is_linear_weight(stack: &Stack) -> bool {
     stack.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
 }
@@ -106,7 +106,7 @@ const DTYPES: [(DType, Dtype); 12] = [
     (DType::U8, Dtype::U8),
 ];
 
-/// Burn's name of a dtype; `None` where it has none.
+/// Burn's name of a dtype; `None` if it has none.
 pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     if dtype == Dtype::BOOL {
         return Some(DType::Bool(BoolStore::Native));
@@ -114,7 +114,7 @@ pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     DTYPES.iter().find(|(_, of_file)| *of_file == dtype).map(|(of_burn, _)| *of_burn)
 }
 
-/// The dtype of a file that holds values of Burn's; `None` where there is none.
+/// The dtype of a file that holds values of Burn's; `None` if there is none.
 pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
     if dtype == DType::Bool(BoolStore::Native) {
         return Some(Dtype::BOOL);
@@ -127,7 +127,7 @@ struct Visitor {
     /// Name and container of every module entered.
     stack: Vec<(String, String)>,
     places: Vec<Place>,
-    /// Entered reparameterisations: what is inside them is no tensor of the model's own.
+    /// Entered reparameterisations: tensors inside them are not the model's own.
     inside: usize,
 }
 
@@ -186,7 +186,7 @@ impl ModuleVisitor for Visitor {
     }
 }
 
-/// Finds out which weights records hold transposed: nothing says so but what becomes of a record's tensor.
+/// Finds the weights that records hold transposed. Only the tensor of a record shows it.
 struct Layouts<'a> {
     path: Vec<String>,
     /// Weights of linear layers, by their paths.

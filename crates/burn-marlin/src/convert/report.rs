@@ -6,10 +6,10 @@ use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
 use std::fmt;
 
-/// What the conversion did to every layer.
+/// The outcome of a conversion for every layer.
 ///
-/// `{}` is short: totals, what linear layers became, and why some were left. `{:#}` is a table of every layer. [`Serialize`] and
-/// [`to_json`](Self::to_json) give all of it to programs.
+/// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}` is a table of every layer. [`Serialize`] and
+/// [`to_json`](Self::to_json) have all of it for programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.
@@ -54,13 +54,13 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and what became of it, `unmatched` patterns, `unused` tensors, and the totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, `unmatched` patterns, `unused` tensors, and the totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
 }
 
-/// What happened to one layer.
+/// The outcome for one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerReport {
     /// Path of the parameter in the model.
@@ -69,7 +69,7 @@ pub struct LayerReport {
     pub shape: Vec<usize>,
     /// Bytes of its float values.
     pub float_bytes: usize,
-    /// What happened.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -92,7 +92,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of the layer at a path that has `weight` now; one debug line says so.
+    /// The report of the layer at a path that now has `weight`; it is also logged at debug level.
     pub(super) fn quantized(path: &str, weight: &QuantizedWeight, activations: ActivationDtype, shared_with: Option<String>) -> Self {
         let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
         tracing::debug!(layer = %path, format = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
@@ -100,7 +100,7 @@ impl Outcome {
     }
 }
 
-/// Why a layer was left.
+/// The reason why a layer was left.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeftReason {
     /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another module.
@@ -122,13 +122,13 @@ pub enum LeftReason {
     Reparameterized,
     /// No quantised weight has its shape.
     Shape {
-        /// What is wrong with it.
+        /// The cause.
         error: FormatError,
     },
 }
 
 impl LeftReason {
-    /// Whether the caller asked for it.
+    /// Returns true if the caller asked for it.
     pub(super) fn is_wanted(&self) -> bool {
         matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
     }

@@ -12,7 +12,7 @@ pub(super) struct Candidate {
     pub shape: Vec<usize>,
     /// Bytes of its values.
     pub size_bytes: usize,
-    /// Why it is not converted, whatever the patterns say.
+    /// The reason why it is not converted, whatever the patterns select.
     pub left: Option<LeftReason>,
 }
 
@@ -26,11 +26,11 @@ pub(super) struct Survey {
     pub size_bytes: usize,
 }
 
-/// What may be converted.
+/// The types of parameter that may be converted.
 pub(super) struct Types<'a> {
     /// Types besides Burn's `Linear` whose `weight` is [K, N].
     pub also: &'a [String],
-    /// Whether lazy parameters are given their values.
+    /// True if lazy parameters are given their values.
     pub initialize: bool,
 }
 
@@ -55,7 +55,7 @@ struct Visitor<'a> {
     shown: String,
     /// Field name and container of every module entered.
     stack: Vec<(String, String)>,
-    /// Entered reparameterisations: what is inside them is no layer of the model.
+    /// Entered reparameterisations: nothing inside them is a layer of the model.
     inside: usize,
     found: Survey,
 }
@@ -115,7 +115,7 @@ impl Visitor<'_> {
         self.stack.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
-    /// Why the field `weight` of a container stays as it is; `None` where it is the weight of a linear layer.
+    /// Returns the reason why the field `weight` of a container is left; `None` if it is the weight of a linear layer.
     fn left(&self, container: &str, id: ParamId, dtype: DType) -> Option<LeftReason> {
         let Some(name) = container.strip_prefix("Struct:") else { return Some(LeftReason::NotLinear) };
         let asked = self.types.also.iter().any(|also| also == name);

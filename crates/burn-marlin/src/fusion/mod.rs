@@ -1,7 +1,7 @@
-//! The fusion provider: in models that know nothing of quantised weights, it claims every matmul whose weight is a dequantised weight, and launches
+//! The fusion provider: in unmodified models, it claims every matmul whose weight is a dequantised weight, and launches
 //! the kernel on the packed weight in their place.
 //!
-//! What it does not recognise runs as it stands: the weight is dequantised for the call. Slower, never wrong.
+//! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower, never wrong.
 
 #[cfg(feature = "cubecl-runtime")]
 mod operation;
@@ -18,7 +18,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static FUSED: AtomicU64 = AtomicU64::new(0);
 static DEQUANTIZED: AtomicU64 = AtomicU64::new(0);
 
-/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing, and none does where no CubeCL runtime is
+/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing, and neither does the first if no CubeCL runtime is
 /// among the features.
 ///
 /// Without it, a converted model still gives the right answers, but dequantises each weight on each call.
@@ -56,7 +56,7 @@ pub(crate) fn count_dequantized() {
     DEQUANTIZED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Launches what is queued on the tensor's stream, so that the operations which follow begin a block of their own.
+/// Launches the operations queued on the tensor's stream, so that those which follow begin a block of their own.
 ///
 /// The operation that produces the activations would otherwise keep its block open, the dequantisation would open a second one, and a matmul
 /// that reads from two blocks fuses with neither. The wait is for the launches, not for the device.

@@ -20,7 +20,7 @@ impl FusedLinear {
         Self { pattern }
     }
 
-    /// Launches; `None` where the operations are not what the kernel takes, with nothing consumed.
+    /// Launches; `None` if the operations are not what the kernel takes, with nothing consumed.
     fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Option<()> {
         let Pattern { dequantize, x_reshape, matmul, bias_reshape, add, .. } = &self.pattern;
         let (dequantize, matmul) = (dequantize.as_ref()?, matmul.as_ref()?);

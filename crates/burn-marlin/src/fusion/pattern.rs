@@ -103,7 +103,7 @@ impl Pattern {
     }
 }
 
-/// Whether a reshape only puts extents of 1 in front.
+/// Returns true if a reshape only puts extents of 1 in front.
 fn is_unsqueezed(op: &ShapeOpIr) -> bool {
     let (from, to) = (&op.input.shape, &op.out.shape);
     let Some(added) = to.rank().checked_sub(from.rank()) else { return false };

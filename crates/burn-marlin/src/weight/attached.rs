@@ -1,4 +1,4 @@
-//! A quantised weight in a model that knows nothing of it: attached to the float parameter of an ordinary `Linear`, whose place it takes.
+//! A quantised weight in an unmodified model: attached to the float parameter of an ordinary `Linear`, which it replaces.
 
 use super::QuantizedWeight;
 use burn::module::{Param, ParamId, Reparameterization};
@@ -15,18 +15,18 @@ thread_local! {
 /// Holds as long as a placeholder has not been read.
 type Unread = Weak<()>;
 
-/// What an attached weight knows of its parameter.
+/// The state that an attached weight keeps about its parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Attached {
     unread: Unread,
-    /// How often float values were loaded into a parameter of this one's family of clones, and how often when that was last looked at.
+    /// The number of times float values were loaded into a parameter of this one's family of clones, and that number when it was last read.
     loads: Arc<AtomicU64>,
     seen: u64,
-    /// What the parameter holds: found out where the weight is first used after a traversal that may have changed it.
+    /// The contents of the parameter: determined at the first use after a traversal that may have changed it.
     base: Arc<OnceLock<Base>>,
 }
 
-/// What the float parameter under an attached weight holds.
+/// The contents of the float parameter under an attached weight.
 #[derive(Debug)]
 enum Base {
     /// The placeholder.
@@ -43,7 +43,7 @@ impl Attached {
         Self { unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
     }
 
-    /// Elements that the parameter counts for, of so many: its placeholder counts as one until it is read.
+    /// The number of elements that the parameter counts for: its placeholder counts as one until it is read.
     pub fn elements(&self, all: usize) -> usize {
         if self.unread.strong_count() > 0 { 1 } else { all }
     }
@@ -57,7 +57,7 @@ impl Attached {
         if loaded { Self { unread: Weak::new(), ..attached } } else { attached }
     }
 
-    /// After a move: the parameter holds what it held, but what was rounded of it is elsewhere.
+    /// After a move: the parameter's contents are unchanged, but the weight rounded from them is on another device.
     pub fn moved(&self) -> Self {
         if let Some(Base::Placeholder) = self.base.get() { self.clone() } else { self.unknown() }
     }
@@ -68,7 +68,7 @@ impl Attached {
     }
 }
 
-/// What tells a weight of the placeholder that was made for it.
+/// The values that identify the placeholder made for a weight.
 struct Placeholder {
     unread: Unread,
     loads: Arc<AtomicU64>,
@@ -97,7 +97,7 @@ fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape:
     (param, known)
 }
 
-/// Whether a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
+/// Returns true if a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let tensor = if quantized { tensor.clone().dequantize() } else { tensor.clone() }.detach();
@@ -126,12 +126,12 @@ impl QuantizedWeight {
         param
     }
 
-    /// Whether a tensor holds the values of a weight, and is no placeholder.
+    /// Returns true if a tensor holds the values of a weight, and is no placeholder.
     pub(crate) fn holds_values<const D: usize>(base: &Tensor<D>) -> bool {
         !is_placeholder(base)
     }
 
-    /// What the parameter under this weight holds.
+    /// Returns the contents of the parameter under this weight.
     fn base<const D: usize>(&self, base: &Tensor<D>) -> &Base {
         // Not attached, it is used by itself: there is no parameter.
         let Some(attached) = &self.attached else { return &Base::Placeholder };
@@ -165,7 +165,7 @@ impl Reparameterization for QuantizedWeight {
     /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
     /// float weight never exists.
     ///
-    /// The parameter underneath is a placeholder. Where float values were put into it since, a float checkpoint for example, they win: they are
+    /// The parameter underneath is a placeholder. Float values that were loaded into it since, from a float checkpoint for example, take precedence: they are
     /// rounded to the weight's spec at the first use.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let weight = match self.base(&base) {

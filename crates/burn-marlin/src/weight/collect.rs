@@ -1,15 +1,15 @@
-//! Finding quantised weights in a model. A visitor sees the tensors of one, never the weight itself: it is held out to it on the side.
+//! Finding quantised weights in a model. A visitor sees the tensors of a weight, never the weight itself, which is passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;
 
 thread_local! {
-    /// Whether someone collects, and the weight whose tensors are visited next.
+    /// True while tensors are being collected, and the weight whose tensors are visited next.
     static OFFERED: RefCell<(bool, Option<QuantizedWeight>)> = const { RefCell::new((false, None)) };
 }
 
 impl QuantizedWeight {
-    /// Runs a traversal in which [`take_offered`](Self::take_offered) gives the weights.
+    /// Runs a traversal in which [`take_offered`](Self::take_offered) returns the weights.
     pub(crate) fn collecting<R>(traversal: impl FnOnce() -> R) -> R {
         /// Collecting ends with a panic, too.
         struct Reset;

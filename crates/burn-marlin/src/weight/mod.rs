@@ -49,7 +49,7 @@ pub struct QuantizedWeight {
     /// Id of `format`, and so of the float parameter that the weight stands for.
     format_id: ParamId,
     adapter: Option<LoraAdapter>,
-    /// In a model that knows nothing of it.
+    /// The weight in an unmodified model.
     attached: Option<Attached>,
 }
 
@@ -157,9 +157,9 @@ impl QuantizedWeight {
         self.effective(dtype, None)
     }
 
-    /// The float weight [K, N] plus what an adapter adds to it.
+    /// The float weight [K, N] plus the product of an adapter's factors.
     fn effective<const D: usize>(&self, dtype: FloatDType, adapter: Option<&LoraAdapter>) -> Tensor<D> {
-        // What no kernel makes is made of f32.
+        // A dtype that no kernel writes is cast from f32.
         let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };
         let weight = Tensor::from_dispatch(match adapter {
             None => Dispatch::quant_dequantize(self.to_op(), self.descriptor, made),
@@ -176,7 +176,7 @@ impl QuantizedWeight {
     /// f32, f16 and bf16 reach the kernels; any other float dtype is computed in f32.
     ///
     /// # Panics
-    /// Where the last dimension of `x` is not K, as Burn's own layers do.
+    /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
     pub fn matmul<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.matmul_bias(x, None)
     }
@@ -210,7 +210,7 @@ impl QuantizedWeight {
         [self.descriptor.k, self.descriptor.n]
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.descriptor.spec()
     }
@@ -220,7 +220,7 @@ impl QuantizedWeight {
         self.descriptor
     }
 
-    /// Whether rows are permuted (act-order).
+    /// Returns true if rows are permuted (act-order).
     pub fn is_permuted(&self) -> bool {
         self.descriptor.format.permuted
     }

@@ -1,4 +1,4 @@
-//! A weight as a Burn module: visitors, mappers and records see what a record holds ([`RecordTensors`]), whatever the device holds.
+//! A weight as a Burn module: visitors, mappers and records see the tensors of a record ([`RecordTensors`]), whatever the device holds.
 
 use super::QuantizedWeight;
 use super::attached::Attached;
@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What Burn calls the container of a reparameterisation's own tensors.
+/// Burn's name for the container of a reparameterisation's own tensors.
 pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
 
 impl Module for QuantizedWeight {
@@ -77,7 +77,7 @@ impl Module for QuantizedWeight {
         let (own, device) = (self.recorded(), self.device());
         let format = mapped(mapper, "format", |mapper| mapper.map_float(record::expected(self.format_id, &device)));
         let recorded = record::loaded(&format);
-        // A record says itself what it holds: its tensors are taken in its own format.
+        // A record carries its format: its tensors are read in that format.
         let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
         let tensors = match recorded {
             Some(recorded) if recorded != own => {
@@ -116,7 +116,7 @@ impl Module for QuantizedWeight {
 }
 
 impl QuantizedWeight {
-    /// The descriptor of what a record holds: the plain layout.
+    /// The descriptor of the weight in a record: the plain layout.
     fn recorded(&self) -> WeightDescriptor {
         self.descriptor.in_layout(WeightLayout::Plain)
     }
@@ -150,7 +150,7 @@ impl QuantizedWeight {
             was_read.store(true, Ordering::Relaxed);
             Tensor::<2>::full([1, 1], f32::NAN, (device, dtype)).expand(shape)
         };
-        // On the scales' device, which knows of autodiff.
+        // On the scales' device, which has autodiff.
         let param = Param::uninitialized(self.format_id, init, self.tensors.scales.lazy_device(), false, Shape::new(shape));
         let param = mapper.map_float(param);
         if let Some(adapter) = param.adapter() {

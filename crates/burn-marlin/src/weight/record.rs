@@ -43,7 +43,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
     values
 }
 
-/// Undoes [`values`]; `None` where they describe no weight.
+/// Undoes [`values`]; `None` if they describe no weight.
 fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
     let digits: Vec<u8> = digits.collect::<Option<_>>()?;
@@ -64,19 +64,19 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     Some(descriptor)
 }
 
-/// The parameter that describes a weight, which counts as so many until it is read.
+/// The parameter that describes a weight; it counts as the weight's elements until it is read.
 pub(super) fn parameter(descriptor: WeightDescriptor, id: ParamId, elements: usize, device: &Device) -> Param<Tensor<1>> {
     let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::from(values(&descriptor)), (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
 }
 
-/// The parameter that a mapper is asked to load. One that it gives has as many values as a description; one that it only reads has one.
+/// The parameter that a mapper is offered to load. If the mapper loads it, it has the length of a description; otherwise one value.
 pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
     let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
     Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
 }
 
-/// The description that a mapper loaded into [`expected`]; `None` where it loaded nothing, or no description.
+/// The description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or no description.
 pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
     if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
         return None;
@@ -93,7 +93,7 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
     })
 }
 
-/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights passes by them.
+/// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights ignores them.
 pub(super) struct RecordTensors {
     words: Param<Tensor<2, Int>>,
     scales: Param<Tensor<2, Int>>,
@@ -131,7 +131,7 @@ impl RecordTensors {
 
     /// Those that a record of another format than the model's holds: zeros until a mapper gives them.
     ///
-    /// Where the record is of another K or N, it is shapes that no record has: so it is refused, even where the tensors would fit.
+    /// For a record of another K or N it returns shapes that no record has, so the record is refused even if its tensors would fit.
     pub fn expected(own: &WeightDescriptor, recorded: &WeightDescriptor, device: &Device) -> Self {
         let sizes = (recorded.k, recorded.n) != (own.k, own.n);
         let int = |shape: [usize; 2]| {
@@ -167,12 +167,12 @@ impl RecordTensors {
         }
     }
 
-    /// Whether a mapper gave or read any of them.
+    /// Returns true if a mapper gave or read any of them.
     pub fn is_touched(&self) -> bool {
         self.touched().any(|touched| touched)
     }
 
-    /// Whether a mapper gave or read all of them.
+    /// Returns true if a mapper gave or read all of them.
     pub fn is_complete(&self) -> bool {
         self.touched().all(|touched| touched)
     }
@@ -199,14 +199,14 @@ impl RecordTensors {
     }
 }
 
-/// Visits what is below a name.
+/// Visits everything below a name.
 pub(super) fn visited<V: ModuleVisitor>(visitor: &mut V, name: &str, visit: impl FnOnce(&mut V)) {
     visitor.enter_module(name, CONTAINER);
     visit(visitor);
     visitor.exit_module(name, CONTAINER);
 }
 
-/// Maps what is below a name.
+/// Maps everything below a name.
 pub(super) fn mapped<M: ModuleMapper, T>(mapper: &mut M, name: &str, map: impl FnOnce(&mut M) -> T) -> T {
     mapper.enter_module(name, CONTAINER);
     let value = map(mapper);
@@ -259,7 +259,7 @@ fn scales_of_words(words: Tensor<2, Int>, shape: [usize; 2], dtype: ScaleDtype, 
 /// A tensor's values.
 ///
 /// # Panics
-/// Where the device fails, as Burn's own records do: a traversal has no way to return an error.
+/// Panics if the device fails, as Burn's own records do: a traversal has no way to return an error.
 fn host<E: Element, const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Vec<E> {
     tensor.try_into_vec_as::<E>().unwrap_or_else(|error| panic!("a quantised weight cannot be read from its device: {error}"))
 }

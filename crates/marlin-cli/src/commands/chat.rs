@@ -5,7 +5,7 @@ use crate::output;
 use marlin_llama::{ChatTemplate, Llama, Message};
 use std::io::{self, BufRead};
 
-/// How turns are told apart where a model has no chat template.
+/// The prefixes of turns for a model that has no chat template.
 const USER: &str = "User: ";
 const ASSISTANT: &str = "Assistant:";
 const SYSTEM: &str = "System: ";
@@ -15,7 +15,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
-    // What a template leaves to the model is an answer by itself; plain turns go on after `Assistant:`.
+    // After a template the answer is a text of its own; plain turns continue after `Assistant:`.
     options.answer = template.is_some();
     match &template {
         Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),

@@ -16,7 +16,7 @@ use std::path::Path;
 #[derive(Serialize)]
 struct Row {
     name: String,
-    /// The dtype of a tensor; of a quantised layer what wrote it and how.
+    /// The dtype of a tensor; for a quantised layer its checkpoint format and spec.
     format: String,
     /// Of a quantised layer [N, K].
     shape: Vec<usize>,
@@ -26,7 +26,7 @@ struct Row {
     bits_per_weight: f64,
 }
 
-/// How a layer is quantised, as its tensors hold it, and what runs it.
+/// The quantisation of a layer, as its tensors hold it, and the kernel that runs it.
 #[derive(Serialize)]
 struct Quantized {
     bits: Bits,
@@ -46,7 +46,7 @@ struct Summary {
     weights: usize,
     bytes: usize,
     bits_per_weight: f64,
-    /// What is wrong with the folder: with none of these, `generate` takes it.
+    /// The faults of the folder: if there are none, `generate` accepts it.
     faults: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     }
 }
 
-/// What the checkpoint holds. `layers` are those that were read; others, which the model has no place for, are read here.
+/// The contents of the checkpoint. `layers` are those that were read; others, which the model has no place for, are read here.
 fn rows(
     dir: &Path,
     checkpoint: &Checkpoint,
@@ -99,7 +99,7 @@ fn rows(
     mut layers: BTreeMap<String, Row>,
     keep: &mut impl FnMut(&CheckpointError),
 ) -> Result<Vec<Row>, CheckpointError> {
-    // What is wrong with the configs is said above; without them every tensor is one by itself.
+    // Faults of the configs are reported above; without configs every tensor is listed by itself.
     let quantization = Quantization::read(dir).ok().flatten();
     let mut rows = Vec::new();
     for part in parts(checkpoint, quantization.as_ref())? {

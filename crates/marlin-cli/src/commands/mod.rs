@@ -39,7 +39,7 @@ fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
     Ok(llama?)
 }
 
-/// What the command line says about sampling, over what the model's makers chose.
+/// The sampling options of the command line, over the defaults of the model's makers.
 fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     let mut options = llama.default_options(args.max_new_tokens);
     options.seed = args.seed;

@@ -1,4 +1,4 @@
-//! What the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
+//! Inputs that the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -225,7 +225,7 @@ fn a_conversation_that_is_not_utf8_is_refused() {
     assert!(run.stderr.contains("error: the input could not be read") && run.stderr.contains("UTF-8"), "{}", run.stderr);
 }
 
-/// Only where there is no such GPU; with one, there is nothing to refuse.
+/// Only without such a GPU; with one, there is nothing to refuse.
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
     #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! Folders that were made to take the program down: an error each, soon, and without much memory. `inspect` finds all of what is wrong.
+//! Malicious folders: each is an error, soon, and without much memory. `inspect` finds every fault.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ const MOST_TIME: Duration = Duration::from_secs(10);
 /// The memory of the program itself, at most; its workers have a limit of their own.
 const MOST_MEMORY: usize = 1 << 30;
 
-/// Runs what must be refused in an error with all of `words`.
+/// Runs arguments that must be refused with an error that has all of `words`.
 #[track_caller]
 fn refuse_soon(args: &[OsString], input: &[u8], words: &[&str]) {
     let start = Instant::now();
@@ -45,7 +45,7 @@ fn refuse_soon(args: &[OsString], input: &[u8], words: &[&str]) {
     assert!(peak < MOST_MEMORY, "{args:?} had {peak} bytes");
 }
 
-/// `VmHWM` of a process, in bytes; 0 where the system does not say.
+/// `VmHWM` of a process, in bytes; 0 if the system does not report it.
 fn peak_memory(child: &Child) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -84,7 +84,7 @@ fn files_that_never_end_or_never_begin_are_refused() {
         refuse_soon(&generate(&folder.source), b"", &[name, "not a regular file"]);
         faults(&folder.source, &[name, "not a regular file"]);
         link(name, &path);
-        // A link to itself is as good as none; weights and what may be missing are told otherwise.
+        // A link to itself is as good as none; weights and optional files are reported differently.
         if ["config.json", "tokenizer.json"].contains(&name) {
             refuse_soon(&generate(&folder.source), b"", &[name]);
         }
@@ -113,7 +113,7 @@ fn what_a_header_declares_is_not_allocated() {
     let folder = Folder::tiny();
     let path = folder.source.join("model.safetensors");
     let (mut header, data) = read_safetensors(&path);
-    // 256 GB of an embedding, of which the file has holes alone.
+    // 256 GB of an embedding, of which the file is only a hole.
     let (vocab, hidden) = (1usize << 20, 1usize << 16);
     header = json!({ "model.embed_tokens.weight": { "dtype": "F32", "shape": [vocab, hidden], "data_offsets": [0, vocab * hidden * 4] },
         "__metadata__": header["__metadata__"] });

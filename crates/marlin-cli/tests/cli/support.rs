@@ -16,7 +16,7 @@ macro_rules! args {
 }
 pub(crate) use args;
 
-/// What the program did.
+/// The result of a run of the program.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
@@ -32,7 +32,7 @@ pub fn command(args: &[OsString]) -> Command {
 
 pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
     let mut child = command(args).spawn().unwrap();
-    // A program that refuses its arguments does not read; its output says why.
+    // A program that refuses its arguments does not read; its output gives the reason.
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -54,7 +54,7 @@ pub fn succeed_json(args: &[OsString]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs what must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
+/// Runs arguments that must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
 #[track_caller]
 pub fn refuse(args: &[OsString], words: &[&str]) {
     let run = run_with_input(args, b"");
@@ -100,7 +100,7 @@ pub struct Folder {
     parent: TempDir,
     /// The model.
     pub source: PathBuf,
-    /// Where a quantised one can be written.
+    /// The folder for a quantised model.
     pub target: PathBuf,
 }
 
@@ -158,7 +158,7 @@ impl Folder {
         folder
     }
 
-    /// The names of what is beside the model, hidden files too.
+    /// The names of the files beside the model, hidden ones too.
     pub fn leftovers(&self) -> Vec<OsString> {
         let names = self.parent.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
         names.filter(|name| name != "source").collect()

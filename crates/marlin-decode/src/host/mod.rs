@@ -13,7 +13,7 @@ mod tests;
 /// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
 ///
 /// # Panics
-/// Where `x` are no rows of the weight's length.
+/// Panics if the length of `x` is no multiple of the weight's.
 pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
     let features = weight.len().max(1);
     assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
@@ -83,7 +83,7 @@ pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
 
 /// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], and the tables that rotate heads.
 pub struct Attention<'a, T> {
-    /// What [`AttentionShape::check`] has let pass.
+    /// The shape, checked by [`AttentionShape::check`].
     pub shape: AttentionShape,
     /// Cosines [max_positions, rotary_dim / 2].
     pub cos: &'a [f32],
@@ -94,11 +94,11 @@ pub struct Attention<'a, T> {
 }
 
 impl<T: HostFloat> Attention<'_, T> {
-    /// Attention of a step, as [`crate::kernels::attention`] says: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads) head_dim] to the
-    /// cache and gives [rows, heads * head_dim], zeros for rows that are skipped.
+    /// Attention of a step, as [`crate::kernels::attention`] defines it: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads)
+    /// head_dim] to the cache and returns [rows, heads * head_dim], zeros for rows that are skipped.
     ///
     /// # Panics
-    /// Where a buffer is shorter than the shape says.
+    /// Panics if a buffer is shorter than the shape requires.
     pub fn run(&self, qkv: &[T], rows: &[Row], keys: &mut [T], values: &mut [T]) -> Vec<T> {
         let AttentionShape { heads, kv_heads, head_dim, slots, max_len, .. } = self.shape;
         let mut out = vec![T::default(); rows.len() * heads * head_dim];

@@ -1,4 +1,4 @@
-//! New keys or values of one sequence into its slot of the cache, in place: what prefill writes. Decode writes its own in the attention kernel.
+//! New keys or values of one sequence into its slot of the cache, in place, for prefill. Decode writes its own in the attention kernel.
 
 use super::shape::RowsShape;
 use cubecl::client::Client;

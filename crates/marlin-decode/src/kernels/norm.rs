@@ -65,7 +65,7 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
 /// Units of a cube: with 8 values each they hold a row of 8192 at once.
 const MAX_UNITS: usize = 1024;
 
-/// Units of the cube of a row of so many vectors.
+/// Units of the cube for a row of the given number of vectors.
 pub(super) fn cube_units(vectors: usize, plane: usize) -> usize {
     // A cube of the CPU runtime is one core's work.
     if plane == 1 { 1 } else { vectors.next_multiple_of(plane).min(MAX_UNITS) }
@@ -86,7 +86,7 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
 ) {
     let unit = UNIT_POS as usize;
     let first = CUBE_POS * vectors;
-    // A row stays in registers between the two passes; weights are asked for before the first one waits for its values.
+    // A row stays in registers between the two passes; weights are loaded before the first pass waits for its values.
     let each = comptime!(vectors.div_ceil(units));
     let mut values = Array::<Vector<f32, N>>::new(each);
     let mut weights = Array::<Vector<F, N>>::new(each);

@@ -5,7 +5,7 @@
 pub struct Row {
     /// The token that this step embeds; after the step, the one it chose.
     pub token: u32,
-    /// Where the sequence stands.
+    /// The state of the sequence.
     pub state: RowState,
     /// The sequence's place in the cache.
     pub slot: u32,
@@ -21,7 +21,7 @@ pub struct Row {
     pub repetition_penalty: f32,
 }
 
-/// Where a sequence stands. Kernels see the position as an i32 and skip negative ones.
+/// The state of a sequence. Kernels see the position as an i32 and skip negative ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowState {
     /// Its token is at this position, from 0 on.

@@ -1,4 +1,4 @@
-//! What can be wrong with a folder, a file in it, or its config.
+//! The errors of a folder, of a file in it, or of its config.
 
 use std::path::PathBuf;
 
@@ -15,11 +15,11 @@ pub enum CheckpointError {
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// A folder without weights.
@@ -27,7 +27,7 @@ pub enum CheckpointError {
     NoWeights {
         /// The folder.
         dir: PathBuf,
-        /// What it has instead.
+        /// The contents found in place of the weights.
         found: InPlaceOfWeights,
     },
     /// A text of Git LFS where weights should be.
@@ -41,7 +41,7 @@ pub enum CheckpointError {
     Index {
         /// The index.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the cause.
         source: serde_json::Error,
     },
     /// An index that names a file outside its folder.
@@ -87,7 +87,7 @@ pub enum CheckpointError {
     Header {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: HeaderError,
     },
     /// A tensor that is not in the checkpoint.
@@ -105,9 +105,9 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What was expected.
+        /// The expected dtype.
         expected: &'static str,
-        /// What the file holds.
+        /// The dtype in the file.
         found: Dtype,
     },
     /// A tensor of another shape.
@@ -117,9 +117,9 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What was expected.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// What the file holds.
+        /// The shape in the file.
         found: Vec<usize>,
     },
     /// A tensor whose values make no sense.
@@ -129,7 +129,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong, with numbers.
+        /// The fault, with numbers.
         problem: String,
     },
     /// A quantised weight that does not hold together.
@@ -139,10 +139,10 @@ pub enum CheckpointError {
         layer: String,
         /// The file that holds its values.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: FormatError,
     },
-    /// Zero points, and the config says symmetric.
+    /// Zero points, where the config declares a symmetric weight.
     #[error(
         "`{tensor}` is in {}, but the config says that weights are symmetric; if they are not, say so in the config \
          (`zero_point` true, `symmetric` false), or remove the tensor",
@@ -159,10 +159,10 @@ pub enum CheckpointError {
     Config {
         /// The config.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: ConfigError,
     },
-    /// No zero points, and the config says that there are.
+    /// No zero points, where the config declares them.
     #[error(
         "{} has no tensor `{tensor}`, but the config says that weights have zero points; if they are symmetric, say so in the config \
          (`zero_point` false, `symmetric` true), or else download the checkpoint again",
@@ -183,9 +183,9 @@ pub enum CheckpointError {
         layer: String,
         /// The format.
         format: &'static str,
-        /// What the format holds.
+        /// The specs that the format can hold.
         expected: &'static str,
-        /// What the config says.
+        /// The spec in the config.
         found: QuantSpec,
     },
     /// A layer without a quantised weight, read as one.
@@ -219,13 +219,13 @@ pub enum CheckpointError {
     /// Tensors that cannot be laid out.
     #[error("the declared tensors do not make a safetensors file")]
     Declaration {
-        /// Why.
+        /// The cause.
         source: HeaderError,
     },
     /// Tensors declared twice, or not at all.
     #[error("tensors must be declared once before they are written, and {}", if *declared { "they were already" } else { "none were" })]
     Declare {
-        /// Whether they were already declared.
+        /// True if they were already declared.
         declared: bool,
     },
     /// A tensor that was not declared.
@@ -253,7 +253,7 @@ pub enum CheckpointError {
     /// Declared tensors that were never written.
     #[error("{missing} declared tensors were not written, the first of them `{tensor}`")]
     NotWritten {
-        /// How many.
+        /// The number of missing files.
         missing: usize,
         /// The first by name.
         tensor: String,
@@ -273,7 +273,7 @@ pub enum HeaderError {
     /// A header that does not fit the file.
     #[error("the header says it has {header} bytes, but {available} follow; the file is truncated or not safetensors")]
     PastEnd {
-        /// The header's length, as the file says.
+        /// The header's length, as the file declares it.
         header: u64,
         /// Bytes after the length.
         available: usize,
@@ -338,9 +338,9 @@ pub enum HeaderError {
     Gap {
         /// The tensor.
         tensor: String,
-        /// Where the one before ends.
+        /// The end of the tensor before.
         expected: usize,
-        /// Where this one starts.
+        /// The start of this tensor.
         found: usize,
     },
     /// A file that is too short or too long for its tensors.
@@ -368,7 +368,7 @@ pub enum ConfigError {
     Missing {
         /// The field, with the path to it.
         field: String,
-        /// What it may hold.
+        /// The accepted values.
         expected: &'static str,
     },
     /// A field with a value that is not supported.
@@ -376,9 +376,9 @@ pub enum ConfigError {
     Unsupported {
         /// The field, with the path to it.
         field: String,
-        /// What it may hold.
+        /// The accepted values.
         expected: &'static str,
-        /// What it holds, as JSON.
+        /// The value, as JSON.
         found: String,
     },
     /// A regular expression that cannot be used.
@@ -391,7 +391,7 @@ pub enum ConfigError {
         field: String,
         /// The expression.
         pattern: String,
-        /// Why.
+        /// The cause.
         source: Box<fancy_regex::Error>,
     },
     /// More patterns than can be tried for every layer.
@@ -399,7 +399,7 @@ pub enum ConfigError {
         "the quantization config has more than {limit} patterns and other entries that every layer is compared with; name layers in full, or use fewer patterns"
     )]
     TooManyPatterns {
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
     /// A regular expression that takes too many steps to match.
@@ -412,7 +412,7 @@ pub enum ConfigError {
         pattern: String,
         /// The layer.
         layer: String,
-        /// Why.
+        /// The cause.
         source: Box<fancy_regex::Error>,
     },
     /// A group size that is not supported.
@@ -420,7 +420,7 @@ pub enum ConfigError {
     GroupSize {
         /// The field, with the path to it.
         field: String,
-        /// Why.
+        /// The cause.
         source: FormatError,
     },
     /// An `re:` pattern that cannot be used.
@@ -428,7 +428,7 @@ pub enum ConfigError {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// Why.
+        /// The cause.
         source: Box<regex::Error>,
     },
 }

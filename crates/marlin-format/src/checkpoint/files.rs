@@ -1,4 +1,4 @@
-//! Reading the files of a folder that a stranger wrote: regular ones only, and no more of them than they may have.
+//! Reading the files of an untrusted folder: only regular ones, and no more than a limit of bytes.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -11,14 +11,14 @@ pub const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Most bytes of a `tokenizer.json`: the largest published ones have 35 MB.
 pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
-/// Why a file that is there is not read; the source of an [`io::Error`].
+/// The reason why a file that exists is not read; the source of an [`io::Error`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// A folder, a pipe, a device.
     #[error("it is not a regular file; put the file there, or a link to it")]
     NotRegular,
-    /// A link that leaves the folder, which a stranger may have made to have another file read.
+    /// A link out of the folder, which may have been made to have another file read.
     #[error("it is a link to {}, outside of the folder; put the file itself there", target.display())]
     Outside {
         /// The file that it is a link to.
@@ -36,7 +36,7 @@ pub enum FileError {
 /// the files of that cache (`blobs`).
 ///
 /// # Errors
-/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for somebody to write to it.
+/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for a writer.
 pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
@@ -51,7 +51,7 @@ pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((File::open(path)?, metadata))
 }
 
-/// Where the files lie that a snapshot in the hub's cache has links to: `models--a--b/blobs` of `models--a--b/snapshots/<revision>`.
+/// The folder that the links of a snapshot in the hub's cache point to: `models--a--b/blobs` for `models--a--b/snapshots/<revision>`.
 fn blobs(dir: &Path) -> Option<PathBuf> {
     let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
     Some(snapshots.parent()?.join("blobs"))

@@ -1,4 +1,4 @@
-//! What a folder without `model.safetensors` holds.
+//! The contents of a folder without `model.safetensors`.
 
 use super::CheckpointError;
 use super::reader::io;
@@ -14,7 +14,7 @@ pub(super) enum OtherName {
     Index(PathBuf),
 }
 
-/// What a folder holds in place of weights that can be read.
+/// The contents of a folder that has no weights that can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InPlaceOfWeights {
     /// Nothing that could be weights.

@@ -1,13 +1,13 @@
-//! How a layer's tensors hold its weight, whatever wrote them.
+//! The formats of a layer's tensors, whatever program wrote them.
 
 use std::fmt;
 
 use crate::QuantSpec;
 
-/// How one layer's tensors hold its weight. Tensors are named `{layer}.{tensor}`.
+/// The format of one layer's tensors. Tensors are named `{layer}.{tensor}`.
 ///
 /// K is the number of input features, N of output features, G of groups along K; a word is an i32 of eight 4-bit or four 8-bit values.
-/// No config says the dtype of scales: `scale_dtype` of the specs here is f16, and the tensors count.
+/// No config has the dtype of scales: `scale_dtype` of the specs here is f16, and the tensors decide.
 ///
 /// [`Display`](fmt::Display) is one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,15 +30,15 @@ pub enum LayerFormat {
 /// A weight in GPTQ's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GptqFormat {
-    /// Bits, group and symmetry. Where it is symmetric, what `qzeros` holds does not count.
+    /// Bits, group and symmetry. If it is symmetric, the contents of `qzeros` are ignored.
     pub spec: QuantSpec,
-    /// How `qzeros` holds zero points.
+    /// The encoding of zero points in `qzeros`.
     pub version: GptqVersion,
-    /// Whether the config says `desc_act`. What `g_idx` holds counts.
+    /// True if the config sets `desc_act`. The contents of `g_idx` decide.
     pub act_order: bool,
 }
 
-/// How `qzeros` of a GPTQ checkpoint holds the zero point z.
+/// The encoding of the zero point z in `qzeros` of a GPTQ checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GptqVersion {
     /// As z - 1 (`checkpoint_format` is `gptq`, or absent).
@@ -52,7 +52,7 @@ pub enum GptqVersion {
 pub struct PackQuantizedFormat {
     /// Bits, group and symmetry.
     pub spec: QuantSpec,
-    /// Whether the config says `actorder` is `group`. What `weight_g_idx` holds counts, where it is there.
+    /// True if `actorder` is `group` in the config. The contents of `weight_g_idx` decide, if it is present.
     pub act_order: bool,
 }
 
@@ -66,7 +66,7 @@ pub enum Marlin24Names {
 }
 
 impl LayerFormat {
-    /// How the weight is quantised, or `None` where it is not.
+    /// The quantisation of the weight, or `None` if it is not quantised.
     pub fn spec(&self) -> Option<QuantSpec> {
         match self {
             Self::Float => None,
@@ -89,7 +89,7 @@ impl LayerFormat {
         }
     }
 
-    /// Whether the config says that rows were quantised in the order of their activations, with groups in that order.
+    /// Returns true if the config declares that rows were quantised in the order of their activations, with groups in that order.
     pub fn act_order(&self) -> bool {
         match self {
             Self::Gptq(GptqFormat { act_order, .. }) | Self::PackQuantized(PackQuantizedFormat { act_order, .. }) => *act_order,

@@ -12,10 +12,10 @@
 //!
 //! Four traps:
 //!
-//! * Version 1 stores z - 1, and some files that say so store z. Where the config says symmetric, z is 8 (128), whatever `qzeros` holds.
+//! * Version 1 stores z - 1, and some files that declare it store z. If the config declares a symmetric weight, z is 8 (128), whatever `qzeros` holds.
 //! * Version 1 cannot store z = 0. Packers wrote it as -1, which borrows from the zero points beside it: a stored 15 (255) is refused.
 //! * Zero points are unpacked before 1 is added, in a wider type: added to a packed word, it would carry into the next value.
-//! * `desc_act` says little. What `g_idx` holds decides whether rows are permuted.
+//! * `desc_act` is unreliable. The contents of `g_idx` decide whether rows are permuted.
 //!
 //! Written is version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
 
@@ -37,7 +37,7 @@ const GROUP_INDEX: &str = "g_idx";
 /// Reads the weight of `layer`.
 ///
 /// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order of groups becomes a row permutation.
-/// K is the length of `g_idx`, or what fills the words of `qweight` where there is none.
+/// K is the length of `g_idx`, or without one the rows of the words of `qweight`.
 ///
 /// # Errors
 /// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points of version 1
@@ -80,8 +80,8 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
         .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Whether a `g_idx` is all zeros among several groups. Some quantisers never filled theirs; text-generation-inference and exllama take
-/// such a one as absent, too.
+/// Returns true if a `g_idx` is all zeros among several groups. Some quantisers never fill theirs; text-generation-inference and exllama treat
+/// such a `g_idx` as absent, too.
 fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointError> {
     Ok(groups > 1 && index.words()?.iter().all(|&group| group == [0; 4]))
 }
@@ -121,7 +121,7 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
 
 /// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`, with the rows in their natural order.
 ///
-/// Values past K and N are 0. Other readers ask for K and N that fill whole words.
+/// Values past K and N are 0. Other readers require K and N that fill whole words.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
@@ -148,10 +148,10 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
 }
 
-/// The `quantization_config` object of a version 2 checkpoint: every linear layer as `spec` says, but those that `excluded` names.
+/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except those that `excluded` names.
 ///
-/// `act_order` says whether a layer has a row permutation. Names that are excluded become `-:` entries of `dynamic`, which GPTQModel and
-/// vLLM read; `lm_head` is quantised only where it says so itself.
+/// `act_order` is true for a layer that has a row permutation. Names that are excluded become `-:` entries of `dynamic`, which GPTQModel and
+/// vLLM read; `lm_head` is quantised only where it has an entry of its own.
 pub fn quantization_config(spec: &QuantSpec, act_order: bool, lm_head: bool, excluded: &[String]) -> Value {
     let dynamic: Map<String, Value> = excluded.iter().map(|name| (format!("-:^{}$", regex::escape(name)), json!({}))).collect();
     json!({

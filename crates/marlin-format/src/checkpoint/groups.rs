@@ -3,7 +3,7 @@
 use crate::GroupSize;
 use crate::checkpoint::{CheckpointError, TensorView};
 
-/// The permutation that sorts the rows of a `g_idx` tensor by group, stable; `None` where they are sorted already, where all are -1
+/// The permutation that sorts the rows of a `g_idx` tensor by group, stable; `None` if they are sorted already, where all are -1
 /// (a file's way to say there is none), and where one group spans all of K.
 pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Result<Option<Vec<u32>>, CheckpointError> {
     let index = tensor.to_i32()?;

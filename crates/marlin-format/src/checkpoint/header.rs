@@ -1,7 +1,7 @@
 //! The header of a safetensors file: an 8-byte length, then JSON, then the tensors' bytes.
 //!
 //! The `safetensors` crate's own check is not enough for files from anywhere: it adds the offsets up without a check for overflow, keeps
-//! the last of two tensors with one name, and its errors do not say which tensor or how many bytes. So the header is read here, with that
+//! the last of two tensors with one name, and its errors name neither the tensor nor the number of bytes. So the header is read here, with that
 //! crate's types.
 
 use std::collections::{HashMap, HashSet};
@@ -32,7 +32,7 @@ pub(super) struct Entry {
     pub end: usize,
 }
 
-/// Reads and checks the header of `file`, a whole file: every entry's range lies inside it and has the size that dtype and shape say.
+/// Reads and checks the header of `file`, a whole file: every entry's range lies inside it and has the size of its dtype and shape.
 pub(super) fn parse(file: &[u8]) -> Result<Vec<Entry>, HeaderError> {
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(HeaderError::TooShort { found: file.len() })?;
     let header = u64::from_le_bytes(*length);

@@ -9,7 +9,7 @@ use super::{
 use crate::layout::PlainLayout;
 use crate::{FormatError, PlainWeight, QuantSpec, memory_short_of};
 
-/// How `layer` is held, by what the configs of its folder say ([`Quantization::read`]): as floats where they say nothing.
+/// Returns the format of `layer` by the configs of its folder ([`Quantization::read`]): floats if they do not mention it.
 ///
 /// # Errors
 /// As [`Quantization::layer`].
@@ -32,14 +32,14 @@ pub fn layer_tensors(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat)
     tensors.iter().map(|tensor| format!("{layer}.{tensor}")).filter(|name| checkpoint.contains(name)).collect()
 }
 
-/// What a checkpoint holds under one name.
+/// The contents of a checkpoint under one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// A quantised layer.
     Layer {
         /// Its name, such as `model.layers.0.mlp.up_proj`.
         name: String,
-        /// How it is held.
+        /// The format.
         format: LayerFormat,
         /// The names of its tensors, as [`layer_tensors`] has them.
         tensors: Vec<String>,
@@ -87,11 +87,11 @@ pub fn parts(checkpoint: &Checkpoint, quantization: Option<&Quantization>) -> Re
 
 /// Reads the weight of a quantised layer, such as `model.layers.0.mlp.up_proj`, into the plain form.
 ///
-/// The dtype of the scale tensor counts, not the one in the format's spec, which no config says.
+/// The dtype of the scale tensor counts, not the one in the format's spec, which no config has.
 ///
 /// # Errors
-/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`] for more than the memory holds; what `to_plain` of the format's module refuses: tensors that are missing, of
-/// another dtype or shape than the format says, or whose values make no sense.
+/// [`CheckpointError::NotQuantized`] for [`LayerFormat::Float`]; [`CheckpointError::LayerTooLarge`] for more than the memory holds; what `to_plain`
+/// of the format's module refuses: tensors that are missing, of another dtype or shape than the format's, or whose values make no sense.
 pub fn read_layer(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) -> Result<PlainWeight, CheckpointError> {
     // The file's bytes, and what they are converted to. A file may have holes, which take no space on a disk.
     let tensors = layer_tensors(checkpoint, layer, format);

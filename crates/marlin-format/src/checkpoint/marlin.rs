@@ -7,7 +7,7 @@
 //! | `B` | i32 | `[K/16, 2N]` | q, in [`MarlinLayout`] |
 //! | `s` | f16 or bf16 | `[G, N]` | scales, in [`ScaleLayout`] |
 //!
-//! Weights are 4-bit and symmetric. The kernel asks for multiples of 128 (K) and 256 (N); whole tiles, 16 and 64, do here.
+//! Weights are 4-bit and symmetric. Marlin's kernel requires multiples of 128 (K) and 256 (N); here whole tiles, 16 and 64, are enough.
 //!
 //! Source: the packer of the Marlin paper's authors (IST-DASLab/marlin).
 

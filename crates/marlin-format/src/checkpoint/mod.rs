@@ -4,14 +4,14 @@
 //! |---|---|
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
-//! | what a folder's configs say of every layer | [`Quantization`], [`LayerFormat`] |
+//! | the format of every layer, by a folder's configs | [`Quantization`], [`LayerFormat`] |
 //! | its quantised layers and other tensors | [`parts`], [`Part`] |
 //! | read a quantised layer, whatever its format | [`layer_format`], [`layer_tensors`], [`read_layer`] |
 //! | compressed-tensors, pack-quantized: read and write | [`compressed_tensors`] |
 //! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
 //! | AWQ, Marlin and Marlin 2:4: read | [`awq`], [`marlin`], [`marlin24`] |
 //!
-//! Files come from anywhere: everything a file says is checked against the file before it is used, and the error names the file.
+//! Files come from anywhere: everything that a file declares is checked against the file before it is used, and the error names the file.
 
 pub mod awq;
 pub mod compressed_tensors;

@@ -135,7 +135,7 @@ pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     }
 }
 
-/// Words `[rows, ceil(N / values in a word)]` to values `[rows, N]`. `shifts` says how far each of a word's columns lies from its lowest bit.
+/// Words `[rows, ceil(N / values in a word)]` to values `[rows, N]`. `shifts` is the distance of each of a word's columns from its lowest bit.
 pub(super) fn unpack_columns(words: &FileWords, n: usize, bits: Bits, shifts: &[u32]) -> Vec<u8> {
     let words_a_row = n.div_ceil(shifts.len());
     let mut values = vec![0; words.len() / words_a_row * n];

@@ -24,13 +24,13 @@ use crate::{JoinError, PlainWeight};
 pub struct Checkpoint {
     dir: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
-    /// By name: the index into `files`, and what that file's header says.
+    /// By name: the index into `files`, and the tensor's entry in that file's header.
     tensors: BTreeMap<String, (usize, Entry)>,
     /// Words of weights that were given back.
     spare: Mutex<Vec<Vec<u32>>>,
 }
 
-/// What a checkpoint says of one tensor.
+/// The header of one tensor in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     /// Its dtype.
@@ -41,10 +41,10 @@ pub struct TensorInfo<'a> {
     pub path: &'a Path,
 }
 
-/// How the text begins that Git puts in the place of a large file.
+/// The first bytes of the text that Git LFS puts in place of a large file.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// The part of an index that says where tensors are.
+/// The part of an index that names the files of tensors.
 #[derive(Deserialize)]
 struct Index {
     /// File names by tensor name.
@@ -94,18 +94,18 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Whether it has a tensor of this name.
+    /// Returns true if it has a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// Whether it has a tensor of the layer of this name: one whose name goes on with a dot.
+    /// Returns true if it has a tensor of the layer of this name: one whose name continues with a dot.
     pub fn contains_layer(&self, layer: &str) -> bool {
         let prefix = format!("{layer}.");
         self.tensors.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
     }
 
-    /// Dtype, shape and file of a tensor, or `None` where it has no such tensor.
+    /// Dtype, shape and file of a tensor, or `None` if it has no such tensor.
     pub fn info(&self, name: &str) -> Option<TensorInfo<'_>> {
         let (file, entry) = self.tensors.get(name)?;
         Some(TensorInfo { dtype: entry.dtype, shape: &entry.shape, path: &self.files[*file].0 })
@@ -139,7 +139,7 @@ impl Checkpoint {
             let (_, map) = &self.files[*file];
             // SAFETY: the map is read-only and of a file, so that a page which was dropped is read again with the same bytes.
             let dropped = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, entry.start, entry.end - entry.start) };
-            // Where it fails, the pages stay: that costs memory alone.
+            // If it fails, the pages stay: that costs only memory.
             drop(dropped);
         }
         #[cfg(not(unix))]
@@ -227,7 +227,7 @@ impl Checkpoint {
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
     let (file, _) = files::open(path).map_err(|source| io("open", path, source))?;
-    // SAFETY: the map is read-only and lives as long as the views into it. That nobody cuts the file short in the meantime is a condition
+    // SAFETY: the map is read-only and lives as long as the views into it. That no process truncates the file in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
     unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))
 }

@@ -68,7 +68,7 @@ impl<'a> TensorView<'a> {
         if is_float(self.dtype) { Ok(*self) } else { Err(self.wrong_dtype("F16, BF16 or F32")) }
     }
 
-    /// Its extents, where it has two axes; `axes` says what they are, such as `[K/8, N]`.
+    /// Its extents, where it has two axes; `axes` names them, such as `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
         <[usize; 2]>::try_from(self.shape).map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
     }
@@ -146,7 +146,7 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Whether values of a dtype are floats that [`TensorView::to_f32`] reads.
+/// Returns true if values of a dtype are floats that [`TensorView::to_f32`] reads.
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
@@ -161,7 +161,7 @@ impl From<ScaleDtype> for Dtype {
     }
 }
 
-/// What a tensor is called, and its dtype and shape: what a file's header says of it.
+/// The name, dtype and shape of a tensor, as a file's header declares them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name.

@@ -41,7 +41,7 @@ pub struct CheckpointWriter {
 struct Weights {
     path: PathBuf,
     file: File,
-    /// By name: what is still to be written is `false`.
+    /// By name: true once it is written.
     entries: BTreeMap<String, (Entry, bool)>,
 }
 
@@ -82,7 +82,7 @@ impl CheckpointWriter {
         fs::copy(from, &path).map(|_| ()).map_err(|source| io("copy", from, source))
     }
 
-    /// Says what tensors there will be. They are laid out and the header is written; their bytes follow by
+    /// Declares the tensors. They are laid out and the header is written; their bytes follow by
     /// [`write_tensor`](Self::write_tensor).
     ///
     /// # Errors

@@ -34,7 +34,7 @@ const TILE_WORDS: usize = TILE_K * TILE_N / 8;
 /// `w >> 8` the second fragment. So a pair becomes halves without moving either value.
 ///
 /// [`in_chunks`](Self::in_chunks), which no file has, exchanges the pairs in nibbles 1, 5 and 2, 6. Then `w` and `w >> 8` have the rows
-/// `2t, 2t + 1` and `2t + 8, 2t + 9`, and the mask says which column: `groupID` under `0x000f000f`, `8 + groupID` under `0x00f000f0`. Kernels
+/// `2t, 2t + 1` and `2t + 8, 2t + 9`, and the mask selects the column: `groupID` under `0x000f000f`, `8 + groupID` under `0x00f000f0`. Kernels
 /// that multiply the masked nibbles as the numbers they are in f16, the second 16 times the first, so have one unit for each column.
 ///
 /// Lanes of the sub-tile's first eight columns, by row and column (the second eight are alike):
@@ -54,7 +54,7 @@ pub struct MarlinLayout {
     n: usize,
     k_padded: usize,
     n_padded: usize,
-    /// Whether the pairs of a word go by rows of a column first, as published, or by columns of a row.
+    /// True if the pairs of a word go by rows of a column first, as published; false if by columns of a row.
     rows_first: bool,
 }
 
@@ -64,7 +64,7 @@ impl MarlinLayout {
         Self { k, n, k_padded: round_up(k, TILE_K), n_padded: round_up(n, TILE_N), rows_first: true }
     }
 
-    /// The same, padded to multiples of `k_multiple` and `n_multiple`: the published Marlin format asks for 128 and 256.
+    /// The same, padded to multiples of `k_multiple` and `n_multiple`: the published Marlin format requires 128 and 256.
     ///
     /// # Errors
     /// [`FormatError::PadMultiple`] where a multiple is 0 or not a multiple of the tile (16, 64).
@@ -108,7 +108,7 @@ impl MarlinLayout {
         (self.k_padded / TILE_K).saturating_mul(self.n_padded.saturating_mul(2))
     }
 
-    /// Where the value of row `k`, column `n` of the padded weight lies.
+    /// Returns the index of the value of row `k`, column `n` of the padded weight.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
         let tile = (k / TILE_K) * (self.n_padded / TILE_N) + n / TILE_N;
         let (row, column) = (k % 16, n % 16);

@@ -4,7 +4,7 @@ use super::WordIndex;
 use super::tile::{TILE_K, TILE_N};
 use crate::{Bits, FormatError};
 
-/// The published layout of a weight that keeps at most two of every four rows: kept values, and which rows they are.
+/// The published layout of a weight that keeps at most two of every four rows: the kept values, and metadata with their rows.
 ///
 /// **Kept values.** Of rows `4i..4i+4` two values remain, kept rows `2i` and `2i+1`, in order: a dense weight `[K/2, N]`, in tiles of
 /// 16 x 64. The sparse operand of `mma.sp` is the weight, not the activations, so a fragment's columns are 8 neighbours, in other lanes than
@@ -28,7 +28,7 @@ use crate::{Bits, FormatError};
 /// | kept row in the tile | `2t` | `2t + 1` | `2t + 8` | `2t + 9` |
 ///
 /// **Metadata**, i16 `[K/32, 2N]`: one value covers 16 rows of a column, a nibble every four rows, low first. The nibble's lower two bits
-/// say which of the four rows the first kept value is, its upper two the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
+/// are the index, among the four rows, of the first kept value, its upper two of the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
 /// metadata holds the even and odd 16 of rows `32r..32r+32`. In every 64 columns, position by column:
 ///
 /// | column          | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ... | 63 |
@@ -77,7 +77,7 @@ impl Marlin24Layout {
         [self.k / (2 * TILE_K), self.n.saturating_mul(2)]
     }
 
-    /// Where the value of kept row `row` (below K/2), column `n` lies.
+    /// Returns the index of the value of kept row `row` (below K/2), column `n`.
     pub fn index(&self, row: usize, n: usize) -> WordIndex {
         let tile = (row / TILE_K) * (self.n / TILE_N) + n / TILE_N;
         let (group_id, thread_in_group) = (n % TILE_N / 8, row % 8 / 2);
@@ -92,7 +92,7 @@ impl Marlin24Layout {
         WordIndex { word: tile * tile_words + word, slot, bits: self.bits }
     }
 
-    /// Where the metadata of rows `16 * sixteen..` of column `n` lie.
+    /// Returns the index of the metadata of rows `16 * sixteen..` of column `n`.
     pub fn metadata_index(&self, sixteen: usize, n: usize) -> usize {
         let column = n / 64 * 64 + n % 2 * 2 + n % 8 / 4 + n % 4 / 2 * 32 + n % 64 / 8 * 4;
         // In every 2 x 2 block of `column` and `sixteen`, the two off the diagonal change places.
@@ -100,7 +100,7 @@ impl Marlin24Layout {
         sixteen / 2 * 2 * self.n + 2 * column + second
     }
 
-    /// Where the scale of group `g`, column `n` lies; `permuted` as scales of several groups are.
+    /// Returns the index of the scale of group `g`, column `n`; `permuted` as scales of several groups are.
     pub fn scale_index(&self, g: usize, n: usize, permuted: bool) -> usize {
         g * self.n + if permuted { n / 8 * 8 + n % 4 * 2 + n % 8 / 4 } else { n }
     }

@@ -1,7 +1,7 @@
-//! Where a weight's 4-bit or 8-bit values lie in packed 32-bit words.
+//! The layouts of a weight's 4-bit or 8-bit values in packed 32-bit words.
 //!
-//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing, device repacking and
-//! tests all call it.
+//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing calls it; device repacking
+//! computes its inverse, and tests compare the two.
 //!
 //! | layout | shape of the packed words | used by |
 //! |---|---|---|
@@ -29,7 +29,7 @@ pub(crate) use tile::{TILE_N, Tile, TileTable, exchange};
 
 use crate::Bits;
 
-/// Where one value lies in a slice of packed words.
+/// The position of one value in a slice of packed words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WordIndex {
     /// Index of the word.
@@ -41,7 +41,7 @@ pub struct WordIndex {
 }
 
 impl WordIndex {
-    /// How far the value's lowest bit lies from the word's.
+    /// The distance of the value's lowest bit from the word's.
     pub fn shift(self) -> usize {
         self.bits.count() * self.slot
     }
@@ -49,7 +49,7 @@ impl WordIndex {
     /// The value at this place, 0..=15 or 0..=255.
     ///
     /// # Panics
-    /// Where `words` is shorter than the layout that made this index says.
+    /// Panics if `words` is shorter than the layout that made this index requires.
     pub fn read(self, words: &[u32]) -> u8 {
         (words[self.word] >> self.shift()) as u8 & self.bits.max()
     }
@@ -57,7 +57,7 @@ impl WordIndex {
     /// Puts `q` in this place: its low four bits where the layout has four.
     ///
     /// # Panics
-    /// Where `words` is shorter than the layout that made this index says.
+    /// Panics if `words` is shorter than the layout that made this index requires.
     pub fn write(self, words: &mut [u32], q: u8) {
         let (shift, max) = (self.shift(), self.bits.max());
         let word = &mut words[self.word];

@@ -37,7 +37,7 @@ impl PlainLayout {
         self.rows().saturating_mul(self.columns())
     }
 
-    /// Where the value of row `k`, column `n` lies.
+    /// Returns the index of the value of row `k`, column `n`.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
         let per_word = self.bits.per_word();
         WordIndex { word: k / per_word * self.columns() + n, slot: k % per_word, bits: self.bits }
@@ -64,7 +64,7 @@ impl PlainLayout {
         vec![self.bits.padding_word(); self.words()]
     }
 
-    /// Packs the values that `q(row, column)` gives, each 0..=15 or 0..=255, with padding of 8 or 128.
+    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or 128.
     pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8) -> Vec<u32> {
         let mut words = self.padding();
         for row in 0..self.k {

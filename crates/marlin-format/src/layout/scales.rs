@@ -24,7 +24,7 @@ use crate::{FormatError, GroupSize, Scales};
 /// | column   | 0 | 1 | 8 | 9 | 16 | 17 | 24 | 25 | 2 | 3 | ... | 31 |
 /// | `t`      | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | ... | 3 |
 ///
-/// As in the published format, what counts is whether there is one group, not how the group size is called: K = 128 with groups of 128 is
+/// As in the published format, only the number of groups counts, not the name of the group size: K = 128 with groups of 128 is
 /// channel-wise.
 ///
 /// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
@@ -60,12 +60,12 @@ impl ScaleLayout {
         self.groups_padded.saturating_mul(self.n_padded)
     }
 
-    /// Whether there are none: only where N is 0.
+    /// Returns true if there are none, which is so only if N is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the scale of group `g`, column `n` lies, padding included.
+    /// Returns the index of the scale of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> usize {
         let permuted = if self.groups_padded > 1 {
             // 8 x 8 transposed.
@@ -128,7 +128,7 @@ impl ScaleLayout {
     }
 }
 
-/// Values `[rows, columns]` from where `place` says that they are in `values`.
+/// Gathers values `[rows, columns]` from the positions in `values` that `place` returns.
 pub(crate) fn gather<T: Copy>(values: &[T], [rows, columns]: [usize; 2], place: impl Fn(usize, usize) -> usize) -> Vec<T> {
     let mut gathered = Vec::with_capacity(rows * columns);
     for row in 0..rows {

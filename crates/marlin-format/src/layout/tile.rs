@@ -12,7 +12,7 @@ const MAX_WORDS: usize = TILE_K * TILE_N / 4;
 /// A tile of `V` values to a word, its values exchanged so that each word is one of [`PlainLayout`](super::PlainLayout); [`TileTable`] says
 /// which.
 ///
-/// Words of a lane hold rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` (`t = lane % 4`): what one plain word needs is in the same place of four
+/// Words of a lane hold rows `2t`, `2t + 1`, `2t + 8` and `2t + 9` (`t = lane % 4`): the values of one plain word are in the same slot of four
 /// lanes (4 bits) or two (8 bits), which are a matrix to transpose.
 pub(crate) struct Tile<const V: usize>([u32; MAX_WORDS]);
 
@@ -63,7 +63,7 @@ pub(crate) fn exchange(words: &mut [u32], run: usize, shift: u32, mask: u32) {
     }
 }
 
-/// Which words of a [`Tile`] of 16 x 64 are its columns.
+/// The words of each column of a [`Tile`] of 16 x 64.
 pub(crate) struct TileTable<const V: usize> {
     /// `[16 / V, 64]`: for each word in [`PlainLayout`](super::PlainLayout) that of the tile.
     places: Vec<u8>,

@@ -13,7 +13,7 @@ use crate::{Bits, FormatError, GroupSize};
 /// | 1 | column 1 | 9  | ... | 57 | 4..8 |
 /// | 7 | column 7 | 15 | ... | 63 | 28..32 |
 ///
-/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; what padding holds counts for nothing, since its scale or
+/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of padding do not matter, since its scale or
 /// its activations are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroLayout {
@@ -36,7 +36,7 @@ impl ZeroLayout {
         self.groups_padded.saturating_mul(self.n_padded / 8)
     }
 
-    /// Where the zero point of group `g`, column `n` lies, padding included.
+    /// Returns the index of the zero point of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> WordIndex {
         WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, slot: n % 64 / 8, bits: Bits::Four }
     }

@@ -6,7 +6,7 @@ use super::{QuantSpec, ScaleDtype, WeightFormat};
 use crate::FormatError;
 use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, ZeroLayout};
 
-/// The order in which a weight [K, N] is held: what its kernel reads.
+/// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
 ///
 /// | tensor | plain | tile, of 4 bits only |
 /// |---|---|---|
@@ -87,7 +87,7 @@ impl<T> WeightTensors<T> {
         WeightTensors { words, scales, zero_points: zero_points.as_ref(), row_permutation: row_permutation.as_ref() }
     }
 
-    /// The value of a tensor; `None` where the weight does without.
+    /// The value of a tensor; `None` if the weight has no such tensor.
     pub fn get(&self, tensor: WeightTensor) -> Option<&T> {
         self.iter().find_map(|(other, value)| (other == tensor).then_some(value))
     }
@@ -173,7 +173,7 @@ impl TensorDescriptor {
     }
 }
 
-/// What is known of a weight without its values: its format, its shape [K, N] and the layout of its tensors.
+/// A weight without its values: its format, its shape [K, N] and the layout of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightDescriptor {
     /// The format.
@@ -197,7 +197,7 @@ impl WeightDescriptor {
         Self { layout, ..self }
     }
 
-    /// How the weight is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.format.spec
     }

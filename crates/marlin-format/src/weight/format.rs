@@ -15,9 +15,9 @@ pub enum Sparsity {
 pub struct WeightFormat {
     /// Bits, group, zero points and scale dtype.
     pub spec: QuantSpec,
-    /// Whether stored rows are in another order than the input features (act-order).
+    /// True if stored rows are in another order than the input features (act-order).
     pub permuted: bool,
-    /// Which values are stored.
+    /// The values that are stored.
     pub sparsity: Sparsity,
 }
 
@@ -57,7 +57,7 @@ impl WeightFormat {
         digits.into_iter().rev().fold(0, |code, digit| code * DIGIT + digit)
     }
 
-    /// The format and layout of a code; `None` where the number is no code.
+    /// The format and layout of a code; `None` if the number is no code.
     pub fn from_code(code: u64) -> Option<(Self, WeightLayout)> {
         let digit = |place: usize| (code / DIGIT.pow(place as u32) % DIGIT) as usize;
         if code >= DIGIT.pow(DIGITS as u32) {

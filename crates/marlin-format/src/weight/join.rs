@@ -25,9 +25,9 @@ pub enum JoinError {
     Spec {
         /// Index of the weight.
         part: usize,
-        /// How the first weight is quantised.
+        /// The quantisation of the first weight.
         expected: QuantSpec,
-        /// How this one is.
+        /// The quantisation of this weight.
         found: QuantSpec,
     },
     /// Act-order weights whose rows are sorted differently: they need the activations in different orders.
@@ -50,7 +50,7 @@ impl PlainWeight {
         Self::join_in(parts, |words| vec![0; words])
     }
 
-    /// The same in memory of the caller's: `memory` gives as many words as it is asked for, whatever they are.
+    /// The same in memory of the caller's: `memory` returns the requested number of words, with any contents.
     pub(crate) fn join_in(parts: &[&PlainWeight], memory: impl FnOnce(usize) -> Vec<u32>) -> Result<PlainWeight, JoinError> {
         let [first, rest @ ..] = parts else { return Err(JoinError::Empty) };
         let (k, spec) = (first.k(), first.spec());

@@ -1,4 +1,4 @@
-//! Quantised weights on the host: how one is quantised, what it consists of, its values, and the operations on them.
+//! Quantised weights on the host: the format, the parts and the values of a weight, and the operations on them.
 //!
 //! | type | describes |
 //! |---|---|

@@ -20,7 +20,7 @@ pub enum Scales {
 }
 
 impl Scales {
-    /// Rounds `values` to `dtype`, to nearest, ties to even. What is too large becomes infinite.
+    /// Rounds `values` to `dtype`, to nearest, ties to even. Values that are too large become infinite.
     pub fn from_f32(values: &[f32], dtype: ScaleDtype) -> Self {
         match dtype {
             ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
@@ -38,7 +38,7 @@ impl Scales {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of scales.
     pub fn len(&self) -> usize {
         match self {
             Self::F16(values) => values.len(),
@@ -47,7 +47,7 @@ impl Scales {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no scales.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -55,7 +55,7 @@ impl Scales {
     /// Scale `index` of the row-major `[G, N]`.
     ///
     /// # Panics
-    /// Where `index` is not below [`len`](Self::len).
+    /// Panics if `index` is not below [`len`](Self::len).
     pub fn get(&self, index: usize) -> f32 {
         match self {
             Self::F16(values) => values[index].to_f32(),
@@ -91,20 +91,20 @@ impl Scales {
     }
 }
 
-/// What a [`PlainWeight`] is made of, not yet checked.
+/// The parts of a [`PlainWeight`], not yet checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlainParts {
     /// K, input features.
     pub k: usize,
     /// N, output features.
     pub n: usize,
-    /// How it is quantised.
+    /// The quantisation of the weight.
     pub spec: QuantSpec,
     /// The values in [`PlainLayout`], padding the midpoint of the spec's bits.
     pub words: Vec<u32>,
     /// `[G, N]`, row-major.
     pub scales: Scales,
-    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly where the spec says zero points.
+    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec has zero points.
     pub zero_points: Option<Vec<u8>>,
     /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
     pub row_permutation: Option<Vec<u32>>,
@@ -137,7 +137,7 @@ impl PlainWeight {
     /// spec says them, padding, and that the row permutation names every row once.
     ///
     /// # Errors
-    /// A [`FormatError`] that says what does not hold, and where.
+    /// A [`FormatError`] with the condition that does not hold, and the position.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
         QuantSpec::check_shape(k, n)?;
@@ -196,7 +196,7 @@ impl PlainWeight {
         self.parts.n
     }
 
-    /// How it is quantised.
+    /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.parts.spec
     }
@@ -217,7 +217,7 @@ impl PlainWeight {
         &self.parts.scales
     }
 
-    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` where the spec is symmetric.
+    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` if the spec is symmetric.
     pub fn zero_points(&self) -> Option<&[u8]> {
         self.parts.zero_points.as_deref()
     }
@@ -234,7 +234,7 @@ impl PlainWeight {
         self.parts.row_permutation.as_deref()
     }
 
-    /// Where each value lies in [`words`](Self::words).
+    /// Returns the layout of the values in [`words`](Self::words).
     pub fn layout(&self) -> PlainLayout {
         PlainLayout::new(self.parts.k, self.parts.n, self.parts.spec.bits)
     }
@@ -242,7 +242,7 @@ impl PlainWeight {
     /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
     ///
     /// # Panics
-    /// Where `stored_row` or `column` lies outside the padded weight.
+    /// Panics if `stored_row` or `column` is outside the padded weight.
     pub fn q(&self, stored_row: usize, column: usize) -> u8 {
         self.layout().index(stored_row, column).read(&self.parts.words)
     }

@@ -45,7 +45,7 @@ impl PlainWeight {
         }
         let (k, n, spec) = (rows.len(), self.n(), self.spec());
         let group_rows = spec.group.rows(self.k());
-        // One group over all of K is one over every part of it.
+        // One group over all of K is one group over every part of K.
         let first = if spec.group == GroupSize::Channel { 0 } else { rows.start / group_rows };
         if spec.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
             return Err(FormatError::SliceGroup { start: rows.start, group: spec.group });

@@ -1,4 +1,4 @@
-//! How a weight is quantised: one value, carried from a checkpoint's config to the kernel.
+//! The quantisation of a weight: one value, carried from a checkpoint's config to the kernel.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ impl Bits {
         }
     }
 
-    /// The zero point of a symmetric weight, and what padding holds: 8 or 128.
+    /// The zero point of a symmetric weight, and the value of padding: 8 or 128.
     pub const fn midpoint(self) -> u8 {
         self.max() / 2 + 1
     }
@@ -81,9 +81,9 @@ impl fmt::Display for Bits {
     }
 }
 
-/// How many rows of K (input features) share one scale in each column (output feature).
+/// The number of rows of K (input features) that share one scale in each column (output feature).
 ///
-/// Where that does not divide K the last group is incomplete: K = 344 in groups of 32 is 10 groups and one of 24 rows.
+/// If it does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10 groups and one of 24 rows.
 ///
 /// In JSON it is the number that checkpoints' configs hold: -1, 32, 64 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -191,7 +191,7 @@ impl fmt::Display for ScaleDtype {
     }
 }
 
-/// How a weight is quantised.
+/// The quantisation of a weight.
 ///
 /// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits); `z` is the zero point of the group, or 8
 /// or 128, the [midpoint](Bits::midpoint), where the spec is symmetric.
@@ -209,7 +209,7 @@ pub struct QuantSpec {
     pub bits: Bits,
     /// Rows of K that share a scale.
     pub group: GroupSize,
-    /// Whether every group has a zero point of its own; symmetric around the midpoint otherwise.
+    /// True if every group has a zero point of its own; otherwise symmetric around the midpoint.
     pub zero_points: bool,
     /// The dtype of the scales.
     pub scale_dtype: ScaleDtype,
@@ -239,7 +239,7 @@ impl QuantSpec {
         Self { scale_dtype, ..self }
     }
 
-    /// Whether a weight can have `k` input and `n` output features, in whatever format.
+    /// Checks that a weight can have `k` input and `n` output features, in any format.
     ///
     /// # Errors
     /// [`FormatError::Empty`], [`FormatError::TooLarge`].

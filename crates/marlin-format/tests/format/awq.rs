@@ -106,7 +106,7 @@ fn inconsistent_layers_are_refused() {
     assert!(message(&error).contains("its shape is [64]; expected [K, N/8]"), "{error}");
 }
 
-/// GPTQModel says `zero_point: false` of a symmetric layer, and stores its zero points nevertheless.
+/// GPTQModel writes `zero_point: false` for a symmetric layer, and stores its zero points nevertheless.
 #[test]
 fn zero_points_of_a_symmetric_layer_may_be_there_if_each_is_8() {
     let spec = QuantSpec::int4(GroupSize::G32);

@@ -263,7 +263,7 @@ fn headers_that_lie_are_refused() {
     assert!(matches!(error(odd), HeaderError::Size { dtype: Dtype::F4, .. }));
 }
 
-/// What the `safetensors` crate's own check lets through, or panics at where arithmetic is checked.
+/// Files that the `safetensors` crate's own check accepts, or panics at where arithmetic is checked.
 #[test]
 fn duplicates_and_overflowing_offsets_are_refused() {
     let one = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;

@@ -45,7 +45,7 @@ fn a_checkpoint_appears_whole() {
         let tensor = checkpoint.tensor(&spec.name).unwrap();
         assert_eq!((tensor.dtype(), tensor.shape(), tensor.bytes()), (spec.dtype, &spec.shape[..], &bytes[..]));
     }
-    // Readers of PyTorch ask for this, and for aligned tensors.
+    // Readers of PyTorch require this, and aligned tensors.
     let file = fs::read(dir.join("model.safetensors")).unwrap();
     let (header, metadata) = SafeTensors::read_metadata(&file).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");

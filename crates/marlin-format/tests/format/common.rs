@@ -96,7 +96,7 @@ pub fn any_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     })
 }
 
-/// The same of 4 bits, for what holds no others.
+/// The same, only of 4 bits, for formats that hold no others.
 pub fn any_int4_problem() -> impl Strategy<Value = (usize, usize, QuantSpec)> {
     any_problem().prop_map(|(k, n, spec)| (k, n, QuantSpec { bits: Bits::Four, ..spec }))
 }
@@ -124,7 +124,7 @@ pub fn random_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_
 }
 
 /// Written as `tensors_of` says and read again, a weight is the same; of an act-order one the order of rows inside a group may change, once.
-/// The dtype of scales is the file's, whatever `format` says.
+/// The dtype of scales is the file's, whatever `format` has.
 pub fn comes_back(
     weight: &PlainWeight,
     format: &LayerFormat,

@@ -13,7 +13,7 @@ fn configs_come_back() {
             let config = QuantizationConfig::new(spec, ignore).unwrap().with_act_order(act_order);
             let text = json!({ "quantization_config": config.to_json() }).to_string();
             let read = Quantization::from_config(text.as_bytes()).unwrap().unwrap();
-            // No config says the scale dtype.
+            // No config has the scale dtype.
             let expected = LayerFormat::PackQuantized(PackQuantizedFormat { spec: spec.with_scale_dtype(ScaleDtype::F16), act_order });
             assert_eq!(read.layer("model.layers.0.mlp.up_proj").unwrap(), expected);
             for ignored in ["lm_head", "vision.layers.0.fc1"] {

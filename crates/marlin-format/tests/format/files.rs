@@ -41,7 +41,7 @@ fn links_are_followed_to_regular_files_alone() {
     assert!(read_file(&path, 4).is_err(), "a link to itself");
 }
 
-/// As the Hugging Face hub's cache lays a model out; and links that a stranger could have packed.
+/// As the Hugging Face hub's cache lays a model out; and links that an attacker could have packed.
 #[cfg(unix)]
 #[test]
 fn links_leave_the_folder_only_in_the_hubs_cache() {

@@ -1,5 +1,5 @@
-//! The Marlin layouts proved against the PTX ISA alone: what each lane must hold for its `mma.m16n8k16` calls, from the ISA's tables, and
-//! what it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
+//! The Marlin layouts checked only against the PTX ISA: the values that each lane must hold for its `mma.m16n8k16` calls, from the ISA's tables, and
+//! those that it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
 
 use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype};

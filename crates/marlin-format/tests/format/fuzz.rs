@@ -16,7 +16,7 @@ use self::mutate::{JSON, inputs, mutated};
 use self::targets::Folder;
 use crate::common::rng;
 
-/// What is written into texts: the words and signs of configs, patterns and headers, and numbers at edges.
+/// The tokens written into texts: the words and signs of configs, patterns and headers, and numbers at edges.
 const TOKENS: [&str; 31] = [
     "2",
     "4",

@@ -1,4 +1,4 @@
-//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README says how they are made.
+//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README describes how they are made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn bits(weight: &PlainWeight, dtype: Dtype) -> Vec<u8> {
     }
 }
 
-/// What is wrong with a layer, or nothing.
+/// Returns the fault of a layer, if any.
 fn check(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat, expected: &TensorView<'_>) -> Result<(), String> {
     let weight = read_layer(checkpoint, layer, format).map_err(|error| super::common::message(&error))?;
     if expected.shape() != [weight.n(), weight.k()] {

@@ -23,7 +23,7 @@ fn read(tensors: &[TensorData], format: &LayerFormat) -> Result<PlainWeight, Che
     read_layer(&checkpoint, LAYER, format)
 }
 
-/// What GPTQModel writes, value by value: `qweight` along K, `qzeros` along N with `stored` for each zero point.
+/// The tensors that GPTQModel writes, value by value: `qweight` along K, `qzeros` along N with `stored` for each zero point.
 pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let (bits, groups) = (spec.bits, spec.group.count(k));
@@ -46,7 +46,7 @@ pub fn published(weight: &PlainWeight, stored: impl Fn(u8) -> u8) -> Vec<TensorD
 proptest! {
     #![proptest_config(cases(60))]
 
-    /// What this crate writes is version 2 as published, and comes back.
+    /// This crate writes version 2 as published, and reads it back.
     #[test]
     fn weights_come_back((k, n, spec) in any_problem(), act_order: bool, seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, act_order);
@@ -133,7 +133,7 @@ fn zero_points_at_the_edges() {
     }
 }
 
-/// What `g_idx` holds counts, not what the config declares.
+/// The contents of `g_idx` count, not the config's declaration.
 #[test]
 fn group_index_is_judged_by_content() {
     let (k, n) = (128, 16);

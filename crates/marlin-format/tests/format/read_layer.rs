@@ -80,7 +80,7 @@ fn mutate(rng: &mut StdRng, format: &mut LayerFormat, tensors: &mut Vec<TensorDa
     }
 }
 
-/// A layer in the memory of another weight holds nothing of it.
+/// A layer read into the memory of another weight keeps none of its values.
 #[test]
 fn layers_go_into_recycled_memory() {
     let rng = &mut rng();

@@ -1,4 +1,4 @@
-//! The CUDA text of a kernel, without a device: for a look at the machine code that the compiler makes of it.
+//! The CUDA text of a kernel, without a device: to inspect the machine code that the compiler generates from it.
 
 use cubecl::define_kernel;
 use cubecl::ir::features::{Plane, Tma, TypeUsage};
@@ -39,7 +39,7 @@ pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, Co
     Ok(Source { entry, shared_bytes: compiled.shared_memory_size, text: compiled.source })
 }
 
-/// A block of so many threads, which counts elements in 32 bits.
+/// A block of the given number of threads, which counts elements in 32 bits.
 pub fn settings(threads: usize, mode: ExecutionMode) -> KernelSettings {
     KernelSettings::new(*CubeDim::new_1d(threads as u32), mode, AddressType::U32)
 }
@@ -54,7 +54,7 @@ pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// A buffer that a kernel may do without.
+/// An optional buffer of a kernel.
 pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(is_there: bool) -> ComptimeOptionCompilationArg<T> {
     if is_there { ComptimeOptionCompilationArg::Some(buffer()) } else { ComptimeOptionCompilationArg::None }
 }
@@ -69,7 +69,7 @@ pub fn shared_limit(capability: u32) -> usize {
     }
 }
 
-/// The properties that CubeCL's CUDA runtime gives of such a card, as far as these kernels ask for them.
+/// The properties that CubeCL's CUDA runtime reports for such a card, as far as these kernels query them.
 pub fn properties(capability: u32) -> Arc<DeviceProperties> {
     let arch = CudaArchitecture { version: capability, tensor_cores: true };
     let hardware = HardwareProperties {

@@ -103,7 +103,7 @@ impl Routine {
     }
 }
 
-/// A digest of a routine's sources without their comments. It changes where the code does, so that a record can be told from a stale one.
+/// A digest of a routine's sources without their comments. It changes with the code, so that a stale record can be recognised.
 ///
 /// It is not of the CUDA text that CubeCL makes of them: that is in another order each time.
 pub fn digest(routine: Routine) -> String {

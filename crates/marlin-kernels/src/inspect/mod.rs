@@ -1,6 +1,6 @@
 //! A look at the kernels without a device: their CUDA text, and digests of their sources. For tests, CI and records.
 //!
-//! Each routine has a function `source` that gives its text.
+//! Each routine has a function `source` that returns its text.
 
 mod cuda;
 mod digest;

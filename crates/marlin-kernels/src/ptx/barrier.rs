@@ -24,7 +24,7 @@ pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until it says that the phase of that parity is complete: what was copied in it is there, for [`wgmma`](super::wgmma) too.
+/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible, for `wgmma` too.
 #[cube]
 pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -33,7 +33,7 @@ pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     );
 }
 
-/// As [`mbarrier_wait_parity`], by a whole warp, which the compiler knows to stay together.
+/// As [`mbarrier_wait_parity()`], by a whole warp, which the compiler knows to stay together.
 #[cube]
 pub fn mbarrier_wait_parity_warp(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -53,7 +53,7 @@ pub fn elect_sync() -> bool {
     read::<u32>(elected) != 0
 }
 
-/// `bar.warp.sync`: all lanes of a warp meet.
+/// `bar.warp.sync`: barrier of all lanes of a warp.
 #[cube]
 pub fn bar_warp_sync() {
     gpu_asm!("bar.warp.sync 0xffffffff;");
@@ -65,7 +65,7 @@ pub fn bar_sync(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
 }
 
-/// `bar.arrive`: comes to barrier `id` of `threads`, and waits for nobody.
+/// `bar.arrive`: arrives at barrier `id` of `threads` without waiting.
 #[cube]
 pub fn bar_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.arrive {i}, {n};", i = const id, n = const threads);

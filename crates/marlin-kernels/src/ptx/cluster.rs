@@ -12,7 +12,7 @@ pub fn st_first_block(address: u32, value: f32) {
     );
 }
 
-/// `barrier.cluster.arrive`: all that this thread wrote is there for those that wait, and it goes on ("barrier.cluster").
+/// `barrier.cluster.arrive`: this thread's writes are visible to threads that wait; it does not wait itself ("barrier.cluster").
 #[cube]
 pub fn cluster_arrive() {
     gpu_asm!("barrier.cluster.arrive.release.aligned;");

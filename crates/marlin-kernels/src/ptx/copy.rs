@@ -32,7 +32,7 @@ pub fn cp_async_commit_group() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// `cp.async.wait_group`: until at most `pending` groups of this thread are under way.
+/// `cp.async.wait_group`: waits until at most `pending` groups of this thread are in flight.
 #[cube]
 pub fn cp_async_wait_group(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending);

@@ -3,7 +3,7 @@
 use super::read;
 use cubecl::prelude::*;
 
-/// `and`, where it is written: the compiler moves its own past the [`wgmma_fence`](super::wgmma_fence) that its result must come before.
+/// `and`, where it is written: the compiler moves its own past the `wgmma_fence` that its result must come before.
 #[cube]
 pub fn and_here(a: u32, b: u32) -> u32 {
     let d: u32;

@@ -1,4 +1,4 @@
-//! Loads and stores that say how memory is cached and ordered.
+//! Loads and stores with explicit caching and ordering.
 
 use super::{F4, U4, read};
 use cubecl::prelude::*;
@@ -41,13 +41,13 @@ pub fn ld_acquire(address: u64) -> u32 {
     read::<u32>(value)
 }
 
-/// `st.release.gpu`: what this thread, and those that it met at a barrier, wrote before is seen by whoever acquires the value.
+/// `st.release.gpu`: earlier writes of this thread, and of those that it met at a barrier, are visible to a thread that acquires the value.
 #[cube]
 pub fn st_release(address: u64, value: u32) {
     gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked`]: other blocks' stores are seen, whole or not at all.
+/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked()`]: other blocks' stores are seen, whole or not at all.
 #[cube]
 pub fn ld_marked(address: u64) -> (f32, u32) {
     let both: Vector<u32, Const<2>>;

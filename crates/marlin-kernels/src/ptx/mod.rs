@@ -1,6 +1,6 @@
 //! PTX instructions that CubeCL has no function for: one function an instruction.
 //!
-//! Every operand goes through [`read`]: inline assembly takes a variable, a copy or another block's output by its stack address otherwise.
+//! Every operand goes through [`read()`]: inline assembly takes a variable, a copy or another block's output by its stack address otherwise.
 //! Addresses of shared memory are 32-bit, those of global memory 64-bit. Only the NVRTC compiler of the CUDA runtime takes these.
 //!
 //! Source: PTX ISA 8.0, the section that each function names.

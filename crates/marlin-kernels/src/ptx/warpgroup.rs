@@ -4,9 +4,9 @@
 use super::{U4, read};
 use cubecl::prelude::*;
 
-/// Declares `registers` accumulators for [`wgmma`], and what else it names: once, at a kernel's top, outside loops.
+/// Declares `registers` accumulators for [`wgmma()`], and what else it names: once, at a kernel's top, outside loops.
 ///
-/// They are PTX registers that inline assembly alone names. Where they are values of CubeCL's, each instruction copies them, and ptxas makes it
+/// They are PTX registers that only inline assembly names. If they are values of CubeCL's, each instruction copies them, and ptxas makes it
 /// wait for the one before.
 #[cube]
 pub fn wgmma_declare(#[comptime] registers: usize) {
@@ -16,19 +16,19 @@ pub fn wgmma_declare(#[comptime] registers: usize) {
     );
 }
 
-/// Whether every [`wgmma`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
+/// Sets whether every [`wgmma()`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
 #[cube]
 pub fn wgmma_more(more: u32) {
     gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));
 }
 
-/// An accumulator of [`wgmma`] becomes 0. None may be under way.
+/// Sets an accumulator of [`wgmma()`] to 0. No `wgmma` may be in flight.
 #[cube]
 pub fn wgmma_clear(#[comptime] register: usize) {
     gpu_asm!("mov.f32 wgmma_sum{i}, 0f00000000;", i = const register);
 }
 
-/// An accumulator of [`wgmma`]. None may be under way.
+/// Reads an accumulator of [`wgmma()`]. No `wgmma` may be in flight.
 #[cube]
 pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     let sum: f32;
@@ -36,25 +36,25 @@ pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     read::<f32>(sum)
 }
 
-/// The upper half of [`wgmma`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
+/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
 /// swizzled within 128 (1 in bits 62 and 63).
 const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
 
-/// The lower half of [`wgmma`]'s descriptor of B, from its address in shared memory, of less than 2^18: the address in units of 16, and 1 for
+/// The lower half of [`wgmma()`]'s descriptor of B, from its address in shared memory, of less than 2^18: the address in units of 16, and 1 for
 /// the offset that a swizzled matrix does not use. 16 values along K are 2 units.
 #[cube]
 pub fn wgmma_descriptor(address: u32) -> u32 {
     (address / 16) | 0x1_0000u32
 }
 
-/// The descriptor of B for every [`wgmma`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
+/// The descriptor of B for every [`wgmma()`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
 #[cube]
 pub fn wgmma_b(descriptor: u32) {
     gpu_asm!("mov.b64 wgmma_b, {{{d}, {u}}};", d = in(_) read::<u32>(descriptor), u = const DESCRIPTOR_SWIZZLE_128);
 }
 
 /// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of A, of f16 or (`bf16`) bf16 and in registers, and
-/// [B](wgmma_b), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as [`wgmma_more`] says.
+/// [B](wgmma_b()), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as set by [`wgmma_more()`].
 ///
 /// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of the sums in that of `n / 8` accumulators of
 /// `mma.m16n8k16` side by side.
@@ -71,7 +71,7 @@ fn sum_names(first: usize, count: usize) -> String {
     (first..first + count).map(|i| format!("wgmma_sum{i}")).collect::<Vec<_>>().join(", ")
 }
 
-/// `wgmma.fence`: what was written to registers is there for the next [`wgmma`].
+/// `wgmma.fence`: what was written to registers is there for the next [`wgmma()`].
 #[cube]
 pub fn wgmma_fence() {
     gpu_asm!("wgmma.fence.sync.aligned;");
@@ -83,7 +83,7 @@ pub fn wgmma_commit_group() {
     gpu_asm!("wgmma.commit_group.sync.aligned;");
 }
 
-/// `wgmma.wait_group`: until at most `pending` groups are under way.
+/// `wgmma.wait_group`: waits until at most `pending` groups are in flight.
 #[cube]
 pub fn wgmma_wait_group(#[comptime] pending: usize) {
     gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);

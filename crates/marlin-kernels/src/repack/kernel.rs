@@ -5,7 +5,7 @@ const TILE_N: u32 = 64;
 /// Words of a tile.
 const TILE_WORDS: u32 = 128;
 
-/// Words of the plain layout to words of the tile layout; see [`MarlinLayout`](marlin_format::layout::MarlinLayout) for what a word holds.
+/// Words of the plain layout to words of the tile layout; see [`MarlinLayout`](marlin_format::layout::MarlinLayout) for the contents of a word.
 ///
 /// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns.
 #[cube(launch)]

@@ -7,11 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::{Bits, TensorDescriptor, WeightLayout, WeightTensor};
 
-/// Brings one tensor of a weight from the other layout to `to`. A row permutation is the same in both: it has nothing to bring.
+/// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in both and is not repacked.
 ///
 /// # Errors
 /// A buffer of the wrong length, a weight past what 32-bit indices reach, one of 8 bits, which the tile layout does not hold, or a tensor that
-/// the format does without.
+/// the format does not have.
 pub fn tensor(
     client: &Client,
     problem: &QuantProblem,
@@ -50,7 +50,7 @@ pub fn tensor(
     Ok(())
 }
 
-/// A weight in the plain layout, in new buffers where it is not in it already.
+/// Returns a weight in the plain layout, in new buffers if it is in another one.
 pub(crate) fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> Result<WeightBuffers, KernelError> {
     if problem.weight.layout == WeightLayout::Plain {
         return Ok(weight);

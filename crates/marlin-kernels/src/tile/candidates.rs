@@ -1,11 +1,11 @@
-//! The tiles that there are, and the configurations that they make.
+//! The available tiles, and their configurations.
 
 use super::config::{Config, Product, Tile};
 use marlin_format::GroupSize;
 
-/// The tiles that a plan chooses from, each with the nanoseconds that a chunk of it takes on one multiprocessor of an H200 that does nothing
-/// else (groups of 128, f16). Deep tiles share a column among few blocks, wide ones read the activations less often. Stages are as many as a
-/// card has shared memory for.
+/// The tiles that a plan chooses from, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
+/// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
+/// in the card's shared memory.
 const TILES: [(Tile, u32); 18] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
@@ -59,7 +59,7 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
     tiles(capability).map(move |tile| format.config(tile))
 }
 
-/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may ask for `shared_limit` bytes
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
 /// of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
     let formats = GroupSize::ALL.into_iter().flat_map(|group| {
@@ -91,14 +91,14 @@ impl Format {
     }
 }
 
-/// A configuration with as many stages as `shared_limit` bytes have room for; `None` where they are too few.
+/// A configuration with as many stages as fit in `shared_limit` bytes; `None` if too few fit.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let room = shared_limit.saturating_sub(config.reduce_floats() * 4);
     let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
     (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }
 
-/// Whether ptxas (13.5) spills a few registers: it keeps the kernel at 64 or 128 of twice as many that it could have, or 12 warps need more than
+/// Returns true if ptxas (13.5) spills a few registers: it limits the kernel to 64 or 128 of twice as many available, or 12 warps need more than
 /// the 128 that they can have with a producer. Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never wrong.
 fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;

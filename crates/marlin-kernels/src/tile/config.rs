@@ -2,7 +2,7 @@ use crate::ActivationDtype;
 use marlin_format::GroupSize;
 use std::fmt;
 
-/// Rows of K in a chunk: what one warp reads of the weight in one stage, times 64 columns.
+/// Rows of K in a chunk: the part of the weight that one warp reads in one stage, by 64 columns.
 pub(crate) const CHUNK_K: usize = 64;
 /// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(crate) const CHUNK_N: usize = 64;
@@ -17,13 +17,13 @@ pub(crate) const ACTIVATION_ROW_BYTES: usize = CHUNK_K * 2;
 /// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
 pub(crate) const REDUCE_PADDING: usize = 4;
 
-/// How the work of a block is laid out, known when the kernel is compiled.
+/// The division of a block's work, known when the kernel is compiled.
 ///
 /// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` rows of K. Warps
 /// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 rows of K `w / warps_n` of each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Eights of rows of activations: 1, or an even number.
+    /// The number of n8 tiles, of 8 rows of activations each: 1, or an even number.
     pub batch_tiles: usize,
     /// Warps side by side along N.
     pub warps_n: usize,
@@ -40,7 +40,7 @@ pub struct Tile {
 pub enum Product {
     /// `mma.sync`: each warp by itself. Every card has it.
     MmaSync,
-    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Compute capability 9.0 alone has it.
+    /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Only compute capability 9.0 has it.
     Wgmma,
 }
 
@@ -72,12 +72,12 @@ impl Tile {
         self.warps_n * self.warps_k
     }
 
-    /// Whether warpgroups multiply.
+    /// Returns true if warpgroups multiply (`wgmma`).
     pub fn is_wgmma(&self) -> bool {
         self.product == Product::Wgmma
     }
 
-    /// Stages that hold no copies under way: the one that is multiplied, and with products under way the one before it.
+    /// Stages that no copy may fill: the one that is being multiplied, and with asynchronous products the one before it.
     pub(crate) fn stages_in_use(&self) -> usize {
         if self.is_wgmma() { 2 } else { 1 }
     }
@@ -91,23 +91,23 @@ impl Tile {
 /// Everything that a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// The layout of work.
+    /// The division of work.
     pub tile: Tile,
     /// Rows of K that share a scale.
     pub group: GroupSize,
-    /// Zero points, or 8 everywhere.
+    /// True if the weight has zero points; otherwise they are 8 everywhere.
     pub zero_points: bool,
-    /// Activations, scales, bias and output in bf16, or in f16.
+    /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
 }
 
 /// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer and the
 /// barriers of the stages.
 impl Config {
-    /// Whether a warp of its own copies, and all others multiply.
+    /// Returns true if a dedicated warp copies, and all others multiply.
     ///
     /// Each quarter of a multiprocessor has its own registers: with one warp more it has three for 168 registers a thread, or four for 128.
-    /// Where the sums would not fit, the warps that multiply share the copies.
+    /// If the sums would not fit, the warps that multiply do the copies between them.
     pub fn has_producer(&self) -> bool {
         self.tile.is_wgmma() && self.tile.batch_tiles * self.tile.warps() <= 32
     }
@@ -130,12 +130,12 @@ impl Config {
         }
     }
 
-    /// Whether scales travel with the weight, or are applied once at the end.
+    /// Returns true if scales travel with the weight; otherwise they are applied once at the end.
     pub(crate) fn grouped(&self) -> bool {
         self.group != GroupSize::Channel
     }
 
-    /// Whether a group's products are summed by themselves and scaled in f32: for few rows of activations that is fewer instructions than to
+    /// Returns true if a group's products are summed by themselves and scaled in f32: for few rows of activations that is fewer instructions than to
     /// scale the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many.
     pub fn scales_sums(&self) -> bool {
         let most = match (self.groups_in_chunk(), self.tile.product) {
@@ -146,14 +146,14 @@ impl Config {
         self.grouped() && self.tile.batch_tiles <= most
     }
 
-    /// Whether weights are multiplied as they are stored, and a group's sums take the zero points: one instruction for a pair of weights in
+    /// Returns true if weights are multiplied as they are stored, and a group's sums take the zero points: one instruction for a pair of weights in
     /// place of two, for a product more with all activations. On an H200 that takes 8 to 18 % off large weights with 16 rows of activations, and
     /// adds 4 to 28 % with 32. The sums of a whole channel would lose too much to what the zero points take from them.
     pub fn multiplies_stored(&self) -> bool {
         self.scales_sums() && self.tile.batch_tiles <= 2
     }
 
-    /// Whether a warp's steps go by twos, in which it has two chunks of the same group: its sums are scaled half as often.
+    /// Returns true if a warp takes two steps at a time, two chunks of the same group: its sums are scaled half as often.
     pub(crate) fn pairs_steps(&self) -> bool {
         self.tile.is_wgmma() && self.tile.batch_tiles > 1 && self.multiplies_stored() && self.group == GroupSize::G128
     }
@@ -164,7 +164,7 @@ impl Config {
         if self.pairs_steps() { 2 * chunks.div_ceil(2 * in_step) } else { chunks.div_ceil(in_step) }
     }
 
-    /// Where the scales of a stage start.
+    /// The offset of the scales in a stage.
     pub(crate) const fn scales_offset(&self) -> usize {
         self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
     }
@@ -174,7 +174,7 @@ impl Config {
         if self.grouped() { self.groups_in_chunk() * CHUNK_N * 2 } else { 0 }
     }
 
-    /// Where the zero points of a stage start.
+    /// The offset of the zero points in a stage.
     pub(crate) fn zeros_offset(&self) -> usize {
         self.scales_offset() + self.tile.warps() * self.scales_bytes()
     }
@@ -189,12 +189,12 @@ impl Config {
         TILE_ROWS * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
     }
 
-    /// Where the activations of a stage start.
+    /// The offset of the activations in a stage.
     pub(crate) fn activations_offset(&self) -> usize {
         (self.zeros_offset() + self.tile.warps() * self.zeros_bytes()).next_multiple_of(self.alignment())
     }
 
-    /// What the addresses of activations are a multiple of, and those of stages with them: a run of eight values for `ldmatrix`, eight rows of
+    /// The alignment of the addresses of activations, and of stages with them: a run of eight values for `ldmatrix`, eight rows of
     /// a chunk for the swizzle of `wgmma`.
     pub(crate) fn alignment(&self) -> usize {
         if self.tile.is_wgmma() { ACTIVATION_ROW_BYTES * 8 } else { 16 }

@@ -16,7 +16,7 @@ pub struct Launch {
     pub blocks: usize,
 }
 
-/// The launch that the model expects to be the fastest; `None` where the card is too old or no tile fits it.
+/// The launch that the model expects to be the fastest; `None` if the card is too old or no tile fits it.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<Launch> {
     let estimated = launches(problem, card).into_iter().map(|launch| (estimate(problem, &launch.tile, card), launch));
     estimated.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, launch)| launch)
@@ -35,7 +35,7 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
 /// The part of a configuration that a problem fixes.
 pub(crate) fn format(problem: &QuantProblem) -> Format {
     let (spec, weight) = (problem.spec(), problem.weight.in_layout(WeightLayout::Tile));
-    // With one group there is nothing to tell apart in K: its scales are applied at the end.
+    // With one group, K has no group boundaries: its scales are applied at the end.
     let group = if weight.groups() > 1 { spec.group } else { GroupSize::Channel };
     Format { group, zero_points: spec.zero_points, bf16: problem.activations == ActivationDtype::BF16 }
 }
@@ -66,7 +66,7 @@ impl Work {
     }
 }
 
-/// Estimated time in microseconds: of the steps, of adding what is split and writing what is whole, and of starting.
+/// Estimated time in microseconds: of the steps, of adding split tiles and writing whole ones, and of the launch.
 ///
 /// The constants, and [`chunk_nanoseconds`], are a fit to launches of every tile on an H200 (12 shapes, M = 1 to 256, groups of 128, f16): the
 /// mean error is 6 %, and the tile that they choose is on average 0.4 %, at most 7 %, slower than the best. On other cards the choice was not
@@ -82,7 +82,7 @@ fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     let parts = if is_split { (work.depth as f64 / share).max(1.0).ceil() } else { 0.0 };
     let tails = (share / work.depth as f64).ceil();
     let outputs = (tile.rows() * tile.columns() / tile.threads()) as f64;
-    // Sums under a flag cost a wait, and less each.
+    // Sums under a flag cost a wait, but less for each sum.
     let ends = if format(problem).config(*tile).is_flagged() {
         4.405 + outputs * (0.0137 * parts + 0.0045 * tails)
     } else {

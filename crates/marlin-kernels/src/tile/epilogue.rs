@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 
 /// Ends the block's part of a tile.
 ///
-/// A part that is not the tail of its tile is left in the block's place of the workspace. A tail adds the sums of the blocks before it, from
+/// A part that is not the tail of its tile is written to the block's area of the workspace. A tail adds the sums of the blocks before it, from
 /// the nearest to the farthest, and writes the output: the order never changes, so the same inputs give the same bits. A block waits only for
 /// blocks that were started before it.
 #[cube]
@@ -108,7 +108,7 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     }
 }
 
-/// Where [`ScaleLayout`](marlin_format::layout::ScaleLayout) puts the scale of a column in a weight of one group.
+/// The index of a column's scale in a weight of one group, as [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
 fn channel_scale(column: u32) -> u32 {
     column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2

@@ -1,14 +1,14 @@
-//! Sums on their way from one block to another, through a workspace in global memory.
+//! Partial sums passed from one block to another, through a workspace in global memory.
 //!
-//! A thread leaves its totals of a tile where the thread of the same number in the block that ends the tile finds them: both have the same
-//! outputs, so any order does that both agree on.
+//! A thread stores its totals of a tile where the thread of the same index in the block that finishes the tile reads them: both have the same
+//! outputs, so any order that both use works.
 //!
 //! | totals of a thread | sums lie | and are known to be there by |
 //! |---|---|---|
 //! | few | each with a mark in one 64-bit word | the mark: one round trip, no barrier, twice the bytes |
 //! | many | four to 16 bytes | a flag for the block, released after a barrier |
 //!
-//! Whoever reads clears the marks or the flag, for the next launch. A block leaves sums at most once, and one block reads them.
+//! The reader clears the marks or the flag, for the next launch. A block leaves sums at most once, and one block reads them.
 
 use super::config::Config;
 use super::outputs::{has_output, output, sync_consumers};
@@ -25,7 +25,7 @@ pub(crate) const MAX_BLOCKS: usize = 512;
 pub(crate) const FLAGS_BYTES: usize = MAX_BLOCKS * FLAG_BYTES;
 
 impl Config {
-    /// Whether sums travel under a flag, or each with a mark.
+    /// Returns true if sums travel under one flag; otherwise each has a mark.
     pub(crate) const fn is_flagged(&self) -> bool {
         self.outputs() >= 12 && self.outputs().is_multiple_of(4)
     }

@@ -41,7 +41,7 @@ pub(crate) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) ->
 ///
 /// A nibble in the lowest bits of an f16 is a subnormal number, which tensor cores multiply like any other: one `and` makes a pair of weights.
 /// bf16 has too few bits and too small subnormals for that: there a nibble is the end of 128 + q. [`stored_ones`] is 1 in the same units,
-/// [`column_zeros`] what takes the zero points out of a group's sums.
+/// [`column_zeros`] the factor that subtracts the zero points from a group's sums.
 ///
 /// `is_fixed` keeps the masking where it is written: see [`and_here`].
 #[cube]
@@ -66,7 +66,7 @@ pub(crate) fn stored(word: u32, masks: &NibbleMasks, #[comptime] is_fixed: bool,
 
 /// The fragment A of ones, in the units of [`stored`]: its products are the sums of the activations.
 ///
-/// `is_held` keeps it in registers; the compiler makes it anew wherever it is multiplied otherwise.
+/// `is_held` keeps it in registers; otherwise the compiler rematerialises it at every use.
 #[cube]
 pub(crate) fn stored_ones(#[comptime] is_held: bool, #[comptime] config: Config) -> U4 {
     let (low, high) = comptime!(if config.bf16 { (0x3f80_3f80u32, 0x3f80_3f80u32) } else { (0x0001_0001, 0x0010_0010) });
@@ -158,8 +158,8 @@ fn zero_pairs(group: &Group, masks: &NibbleMasks, #[comptime] j: usize, #[compti
 
 /// q - z of the nibbles 0 and 4, and of the nibbles 1 and 5: exact.
 ///
-/// 0x6400 is 1024 in f16, whose last bit is 1: or-ing a nibble into bits 0 to 3 gives 1024 + q, into bits 4 to 7 gives 1024 + 16q. Both come
-/// down in one instruction: (1024 + q) - (1024 + z), and (1024 + 16q) / 16 - (64 + z).
+/// 0x6400 is 1024 in f16, whose last bit is 1: or-ing a nibble into bits 0 to 3 gives 1024 + q, into bits 4 to 7 gives 1024 + 16q. One
+/// instruction subtracts from both: (1024 + q) - (1024 + z), and (1024 + 16q) / 16 - (64 + z).
 #[cube]
 fn f16_pairs(word: u32, low_zero: u32, high_zero: u32, masks: &NibbleMasks) -> (u32, u32) {
     let low = (word & masks.low) | 0x6400_6400u32;

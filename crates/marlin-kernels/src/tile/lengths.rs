@@ -4,12 +4,12 @@ use crate::QuantProblem;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
-/// A divisor as CubeCL compiles it: the host knows it.
+/// A divisor that the host precomputes for CubeCL.
 #[cfg(feature = "inspect")]
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
-/// Lengths of a problem as the tile kernels see them. What follows from the others is computed on the host, divisors as what to multiply with: the
-/// first bytes are asked for that much sooner.
+/// Lengths of a problem as the tile kernels see them. Derived values are computed on the host, and divisors as multipliers: the
+/// first loads are issued that much sooner.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Lengths {
     /// Rows of activations.

@@ -1,4 +1,4 @@
-//! The outputs of a tile that a thread adds up and writes, and the meeting of the threads that have them.
+//! The outputs of a tile that a thread adds up and writes, and the barrier of the threads that have them.
 
 use super::config::Config;
 use crate::ptx::bar_sync;
@@ -19,7 +19,7 @@ impl Config {
     }
 }
 
-/// All warps that multiply meet.
+/// Barrier of all warps that multiply.
 #[cube]
 pub(crate) fn sync_consumers(#[comptime] config: Config) {
     if comptime!(config.has_producer()) {
@@ -37,7 +37,7 @@ pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     UNIT_POS_X + comptime!(eight_rows + (i % count * config.tile.threads()) as u32)
 }
 
-/// True where a thread's output `i` is one of the tile's, which has `rows` rows.
+/// True if a thread's output `i` is one of the tile's, which has `rows` rows.
 #[cube]
 pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
     let count = comptime!(config.outputs_of_eight_rows());

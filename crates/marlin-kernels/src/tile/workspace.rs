@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// The memory in which blocks that share an output tile leave their sums, as `exchange.rs` says: one area for sums with marks, one for sums under
+/// The memory in which blocks that share an output tile store their sums, as `exchange.rs` describes: one area for sums with marks, one for sums under
 /// flags.
 ///
 /// Marks and flags are zero between launches: the block that reads one clears it. So a workspace is cleared once, when it is made, and belongs
@@ -40,7 +40,7 @@ impl Workspace {
     /// The workspace of the current stream, made at its first launch and kept.
     ///
     /// CubeCL maps its logical streams, one for each thread, to a bounded number of streams of the device. Launches on one of those follow each
-    /// other, so they share a workspace, and threads that come and go leave nothing behind.
+    /// other, so they share a workspace, and threads that end leave nothing behind.
     pub fn of_stream(client: &Client, card: &Card) -> Self {
         let streams = u64::from(CubeClRuntimeConfig::get().streaming.max_streams).max(1);
         let server = client.service_id();
@@ -65,7 +65,7 @@ impl Workspace {
     pub fn area(self, problem: &impl fmt::Display, config: &Config, blocks: usize) -> Result<BufferArg, KernelError> {
         let Area { handle, words: found } = if config.is_flagged() { self.flagged } else { self.marked };
         expect_at_least(problem, "workspace", words(config, blocks), found)?;
-        // SAFETY: the area was made for so many words.
+        // SAFETY: the area was allocated with that many words.
         Ok(unsafe { BufferArg::from_raw_parts(handle, found) })
     }
 }

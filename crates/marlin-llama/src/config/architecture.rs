@@ -1,4 +1,4 @@
-//! How the decoders of the family differ: one declaration each, read by the config and by the model.
+//! The differences between the decoders of the family: one declaration each, read by the config and by the model.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum Architecture {
     Phi3,
 }
 
-/// What is particular to one architecture.
+/// The particulars of one architecture.
 pub(crate) struct Declaration {
     /// The class in `architectures`.
     pub(crate) class: &'static str,
@@ -30,24 +30,24 @@ pub(crate) struct Declaration {
     pub(crate) attention_inputs: &'static [&'static str],
     /// The layers of `mlp` in a file that make gate and up: two, or one with both side by side.
     pub(crate) mlp_inputs: &'static [&'static str],
-    /// Whether q, k and v projections have biases.
+    /// The source of the biases of the q, k and v projections.
     pub(crate) attention_bias: Bias,
-    /// Whether the o projection has one where q, k and v do.
+    /// True if the o projection has a bias where q, k and v do.
     pub(crate) output_bias: bool,
-    /// Whether gate, up and down projections have biases.
+    /// The source of the biases of the gate, up and down projections.
     pub(crate) mlp_bias: Bias,
-    /// Whether `q_norm` and `k_norm` normalise each head before its rotation.
+    /// True if `q_norm` and `k_norm` normalise each head before its rotation.
     pub(crate) qk_norm: bool,
-    /// Which layers `sliding_window` is for.
+    /// The layers that `sliding_window` applies to.
     pub(crate) window: Window,
-    /// What `config.json` may leave out.
+    /// The values of fields that `config.json` may leave out.
     pub(crate) defaults: Defaults,
 }
 
-/// Who says whether there are biases.
+/// The source that decides whether there are biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bias {
-    /// There are none, whatever the config says.
+    /// There are none, whatever the config has.
     Never,
     /// There always are.
     Always,
@@ -55,7 +55,7 @@ pub(crate) enum Bias {
     Config,
 }
 
-/// Which layers attend to a window of `sliding_window` positions.
+/// The layers that attend to a window of `sliding_window` positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Window {
     /// None: the field is not read.
@@ -78,8 +78,8 @@ pub(crate) struct Defaults {
     pub(crate) max_window_layers: usize,
 }
 
-/// The layers of `mlp` that make gate and up where a file has them apart, as GPTQModel from 7.0 on writes those of architectures that have one layer for
-/// both.
+/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel from 7.0 on writes those of architectures that have
+/// one layer for both.
 pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
 
 const LLAMA: Declaration = Declaration {
@@ -196,7 +196,7 @@ impl fmt::Display for Architecture {
 }
 
 impl Bias {
-    /// Whether there are biases, where the config says `asked`.
+    /// Returns true if there are biases, where the config has `asked`.
     pub(super) fn resolve(self, asked: Option<bool>) -> bool {
         match self {
             Self::Never => false,
@@ -205,7 +205,7 @@ impl Bias {
         }
     }
 
-    /// Whether a model may have biases, or none, as `has` says.
+    /// Returns true if a model may have biases, or none, according to `has`.
     pub(super) fn allows(self, has: bool) -> bool {
         self.resolve(Some(has)) == has
     }

@@ -10,7 +10,7 @@ pub enum LlamaConfigError {
     /// A model of another architecture.
     #[error("the architecture is {}; this version reads {}", found.escape_debug(), Architecture::names())]
     Architecture {
-        /// What the file says.
+        /// The value in the file.
         found: String,
     },
     /// A field with a value that is not supported.
@@ -18,9 +18,9 @@ pub enum LlamaConfigError {
     Unsupported {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value.
         found: String,
-        /// What it may hold.
+        /// The accepted values.
         expected: &'static str,
     },
     /// A field with a value that models of the architecture do not have.
@@ -28,7 +28,7 @@ pub enum LlamaConfigError {
     NotOfArchitecture {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value.
         found: String,
         /// The architecture.
         architecture: Architecture,
@@ -38,9 +38,9 @@ pub enum LlamaConfigError {
     LayerType {
         /// The first layer that differs.
         layer: usize,
-        /// What `layer_types` holds.
+        /// The contents of `layer_types`.
         found: String,
-        /// What follows from `sliding_window`, `use_sliding_window` and `max_window_layers`.
+        /// The value that follows from `sliding_window`, `use_sliding_window` and `max_window_layers`.
         expected: &'static str,
     },
     /// A field of the rotary scaling that is absent.
@@ -66,7 +66,7 @@ pub enum LlamaConfigError {
     Size {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value.
         found: usize,
     },
     /// No `head_dim`, and heads that do not divide the hidden size.
@@ -100,7 +100,7 @@ pub enum LlamaConfigError {
     NotPositive {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value.
         found: f64,
     },
     /// Low frequencies above high ones.

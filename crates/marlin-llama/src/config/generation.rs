@@ -1,4 +1,4 @@
-//! `generation_config.json`, and what `config.json` says of quantisation.
+//! `generation_config.json`, and the quantisation in `config.json`.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -12,10 +12,10 @@ use super::raw::TokenIds;
 use crate::LlamaError;
 use crate::sampling::Sampling;
 
-/// How the makers of a model generate with it.
+/// The generation settings of a model's makers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationConfig {
-    /// How the next token is chosen.
+    /// The choice of the next token.
     pub sampling: Sampling,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<u32>,
@@ -31,12 +31,12 @@ struct RawGeneration {
     eos_token_id: Option<TokenIds>,
 }
 
-/// What `generate` of Hugging Face takes where `top_k` is not given.
+/// The default of Hugging Face's `generate` if `top_k` is not given.
 const DEFAULT_TOP_K: usize = 50;
 
 impl GenerationConfig {
-    /// Reads a `generation_config.json`, with Hugging Face's defaults for what it leaves out: without `do_sample` the most likely token is taken.
-    /// Where there is no such file, or it names no end-of-sequence token, those of `config` count.
+    /// Reads a `generation_config.json`, with Hugging Face's defaults for absent fields: without `do_sample` the most likely token is taken.
+    /// If there is no such file, or it names no end-of-sequence token, those of `config` count.
     ///
     /// # Errors
     /// [`LlamaError::Io`], [`LlamaError::Json`], and [`LlamaError::GenerationConfig`] for options outside their range.
@@ -66,7 +66,7 @@ impl GenerationConfig {
     }
 }
 
-/// The field of a `config.json` that says how weights are quantised; older files call it `compression_config`.
+/// The field of a `config.json` with the quantisation of weights; older files call it `compression_config`.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
     ["quantization_config", "compression_config"].iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
 }

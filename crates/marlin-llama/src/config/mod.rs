@@ -43,7 +43,7 @@ use crate::LlamaError;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RawConfig", into = "RawConfig")]
 pub struct LlamaConfig {
-    /// Which of the family it is.
+    /// The architecture of the family.
     pub architecture: Architecture,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
@@ -63,19 +63,19 @@ pub struct LlamaConfig {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How the rotary frequencies are stretched for long contexts.
+    /// The scaling of the rotary frequencies for long contexts.
     pub rope_scaling: Option<RopeScaling>,
     /// The part of each head that is rotated, from its first feature on: 1 in most models.
     pub partial_rotary_factor: f64,
-    /// Which layers see a window of positions only; `None`: every layer sees all positions before.
+    /// The layers that see a window of positions only; `None`: every layer sees all positions before.
     pub sliding_window: Option<SlidingWindow>,
     /// Positions the model was made for.
     pub max_position_embeddings: usize,
-    /// Whether the embedding is the output head, too.
+    /// True if the embedding is the output head, too.
     pub tie_word_embeddings: bool,
-    /// Whether q, k and v projections have a bias, and in a Llama or Qwen 3 the o projection.
+    /// True if q, k and v projections have a bias, and in a Llama or Qwen 3 the o projection.
     pub attention_bias: bool,
-    /// Whether gate, up and down projections have a bias.
+    /// True if gate, up and down projections have a bias.
     pub mlp_bias: bool,
     /// The token that starts a text.
     pub bos_token_id: Option<u32>,
@@ -107,7 +107,7 @@ impl LlamaConfig {
     /// [`LlamaConfigError`] for text that is not such JSON, another architecture, options that are not supported, and as
     /// [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self, LlamaConfigError> {
-        // Before the fields: another architecture has other ones, and their absence says nothing.
+        // Before the fields: another architecture has other ones, and their absence means nothing.
         serde_json::from_str::<RawClass>(text)?.architecture()?;
         serde_json::from_str::<RawConfig>(text)?.try_into()
     }
@@ -115,7 +115,7 @@ impl LlamaConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and what is wrong as in [`from_json`](Self::from_json).
+    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and the cause as in [`from_json`](Self::from_json).
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
         let text = read_text(path, MAX_CONFIG_BYTES).map_err(|source| match path.parent() {
             Some(dir) if source.kind() == ErrorKind::NotFound && dir.join(ADAPTER_CONFIG_FILE).exists() => {
@@ -131,7 +131,7 @@ impl LlamaConfig {
         serde_json::to_value(RawConfig::from(self.clone())).unwrap_or_default()
     }
 
-    /// Whether sizes and constants fit together.
+    /// Checks that sizes and constants fit together.
     ///
     /// # Errors
     /// A [`LlamaConfigError`] that names the field.
@@ -165,7 +165,7 @@ impl LlamaConfig {
         self.validate_for_architecture()
     }
 
-    /// Whether the architecture has what the config says.
+    /// Checks that the architecture has the features that the config asks for.
     fn validate_for_architecture(&self) -> Result<(), LlamaConfigError> {
         let declaration = self.architecture.declaration();
         let other = |field, found: String| Err(LlamaConfigError::NotOfArchitecture { field, found, architecture: self.architecture });
@@ -194,7 +194,7 @@ impl LlamaConfig {
         self.sliding_window.filter(|window| layer >= window.first_layer).map(|window| window.size)
     }
 
-    /// Whether the o projection has a bias.
+    /// Returns true if the o projection has a bias.
     pub fn output_bias(&self) -> bool {
         self.attention_bias && self.architecture.declaration().output_bias
     }

@@ -9,7 +9,7 @@ use super::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
 
 const ACTIVATION: &str = "silu";
 
-/// What a `config.json` says of the model's class, whatever else it holds.
+/// The model's class in a `config.json`, whatever else it holds.
 #[derive(Deserialize)]
 pub(super) struct RawClass {
     architectures: Option<Vec<String>>,
@@ -139,7 +139,7 @@ impl TryFrom<RawConfig> for LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// Whether `layer_types`, which newer files have beside the fields it follows from, says the same as those.
+    /// Checks that `layer_types`, which newer files have beside the fields it follows from, agrees with those fields.
     fn check_layer_types(&self, types: &[String]) -> Result<(), LlamaConfigError> {
         for (layer, found) in types.iter().enumerate() {
             let expected = if self.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };

@@ -1,10 +1,10 @@
-//! How rotary frequencies are stretched for long contexts, and the JSON that says so.
+//! The scaling of rotary frequencies for long contexts, and its JSON.
 
 use serde::{Deserialize, Serialize};
 
 use super::{LlamaConfig, LlamaConfigError, positive, size};
 
-/// How the rotary frequencies are stretched for long contexts.
+/// The scaling of the rotary frequencies for long contexts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Llama 3.1 and later (`rope_type: llama3`).
@@ -17,7 +17,7 @@ pub enum RopeScaling {
 /// interpolated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Llama3RopeScaling {
-    /// What low frequencies are divided by.
+    /// The divisor of low frequencies.
     pub factor: f64,
     /// Wavelengths above `original_max_position_embeddings / low_freq_factor` positions are low frequencies.
     pub low_freq_factor: f64,
@@ -39,12 +39,12 @@ pub struct LongRopeScaling {
     pub long_factor: Vec<f64>,
     /// Positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
-    /// What cosines and sines are multiplied by; `None`: `sqrt(1 + ln(s) / ln(original))`, where the context was stretched by `s > 1`.
+    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(s) / ln(original))`, where the context was stretched by `s > 1`.
     pub attention_factor: Option<f64>,
 }
 
 impl LongRopeScaling {
-    /// What cosines and sines are multiplied by in a model that was made for `max_position_embeddings` positions.
+    /// Returns the factor of cosines and sines in a model made for `max_position_embeddings` positions.
     pub fn attention_factor(&self, max_position_embeddings: usize) -> f64 {
         self.attention_factor.unwrap_or_else(|| {
             let original = self.original_max_position_embeddings as f64;
@@ -55,7 +55,7 @@ impl LongRopeScaling {
 }
 
 impl RopeScaling {
-    /// Whether the constants make sense for a config.
+    /// Checks that the constants make sense for a config.
     pub(super) fn validate(&self, config: &LlamaConfig) -> Result<(), LlamaConfigError> {
         const ORIGINAL: &str = "rope_scaling.original_max_position_embeddings";
         match self {

@@ -14,7 +14,7 @@ use crate::model::{Batch, CachePosition};
 use crate::{KvCache, LlamaError, LlamaModel};
 
 /// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA would take work of other threads into the recording
-/// where it shares the stream, and give the recording up where it allocates, on whatever stream and device.
+/// if it shares the stream, and fail the recording if it allocates, on whatever stream and device.
 static RECORDING: RwLock<()> = RwLock::new(());
 
 /// All functions must be called on the stream of the model.
@@ -36,7 +36,7 @@ struct State {
 struct StepGraph {
     batch: Arc<Mutex<Batch>>,
     graph: Graph<(), Box<dyn FnMut() + Send>>,
-    /// The rows that the device holds; none where the host does not know them.
+    /// The rows that the device holds; none if the host does not know them.
     rows: Vec<Row>,
 }
 

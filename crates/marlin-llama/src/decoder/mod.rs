@@ -15,7 +15,7 @@ use crate::{LlamaError, LlamaModel};
 
 /// Most sequences of a step.
 pub const MAX_SEQUENCES: usize = 128;
-/// Prompt tokens that a step reads at most while there are sequences to decode: enough to be bound by arithmetic, few enough that the others hardly wait
+/// The most prompt tokens that a step reads while there are sequences to decode: enough to be bound by arithmetic, few enough that the others hardly wait
 /// and the scores of a long prompt fit.
 pub const PREFILL_CHUNK: usize = 512;
 
@@ -24,7 +24,7 @@ pub const PREFILL_CHUNK: usize = 512;
 pub struct SequenceOptions {
     /// The choice of the next token.
     pub sampling: Sampling,
-    /// The seed of the random choices: with the same one a prompt goes on the same, whatever other sequences there are.
+    /// The seed of the random choices: with the same one a prompt is continued in the same way, whatever other sequences there are.
     pub seed: u64,
     /// Tokens that end the sequence.
     pub stop_tokens: Vec<u32>,
@@ -37,7 +37,7 @@ pub struct SequenceOptions {
 pub enum StopReason {
     /// The model chose one of the stop tokens, this one.
     StopToken(u32),
-    /// There are as many tokens as were asked for.
+    /// The requested number of tokens was reached.
     MaxNewTokens,
     /// The cache has no room for more.
     CacheFull,
@@ -48,21 +48,21 @@ pub enum StopReason {
 pub struct Decoded {
     /// The sequence, as [`Decoder::join`] named it.
     pub slot: usize,
-    /// The token that it goes on with; none for a stop token and a failure.
+    /// The next token; none for a stop token and a failure.
     pub token: Option<u32>,
-    /// The reason of its end, where it ended. It has left, and its slot may be another's.
+    /// The reason why it ended, if it did. It has left then, and its slot may be reused.
     pub end: Option<Result<StopReason, SamplingError>>,
 }
 
-/// Takes sequences through a model, one token of each a step, and reads the prompts of others meanwhile.
+/// Decodes several sequences with a model, one token of each a step, and reads the prompts of others meanwhile.
 ///
-/// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is recorded for 1, 2, 4, ..
-/// rows at the first step of so many sequences, and kept. Elsewhere the same step runs operation by operation.
+/// On CUDA a step is one replayed graph: the chosen token goes to the next step on the device, and the host reads it afterwards. A graph is
+/// recorded for 1, 2, 4, .. rows at the first step of that many sequences, and kept. Elsewhere the same step runs operation by operation.
 ///
 /// # Threads
 /// A decoder can be made and used on any thread, and moved between them. Graphs are only in order with work on their own stream of the device, and can
 /// only be recorded on the stream that the model's weights are on. So all of a decoder's work is on that one: the stream of the thread that made the model.
-/// Decoders wait for each other while one of them records. CubeCL cannot keep out anything else that the program gives to the stream meanwhile, and would
+/// Decoders wait for each other while one of them records. CubeCL cannot keep out anything else that the program launches on the stream meanwhile, and would
 /// record it: until the first steps are done, or a [`warm_up`](Self::warm_up) for one sequence is, leave the device to the decoders.
 pub struct Decoder {
     /// The stream of the model's weights.
@@ -80,7 +80,7 @@ impl Decoder {
     /// A decoder for up to `slots` sequences of the model's window each, without any.
     ///
     /// # Errors
-    /// [`LlamaError::TooManySequences`] outside 1 to [`MAX_SEQUENCES`], [`LlamaError::CacheTooLarge`] where the cache of so many does not fit the
+    /// [`LlamaError::TooManySequences`] outside 1 to [`MAX_SEQUENCES`], [`LlamaError::CacheTooLarge`] if a cache of that many does not fit the
     /// device, before anything is allocated.
     pub fn new(model: Arc<LlamaModel>, slots: usize) -> Result<Self, LlamaError> {
         if slots == 0 || slots > MAX_SEQUENCES {
@@ -91,17 +91,18 @@ impl Decoder {
         Ok(Self { stream, scheduler: Scheduler::new(engine, slots, window, vocab_size) })
     }
 
-    /// Compiles and records what a prompt of so many tokens and a step of one sequence need, so that neither takes its time later. What it writes to the
-    /// cache is written over by the next prompt. Gives the time it took: none where steps do not run as graphs, since there is nothing to prepare.
+    /// Compiles and records the kernels of a prompt of `prompt_tokens` tokens and of a step of one sequence, so that neither takes time later. The
+    /// next prompt overwrites the positions that it writes. Returns the time it took: none if steps do not run as graphs, since there is nothing to
+    /// prepare.
     ///
     /// # Panics
-    /// Where a sequence has joined.
+    /// Panics if a sequence has joined.
     pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence has joined");
         self.stream.executes(|| self.scheduler.engine_mut().warm_up(prompt_tokens))
     }
 
-    /// Queues a prompt, which the next steps read, and gives the sequence's slot at once.
+    /// Queues a prompt, which the next steps read, and returns the sequence's slot at once.
     ///
     /// # Errors
     /// [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`], [`LlamaError::Token`] for a token outside the vocabulary,
@@ -110,7 +111,7 @@ impl Decoder {
         self.stream.executes(|| self.scheduler.join(prompt, options))
     }
 
-    /// Takes a sequence out, whether it ended or not, and whether its prompt was read or not.
+    /// Removes a sequence, whether it ended or not, and whether its prompt was read or not.
     pub fn leave(&mut self, slot: usize) {
         self.scheduler.leave(slot);
     }
@@ -125,21 +126,21 @@ impl Decoder {
         self.scheduler.waiting()
     }
 
-    /// True where steps are replayed as graphs of the device; false before the first one.
+    /// True if steps are replayed as graphs of the device; false before the first one.
     pub fn is_captured(&self) -> bool {
         self.scheduler.engine().is_captured()
     }
 
-    /// Reads queued prompts, and gives one token for each sequence whose prompt is read, in the order of their slots; none where no sequence has joined.
+    /// Reads queued prompts, and returns one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
     /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
     /// together, so that the sequences that are running have a token each step. Where none is running it reads the oldest prompt to its end.
     ///
-    /// On a device that replays graphs the next step is under way when this one's tokens come back. A sequence whose prompt was read meanwhile has its
-    /// first token one step later.
+    /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read
+    /// meanwhile has its first token one step later.
     ///
     /// # Errors
-    /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others go on.
+    /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others continue.
     pub fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         self.stream.executes(|| self.scheduler.step())
     }

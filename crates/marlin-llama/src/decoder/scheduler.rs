@@ -1,4 +1,4 @@
-//! The order of prompts and steps, apart from the device that runs them.
+//! The order of prompts and steps, independent of the device that runs them.
 
 use marlin_decode::{Row, RowState};
 
@@ -12,7 +12,7 @@ pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// Takes tokens of a prompt through the model, to a position of the cache.
+    /// Runs tokens of a prompt through the model, to a position of the cache.
     fn prefill(&mut self, tokens: &[u32], position: CachePosition);
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
@@ -62,12 +62,12 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// True where the prompt is read to its end.
+    /// True if the prompt is read to its end.
     fn is_running(&self) -> bool {
         self.read == self.prompt.len()
     }
 
-    /// The tokens that are read next. Chunks are cut at the same positions whatever other sequences there are: another cut rounds differently.
+    /// The tokens that are read next. Chunk boundaries do not depend on other sequences: other boundaries round differently.
     fn chunk(&self) -> &[u32] {
         &self.prompt[self.read..self.prompt.len().min(self.read + PREFILL_CHUNK)]
     }
@@ -143,7 +143,7 @@ impl<E: Engine> Scheduler<E> {
                 Started { step: self.engine.start(&rows), sequences: running.clone() }
             }
         };
-        // The same sequences go on, and the device knows all of them: it need not wait for the host.
+        // The same sequences continue, and the device has the state of all of them: it need not wait for the host.
         if step.sequences == running && self.running().all(|(_, sequence)| sequence.left > 1) {
             self.ahead = self.engine.start_next(running.len()).map(|step| Started { sequences: running, step });
         }

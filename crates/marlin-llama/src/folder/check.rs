@@ -18,8 +18,8 @@ use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 /// Faults after which no more are looked for: of a config that is another model's there is one for every tensor.
 const MOST_FAULTS: usize = 1000;
 
-/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Gives every fault that
-/// is found, and none for a folder that can be opened, chatted with, and has room on the device.
+/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every
+/// fault that is found, and none for a folder that can be opened, chatted with, and has room on the device.
 ///
 /// `on_layer` gets every quantised layer that can be read, by its name.
 pub fn check_folder(
@@ -50,21 +50,21 @@ pub fn check_folder(
     let mut ignored = |_: super::OpenProgress<'_>| {};
     let files = FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(FloatDType::F32), device, &mut ignored);
     let mut source = CheckedWeights { files, device, faults, on_layer: &mut on_layer };
-    // The rotary tables have one position here: those that were asked for are checked above.
+    // The rotary tables have one position here: the requested ones are checked above.
     if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() {
         source.faults.keep(source.files.refuse_surplus(&config));
     }
     source.faults.0
 }
 
-/// Whether a text becomes tokens, of the model's vocabulary, and these a text.
+/// Checks that a text can be encoded to tokens of the model's vocabulary, and decoded from them.
 fn check_texts(dir: &Path, config: Option<&LlamaConfig>) -> Result<(), TextError> {
     let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
     tokenizer.decode(&tokenizer.encode("A text.")?)?;
     config.map_or(Ok(()), |config| tokenizer.check_vocab(config.vocab_size))
 }
 
-/// Whether a question can be asked, where there is a template.
+/// Checks that a question can be asked, if there is a template.
 fn check_template(dir: &Path) -> Result<(), TextError> {
     let Some(template) = ChatTemplate::open(dir)? else { return Ok(()) };
     template.render(&[Message::user("A question?")], true).map(drop)
@@ -85,7 +85,7 @@ impl Faults {
     }
 }
 
-/// Looks at the files' weights in place of putting them on the device, where a number stands for each.
+/// Checks the files' weights without putting them on the device; a number stands for each.
 struct CheckedWeights<'a> {
     files: FileWeights<'a>,
     device: &'a Device,
@@ -102,7 +102,7 @@ impl CheckedWeights<'_> {
         self.faults.go_on()
     }
 
-    /// What there is of a broken layer is no surplus.
+    /// Marks the remaining tensors of a broken layer as used, so that they are not reported as surplus.
     fn skip(&mut self, layer: &str) {
         let prefix = format!("{layer}.");
         let tensors = self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix));

@@ -19,21 +19,21 @@ use crate::model::{KvCache, LlamaModel};
 
 pub use check::check_folder;
 
-/// How a folder is opened.
+/// The options of opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
-    /// The dtype of activations and float weights; without one that of the checkpoint where the device computes in it, f32 otherwise.
+    /// The dtype of activations and float weights; by default that of the checkpoint if the device computes in it, otherwise f32.
     pub dtype: Option<FloatDType>,
-    /// Positions of the cache; without one [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or all the model was made for where those are fewer.
+    /// Positions of the cache; by default [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the model's own limit if that is less.
     pub max_len: Option<usize>,
-    /// Whether `tokenizer.json` is read. Texts need it.
+    /// True if `tokenizer.json` is read. Texts need it.
     pub with_tokenizer: bool,
     /// The format that a float output head is rounded to, tied to the embedding or not; without one it stays float.
     pub head: Option<QuantSpec>,
 }
 
 impl OpenOptions {
-    /// Positions of the cache where none were asked for. Models are made for up to 131072, which would take more memory than their weights.
+    /// Positions of the cache if none are given. Models are made for up to 131072, which would take more memory than their weights.
     pub const DEFAULT_MAX_LEN: usize = 4096;
 }
 
@@ -52,7 +52,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// How far a folder is read.
+/// The progress of reading a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenProgress<'a> {
     /// The layer that was read last, by its name in the checkpoint.
@@ -66,20 +66,20 @@ pub struct OpenProgress<'a> {
 /// A model from a folder: the model, its tokenizer, and how its makers generate with it.
 #[derive(Debug)]
 pub struct Llama {
-    /// The model; [`Arc::unwrap_or_clone`] gives it alone.
+    /// The model; [`Arc::unwrap_or_clone`] returns it without the `Arc`.
     pub model: Arc<LlamaModel>,
     /// The tokenizer, where it was opened with one.
     pub tokenizer: Option<Tokenizer>,
-    /// `generation_config.json`, or the defaults where there is none.
+    /// `generation_config.json`, or the defaults without one.
     pub generation: GenerationConfig,
 }
 
 impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
-    /// Reads `config.json`, `generation_config.json` where it is there, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised
-    /// projections in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A quantised weight stays
-    /// one: no float copy of it is made.
+    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised projections
+    /// in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A
+    /// quantised weight stays one: no float copy of it is made.
     ///
     /// # Errors
     /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
@@ -149,8 +149,8 @@ fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Dev
     }
 }
 
-/// Whether the device has room for the weights, a cache of one sequence, and the rotary tables. Asked before any of them is read: what a header and a config
-/// declare costs their author nothing.
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables. Called before any of them is read: a header and a
+/// config can declare any size.
 fn check_memory(
     config: &LlamaConfig,
     checkpoint: &Checkpoint,

@@ -1,4 +1,4 @@
-//! Float tensors on their way to the device.
+//! The upload of float tensors to the device.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::{bf16, f16};
@@ -6,10 +6,10 @@ use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
 
 use crate::LlamaError;
 
-/// Bytes of a float tensor that the host has at a time, on their way to the device.
+/// The bytes of a float tensor that the host holds at a time during an upload.
 pub(super) const UPLOAD_BYTES: usize = 64 << 20;
 
-/// Waits until the device has what was given to it, the last of it for a layer or tensor.
+/// Waits until the device has received everything given to it, at the end of a layer or tensor.
 pub(super) fn sync(device: &Device, layer: &str) -> Result<(), LlamaError> {
     device.sync().map_err(|error| LlamaError::Upload { layer: layer.into(), reason: error.to_string() })
 }

@@ -101,7 +101,7 @@ enum LayerWeight {
     Plain(PlainWeight),
 }
 
-/// Why layers stay apart.
+/// The reason why layers stay separate.
 #[derive(Debug, thiserror::Error)]
 enum Apart {
     #[error("some are float, some quantised")]
@@ -164,7 +164,7 @@ impl FileWeights<'_> {
         layer.bias.then(|| self.tensor(format!("{}.bias", layer.name), [layer.dims[1]])).transpose()
     }
 
-    /// The projection of a weight. `name` is what errors call it.
+    /// The projection of a weight. `name` is its name in errors.
     fn place(&self, name: &str, weight: LayerWeight, bias: Option<Tensor<1>>) -> Result<Projection, LlamaError> {
         // The layer before is on its way to the device: the host has no more than these two.
         sync(self.device, name)?;
@@ -179,7 +179,7 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Embeddings are read in floats alone.
+    /// Embeddings are only read as floats.
     pub(super) fn refuse_quantized_embedding(&self, name: &str) -> Result<(), LlamaError> {
         let is_float = self.checkpoint.contains(&format!("{name}.weight"));
         if is_float || !self.checkpoint.contains_layer(name) {
@@ -220,7 +220,7 @@ impl FileWeights<'_> {
         }
     }
 
-    /// Every tensor must have been read: what the model leaves out would change its results.
+    /// Every tensor must have been read: leaving one out would change the results.
     pub(super) fn refuse_surplus(&self, config: &LlamaConfig) -> Result<(), LlamaError> {
         // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time; AutoGPTQ's first versions
         // wrote biases of zeros for layers without one; llm-compressor writes scales for a cache in 8 bits, where this one keeps the dtype of the

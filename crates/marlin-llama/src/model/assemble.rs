@@ -1,4 +1,4 @@
-//! The model's tensors by their names in Hugging Face checkpoints: what is asked of random weights and of files, and what is saved.
+//! The model's tensors by their names in Hugging Face checkpoints: the tensors that random weights and files provide, and those that are saved.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(crate) trait WeightSource {
     /// A layer.
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error>;
 
-    /// True where it has a layer of this name.
+    /// True if it has a layer of this name.
     fn contains(&self, name: &str) -> bool;
 
     /// Layers of the same K: one projection with their outputs side by side, or one for each.
@@ -193,7 +193,7 @@ fn group<S: WeightSource>(
     Ok(ProjectionGroup::new(source.projections(&layers)?, outputs.to_vec()))
 }
 
-/// The projections of a group: `joined` where they are one matmul, or under the names that a checkpoint has for them below `parent`.
+/// The projections of a group: `joined` if they are one matmul, or under the names that a checkpoint has for them below `parent`.
 fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&str]) -> Vec<(String, &'a Projection)> {
     match group.joined() {
         Some(projection) => vec![(joined.to_string(), projection)],

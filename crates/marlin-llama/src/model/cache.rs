@@ -52,7 +52,7 @@ impl KvCache {
         self.len
     }
 
-    /// True where it holds no position.
+    /// True if it holds no position.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

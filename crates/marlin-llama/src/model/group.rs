@@ -7,7 +7,7 @@ use super::{Projection, RmsNorm};
 
 /// Projections of the same activations: q, k and v of attention, gate and up of an MLP.
 ///
-/// One matmul with the outputs side by side where their formats allow it, one for each otherwise. The outputs are the same either way.
+/// One matmul with the outputs side by side if their formats allow it, otherwise one for each. The outputs are the same either way.
 #[derive(Module, Debug)]
 pub struct ProjectionGroup {
     /// One, or as many as there are outputs.
@@ -45,7 +45,7 @@ impl ProjectionGroup {
     /// Outputs side by side [.., sum of N] to each output's [.., N].
     ///
     /// # Panics
-    /// Where there are fewer outputs.
+    /// Panics if there are fewer outputs.
     pub fn split<const D: usize, const OUTPUTS: usize>(&self, joined: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
         let mut end = 0;
         array::from_fn(|output| {

@@ -20,7 +20,7 @@ pub struct Layer {
 impl Layer {
     /// The residual stream after this block, for prompts, decode steps and layers that run by themselves.
     ///
-    /// `attend` takes the layer's attention from queries, keys and values side by side, [.., (heads + 2 * kv_heads) * head_dim], to [.., hidden]: it knows
+    /// `attend` takes the layer's attention from queries, keys and values side by side, [.., (heads + 2 * kv_heads) * head_dim], to [.., hidden]: it has
     /// the positions and the cache.
     pub fn forward<const D: usize>(&self, stream: Residual<D>, attend: impl FnOnce(&Attention, Tensor<D>) -> Tensor<D>) -> Residual<D> {
         let (qkv, stream) = stream.project(&self.input_layernorm, &self.self_attn.qkv_proj);
@@ -29,11 +29,11 @@ impl Layer {
         stream.plus(self.mlp.forward_down(gate_up))
     }
 
-    /// Hidden states [batch, seq, hidden] of whole sequences to the same shape, without a cache: what a quantiser runs a layer by itself with. `rope` is
+    /// Hidden states [batch, seq, hidden] of whole sequences to the same shape, without a cache: for quantisers, which run a layer by itself. `rope` is
     /// that of the model.
     ///
     /// # Panics
-    /// Where `seq` is above [`Rope::length`].
+    /// Panics if `seq` is above [`Rope::length`].
     pub fn forward_full(&self, hidden: Tensor<3>, rope: &Rope) -> Tensor<3> {
         let span = Span::new(rope, 0, hidden.dims()[1], self.self_attn.window, FloatDType::from(hidden.dtype()), &hidden.device());
         self.forward(Residual::new(hidden), |attention, qkv| attention.forward_prompt(qkv, &span, None)).into_tensor()
@@ -42,7 +42,7 @@ impl Layer {
 
 /// The residual stream, [.., hidden].
 ///
-/// The last output that was added to it stays apart until the next norm, which adds it in its own kernel; for one row on CUDA that kernel is the matmul's, too.
+/// The last output is not added until the next norm, which adds it in its own kernel; for one row on CUDA that kernel is the matmul's, too.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     sum: Tensor<D>,

@@ -52,7 +52,7 @@ pub struct LlamaModel {
     pub layers: Vec<Layer>,
     /// The norm before the head.
     pub norm: RmsNorm,
-    /// [hidden, vocab]; none where the embedding is the head.
+    /// [hidden, vocab]; none if the embedding is the head.
     pub lm_head: Option<Projection>,
     rope: Rope,
     #[module(skip)]
@@ -67,7 +67,7 @@ impl LlamaModel {
     /// It takes `max_position_embeddings` positions.
     ///
     /// # Panics
-    /// Where [`LlamaConfig::validate`] refuses the config.
+    /// Panics if [`LlamaConfig::validate`] refuses the config.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
         let model = Self::random(config, config.max_position_embeddings, device.settings().float_dtype, None, device);
         model.unwrap_or_else(|error| panic!("float weights have no format that could be wrong: {error}"))
@@ -80,7 +80,7 @@ impl LlamaModel {
     /// A layer with no features, or too many.
     ///
     /// # Panics
-    /// Where [`LlamaConfig::validate`] refuses the config.
+    /// Panics if [`LlamaConfig::validate`] refuses the config.
     pub fn random(
         config: &LlamaConfig,
         max_len: usize,
@@ -142,7 +142,7 @@ impl LlamaModel {
     /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
     ///
     /// # Panics
-    /// Where the cache has no room for `seq` more positions, more room than [`max_len`](Self::max_len), or is for another batch or model.
+    /// Panics if the cache has no room for `seq` more positions, has more room than [`max_len`](Self::max_len), or is for another batch or model.
     pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
         self.head(self.hidden_after(tokens, cache))
     }
@@ -161,7 +161,7 @@ impl LlamaModel {
     /// Logits [batch, seq, vocab] of whole sequences [batch, seq], without a cache: for training and for perplexity.
     ///
     /// # Panics
-    /// Where `seq` is above [`max_len`](Self::max_len).
+    /// Panics if `seq` is above [`max_len`](Self::max_len).
     pub fn forward_full(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         self.head(self.hidden(tokens, None))
     }
@@ -185,7 +185,7 @@ impl LlamaModel {
     /// Writes keys and values of tokens [1, seq] to a cache, whose slot has those of all positions before.
     ///
     /// # Panics
-    /// Where they do not fit the cache or the model.
+    /// Panics if they do not fit the cache or the model.
     pub(crate) fn prefill(&self, tokens: Tensor<2, Int>, cache: &mut KvCache, position: CachePosition) {
         self.hidden(tokens, Some((cache, position)));
     }

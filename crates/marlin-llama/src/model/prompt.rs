@@ -15,7 +15,7 @@ impl Span {
     /// `window` is that of the layers that have one.
     ///
     /// # Panics
-    /// Where `rope` has fewer positions.
+    /// Panics if `rope` has fewer positions.
     pub(crate) fn new(rope: &Rope, start: usize, seq: usize, window: Option<usize>, dtype: FloatDType, device: &Device) -> Self {
         Self {
             rope: rope.positions(start, seq, dtype),
@@ -24,7 +24,7 @@ impl Span {
         }
     }
 
-    /// The mask [1, 1, seq, positions] of a layer with or without a window, true where a score must not count; none where every query sees every
+    /// The mask [1, 1, seq, positions] of a layer with or without a window, true if a score must not count; none where every query sees every
     /// position.
     pub(crate) fn mask(&self, window: Option<usize>) -> Option<&Tensor<4, Bool>> {
         if window.is_some() { self.windowed.as_ref() } else { self.causal.as_ref() }

@@ -25,7 +25,7 @@ fn model(config: &LlamaConfig) -> Arc<LlamaModel> {
     open(&dir).model
 }
 
-/// What a prompt goes on with alone, and how it ends.
+/// The tokens that follow a prompt decoded by itself, and its stop reason.
 fn alone(model: &Arc<LlamaModel>, prompt: &[u32], options: &SequenceOptions) -> (Vec<u32>, Option<Result<StopReason, SamplingError>>) {
     let mut decoder = Decoder::new(model.clone(), 1).unwrap();
     let slot = decoder.join(prompt, options).unwrap();
@@ -67,7 +67,7 @@ fn every_architecture_decodes_what_its_full_pass_predicts() {
     }
 }
 
-/// A sequence of a slot, and what came of it.
+/// A sequence of a slot, and its result.
 #[derive(Clone)]
 struct Running {
     prompt: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Folders: what is saved opens again, in every form.
+//! Folders: a saved model opens again, in every form.
 
 use burn::tensor::{Device, FloatDType};
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};

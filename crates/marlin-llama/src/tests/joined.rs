@@ -54,7 +54,7 @@ fn opened(weights: &Weights, permutation: impl Fn(&str) -> Option<Option<Vec<u32
     (open(&dir).model, open(&float).model)
 }
 
-/// Whether the logits of random tokens are those of the float model.
+/// Asserts that the logits of random tokens are those of the float model.
 fn assert_same(model: &LlamaModel, float: &LlamaModel, rng: &mut StdRng) {
     let tokens = random_tokens(9, 71, rng);
     let expected: Vec<f64> = full(float, &tokens, 1).into_iter().map(f64::from).collect();

@@ -120,7 +120,7 @@ fn excluded_layers_stay_float() {
     assert_eq!(report.quantized.len(), 11);
     let model = open(&target).model;
     let dense = |projection: &Projection| matches!(projection, Projection::Dense(_));
-    // A float q beside 4-bit k and v stays apart from them.
+    // A float q beside 4-bit k and v is not joined with them.
     let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else { panic!("three projections") };
     assert!(dense(q) && !dense(k) && !dense(v) && dense(&model.layers[1].mlp.down_proj));
     assert!(model.layers[1].self_attn.qkv_proj.joined().is_some_and(|joined| !dense(joined)));
@@ -131,7 +131,7 @@ fn excluded_layers_stay_float() {
     assert_eq!(names[4..], ["model.layers.0.mlp.gate_up_proj", "model.layers.0.mlp.down_proj"]);
 }
 
-/// Both forms hold the same values, and say of every layer what it is.
+/// Both forms hold the same values, and declare every layer's format.
 #[test]
 fn gptq_files_hold_the_same_weights() {
     let config = config_of_64();
@@ -176,7 +176,7 @@ fn gptq_files_hold_the_same_weights() {
     quantize_as(FileFormat::Gptq, &source, &target, channel, &["re:.*mlp"]).unwrap();
 }
 
-/// As GPTQModel has it from 7.0 on: gate and up apart, q, k and v in one.
+/// As GPTQModel has it from 7.0 on: gate and up as two tensors, q, k and v as one.
 #[test]
 fn gptq_files_of_phi3_have_gate_and_up_apart() {
     let config =
@@ -238,7 +238,7 @@ fn what_cannot_be_quantised_is_refused() {
     quantize(&source, &target, SPEC, &[]).unwrap();
     assert!(matches!(quantize(&source, &target, SPEC, &[]), Err(LlamaError::Checkpoint(CheckpointError::TargetNotEmpty { .. }))));
     assert!(matches!(quantize(&target, &again, SPEC, &[]), Err(LlamaError::AlreadyQuantized { path }) if path.ends_with("config.json")));
-    // The config alone does not say it.
+    // The config by itself does not have it.
     std::fs::copy(source.join("config.json"), target.join("config.json")).unwrap();
     assert!(
         matches!(quantize(&target, &again, SPEC, &[]), Err(LlamaError::AlreadyQuantized { path }) if path.ends_with("model.safetensors"))

@@ -1,5 +1,5 @@
 //! The forward pass in f64, by plain loops over the tensors of a file, after the papers and Hugging Face's `modeling_llama.py` and its siblings.
-//! It shares no code with the model: which tensors a file has says what is computed.
+//! It shares no code with the model: the tensors of a file decide what is computed.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -91,7 +91,7 @@ pub(crate) fn forward(config: &LlamaConfig, weights: &Weights, tokens: &[u32]) -
     stream.iter().map(|x| linear(head, &norm("model.norm.weight", x))).collect()
 }
 
-/// Each head's x[i] + x[i + rotary_dim / 2] i, turned as a complex number and scaled.
+/// Each head's x[i] + x[i + rotary_dim / 2] i, rotated as a complex number and scaled.
 fn rotate(x: &mut Vector, position: usize, head_dim: usize, frequencies: &[f64], scale: f64) {
     for head in x.chunks_mut(head_dim) {
         for (i, frequency) in frequencies.iter().enumerate() {

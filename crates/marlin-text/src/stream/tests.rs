@@ -51,7 +51,7 @@ const WORLD: u32 = 257;
 const SPACE: u32 = 258;
 const LETTER: u32 = 259;
 
-/// The pieces a stream gives: one for each token, and one at the end.
+/// The pieces of a stream: one for each token, and one at the end.
 fn pieces(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32]) -> Vec<Option<String>> {
     let mut stream = TextStream::after(tokenizer, prompt).unwrap();
     let mut pieces: Vec<_> = tokens.iter().map(|&token| stream.push(token).unwrap()).collect();
@@ -180,7 +180,7 @@ proptest! {
         }
     }
 
-    /// Any bytes, characters or not: byte-level gives just what decoding all at once does.
+    /// Any bytes, characters or not: byte-level decoding gives the same text as decoding all at once.
     #[test]
     fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
         let tokenizer = byte_level();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::engine::Engine;
 use super::protocol::{Limits, read_request, write_reply};
 
-/// What it says before it ends itself for having taken too long.
+/// The line that a worker writes before it ends itself because it took too long.
 pub(super) const TIMED_OUT: &str = "marlin-text-worker: out of time";
 
 /// Answers requests until there are no more.
@@ -66,7 +66,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     deadline: Option<Instant>,
-    /// Whether the thread wakes up by itself, no later than any deadline.
+    /// True if the thread wakes up by itself, no later than any deadline.
     awake: bool,
 }
 

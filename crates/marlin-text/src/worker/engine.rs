@@ -1,4 +1,4 @@
-//! What a worker does with a request.
+//! The part of a worker that handles requests.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use super::protocol::Request;
 use super::template::Template;
 use super::tokenizer::Engine as TokenizerEngine;
 
-/// What was loaded.
+/// The loaded template or tokenizer.
 #[derive(Debug, Default)]
 pub(super) struct Engine {
     template: Option<Template>,

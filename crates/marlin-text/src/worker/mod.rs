@@ -1,4 +1,4 @@
-//! Where the texts of strangers run.
+//! The workers that run templates and tokenizers of unknown origin.
 
 mod child;
 mod engine;
@@ -21,10 +21,10 @@ use self::protocol::{Head, Limits};
 pub(crate) use self::protocol::{Loaded, Request};
 use crate::Failure;
 
-/// Whether workers are processes: the program's `main` knows what one is started for.
+/// True if workers are processes: the program's `main` handles the argument that starts one.
 static PROCESSES: AtomicBool = AtomicBool::new(false);
 
-/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. To be called first in `main`: in
+/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. Call it first in `main`: in
 /// such a process it does not return.
 ///
 /// A program that does not call it runs them itself, which is right for folders that it made itself, or trusts.
@@ -35,7 +35,7 @@ pub fn init() {
     PROCESSES.store(true, Ordering::Relaxed);
 }
 
-/// What a worker is for.
+/// The subject of a worker.
 #[derive(Debug)]
 pub(crate) enum Subject {
     Template {
@@ -66,7 +66,7 @@ pub(crate) struct Worker {
     place: Mutex<Option<Place>>,
 }
 
-/// Where a worker runs.
+/// The place where a worker runs.
 #[derive(Debug)]
 enum Place {
     Process(Process),
@@ -75,13 +75,13 @@ enum Place {
 }
 
 impl Worker {
-    /// Loads a subject, and gives what it replies.
+    /// Loads a subject, and returns the reply.
     pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
         let (place, reply) = start(&subject)?;
         Ok((Self { subject, place: Mutex::new(Some(place)) }, decode(&reply)?))
     }
 
-    /// What it replies to a request.
+    /// Returns the reply to a request.
     pub fn call<T: DeserializeOwned>(&self, request: Request, body: &[u8]) -> Result<T, Failure> {
         let mut slot = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         let mut place = match slot.take() {

@@ -7,7 +7,7 @@ use super::protocol::{Head, read_reply, write_request};
 use super::{Limits, child};
 use crate::Failure;
 
-/// What tells a worker from the program.
+/// The argument that starts the program as a worker.
 pub(super) const ARGUMENT: &str = "marlin-text-worker";
 
 /// A process that waits for requests. It ends with the handle, or with the program.
@@ -42,9 +42,9 @@ impl Process {
         asked.and_then(|()| read_reply(&mut self.replies)).map_err(|error| self.failure(&error, head.limits))
     }
 
-    /// Why there is no reply.
+    /// Returns the reason why there is no reply.
     fn failure(&mut self, error: &io::Error, limits: Limits) -> Failure {
-        // It has ended, or says what nobody understands.
+        // It has ended, or has sent an invalid message.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {

@@ -1,4 +1,4 @@
-//! What a program and its worker say to each other.
+//! The messages between a program and its worker.
 //!
 //! A request is the length of its head and that of its body, 32 bits each, little-endian; the head, a [`Head`] as JSON; the body, a text or a file as
 //! it is. A reply is its length and a `Result<_, String>` as JSON.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Message;
 
-/// What a worker is asked for.
+/// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// To compile the template that the body is.
@@ -31,7 +31,7 @@ pub(crate) enum Request {
     TokenId,
 }
 
-/// What is known of a tokenizer once it is loaded.
+/// The facts of a tokenizer that are known once it is loaded.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
     /// One more than the largest token.
@@ -40,7 +40,7 @@ pub(crate) struct Loaded {
     pub special: Vec<u32>,
 }
 
-/// What a call may take.
+/// The limits of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Limits {
     pub time: Duration,
@@ -56,7 +56,7 @@ pub(crate) struct Head {
 }
 
 impl Request {
-    /// What it may take with a body of this length.
+    /// Returns the limits of a call with a body of this length.
     ///
     /// Measured in a debug build, beside another on two cores of an EPYC (Zen 5): a template takes 0.05 ms; a tokenizer of the size of Gemma 3's, the
     /// largest published (262144 tokens, 514906 merges), 2.2 s and 420 MB to read; texts become tokens at 2 MB/s.
@@ -87,7 +87,7 @@ pub(crate) fn write_request(to: &mut impl Write, head: &Head, body: &[u8]) -> io
     to.flush()
 }
 
-/// The next request, or `None` where there are no more.
+/// The next request, or `None` if there are no more.
 pub(crate) fn read_request(from: &mut impl Read) -> io::Result<Option<(Head, Vec<u8>)>> {
     let mut lengths = [0; 8];
     match from.read_exact(&mut lengths) {
@@ -118,7 +118,7 @@ fn length(bytes: &[u8]) -> io::Result<[u8; 4]> {
     }
 }
 
-/// As many bytes as the four before say.
+/// As many bytes as the four before give.
 fn read_bytes(from: &mut impl Read, length: &[u8]) -> io::Result<Vec<u8>> {
     let length = length.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
     let mut bytes = Vec::new();

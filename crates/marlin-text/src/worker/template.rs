@@ -23,7 +23,7 @@ pub(super) struct Template {
 /// The template's name in its environment, which messages show.
 const NAME: &str = "chat_template";
 
-/// Steps after which a template is taken to run forever; those of published models need a few hundred for each message.
+/// Steps after which a template is assumed to run forever; those of published models need a few hundred for each message.
 const FUEL: u64 = 10_000_000;
 
 impl Template {
@@ -72,7 +72,7 @@ fn without_generation_marks(text: &str) -> String {
     replaced
 }
 
-/// How templates refuse a conversation.
+/// The function with which templates refuse a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(TemplateErrorKind::InvalidOperation, message))
 }

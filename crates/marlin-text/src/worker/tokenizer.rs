@@ -4,7 +4,7 @@ use marlin_format::with_causes;
 
 use super::protocol::Loaded;
 
-/// A tokenizer, without the truncation and padding that its file asks for: a prompt is taken as it is.
+/// A tokenizer, without the truncation and padding of its file: a prompt is encoded as it is.
 #[derive(Debug)]
 pub(super) struct Engine(tokenizers::Tokenizer);
 

@@ -1,4 +1,4 @@
-//! What a conversation pays for its worker.
+//! The cost of a worker for a conversation.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng, TryRng};
 use self::mutate::{JSON, inputs, mutated};
 use self::text::{TokenizerFolder, template, template_seeds, tokenizer_seeds};
 
-/// What is written into templates: Jinja's words and signs, and what can grow.
+/// The tokens written into templates: Jinja's words and signs, and what can grow.
 const OF_TEMPLATES: [&str; 40] = [
     "{{",
     "}}",
@@ -57,7 +57,7 @@ const OF_TEMPLATES: [&str; 40] = [
     "[:9223372036854775807:-1]",
     "1e308",
 ];
-/// What is written into tokenizers beside the signs of JSON: names of parts, patterns, and numbers at edges.
+/// The tokens written into tokenizers beside the signs of JSON: names of parts, patterns, and numbers at edges.
 const OF_TOKENIZERS: [&str; 23] = [
     "4294967295",
     "4294967296",

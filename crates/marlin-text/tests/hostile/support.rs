@@ -1,4 +1,4 @@
-//! What every test asks.
+//! The helpers of every test.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use marlin_text::{Failure, TextError};
 
-/// The longest that a call may take: the four seconds that it has, and what a process takes to start and end on a busy machine.
+/// The longest that a call may take: its limit of four seconds, plus the start and the end of a process on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
-/// What becomes of it.
+/// The expected outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// An error of the library, whose text has this in it.
@@ -17,7 +17,7 @@ pub enum Expected {
     /// The end of its time, or of its memory, whichever is first on this machine.
     Bound,
     Nesting,
-    /// An error, or none where the library has come to terms with it.
+    /// An error, or none if the library has come to terms with it.
     Survived,
 }
 
@@ -44,7 +44,7 @@ pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), Te
     })
 }
 
-/// What a worker ran into.
+/// Returns the failure of a worker.
 pub fn failure(error: &TextError) -> Option<&Failure> {
     error.source()?.downcast_ref()
 }

@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
             "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}".into(),
             Nesting,
         ),
-        // Without optimisation the stack does not hold so many.
+        // Without optimisation the stack does not hold that many.
         ("signs_in_a_row", format!("{{{{ {}1 }}}}", "-".repeat(20_000)), Survived),
         ("brackets_in_a_row", format!("{{{{ {} }}}}", "[".repeat(20_000)), Refused("recursion")),
         ("a_wide_indent", "{{ 'a\nb' | indent(100000000000) }}".into(), Bound),

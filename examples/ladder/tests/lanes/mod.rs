@@ -1,5 +1,5 @@
-//! Steps 4 and 5 on the host, lane by lane: what the lanes of a warp load, by the functions that tell the kernels where, and what tensor cores make
-//! of it, by the tables of the PTX ISA. Sums are in f64.
+//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products of
+//! tensor cores of it, by the tables of the PTX ISA. Sums are in f64.
 
 use half::f16;
 use ladder::LadderError;
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// What step 4 computes: operands straight from global memory.
+/// The result of step 4: operands straight from global memory.
 pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         [0, 1, 2, 3].map(|step| {
@@ -109,7 +109,7 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// What step 5 computes: operands through a stage, activations swizzled and read by `ldmatrix`.
+/// The result of step 5: operands through a stage, activations swizzled and read by `ldmatrix`.
 pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         // The stage, in halves; NaN where nothing was copied.
@@ -160,7 +160,7 @@ fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     [a0, a1, a2, a3]
 }
 
-/// `mma.m16n8k16`: the four sums of each lane, by the PTX ISA's tables of who holds what.
+/// `mma.m16n8k16`: the four sums of each lane, by the PTX ISA's tables of ownership.
 fn mma_m16n8k16(a: &[[Pair; 4]], b: &[[Pair; 2]]) -> Vec<[f64; 4]> {
     let (mut left, mut right) = ([[f64::NAN; 16]; 16], [[f64::NAN; 8]; 16]);
     for lane in 0..LANES {

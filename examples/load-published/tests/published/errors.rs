@@ -1,4 +1,4 @@
-//! What does not fit is refused, with its names.
+//! Checkpoints that do not fit are refused, with their names.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -15,7 +15,7 @@ fn keys() -> KeyRemapper {
     Bert::from_transformers().unwrap()
 }
 
-/// That the message says all of this.
+/// Asserts that the message has all of this.
 #[track_caller]
 fn says(error: &dyn std::error::Error, words: &[&str]) {
     let message: Vec<String> = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();

@@ -20,7 +20,7 @@ pub fn model() -> Bert {
     config().init(&Device::flex())
 }
 
-/// What transformers computes of the folder in f32: `last_hidden_state`, then `logits`.
+/// The outputs of transformers for the folder in f32: `last_hidden_state`, then `logits`.
 pub struct Expected {
     pub ids: Tensor<2, Int>,
     pub segments: Tensor<2, Int>,

@@ -33,7 +33,7 @@ pub struct Options {
     /// Folder to write the model to: new, empty, or from an earlier training, which is replaced
     #[arg(long)]
     out: PathBuf,
-    /// Where to train
+    /// The device to train on
     #[arg(long, value_enum)]
     device: DeviceKind,
     /// Steps at most

@@ -11,12 +11,12 @@ use serde_json::json;
 use crate::corpus::{CONTEXT, write_json};
 use crate::error::Error;
 
-/// How the model was trained; its presence marks a folder that may be replaced.
+/// The record of how the model was trained; its presence marks a folder that may be replaced.
 const TRAINING: &str = "training.json";
 /// Files of the corpus folder that belong to the model.
 const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
-/// What `training.json` records.
+/// The contents of `training.json`.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// Name of the device.
@@ -56,7 +56,7 @@ impl Progress {
     }
 }
 
-/// The folder and what goes into it beside the weights.
+/// The folder and its files beside the weights.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
@@ -81,7 +81,7 @@ impl Output {
         Ok(Self { dir: dir.to_owned(), tokenizer: TOKENIZER_FILES.into_iter().map(read).collect::<Result<_, Error>>()? })
     }
 
-    /// Writes the model in f16, and replaces what the folder held.
+    /// Writes the model in f16, and replaces the contents of the folder.
     pub fn save(&self, model: &LlamaModel, config: &LlamaConfig, progress: &Progress) -> Result<(), Error> {
         // Written beside the folder first: a run that is killed while saving leaves the earlier model whole.
         let mut name = self.dir.file_name().unwrap_or_default().to_owned();

@@ -15,11 +15,11 @@ pub struct Schedule {
     pub limit: Option<Duration>,
 }
 
-/// What is left of the peak at the end.
+/// The fraction of the peak that is left at the end.
 const FLOOR: f64 = 0.1;
 
 impl Schedule {
-    /// How far the run is, from 0 to 1: by steps or by time, whichever is further.
+    /// The progress of the run, from 0 to 1: by steps or by time, whichever is further.
     pub fn progress(&self, step: usize, elapsed: Duration) -> f64 {
         let by_steps = step as f64 / self.steps.max(1) as f64;
         let by_time = self.limit.map_or(0.0, |limit| elapsed.as_secs_f64() / limit.as_secs_f64().max(1e-9));

@@ -1,4 +1,4 @@
-//! One training step, and the measure of what came of it.
+//! One training step, and its metrics.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -61,7 +61,7 @@ impl Trainer {
             Some((sum, count)) => (sum + loss, count + 1),
             None => (loss, 1),
         });
-        // Ends the step for Burn's fusion, which then meets the same sequence of operations every time and reuses its plan.
+        // Ends the step for Burn's fusion, which then sees the same sequence of operations every time and reuses its plan.
         self.model.device().flush().map_err(|error| Error::Device(error.to_string()))
     }
 

@@ -10,10 +10,10 @@ const METHOD: &str = "compressed-tensors";
 const FORMAT: &str = "pack-quantized";
 /// The class of layers that is quantised, by its name in PyTorch.
 const TARGET: &str = "Linear";
-/// What an entry of `ignore` starts with that is a pattern, not a name.
+/// The prefix of an entry of `ignore` that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
 
-/// How the linear layers of a checkpoint that is written are quantised, which of them otherwise, and which not at all.
+/// The quantisation of the linear layers of a checkpoint to write, the layers that differ from it, and the layers left as floats.
 /// [`Quantization`](crate::checkpoint::Quantization) reads it again.
 #[derive(Debug, Clone)]
 pub struct QuantizationConfig {
@@ -27,7 +27,7 @@ pub struct QuantizationConfig {
 }
 
 impl QuantizationConfig {
-    /// All linear layers as `spec` says, but those that `ignore` names: names of layers, or `re:` and a regular expression that matches
+    /// All linear layers in `spec`, except those that `ignore` names: names of layers, or `re:` and a regular expression that matches
     /// from the start of the name.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl QuantizationConfig {
         Ok(Self { spec, ignore, patterns, act_order: false, others: Vec::new() })
     }
 
-    /// The same, saying whether layers have a `weight_g_idx`, which other readers expect to be told.
+    /// The same, with a declaration that layers have a `weight_g_idx`, which other readers require.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
     }
@@ -52,7 +52,7 @@ impl QuantizationConfig {
         self
     }
 
-    /// How layers are quantised, where nothing else is said of them.
+    /// The quantisation of layers without an entry of their own.
     pub fn spec(&self) -> QuantSpec {
         self.spec
     }
@@ -62,12 +62,12 @@ impl QuantizationConfig {
         &self.ignore
     }
 
-    /// Whether layers may have a `weight_g_idx` (`actorder` is `group`).
+    /// Returns true if layers may have a `weight_g_idx` (`actorder` is `group`).
     pub fn act_order(&self) -> bool {
         self.act_order
     }
 
-    /// Whether the layer `name` is not quantised.
+    /// Returns true if the layer `name` is not quantised.
     pub fn ignores(&self, name: &str) -> bool {
         self.ignore.iter().any(|entry| entry == name) || self.patterns.iter().any(|pattern| pattern.is_match(name))
     }

@@ -37,14 +37,14 @@ const SHAPE: &str = "weight_shape";
 const ZERO_POINT: &str = "weight_zero_point";
 const GROUP_INDEX: &str = "weight_g_idx";
 
-/// Whether `layer` is quantised in this checkpoint: its `weight_packed` is there.
+/// Returns true if `layer` is quantised in this checkpoint: its `weight_packed` is there.
 pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
     checkpoint.contains(&name(layer, PACKED))
 }
 
 /// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`.
 ///
-/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config says. A `weight_g_idx` that is not the natural order of groups
+/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config has. A `weight_g_idx` that is not the natural order of groups
 /// becomes a row permutation.
 ///
 /// # Errors
@@ -90,9 +90,9 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation }).map_err(invalid)
 }
 
-/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: what a writer declares before the weight is quantised.
+/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
 ///
-/// `act_order` says whether the weight has a row permutation.
+/// `act_order` is true if the weight has a row permutation.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
     let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![

@@ -5,7 +5,7 @@
 //! | `bits`, `group_size`, `sym` | as GPTQ's; `sym` where absent: true |
 //! | `packing_format` | `auto_round:auto_gptq` (where absent, if symmetric): GPTQ v1; `auto_round` or `auto_round:gptqmodel`: GPTQ v2; `auto_round:auto_awq`: AWQ, always with zero points |
 //! | `extra_config` | overrides by layer or pattern; 16 bits and more are not quantised. A layer's own entry counts before patterns |
-//! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; what lies elsewhere is not quantised |
+//! | `block_name_to_quantize`, `to_quant_block_names` | names of blocks, as a list or separated by commas; layers elsewhere are not quantised |
 //!
 //! The output head is quantised only where `extra_config` has it by its name.
 //!
@@ -61,7 +61,7 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     let symmetric = fields.boolean("sym")?.unwrap_or(true);
     let spec = spec::spec(spec::bits(fields, &["bits"])?, spec::group_size(fields, &["group_size"])?, symmetric);
     let version = match fields.text("packing_format")? {
-        // Of symmetric weights, versions 1 and 2 say the same.
+        // For symmetric weights, versions 1 and 2 are the same.
         None if !symmetric => return Err(fields.missing("packing_format", PACKINGS)),
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::V1,
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,

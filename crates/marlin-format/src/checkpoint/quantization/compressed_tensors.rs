@@ -2,14 +2,14 @@
 //!
 //! | field | means |
 //! |---|---|
-//! | `format` | how weights are stored: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group says it |
+//! | `format` | how weights are stored: `pack-quantized` or `marlin-24`; with `mixed-precision`, every group has its own |
 //! | `config_groups.*.format` | the same for a group |
 //! | `config_groups.*.targets` | its layers: names, `re:` and a pattern, or `Linear` for all linear layers; of several, in this order |
 //! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder` |
 //! | `ignore` | layers that are not quantised, as `targets` |
 //! | `quantization_status` | `compressed`, or as older files have it `frozen` |
 //!
-//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is left alone.
+//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is ignored.
 //!
 //! Source: the `compressed-tensors` Python package, `quantization/{quant_config,quant_scheme,quant_args}.py`, `utils/match.py`.
 
@@ -24,7 +24,7 @@ use crate::{GroupSize, QuantSpec};
 
 /// The class of linear layers, by its name in PyTorch.
 const LINEAR: &str = "Linear";
-/// What an entry starts with that is a pattern, not a name.
+/// The prefix of an entry that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
 const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
@@ -64,7 +64,7 @@ fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
     })
 }
 
-/// How the layers of a group are held.
+/// The format of the layers of a group.
 fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     for activations in ["input_activations", "output_activations"] {
         if let Some(found) = group.get(activations) {
@@ -124,7 +124,7 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     }
 }
 
-/// Weights that are stored in another way than their format says, and what changes a layer's input or output.
+/// Weights that are stored in another way than their format declares, and transforms of a layer's input or output.
 fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(sparsity) = root.object("sparsity_config")?
         && let Some(found) = sparsity.get("format").filter(|format| **format != "dense".into())

@@ -10,7 +10,7 @@
 //! | `version`, or else `format` | AWQ | `gemm` (where absent) |
 //! | `lm_head` | both | whether the output head is quantised (where absent: false) |
 //! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
-//! | `block_name_to_quantize` | GPTQ | names of blocks or of what holds them, as a list or separated by commas: what lies elsewhere is not quantised |
+//! | `block_name_to_quantize` | GPTQ | names of blocks or of their parent, as a list or separated by commas: layers elsewhere are not quantised |
 //! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
 //! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
 //!
@@ -56,7 +56,7 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     Ok(rules)
 }
 
-/// How a layer with these fields is quantised, by GPTQ.
+/// The GPTQ format of a layer with these fields.
 pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const FORMATS: &str = "`gptq`, `gptq_v2`, `marlin` or `marlin_24`";
     let group = spec::group_size(fields, &["group_size"])?;
@@ -69,7 +69,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
         Some((name, Json::String(format))) => (name, format.to_lowercase()),
         Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
     };
-    // Of the oldest Marlin checkpoints, some say the group size only.
+    // Some of the oldest Marlin checkpoints have only the group size.
     let bits = if old_marlin && fields.get("bits").is_none() { Bits::Four } else { spec::bits(fields, &["bits"])? };
     let spec = spec::spec(bits, group, symmetric);
     let marlin = |dense| spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order, dense);
@@ -82,7 +82,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     }
 }
 
-/// How a layer with these fields is quantised, by AWQ.
+/// The AWQ format of a layer with these fields.
 pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     const VERSIONS: &str = "`gemm`";
     const BITS: &[&str] = &["bits", "w_bit"];
@@ -104,7 +104,7 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
     spec::check_awq(fields, BITS, spec).map(|()| LayerFormat::Awq(spec))
 }
 
-/// The output head is quantised where the config says so, and only then.
+/// The output head is quantised only if the config declares it.
 fn head_rule(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     let mut rules = Rules::default();
     if !root.boolean("lm_head")?.unwrap_or(false) {
@@ -132,7 +132,7 @@ fn dynamic_rules(
     Ok(())
 }
 
-/// What changes a layer's input or output, and not only its weight.
+/// Refuses transforms that change a layer's input or output, and not only its weight.
 fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(found) = root.get("rotation") {
         return Err(root.unsupported("rotation", "null: no rotated activations", found));

@@ -28,7 +28,7 @@ pub(super) enum Json {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Object {
     entries: Vec<(String, Json)>,
-    /// Where the entry that counts is, by key.
+    /// The position of the entry that counts, by key.
     index: HashMap<String, usize>,
 }
 
@@ -149,7 +149,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The same, with `overridden` for what is absent.
+    /// The same, with `overridden` for absent fields.
     pub fn overriding(self, overridden: &'a Fields<'a>) -> Self {
         Self { overridden: Some(overridden), ..self }
     }
@@ -159,7 +159,7 @@ impl<'a> Fields<'a> {
         self.object.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// A field, or `None` where it is absent or null.
+    /// A field, or `None` if it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Json> {
         let own = self.object.get(field).filter(|value| **value != Json::Null);
         own.or_else(|| self.overridden.and_then(|fields| fields.get(field)))
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
         names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
-    /// Where a field is, or would be.
+    /// The path of a field, present or not.
     pub fn path(&self, field: &str) -> String {
         match self.overridden {
             Some(fields) if self.object.get(field).is_none_or(|value| *value == Json::Null) => fields.path(field),

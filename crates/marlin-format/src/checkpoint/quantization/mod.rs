@@ -1,4 +1,4 @@
-//! What the configs of a folder say of every layer, whatever wrote them.
+//! The quantisation of every layer by the configs of a folder, whatever program wrote them.
 //!
 //! | `quant_method` | read by |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `compressed-tensors` | [`compressed_tensors`] |
 //! | `auto-round` | [`auto_round`] |
 //!
-//! Each becomes a list of [rules]; everything that is not read is refused with its field and what it holds.
+//! Each becomes a list of [rules]; everything that is not supported is refused with its field and value.
 
 mod auto_round;
 mod compressed_tensors;
@@ -28,11 +28,11 @@ use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
 /// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
 const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
-/// Where a model's config has that of its quantisation; older files say `compression_config`.
+/// The field of a model's config with that of its quantisation; older files have `compression_config`.
 const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 
-/// How each layer of a checkpoint is quantised, as its configs say.
+/// The quantisation of each layer of a checkpoint, by its configs.
 ///
 /// ```
 /// use marlin_format::checkpoint::{LayerFormat, Quantization};
@@ -52,7 +52,7 @@ pub struct Quantization {
 
 impl Quantization {
     /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
-    /// `quant_config.json`. Where several say something, `config.json` counts, as for other readers. `None` where nothing is quantised.
+    /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` if nothing is quantised.
     ///
     /// # Errors
     /// [`CheckpointError::Config`] for a config that is not JSON or not read, and [`CheckpointError::Io`].
@@ -73,10 +73,10 @@ impl Quantization {
         Ok(None)
     }
 
-    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` where there is neither.
+    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` if there is neither.
     ///
     /// # Errors
-    /// [`ConfigError`], with the field and what it holds, for every method, format or option that is not read.
+    /// [`ConfigError`], with the field and its value, for every method, format or option that is not supported.
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
         let json: Json = serde_json::from_slice(text)?;
         let config = Fields::new(&json, String::new())?;
@@ -88,7 +88,7 @@ impl Quantization {
         found.map(|(_, quantization)| Self::new(quantization, None)).transpose()
     }
 
-    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not say their method.
+    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not name their method.
     ///
     /// # Errors
     /// As [`from_config`](Self::from_config).
@@ -99,7 +99,7 @@ impl Quantization {
         Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
     }
 
-    /// `method` is that of a config that does not say it.
+    /// `method` is that of a config that does not name it.
     fn new(config: &Json, method: Option<&str>) -> Result<Self, ConfigError> {
         const METHOD_FIELDS: [&str; 2] = ["quant_method", "method"];
         let root = Fields::new(config, String::new())?;
@@ -121,7 +121,7 @@ impl Quantization {
         Ok(Self { rules })
     }
 
-    /// How the linear layer of this name, such as `model.layers.0.mlp.up_proj`, is held.
+    /// Returns the format of the linear layer of this name, such as `model.layers.0.mlp.up_proj`.
     ///
     /// # Errors
     /// [`ConfigError::Match`] for a pattern of the config that takes too many steps to match.

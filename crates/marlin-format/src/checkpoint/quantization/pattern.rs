@@ -7,7 +7,7 @@ use crate::checkpoint::ConfigError;
 /// Bytes of a compiled expression: names are short, and so are the patterns that files have for them.
 const SIZE_LIMIT: usize = 1 << 20;
 
-/// Whether an entry that may be a name is a pattern: it has characters that no name has.
+/// Returns true if an entry is a pattern, not a name: it has characters that no name has.
 pub(super) fn is_pattern(entry: &str) -> bool {
     entry.contains(['*', '?', '+', '^', '$', '|', '\\', '(', '[', '{'])
 }
@@ -16,7 +16,7 @@ pub(super) fn is_pattern(entry: &str) -> bool {
 #[derive(Debug, Clone)]
 pub(super) struct Pattern {
     regex: Regex,
-    /// Whether a match must begin where the name does.
+    /// True if a match must begin at the start of the name.
     from_start: bool,
 }
 

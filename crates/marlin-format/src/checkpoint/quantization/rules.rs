@@ -1,4 +1,4 @@
-//! What every config comes down to: rules, of which the first that selects a layer counts.
+//! The rules that every config reduces to; the first one that selects a layer counts.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ const MAX_TRIED: usize = 4096;
 /// Rules in the order in which they count.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rules {
-    /// How the layers of a name are held, and how many of the other rules come before.
+    /// The format of the layers of each name, and the number of other rules that come before it.
     names: HashMap<String, (usize, LayerFormat)>,
     others: Vec<Rule>,
     /// Entries of `others`.
     tried: usize,
 }
 
-/// How the layers of a selector are held.
+/// The format of the layers of a selector.
 #[derive(Debug, Clone)]
 struct Rule {
     selector: Selector,
@@ -50,7 +50,7 @@ impl Rules {
         Ok(())
     }
 
-    /// How a layer is held by the first rule that selects it.
+    /// The format of a layer by the first rule that selects it.
     ///
     /// # Errors
     /// [`ConfigError::Match`] where trying takes too many steps.
@@ -74,7 +74,7 @@ impl Rules {
     }
 }
 
-/// Which layers a rule is for.
+/// The layers that a rule applies to.
 #[derive(Debug, Clone)]
 pub(super) enum Selector {
     /// The layer of this name.
@@ -107,7 +107,7 @@ impl Selector {
     }
 }
 
-/// Adds the rule for what lies outside of the blocks that one of these fields names, in a list or separated by commas.
+/// Adds the rule for layers outside of the blocks that one of these fields names, in a list or separated by commas.
 pub(super) fn push_outside_blocks(rules: &mut Rules, root: &Fields<'_>, fields: &[&str]) -> Result<(), ConfigError> {
     let Some((name, found)) = root.first(fields) else { return Ok(()) };
     let blocks = match found {
@@ -123,12 +123,12 @@ fn is_output_head(layer: &str) -> bool {
     layer.rsplit('.').next() == Some("lm_head")
 }
 
-/// Whether the first parts of a layer's name are those of `module`.
+/// Returns true if the first parts of a layer's name are those of `module`.
 fn starts_with_module(layer: &str, module: &str) -> bool {
     layer.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Whether the parts of `module` are in a layer's name, one after the other.
+/// Returns true if the parts of `module` are in a layer's name, one after the other.
 fn has_module(layer: &str, module: &str) -> bool {
     let starts = std::iter::once(0).chain(layer.match_indices('.').map(|(dot, _)| dot + 1));
     starts.into_iter().any(|start| starts_with_module(&layer[start..], module))

@@ -1,10 +1,10 @@
-//! Bits, groups and symmetry, as the fields of configs say them.
+//! Bits, groups and symmetry, from the fields of configs.
 
 use super::json::{Fields, Json};
 use crate::checkpoint::ConfigError;
 use crate::{Bits, GroupSize, QuantSpec};
 
-/// The spec; its scale dtype is not the config's to say.
+/// The spec; configs do not have its scale dtype.
 pub(super) fn spec(bits: Bits, group: GroupSize, symmetric: bool) -> QuantSpec {
     let spec = match bits {
         Bits::Four => QuantSpec::int4(group),
@@ -29,14 +29,14 @@ pub(super) fn group_size(fields: &Fields<'_>, names: &[&'static str]) -> Result<
     GroupSize::try_from(size).map_err(|source| ConfigError::GroupSize { field: fields.path(name), source })
 }
 
-/// Refuses what AWQ does not hold: it has 4 bits.
+/// Refuses specs that AWQ does not hold: it has 4 bits.
 pub(super) fn check_awq(fields: &Fields<'_>, names: &[&'static str], spec: QuantSpec) -> Result<(), ConfigError> {
     const EXPECTED: &str = "4 for AWQ";
     let (name, found) = required(fields, names, EXPECTED)?;
     if spec.bits == Bits::Four { Ok(()) } else { Err(fields.unsupported(name, EXPECTED, found)) }
 }
 
-/// Refuses what the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
+/// Refuses specs that the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
 /// 4 bits.
 ///
 /// `names` are those of the bits, the group size, the symmetry and the activation order.
@@ -47,7 +47,7 @@ pub(super) fn check_marlin(
     act_order: bool,
     dense: bool,
 ) -> Result<(), ConfigError> {
-    // Where there is one group, the order of rows says nothing.
+    // With one group, the order of rows does not matter.
     let ordered = act_order && spec.group != GroupSize::Channel;
     let checks = [
         (spec.bits == Bits::Four || !dense, "4 for Marlin"),

@@ -66,7 +66,7 @@ fn fields_say_the_format() {
         (json!({ "is_marlin_format": true, "checkpoint_format": "gptq", "desc_act": false }), "marlin int4 g128"),
         (json!({ "is_marlin_format": false }), "gptq v1 int4 g128 act-order"),
         (json!({ "quant_method": "marlin", "bits": null, "sym": null, "desc_act": null }), "marlin int4 g128"),
-        // Of one group, the order of rows says nothing.
+        // With one group, the order of rows does not matter.
         (json!({ "checkpoint_format": "marlin", "group_size": -1 }), "marlin int4 channel"),
         (json!({ "checkpoint_format": "marlin_24", "desc_act": false }), "gptq marlin_24 int4 g128"),
         (json!({ "checkpoint_format": "marlin_24", "bits": 8, "desc_act": false }), "gptq marlin_24 int8 g128"),

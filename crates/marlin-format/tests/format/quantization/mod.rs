@@ -1,4 +1,4 @@
-//! What configs say of layers: samples in the shape of published ones, every rule, every refusal.
+//! The configs of layers: samples in the shape of published ones, every rule, every refusal.
 
 mod auto_round;
 mod awq;
@@ -55,7 +55,7 @@ fn expect_refused(quantization: &Value, expected: &str) {
     assert_eq!(message(&error), expected);
 }
 
-/// What is not supported is refused with the field, what it holds, and what it may hold.
+/// Expects a refusal that names the field, its value, and the accepted values.
 #[track_caller]
 fn expect_unsupported(quantization: &Value, field: &str, found: &str, expected: &str) {
     let expected = format!(

@@ -36,7 +36,7 @@ pub enum HeadKernel {
     Planes,
 }
 
-/// The kernel that takes a problem; `None` where it has too many rows.
+/// The kernel that takes a problem; `None` if it has too many rows.
 pub fn plan(problem: &FloatProblem, target: &Target) -> Option<HeadKernel> {
     let is_card = target.card.is_some_and(|card| card.capability >= MIN_CAPABILITY);
     let tensor_cores = is_card && problem.dtype != ActivationDtype::F32 && problem.k.is_multiple_of(tensor_cores::STEP);

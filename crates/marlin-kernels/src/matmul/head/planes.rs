@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 /// Planes of a cube.
 pub(super) const PLANES: usize = 8;
-/// Loads of a unit that are under way at a time.
+/// Loads of a unit that are in flight at a time.
 const LOADS: usize = 8;
 
 #[cube(launch)]
@@ -29,7 +29,7 @@ pub(super) fn head_columns<F: Float, N: Size>(
     for row in 0..rows {
         sums[row] = Vector::new(0.0);
     }
-    // Some turns are written out, so that many loads are under way.
+    // Some iterations are unrolled, so that many loads are in flight.
     for turn in 0..comptime!(vectors.div_ceil(plane * LOADS)) {
         #[unroll]
         for load in 0..LOADS {

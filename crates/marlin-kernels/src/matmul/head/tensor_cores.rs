@@ -1,7 +1,7 @@
 //! On tensor cores: a block has 16 columns and all rows, and its warps take turns along K. Weights are the fragment A of `mma.m16n8k16`,
 //! activations its fragment B.
 //!
-//! The sum over K may go in any order as long as both fragments have the same, so a lane takes what lies together: 16 bytes, eight features of one
+//! The sum over K may go in any order as long as both fragments use the same one, so a lane loads contiguous values: 16 bytes, eight features of one
 //! column or row, are its part of two products. With `groupID = lane / 4` and `t = lane % 4`:
 //!
 //! | features of a step | product | in A, columns `groupID` and `groupID + 8` | in B, row `groupID` |
@@ -11,7 +11,7 @@
 //! | `8t + 4`, `8t + 5` | second | `a0`, `a1` | `b0` |
 //! | `8t + 6`, `8t + 7` | second | `a2`, `a3` | `b1` |
 //!
-//! Nothing is staged in shared memory: many small warps on each multiprocessor keep enough loads under way.
+//! Nothing is staged in shared memory: many small warps on each multiprocessor keep enough loads in flight.
 //!
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
@@ -26,14 +26,14 @@ pub(super) const COLUMNS: usize = 16;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Config {
     /// K, a multiple of [`STEP`].
     pub features: usize,
     /// Tiles of eight rows.
     pub tiles: usize,
-    /// Values in bf16, or in f16.
+    /// True if values are in bf16; otherwise f16.
     pub bf16: bool,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn head<F: Float>(
     let lane = lane() as usize;
     let (group_id, t) = (lane / 4, lane % 4);
     let first = CUBE_POS * COLUMNS;
-    // Columns and rows past the last: the last once more, for nothing.
+    // Columns and rows past the last load the last one again; the result is not used.
     let upper = min(first + group_id, columns - 1) * vectors + t;
     let lower = min(first + group_id + 8, columns - 1) * vectors + t;
     let mut sums = Array::<F4>::new(config.tiles);
@@ -113,7 +113,7 @@ pub(super) fn head<F: Float>(
     }
 }
 
-/// The 16 bytes of a vector of the weight, past the first-level cache, which the activations stay in.
+/// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache, so that the activations stay there.
 #[cube]
 fn load_once(weight: &[U4], place: usize) -> U4 {
     ld_global_once_16(global_address(weight) + 16u64 * u64::cast_from(place))

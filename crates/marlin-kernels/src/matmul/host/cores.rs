@@ -1,4 +1,4 @@
-//! Which core a thread runs on, where the system says so.
+//! The core that a thread runs on, if the system reports it.
 
 #[cfg(target_os = "linux")]
 use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};

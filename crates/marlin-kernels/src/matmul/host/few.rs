@@ -1,6 +1,6 @@
 //! Up to eight rows of activations: the weight streams from memory through registers, and is unpacked there.
 //!
-//! Of a word, value `i` is masked where it lies, `q 2^(bits i)`, and made a float; the activation it meets carries the factor `2^(-bits i)`. So a
+//! Of a word, value `i` is masked in place, `q 2^(bits i)`, and converted to float; its activation carries the factor `2^(-bits i)`. So a
 //! value costs a mask, a conversion and a multiply-add for a vector of columns, and no shift. Zero points are taken away a chunk of K at a time:
 //! `sum x (q - zero) = sum x q - zero sum x`.
 
@@ -14,7 +14,7 @@ use std::ops::Range;
 pub const MAX_ROWS: usize = 8;
 /// Most columns of a task.
 const STRIP: usize = 256;
-/// Rows of K that the words are asked for ahead, where chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
+/// Rows of K by which words are prefetched, if chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
 const AHEAD: usize = 128;
 
 /// Activations in the order of the stored rows, prepared for words of `per_word` values.

@@ -10,7 +10,7 @@ pub const MAX_HEAD_ROWS: usize = 8;
 /// Rows `x` [rows, features] times the transpose of `table` [columns, features]: [rows, columns]. At most [`MAX_HEAD_ROWS`] rows.
 ///
 /// # Panics
-/// Where there are more rows.
+/// Panics if there are more rows.
 pub fn head<T: HostFloat>(x: &[T], table: &[T], features: usize) -> Vec<T> {
     const STRIP: usize = 256;
     let (rows, columns) = (x.len() / features.max(1), table.len() / features.max(1));

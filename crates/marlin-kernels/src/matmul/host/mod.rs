@@ -8,7 +8,7 @@
 //! | `many` | more: panels of it are unpacked into the first-level cache |
 //! | `unpack` | the float weight |
 //! | [`head`] | few rows with a float table |
-//! | [`simd`] | the vector instructions they are made of, and plain Rust in their place |
+//! | [`simd`] | the vector instructions of these loops, and plain Rust in their place |
 //! | [`threads`] | columns over all cores |
 //! | `pool`, `cores` | the threads, and where they run |
 

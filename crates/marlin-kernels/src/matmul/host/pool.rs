@@ -14,7 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread waits awake for the next loop: longer than what a model computes between two matmuls of one row.
+/// The time for which a thread stays awake for the next loop: longer than a model computes between two matmuls of one row.
 const AWAKE: Duration = Duration::from_micros(200);
 /// Checks for a loop between two looks at the clock.
 const CHECKS: usize = 64;
@@ -22,7 +22,7 @@ const CHECKS: usize = 64;
 /// Runs `task` for `0..tasks` on at most `threads` threads, the calling one among them. Where another thread runs a loop, the calling one runs all of this.
 ///
 /// # Panics
-/// Where a task does, when all threads have left the loop.
+/// Panics if a task does, when all threads have left the loop.
 pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     if threads.min(tasks) > 1 {
@@ -40,12 +40,12 @@ pub fn for_each(tasks: usize, threads: usize, task: &(dyn Fn(usize) + Sync)) {
     (0..tasks).for_each(task);
 }
 
-/// Threads the machine has for loops: as many as rayon's, which a user can set.
+/// The machine's threads for loops: as many as rayon's, which a user can set.
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// A loop's number, the helpers that it wants, whether it is open to them and how many are in it, in one word.
+/// A loop's number, the helpers that it uses, whether it is open to them and how many are in it, in one word.
 #[derive(Clone, Copy, PartialEq)]
 struct State(u64);
 
@@ -85,7 +85,7 @@ struct Shared {
 }
 
 struct Helper {
-    /// Whether it has to be woken.
+    /// True if it has to be woken.
     asleep: &'static AtomicBool,
     thread: Thread,
 }
@@ -142,7 +142,7 @@ impl Pool {
                 helper.thread.unpark();
             }
         }
-        // SAFETY of the pointer: `run` catches a panic, so this function goes on to where no helper is inside, and none enters a closed loop.
+        // SAFETY of the pointer: `run` catches a panic, so this function continues until no helper is inside, and none enters a closed loop.
         shared_loop.run();
         self.shared.state.fetch_and(!State::OPEN, Relaxed);
         let mut checks = 0;
@@ -158,7 +158,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// What a helper does all its life.
+    /// Runs a helper thread.
     fn help(&self, index: usize, asleep: &AtomicBool) {
         let mut last = 0;
         loop {
@@ -168,7 +168,7 @@ impl Shared {
                 continue;
             }
             last = state.number();
-            // SAFETY: who opened the loop waits until this thread has left it.
+            // SAFETY: the thread that opened the loop waits until this thread has left it.
             unsafe { &*self.current.load(Relaxed) }.run();
             self.state.fetch_sub(1, Release);
         }
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop that wants this helper and is not the last one; awake, then asleep.
+    /// Waits for a loop that uses this helper and is not the last one; awake, then asleep.
     fn wait(&self, index: usize, asleep: &AtomicBool, last: u32) -> State {
         let wanted = |state: State| state.number() != last && state.is_for(index);
         loop {

@@ -45,9 +45,9 @@ pub trait Simd: Copy {
     fn to_f32(self, words: Self::U32) -> Self::F32;
 }
 
-/// What is compiled once for each [`Simd`].
+/// A kernel that is compiled once for each [`Simd`].
 pub trait Kernel {
-    /// What it gives.
+    /// The result.
     type Output;
 
     /// Runs it. `#[inline(always)]`, as everything that it hands `simd` to.
@@ -239,7 +239,7 @@ pub mod tests {
         BEST.get()
     }
 
-    /// What this thread's kernels may take from now on. Threads that help it take all.
+    /// Sets the instruction sets that this thread's kernels may use from now on. Its helper threads use all.
     pub fn set_best(best: Best) {
         BEST.set(best);
     }

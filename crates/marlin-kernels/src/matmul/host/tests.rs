@@ -28,7 +28,7 @@ struct Case {
     bias: Vec<f32>,
     /// [K, N] in natural order.
     natural: Vec<f64>,
-    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points apart.
+    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points separately.
     terms: Vec<f64>,
 }
 
@@ -170,7 +170,7 @@ fn wrong_buffers_are_refused() {
     assert!(dequantize::<f32>(&case.problem, case.weight(), &mut [0.0; 8]).is_err());
 }
 
-/// What every method gives, as bits.
+/// The result of every method, as bits.
 struct Methods {
     floats: [f32; LANES],
     words: [u32; LANES],

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 /// Multiplications and additions below which another thread costs more than it does: it begins about a microsecond late.
 const WORK: usize = 1 << 17;
 
-/// Runs `task` for `0..tasks`, on as many threads as so many multiplications are worth. The calling thread takes part.
+/// Runs `task` for `0..tasks`, on as many threads as the number of multiplications justifies. The calling thread takes part.
 pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
     pool::for_each(tasks, pool::threads().min(work / WORK), &task);
 }
@@ -26,7 +26,7 @@ pub struct Columns<'a, T> {
     matrix: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: threads reach elements through `part` alone, whose callers keep them apart.
+// SAFETY: threads reach elements only through `part`, whose callers keep them disjoint.
 unsafe impl<T: Send> Sync for Columns<'_, T> {}
 
 impl<'a, T> Columns<'a, T> {
@@ -35,7 +35,7 @@ impl<'a, T> Columns<'a, T> {
         Self { start: matrix.as_mut_ptr(), rows: matrix.len() / n.max(1), n, matrix: PhantomData }
     }
 
-    /// Where column `first` of a row is; `width` columns are there.
+    /// Returns a pointer to column `first` of a row; `width` columns follow.
     ///
     /// # Panics
     /// Outside the matrix.

@@ -30,7 +30,7 @@ pub fn unpack<S: Simd, const PER_WORD: usize>(simd: S, mut words: S::U32, scales
     values
 }
 
-/// Rounds the lanes of a vector to the elements of `to`: all of them, or those that it has room for.
+/// Rounds the lanes of a vector to the elements of `to`: all of them, or as many as fit.
 #[inline(always)]
 fn store_part<S: Simd, T: HostFloat>(simd: S, vector: S::F32, to: &mut [T]) {
     match to.first_chunk_mut() {
@@ -118,7 +118,7 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         }
     }
 
-    /// Writes `V` vectors of columns, from number `i` of the strip on, to `rows`. Where it is one alone, it may be the last, of fewer columns.
+    /// Writes `V` vectors of columns, from number `i` of the strip on, to `rows`. A single vector may be the last one, of fewer columns.
     #[inline(always)]
     fn block<S: Simd, const V: usize>(&self, simd: S, first: usize, i: usize, rows: &[*mut T], scaling: &[(S::F32, S::F32)]) {
         let mut words = [simd.splat_word(0); V];

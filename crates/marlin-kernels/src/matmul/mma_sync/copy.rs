@@ -20,12 +20,12 @@ pub(super) struct Source {
     pub zeros: u64,
 }
 
-/// The copies of a stripe, which run ahead of its products by all stages but the one that is multiplied.
+/// The copies of a stripe, which run ahead of its products by all stages but the one that is being multiplied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CopyAhead {
-    /// What is copied next.
+    /// The next copies.
     copies: Copies,
-    /// The part of a tile that it is of.
+    /// The part of the tile that they belong to.
     part: TilePart,
     /// The first unit of the stripe.
     start: u32,
@@ -51,7 +51,7 @@ impl CopyAhead {
         }
     }
 
-    /// Waits until the step of a stage has arrived and every warp is done with the stage before, and fills that one.
+    /// Waits until the step of a stage has arrived and every warp is done with the stage before, and refills the latter.
     pub fn step(&mut self, stage: u32, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         cp_async_wait_group(comptime!(config.tile.stages - 2));
         sync_cube();
@@ -75,7 +75,7 @@ impl CopyAhead {
     }
 }
 
-/// What a thread copies next: its part of one step of a tile, and how to get to the next step.
+/// The next copies of a thread: its part of one step of a tile, and the offsets of the next step.
 ///
 /// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a step are copied
 /// by all threads together, in runs of eight values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so that
@@ -92,7 +92,7 @@ struct Copies {
     zeros: u64,
     /// The warp's chunk along K.
     chunk: u32,
-    /// Chunks along K; 0 where the warp's columns are past N.
+    /// Chunks along K; 0 if the warp's columns are past N.
     chunks: u32,
     /// The thread's first run of activations.
     x: u64,
@@ -160,7 +160,7 @@ impl Copies {
         self.chunk += comptime!(config.tile.warps_k as u32);
         self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
 
-        // Past K there is nothing to read, and zeros make the padded rows of the weight count for nothing.
+        // Past K nothing is read, and zeros cancel the padded rows of the weight.
         let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
         let row = UNIT_POS_X / comptime!(runs(&config));
         let run = UNIT_POS_X % comptime!(runs(&config));

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 /// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks.
 ///
 /// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
-/// rows wastes no more than it must.
+/// rows wastes at most seven.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
     x: &[F],
@@ -47,7 +47,7 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
-    // The first copies are under way before anything else.
+    // The first copies are issued before anything else.
     let mut stage = stages;
     let mut part = TilePart::last(&lengths, start, end);
     let mut ahead = CopyAhead::new(start, end, &lengths, config);
@@ -65,7 +65,7 @@ pub(super) fn matmul<F: Float>(
             sums[i] = F4::new(0.0);
         }
         let column = lengths.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
-        // Opaque, or the compiler computes it anew for every step.
+        // Opaque, or the compiler recomputes it for every step.
         let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
         let mut chunk = part.first * warps_k + warp / warps_n;
         for _ in part.first..part.end {

@@ -1,8 +1,8 @@
-//! The Marlin kernel with `mma.sync`: each warp multiplies by itself. Every card from compute capability 8.0 on has it.
+//! The Marlin kernel with `mma.sync`: each warp multiplies by itself. It runs on every card from compute capability 8.0 on.
 //!
-//! Each warp owns one chunk of the weight in a step, 64 rows of K by 64 columns: it copies it with `cp.async` past the first-level cache and
-//! multiplies it, and since a lane copies the very words it multiplies, only the activations need the block's barrier. They lie in shared
-//! memory with runs of eight values swizzled by XOR, for `ldmatrix`. As many stages are in flight as shared memory holds.
+//! Each warp owns one chunk of the weight in a step, 64 rows of K by 64 columns: it copies it with `cp.async`, bypassing the first-level cache, and
+//! multiplies it. A lane copies the words that it multiplies itself, so only the activations need a barrier of the block. They are in shared
+//! memory with runs of eight values swizzled by XOR, for `ldmatrix`. As many stages are in flight as fit in shared memory.
 //!
 //! | file | holds |
 //! |---|---|

@@ -95,7 +95,7 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
     }
 }
 
-/// Where a step's B fragments are among their registers: two sets take turns. One batch tile loads two steps at once, and has all four apart.
+/// The register set of a step's B fragments: two sets alternate. One batch tile loads two steps at once, and has four separate sets.
 fn b_set(step: usize, batch_tiles: usize) -> usize {
     if batch_tiles == 1 { 2 * step } else { step % 2 * 2 * batch_tiles }
 }

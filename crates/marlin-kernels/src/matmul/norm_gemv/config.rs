@@ -17,13 +17,13 @@ pub(super) const THREADS: usize = 32 * WARPS;
 /// Everything that a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Blocks of a cluster, which share the K of its columns: one of [`CLUSTERS`](super::CLUSTERS).
+    /// Blocks of a cluster, among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
     pub blocks: usize,
     /// Rows of K that share a scale: fewer than all.
     pub group: GroupSize,
-    /// Zero points, or 8 everywhere.
+    /// True if the weight has zero points; otherwise they are 8 everywhere.
     pub zero_points: bool,
-    /// Activations, scales, bias and output in bf16, or in f16.
+    /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
 }
 

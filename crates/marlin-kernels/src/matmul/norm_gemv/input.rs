@@ -1,4 +1,4 @@
-//! The normalised activations, made on their way to shared memory.
+//! The normalised activations, computed before they are stored in shared memory.
 
 use super::config::{Lengths, STEP_K, V4};
 use crate::ptx::lane;
@@ -19,7 +19,7 @@ impl<F: Float> RawInput<F> {
         RawInput::<F> { x: zero, residual: zero, norm: zero }
     }
 
-    /// Asks for the values of a step.
+    /// Issues the loads of the values of a step.
     pub fn load(&mut self, x: &[V4<F>], residual: &[V4<F>], norm: &[V4<F>], step: u32, lengths: &Lengths) {
         let place = place(step);
         let is_there = place < lengths.k / 4;
@@ -30,17 +30,17 @@ impl<F: Float> RawInput<F> {
     }
 }
 
-/// Where a lane's four values of a step are, in vectors of four.
+/// The position of a lane's four values of a step, in vectors of four.
 #[cube]
 fn place(step: u32) -> u32 {
     step * comptime!(STEP_K as u32 / 4) + lane()
 }
 
-/// Puts a warp's step into its shared memory, and the sum with the residual stream to where it is kept; the root that the values were divided by, and
-/// the sum of their squares.
+/// Stores a warp's step in its shared memory, and the sum with the residual stream in global memory; returns the root that the values were divided by,
+/// and the sum of their squares.
 ///
-/// The mean square of the row is known only when all of it was read. Until then a step is divided by the root of its own mean square, which puts it in
-/// the middle of what f16 holds whatever the row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
+/// The mean square of the row is known only when all of it was read. Until then a step is divided by the root of its own mean square, which brings it to
+/// the middle of f16's range whatever the row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
 #[cube]
 pub(super) fn stage<F: Float>(
     raw: &RawInput<F>,
@@ -62,7 +62,7 @@ pub(super) fn stage<F: Float>(
         square += squares.extract(i);
     }
     let square = plane_sum(square);
-    // The number that is added keeps a step of zeros from a division by zero, and is nothing beside the square of any f16.
+    // The added constant prevents a division by zero for a step of zeros, and is negligible beside the square of any f16.
     let root = (square / comptime!(STEP_K as f32) + 1e-30).sqrt();
     staged[UNIT_POS_X as usize] = V4::<F>::cast_from(wide * V4::<f32>::new(1.0 / root)) * raw.norm;
     (root, square)

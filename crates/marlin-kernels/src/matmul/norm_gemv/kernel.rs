@@ -64,7 +64,7 @@ pub(super) fn norm_matmul<F: Float>(
         totals[i] = 0.0;
     }
     let ones = stored_ones(false, comptime!(config.products()));
-    // A warp asks for its next step as the registers of this one become free, so that as much is under way at any time.
+    // A warp loads its next step as the registers of this one become free, so that the bytes in flight stay constant.
     while step < end {
         let next = step + comptime!(WARPS as u32);
         let more = next < end;
@@ -119,7 +119,7 @@ pub(super) fn norm_matmul<F: Float>(
                 loads.load_group(&words, next, group, &lengths, config);
             }
         }
-        // The input was read before the next one takes its place.
+        // The input must be read before the next one replaces it.
         bar_warp_sync();
         step = next;
     }

@@ -1,8 +1,9 @@
 //! One row, with an addition to the residual stream and an RMSNorm before it: `norm(x + residual) W` in one launch.
 //!
-//! A decode step of one sequence is a chain of small launches, each of which costs three to five microseconds beside its bytes. A norm is nothing but
-//! such a cost, so it is computed where its output is multiplied. Microseconds of both in a step on an H200, f16, groups of 128, for one row, which takes
-//! this routine, and for two, which take the norm's kernel and then the [tile kernels](crate::tile) (`benches/records/decode-*-h200.log`):
+//! A decode step of one sequence is a chain of small launches, each of which costs three to five microseconds besides reading its bytes. A norm is
+//! almost only that overhead, so it is fused into the matmul of its output. Microseconds of both in a step on an H200, f16, groups of 128, for one
+//! row, which runs this routine, and for two, which run the norm's kernel and then the [tile kernels](crate::tile)
+//! (`benches/records/decode-*-h200.log`):
 //!
 //! | norm, and projection of | K x N | one row | two rows |
 //! |---|---|---:|---:|
@@ -13,23 +14,23 @@
 //! | Llama 2 70B, q, k and v | 8192 x 10240 | 14.9 | 18.9 |
 //! | Llama 2 70B, gate and up | 8192 x 57344 | 63.7 | 67.2 |
 //!
-//! Every cluster makes the whole input, so more rows cost more. A version for several took 0.7 to 2.5 us less for two rows than the norm apart on 7B and 8B,
-//! but 2.7 us more on 70B's gate and up, and of four rows gained on 8B's q, k and v alone. SiLU of the gates in front of an MLP's last matmul, done in the
-//! same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So neither is here.
+//! Every cluster normalises the whole input, so more rows cost more. A version for several rows took 0.7 to 2.5 us less for two rows than a separate norm on
+//! 7B and 8B, but 2.7 us more on 70B's gate and up; for four rows it gained only on 8B's q, k and v. SiLU of the gates before an MLP's last matmul, fused in
+//! the same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So neither is here.
 //!
 //! # How it works
 //!
 //! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps take the steps of 128 rows of K in turn
-//! (`kernel.rs`). No column is cut anywhere else, so sums meet in the cluster's shared memory and never in global memory (`output.rs`). A launch has
-//! as many warps as the card holds at once (`plan.rs`).
+//! (`kernel.rs`). K is split only within the cluster, so sums are added in its shared memory and never in global memory (`output.rs`). A launch has
+//! as many warps as can be resident on the card at once (`plan.rs`).
 //!
-//! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and each register is asked for again as soon as it was multiplied
-//! (`weight.rs`). Nobody else needs them, and shared memory would only be another stop on the way.
+//! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next load into a register is issued as soon as its value
+//! was multiplied (`weight.rs`). No other warp needs them, so staging in shared memory would gain nothing.
 //!
-//! **Input.** Every cluster normalises the row anew, each warp the part that it multiplies, while its weights are on their way (`input.rs`): some kilobytes
-//! from the second-level cache. The division by the root of the mean square of the whole row is put off to the end.
+//! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies, while its weights are being loaded (`input.rs`): some
+//! kilobytes from the second-level cache. The division by the root mean square of the whole row is deferred to the end.
 //!
-//! **Products** are those of `fragment.rs` for few rows: stored weights as f16 subnormals, one product more for the zero points, a group's sums scaled
+//! **Products** are those of `fragment.rs` for few rows: stored weights as f16 subnormals, one further product for the zero points, a group's sums scaled
 //! in f32.
 
 mod config;

@@ -7,16 +7,16 @@ use marlin_format::{Bits, GroupSize, WeightLayout};
 
 /// The compute capability, 90 for 9.0, that brought clusters.
 const MIN_CAPABILITY: u32 = 90;
-/// Warps of a multiprocessor that ask for weights at the same time: a kernel's registers are for so many.
+/// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this many.
 const RESIDENT_WARPS: usize = 16;
-/// Blocks that can be a cluster.
+/// The numbers of blocks that a cluster can have.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Blocks that share the K of 64 columns, where this routine takes a problem: one row of f16 or bf16, a weight of 4 bits in more than one
+/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight of 4 bits in more than one
 /// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
 ///
-/// As many as all fit the card at once: then they share its memory's rate evenly, and end together. On an H200 that is the fastest cluster for the joined
-/// projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
+/// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest
+/// cluster for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem { m, weight, activations, scales, .. } = *problem;
     let takes = m == 1

@@ -52,7 +52,7 @@ pub(super) fn matmul<F: Float>(
     let mut part = TilePart::last(&lengths, start, end);
     let first = PipelineState::first(stages, barriers, 1u32.runtime());
     let mut producer = Producer::new(first, start, end, &lengths, config);
-    // Lane 0 says it for all: the compiler then knows that a warp stays together, and keeps what its lanes share in uniform registers.
+    // Broadcast from lane 0: the compiler then knows that it is uniform in a warp, and keeps what its lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if comptime!(config.has_producer()) {
         if warp == comptime!(config.tile.warps() as u32) {

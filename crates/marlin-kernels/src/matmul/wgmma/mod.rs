@@ -1,9 +1,9 @@
 //! The Marlin kernel with `wgmma`, for compute capability 9.0: the four warps of a warpgroup multiply together.
 //!
-//! `wgmma` takes a word of each of four warps and reads the activations from shared memory itself. It runs while the next words are made
-//! fragments, and across steps, so the stages of the last two are in use. The copy engine fills the stages, for one producer warp where there
-//! are registers for it, and nobody waits for a whole block. Its sums are out of reach until it is done, so with groups of 128 a warp takes a
-//! group's two chunks one after the other.
+//! `wgmma` takes a word of each of four warps and reads the activations from shared memory itself. It is asynchronous: it runs while the next words
+//! are converted to fragments, and across steps, so the stages of the last two steps are in use. The copy engine fills the stages, started by a
+//! producer warp if there are registers for one, and no warp waits for the whole block. The accumulators cannot be read until `wgmma` is done, so
+//! with groups of 128 a warp multiplies a group's two chunks one after the other.
 //!
 //! | file | holds |
 //! |---|---|

@@ -8,17 +8,17 @@
 //! ```
 //!
 //! The producer is one thread of a warp of its own. It starts bulk copies, which the copy engine carries out and counts in bytes on the
-//! stage's barrier `full`; it waits for nothing but a stage to be `empty`, and runs on across tiles while the consumers write theirs.
-//! Consumers copy nothing, compute no address of global memory, and meet each other only where a tile ends.
+//! stage's barrier `full`; it waits only for a stage to be `empty`, and continues across tiles while the consumers write theirs.
+//! Consumers copy nothing, compute no address of global memory, and synchronise only at the end of a tile.
 //!
-//! A warp more would take registers from all others ([`Config::has_producer`]). Tiles whose sums need those have no producer: before a step each
+//! An additional warp would take registers from all others ([`Config::has_producer`]). Tiles whose sums need those have no producer: before a step each
 //! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others.
 //!
-//! `wgmma` reads a stage's activations after it was issued, so a warp releases a stage once the first products of the next are issued and all
+//! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage once the first products of the next are issued and all
 //! before them are done.
 //!
-//! Each barrier completes one phase a pass over the stages. Waiting for the phase of parity p ends once it is complete, so consumers start
-//! with 0, and the producer with 1: the phase before a barrier's first counts as complete, and the stages as empty.
+//! Each barrier completes one phase a pass over the stages. A wait for the phase of parity p ends once that phase is complete, so consumers start
+//! with 0, and the producer with 1: the phase before a barrier's first counts as complete, and so the stages as empty.
 
 use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
@@ -81,7 +81,7 @@ impl PipelineState {
         }
     }
 
-    /// Lane 0 says it for all of a warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
+    /// Broadcast from lane 0 to the warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
     pub fn agree(&mut self) {
         bar_warp_sync();
         self.stage = plane_broadcast(self.stage, 0u32);
@@ -112,7 +112,7 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
         mbarrier_init(full, 1usize);
         mbarrier_init(full + 8, comptime!(config.tile.warps()));
     }
-    // For the copy engine, which is to find them set up too.
+    // Makes the barriers visible to the copy engine, too.
     fence_proxy_async();
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Producer {
     start: u32,
     /// The stage that is filled next.
     state: PipelineState,
-    /// The part of a tile that it is of, from the next step on.
+    /// The part of the tile that it belongs to, from the next step on.
     part: TilePart,
     /// Steps that are not copied yet.
     left: u32,
@@ -242,7 +242,7 @@ impl Producer {
         mbarrier_wait_parity(self.state.full + 8, self.state.parity);
     }
 
-    /// Announces the bytes of a step: once for each, whoever starts its copies.
+    /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
     fn expect_bytes(&self, #[comptime] config: Config) {
         let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
             + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
@@ -252,7 +252,7 @@ impl Producer {
     /// Starts one of four parts of the copies of a row of chunks, each a row of tiles and what goes with the chunks: chunks that are side by
     /// side follow each other in memory.
     ///
-    /// Past N nothing is copied: what a stage has there becomes outputs that nobody writes. Past K the last chunk is copied again, since what
+    /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
     /// a stage has there may be no numbers; the activations are zeros there, and past M.
     fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
         let warps_n = comptime!(config.tile.warps_n as u32);

@@ -1,8 +1,8 @@
 //! Products of a warpgroup: `wgmma`, with the weight in registers and the activations in shared memory.
 //!
 //! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four has its rows `16w..16w + 16` in the ownership of `mma.m16n8k16`, so each
-//! warp puts in the fragment that it would give to `mma.sync`: 16 columns of its own chunk. One instruction then stands for those of all eights
-//! of rows of activations in four warps, and no warp loads activations into registers.
+//! warp passes the fragment that it would pass to `mma.sync`: 16 columns of its own chunk. One instruction replaces those of all n8 tiles
+//! of activations in four warps, and no warp loads activations into registers.
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
@@ -87,11 +87,11 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
 /// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its last 16 rows of K only by the next call, and
 /// releases the stage before.
 ///
-/// Where weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
+/// If weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
 /// added to `sums`.
 ///
-/// The fragments of 16 rows of K are made while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
-/// are done, so two sets take turns.
+/// The fragments of 16 rows of K are converted while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
+/// are done, so two sets alternate.
 #[cube]
 pub(super) fn multiply(
     state: &PipelineState,

@@ -91,7 +91,7 @@ fn next_token(tokens: &[u32]) -> u32 {
     hash % VOCAB as u32
 }
 
-/// What a prompt goes on with alone.
+/// The tokens that follow a prompt decoded by itself.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
@@ -110,12 +110,12 @@ fn options(max_new_tokens: usize) -> SequenceOptions {
     SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens }
 }
 
-/// A prompt of which so many tokens are read before the first step.
+/// A prompt of which the given number of tokens are read before the first step.
 fn prompt(read: usize) -> Vec<u32> {
     (0..=read as u32).map(|token| token * 7 % VOCAB as u32).collect()
 }
 
-/// Steps, and gives the slots that have a token, and the work that the step gave the device.
+/// Steps, and returns the slots that have a token, and the work that the step gave the device.
 fn step(scheduler: &mut Scheduler<Simulated>) -> (Vec<usize>, Vec<Work>) {
     scheduler.engine.work.clear();
     let decoded = scheduler.step().unwrap();
@@ -203,7 +203,7 @@ fn a_sequence_that_leaves_the_queue_is_dropped() {
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(2, 0..512), Start(vec![0])]));
     let work = vec![Prefill(2, 512..800), Prefill(1, 0..40), Start(vec![0, 1, 2])];
     assert_eq!(step(&mut decoder), (vec![0, 1, 2], work));
-    // A slot that nobody has, and none at all.
+    // A slot that no sequence has, and one that does not exist.
     decoder.leave(3);
     decoder.leave(99);
     assert_eq!(decoder.sequences(), 3);
