@@ -1,5 +1,7 @@
 //! What can be wrong with the options, and what can fail after them.
 
+use burn::tensor::FloatDType;
+
 use crate::HEAD_FEATURES;
 
 /// A comparison that could not be made.
@@ -17,6 +19,12 @@ pub enum CompareError {
     Zero {
         /// The option's name.
         option: &'static str,
+    },
+    /// A dtype that the device does not compute in.
+    #[error("the device does not compute in {dtype:?}; every device does in F32, with --f32")]
+    Dtype {
+        /// The dtype asked for.
+        dtype: FloatDType,
     },
     /// A model that the device has no memory for.
     #[error("--hidden {hidden} --layers {layers} --rows {rows} takes about {needed} bytes; the device has {free} free")]
@@ -47,4 +55,7 @@ pub enum CompareError {
         /// What the device said.
         reason: String,
     },
+    /// Standard output is closed or full.
+    #[error("the comparison could not be written")]
+    Output(#[from] std::io::Error),
 }

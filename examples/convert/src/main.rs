@@ -1,12 +1,13 @@
 //! Converts an ordinary Burn model to 4-bit weights, and prints what changed.
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use burn::tensor::{Device, DeviceType};
+use burn::tensor::{Device, DeviceType, FloatDType};
 use burn_marlin::device::device_name;
 use burn_marlin::{GroupSize, QuantSpec};
 use clap::{Parser, ValueEnum};
-use convert_model::{CompareError, Comparison, Options, compare};
+use convert_model::{CompareError, Comparison, Options, Run, compare};
 
 /// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares it with the float one.
 #[derive(Debug, Parser)]
@@ -30,6 +31,9 @@ struct Args {
     /// Round to 8 bits in place of 4.
     #[arg(long)]
     int8: bool,
+    /// Activations and float weights in f32, in place of f16.
+    #[arg(long)]
+    f32: bool,
     /// Forward passes that are timed.
     #[arg(long, default_value_t = 9)]
     runs: usize,
@@ -72,6 +76,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough, as in `convert-model | head`.
+        Err(CompareError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
@@ -84,25 +90,27 @@ fn run(args: &Args) -> Result<(), CompareError> {
     burn_marlin::install()?;
     let device = args.device.open()?;
     let spec = if args.int8 { QuantSpec::int8(args.group) } else { QuantSpec::int4(args.group) };
-    let options = Options { hidden: args.hidden, layers: args.layers, rows: args.rows, spec, runs: args.runs };
+    let dtype = if args.f32 { FloatDType::F32 } else { FloatDType::F16 };
+    let options = Options { hidden: args.hidden, layers: args.layers, rows: args.rows, dtype, spec, runs: args.runs };
     let comparison = compare(&options, &device)?;
-    print(&comparison, &device);
+    print(&comparison, &device)?;
     Ok(())
 }
 
-fn print(comparison: &Comparison, device: &Device) {
-    let Comparison { dtype, report, before, after } = comparison;
-    let milliseconds = |run: &convert_model::Run| 1e3 * run.time.as_secs_f64();
+fn print(comparison: &Comparison, device: &Device) -> std::io::Result<()> {
+    let Comparison { report, before, after } = comparison;
+    let milliseconds = |run: &Run| 1e3 * run.time.as_secs_f64();
     let [float, packed] = report.total_bytes();
-    println!("{}, activations in {dtype:?}\n\n{report}", device_name(device));
-    println!("{:<24}{:>12}{:>12}", "", "before", "after");
-    println!("{:<24}{:>12.2}{:>12.2}", "weights, MB", 1e-6 * float as f64, 1e-6 * packed as f64);
-    println!("{:<24}{:>12.3}{:>12.3}", "a forward pass, ms", milliseconds(before), milliseconds(after));
-    println!("{:<24}{:>12}{:>12.4}", "relative error", "", comparison.relative_error());
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}\n{report}", device_name(device))?;
+    writeln!(out, "{:<20}{:>12}{:>12}", "", "before", "after")?;
+    writeln!(out, "{:<20}{:>12.2}{:>12.2}", "weights, MB", 1e-6 * float as f64, 1e-6 * packed as f64)?;
+    writeln!(out, "{:<20}{:>12.3}{:>12.3}", "a forward pass, ms", milliseconds(before), milliseconds(after))?;
+    writeln!(out, "{:<20}{:>12}{:>12.4}", "relative error", "", comparison.relative_error())?;
     let uses = after.uses;
     if uses.fused + uses.dequantized == 0 {
-        println!("\nThis device fuses no operations: each Linear gets a float weight for the time of its call.");
+        writeln!(out, "This device fuses no operations: each Linear gets a float weight for the time of its call.")
     } else {
-        println!("\nIn one forward pass {} matmuls read the packed weight, {} made a float weight.", uses.fused, uses.dequantized);
+        writeln!(out, "In one forward pass {} matmuls read the packed weight, {} float weights were made.", uses.fused, uses.dequantized)
     }
 }

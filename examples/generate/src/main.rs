@@ -3,7 +3,7 @@
 mod args;
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -15,7 +15,12 @@ use crate::args::{Args, GenerateError};
 fn main() -> ExitCode {
     // Tokenizers and chat templates run in a process of their own, made from this program: it has to know of that before anything else.
     marlin_llama::init();
-    let Err(error) = run(&Args::parse()) else { return ExitCode::SUCCESS };
+    let error = match run(&Args::parse()) {
+        Ok(()) => return ExitCode::SUCCESS,
+        // Whoever reads has seen enough, as in `generate-text | head`.
+        Err(GenerateError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        Err(error) => error,
+    };
     eprint!("error: {error}");
     let mut source = error.source();
     while let Some(cause) = source {
