@@ -1,0 +1,150 @@
+//! The same Burn model in float and in 4 bits: [`compare`] converts it with one call, and measures both.
+
+mod error;
+mod model;
+
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn_marlin::device::free_memory;
+use burn_marlin::fusion::{FusionCount, fusion_count};
+use burn_marlin::{QuantSpec, Report, W4A16};
+
+pub use error::CompareError;
+pub use model::{CLASSES, HEAD_FEATURES, Model};
+
+/// The model to convert, and what it is converted to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Features of a row; a multiple of [`HEAD_FEATURES`].
+    pub hidden: usize,
+    /// Layers of the encoder.
+    pub layers: usize,
+    /// Rows of activations of a forward pass.
+    pub rows: usize,
+    /// The dtype of activations and of float weights.
+    pub dtype: FloatDType,
+    /// The format of the converted weights.
+    pub spec: QuantSpec,
+    /// Forward passes that are timed.
+    pub runs: usize,
+}
+
+impl Options {
+    /// Whether the model can be made and run on a device.
+    ///
+    /// # Errors
+    /// [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`], [`CompareError::TooLarge`].
+    pub fn check(&self, device: &Device) -> Result<(), CompareError> {
+        let Self { hidden, layers, rows, dtype, runs, .. } = *self;
+        if hidden == 0 || !hidden.is_multiple_of(HEAD_FEATURES) {
+            return Err(CompareError::Hidden { found: hidden });
+        }
+        if let Some((option, _)) = [("layers", layers), ("rows", rows), ("runs", runs)].into_iter().find(|&(_, value)| value == 0) {
+            return Err(CompareError::Zero { option });
+        }
+        if !device.supports_dtype(dtype) {
+            return Err(CompareError::Dtype { dtype });
+        }
+        match (self.needed_bytes(), free_memory(device)) {
+            (needed, Some(free)) if needed > free => Err(CompareError::TooLarge { hidden, layers, rows, needed, free }),
+            _ => Ok(()),
+        }
+    }
+
+    /// About the bytes of the float weights and of one layer's activations, all in f32, in which weights are drawn.
+    fn needed_bytes(&self) -> usize {
+        let product = |factors: &[usize]| factors.iter().copied().fold(size_of::<f32>(), usize::saturating_mul);
+        // An encoder layer has four matrices of hidden x hidden, and two of hidden x 4 hidden.
+        let weights = product(&[12, self.layers, self.hidden, self.hidden]).saturating_add(product(&[self.hidden, CLASSES]));
+        // Scores and their softmax; the wide rows and those around them.
+        let scores = product(&[2, self.hidden / HEAD_FEATURES, self.rows, self.rows]);
+        weights.saturating_add(scores).saturating_add(product(&[16, self.rows, self.hidden]))
+    }
+}
+
+/// A model's output and the time it takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// The output [1, rows, CLASSES], row by row.
+    pub output: Vec<f32>,
+    /// The median time of a forward pass, until the device is done.
+    pub time: Duration,
+    /// Uses of packed weights in one forward pass; none on devices that fuse no operations.
+    pub uses: FusionCount,
+}
+
+/// A model before and after its conversion.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// What the conversion did to every layer, with the bytes before and after.
+    pub report: Report,
+    /// The float model.
+    pub before: Run,
+    /// The converted model.
+    pub after: Run,
+}
+
+impl Comparison {
+    /// The distance of the two outputs over the length of the float one.
+    pub fn relative_error(&self) -> f64 {
+        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
+        let (before, after) = (&self.before.output, &self.after.output);
+        let distance = squares(&mut before.iter().zip(after).map(|(before, after)| after - before));
+        (distance / squares(&mut before.iter().copied())).sqrt()
+    }
+}
+
+/// Makes a float model, runs it, converts it, and runs it again on the same rows.
+///
+/// # Errors
+/// As [`Options::check`]; [`CompareError::Marlin`] where the conversion refuses, [`CompareError::Run`] where the device fails.
+pub fn compare(options: &Options, device: &Device) -> Result<Comparison, CompareError> {
+    options.check(device)?;
+    device.seed(1);
+    let model = Model::new(options.hidden, options.layers, device).map(&mut Cast(options.dtype));
+    let x = Tensor::<3>::random([1, options.rows, options.hidden], Distribution::Normal(0.0, 1.0), device).cast(options.dtype);
+    let before = run(&model, &x, options.runs, device)?;
+
+    let (model, report) = W4A16::new(options.spec).quantize(model).map_err(burn_marlin::Error::from)?;
+
+    let after = run(&model, &x, options.runs, device)?;
+    Ok(Comparison { report, before, after })
+}
+
+/// Gives every float parameter a dtype.
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let dtype = self.0;
+        param.map(|tensor| tensor.cast(dtype))
+    }
+}
+
+fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run, CompareError> {
+    fn failed(error: impl ToString) -> CompareError {
+        CompareError::Run { reason: error.to_string() }
+    }
+    // What is queued is not counted. This pass compiles kernels, too.
+    device.sync().map_err(failed)?;
+    let start = fusion_count();
+    let output = model.forward(x.clone()).cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(failed)?;
+    let end = fusion_count();
+    let uses = FusionCount { fused: end.fused - start.fused, dequantized: end.dequantized - start.dequantized };
+
+    let forward = || {
+        let start = Instant::now();
+        let y = model.forward(x.clone());
+        device.sync().map_err(failed)?;
+        let time = start.elapsed();
+        drop(y);
+        Ok(time)
+    };
+    // Once without the cast to f32, which fuses in other blocks: these may be new, too.
+    forward()?;
+    let mut times = (0..runs).map(|_| forward()).collect::<Result<Vec<_>, CompareError>>()?;
+    times.sort_unstable();
+    Ok(Run { output, time: times[runs / 2], uses })
+}

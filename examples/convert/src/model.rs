@@ -1,0 +1,31 @@
+//! A transformer of Burn's own layers. Nothing in it knows of 4 bits.
+
+use burn::module::Module;
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+
+/// Features of an attention head.
+pub const HEAD_FEATURES: usize = 64;
+/// Output features of the model.
+pub const CLASSES: usize = 256;
+
+/// An encoder and a classifier of each of its rows.
+#[derive(Module, Debug)]
+pub struct Model {
+    encoder: TransformerEncoder,
+    classifier: Linear,
+}
+
+impl Model {
+    /// A model with random weights. `hidden` is a multiple of [`HEAD_FEATURES`].
+    pub fn new(hidden: usize, layers: usize, device: &Device) -> Self {
+        let encoder = TransformerEncoderConfig::new(hidden, 4 * hidden, hidden / HEAD_FEATURES, layers);
+        Self { encoder: encoder.with_dropout(0.0).init(device), classifier: LinearConfig::new(hidden, CLASSES).init(device) }
+    }
+
+    /// [batch, rows, hidden] to [batch, rows, CLASSES].
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.classifier.forward(self.encoder.forward(TransformerEncoderInput::new(x)))
+    }
+}
