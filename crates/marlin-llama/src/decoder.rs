@@ -130,7 +130,7 @@ impl<'m> Decoder<'m> {
     /// Where a sequence is in.
     pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence is in");
-        if !decode::is_fused(&self.model.device()) {
+        if !decode::has_kernels(&self.model.device()) {
             return Duration::ZERO;
         }
         let start = Instant::now();

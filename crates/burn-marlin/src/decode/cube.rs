@@ -4,10 +4,10 @@ use super::ops::DecodeBackend;
 use crate::ops::{
     OptionalFloat, W4A16Weight, activation_dtype, is_aligned, launch_linear, launched, linear_shape, tile_args, weight_problem,
 };
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::{DType, Shape};
+use burn::backend::{DispatchDevice, TensorMetadata};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
@@ -161,6 +161,15 @@ impl DecodeBackend for CubeBackend {
         let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
         launched(sample::sample(&client, &shape, args));
         (rows, seen)
+    }
+}
+
+/// The client of a CubeCL device without autodiff.
+#[allow(unreachable_patterns, reason = "without Flex there are CubeCL devices alone")]
+pub(super) fn client(device: &Device) -> Option<Client> {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(cube) => Some(cube.client()),
+        _ => None,
     }
 }
 

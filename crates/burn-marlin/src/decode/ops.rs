@@ -1,4 +1,4 @@
-//! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels and for Flex.
+//! The operations of a decode step as a Burn backend extension, for CubeCL's runtimes and for Flex.
 
 use crate::ops::{OptionalFloat, OptionalFloatMetadata, W4A16Weight, W4A16WeightMetadata, linear_shape};
 use burn::backend::fusion::custom::TensorSpec;

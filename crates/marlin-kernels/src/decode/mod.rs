@@ -9,6 +9,7 @@ mod embed;
 mod glu;
 mod head;
 mod norm;
+mod planes;
 mod row;
 pub mod sample;
 mod shape;
@@ -21,6 +22,6 @@ pub use glu::{SiluMulArgs, silu_mul};
 pub use head::{HeadArgs, head, max_head_rows};
 pub use norm::{RmsNormArgs, rms_norm};
 pub use row::{Row, RowState};
-pub use shape::RowsShape;
+pub use shape::{RowsShape, lacks};
 #[cfg(feature = "cuda")]
 pub use source::{head_source, rms_norm_source, silu_mul_source};

@@ -1,5 +1,7 @@
-use crate::{ActivationDtype, KernelError};
+use crate::{ActivationDtype, KernelError, Runtime, Target};
 use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{ElemType, UIntKind};
 use std::fmt;
 
 /// Rows of activations that a kernel works on one by one.
@@ -41,4 +43,21 @@ pub(super) fn vector_size(client: &Client, features: usize, dtype: ActivationDty
     let bytes = dtype.elem().size();
     let widest = (client.properties().hardware.load_width as usize / 8 / bytes).min(16 / bytes);
     (0..).map(|power| widest >> power).find(|&size| features.is_multiple_of(size.max(1))).unwrap_or(1).max(1)
+}
+
+/// Bytes of shared memory that a cube may have. On the CPU it is memory as any other.
+pub(super) fn shared_memory(client: &Client) -> usize {
+    if Target::of(client).runtime == Runtime::Cpu { usize::MAX } else { client.properties().hardware.max_shared_memory_size }
+}
+
+/// What a client's device lacks of what a step's kernels need, with activations of a dtype; `None` where it has all.
+pub fn lacks(client: &Client, dtype: ActivationDtype) -> Option<&'static str> {
+    let computes = |elem: ElemType| client.features().type_usage(elem).contains(TypeUsage::Arithmetic);
+    if !computes(dtype.elem()) {
+        return Some("the device has no arithmetic in the activations' dtype");
+    }
+    if !computes(ElemType::UInt(UIntKind::U64)) {
+        return Some("the device has no integers of 64 bits");
+    }
+    None
 }

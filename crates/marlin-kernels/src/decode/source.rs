@@ -3,6 +3,7 @@
 use super::glu::silu_mul_rows::SiluMulRows;
 use super::head;
 use super::norm::{cube_units, rms_norm_rows::RmsNormRows};
+use super::planes::Planes;
 use crate::ActivationDtype;
 use crate::marlin::{Source, buffer, cuda_text, properties, settings, target};
 use cubecl::prelude::*;
@@ -12,7 +13,7 @@ use cubecl_runtime::compiler::CompilationError;
 pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let size = 16 / dtype.elem().size();
     let vectors = features / size;
-    let units = cube_units(vectors, 32);
+    let units = cube_units(vectors, Planes::NVIDIA, 1024);
     let kernel = RmsNormRows::new(
         settings(units, ExecutionMode::Checked),
         properties(capability),
@@ -26,7 +27,7 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
         vectors,
         features,
         units,
-        32,
+        Planes::NVIDIA,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

@@ -3,6 +3,7 @@
 mod planes;
 pub(super) mod tensor_cores;
 
+use super::planes::Planes;
 use super::shape::{RowsShape, vector_size};
 use crate::marlin::{Card, MIN_CAPABILITY};
 use crate::{ActivationDtype, KernelError};
@@ -62,9 +63,10 @@ pub fn head(client: &Client, shape: &RowsShape, columns: usize, args: HeadArgs) 
         return Ok(());
     }
     let size = vector_size(client, features, dtype);
-    let plane = client.properties().hardware.plane_size_min as usize;
-    let planes = if plane == 1 { 1 } else { planes::PLANES };
-    let dim = CubeDim::new_1d((plane * planes) as u32);
+    let plane = Planes::of(client);
+    let most = client.properties().hardware.max_units_per_cube as usize / plane.size;
+    let planes = if plane.size == 1 { 1 } else { planes::PLANES.min(most) };
+    let dim = CubeDim::new_1d((plane.size * planes) as u32);
     let count = CubeCount::Static(columns.div_ceil(planes) as u32, 1, 1);
     planes::head_columns::launch(client, count, dim, size, x, weight, out, columns, features, features / size, rows, plane, dtype.elem());
     Ok(())
