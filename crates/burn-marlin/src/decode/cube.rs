@@ -173,14 +173,16 @@ pub(super) fn client(device: &Device) -> Option<Client> {
     }
 }
 
+type Reading = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
+
 /// Words of a tensor on their way to the host.
-pub(super) struct WordsRead(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>);
+pub(super) struct WordsRead(Option<Reading>);
 
 /// Starts to copy a tensor of i32 without gaps to the host, after the work that was given to its stream before.
 pub(super) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
     let client = tensor.client.clone();
     let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
-    WordsRead(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle])))
+    WordsRead(Some(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle]))))
 }
 
 /// The client of a tensor's device, kept to the end of the program: what [`Client::read_async`] gives borrows the client, and outlives the tensor.
@@ -191,10 +193,22 @@ fn kept_client(tensor: &CubeTensor) -> &'static Client {
 }
 
 impl WordsRead {
-    pub(super) fn wait(self) -> Result<Vec<i32>, ServerError> {
-        let bytes = cubecl::future::block_on(self.0)?;
+    pub(super) fn wait(mut self) -> Result<Vec<i32>, ServerError> {
+        let Some(reading) = self.0.take() else { return Ok(Vec::new()) };
+        let bytes = cubecl::future::block_on(reading)?;
         let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
         Ok(words.map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
+    }
+}
+
+impl Drop for WordsRead {
+    fn drop(&mut self) {
+        // cubecl-wgpu 0.11.3 copies into a buffer again that a read has mapped which nobody waited for, and the device is lost.
+        if let Some(reading) = self.0.take()
+            && let Err(error) = cubecl::future::block_on(reading)
+        {
+            tracing::debug!(?error, "a read that nobody waited for failed");
+        }
     }
 }
 

@@ -145,8 +145,8 @@ fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] planes: Planes) ->
     let mut sum = of_plane;
     if comptime!(count > 1) {
         let mut sums = Shared::<[f32]>::new_slice(count);
-        let is_first = if comptime!(plane > 1 && planes.is_only_size) { UNIT_POS_PLANE == 0 } else { UNIT_POS as usize % plane == 0 };
-        if is_first {
+        let lane = if comptime!(plane > 1 && planes.is_only_size) { UNIT_POS_PLANE as usize } else { UNIT_POS as usize % plane };
+        if lane == 0 {
             sums[UNIT_POS as usize / plane] = of_plane;
         }
         sync_cube();
