@@ -3,7 +3,7 @@
 mod operands;
 
 use crate::kernels::{buffer, bytes, client, values};
-use crate::setup::{Named, computes, trial};
+use crate::setup::{Named, computes, is_card, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
@@ -19,18 +19,15 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
         return;
     }
-    let is_cuda = device.name == "cuda";
     let mut add = |name: &str, body: fn(&Device, bool, u64)| {
-        tests.push(trial(device, &format!("decode::attention::{name}"), move |device| body(device, is_cuda, seed)));
+        tests.push(trial(device, &format!("decode::attention::{name}"), move |device| body(device, is_card(device), seed)));
     };
     add("agrees_with_f64", agrees);
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals);
-    if is_cuda {
-        add("agrees_with_f64_on_long_sequences", long);
-        add("gives_the_same_bits_a_hundred_times", repeats);
-    }
+    add("agrees_with_f64_on_long_sequences", long);
+    add("gives_the_same_bits_a_hundred_times", repeats);
 }
 
 /// A shape for tests: four slots more than rows, so that some belong to nobody.
@@ -199,7 +196,7 @@ fn edges(max_len: usize) -> Vec<Option<usize>> {
     edges.into_iter().filter(|&position| position < max_len).map(Some).chain([None]).collect()
 }
 
-fn agrees(device: &Device, is_cuda: bool, seed: u64) {
+fn agrees(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let mut dtypes = [ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32]
         .into_iter()
@@ -208,17 +205,17 @@ fn agrees(device: &Device, is_cuda: bool, seed: u64) {
         .into_iter()
         .cycle();
     let mut shapes = Vec::new();
-    let max_len = if is_cuda { 2500 } else { 70 };
+    let max_len = if is_card { 2500 } else { 70 };
     let (head_dims, groups): (&[usize], &[usize]) =
-        if is_cuda { (&[8, 64, 80, 96, 128, 256], &[1, 4, 7, 8, 12]) } else { (&[16, 40], &[1, 4]) };
+        if is_card { (&[8, 64, 80, 96, 128, 256], &[1, 4, 7, 8, 12]) } else { (&[16, 40], &[1, 4]) };
     for &head_dim in head_dims {
         for &group in groups {
             let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
-            shapes.push(shape(if is_cuda { 12 } else { 6 }, [2 * group, 2], head_dim, max_len, dtype));
+            shapes.push(shape(if is_card { 12 } else { 6 }, [2 * group, 2], head_dim, max_len, dtype));
         }
     }
     // Single rows, so that sequences are split finely; norms, windows, heads rotated in part, and not at all.
-    let (head_dim, groups) = if is_cuda { (128, [4, 1]) } else { (16, [4, 1]) };
+    let (head_dim, groups) = if is_card { (128, [4, 1]) } else { (16, [4, 1]) };
     for group in groups {
         let mut plain = || shape(1, [2 * group, 2], head_dim, max_len, dtypes.next().unwrap_or(ActivationDtype::F32));
         shapes.push(plain());
@@ -234,20 +231,24 @@ fn agrees(device: &Device, is_cuda: bool, seed: u64) {
         }
     }
     // More blocks than the device runs at once: rows are not cut.
-    if is_cuda {
+    if is_card {
         check(&client, &shape(130, [8, 8], 128, 600, ActivationDtype::F16), &edges(600), seed);
     }
 }
 
-fn long(device: &Device, _: bool, seed: u64) {
+fn long(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    for (rows, heads, max_len, dtype) in [
-        (1, [4, 1], 131_072, ActivationDtype::F16),
-        (1, [8, 1], 131_072, ActivationDtype::BF16),
-        (3, [2, 2], 40_000, ActivationDtype::F16),
-        // A long sequence among many: splits of the greatest length.
-        (40, [2, 2], 9_000, ActivationDtype::F16),
-    ] {
+    let [half, brain] =
+        [ActivationDtype::F16, ActivationDtype::BF16].map(|dtype| if computes(device, dtype) { dtype } else { ActivationDtype::F32 });
+    let of_card = [
+        (1, [4, 1], 131_072, half),
+        (1, [8, 1], 131_072, brain),
+        (3, [2, 2], 40_000, half),
+        // A long one among many: splits of the greatest length.
+        (40, [2, 2], 9_000, half),
+    ];
+    let of_host = [(1, [4, 1], 5_000, half)];
+    for &(rows, heads, max_len, dtype) in if is_card { &of_card[..] } else { &of_host } {
         let shape = AttentionShape { slots: rows, ..shape(rows, heads, 128, max_len, dtype) };
         let mut positions = vec![Some(100); rows];
         positions[rows / 2] = Some(max_len - 1);
@@ -258,11 +259,11 @@ fn long(device: &Device, _: bool, seed: u64) {
 }
 
 /// One sequence from an empty cache on, token after token over the same buffers.
-fn grows(device: &Device, is_cuda: bool, seed: u64) {
+fn grows(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    let steps = if is_cuda { 700 } else { 20 };
+    let steps = if is_card { 700 } else { 20 };
     let dtype = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
-    let shape = AttentionShape { slots: 2, ..shape(2, [4, 2], if is_cuda { 64 } else { 16 }, steps, dtype) };
+    let shape = AttentionShape { slots: 2, ..shape(2, [4, 2], if is_card { 64 } else { 16 }, steps, dtype) };
     let mut operands = Operands::random(&shape, &[Some(0)], seed);
     let mut bench = Bench::new(&client, &shape, &operands);
     for position in 0..steps {
@@ -308,10 +309,12 @@ fn skips(device: &Device, _: bool, seed: u64) {
 }
 
 /// Blocks that finish in any order give the same bits.
-fn repeats(device: &Device, _: bool, seed: u64) {
+fn repeats(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    for (rows, heads, max_len) in [(1, [8, 2], 30_000), (16, [8, 8], 900)] {
-        let shape = shape(rows, heads, 128, max_len, ActivationDtype::F16);
+    let dtype = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let lengths = if is_card { [30_000, 900] } else { [300, 90] };
+    for (rows, heads, max_len) in [(1, [8, 2], lengths[0]), (16, [8, 8], lengths[1])] {
+        let shape = shape(rows, heads, 128, max_len, dtype);
         let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(max_len - 1), Some(max_len / 2)], seed));
         bench.launch();
         let first = bench.read(OUT);

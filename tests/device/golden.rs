@@ -6,7 +6,7 @@ use burn_marlin::QuantizedWeight;
 use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, read_layer};
-use marlin_kernels::ActivationDtype;
+use marlin_kernels::{ActivationDtype, Prologue};
 use marlin_tests::{relative_error, tolerance};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -68,8 +68,10 @@ fn multiplies(device: &Device) {
             let data = tensor.into_data().convert::<f64>();
             data.try_into_vec::<f64>().unwrap_or_else(|error| panic!("{name}: {error:?}"))
         };
-        let found = values(QuantizedWeight::from_plain(&weight, device).matmul(x.clone()));
-        let (x, floats) = (values(x), weight.dequantize());
+        let floats = weight.dequantize();
+        let weight = QuantizedWeight::from_plain(&weight, device);
+        let found = values(weight.matmul(x.clone()));
+        let x = values(x);
         let mut expected = vec![0.0; rows * n];
         let mut magnitude = vec![0.0; rows * n];
         for (index, &weight) in floats.iter().enumerate() {
@@ -80,6 +82,15 @@ fn multiplies(device: &Device) {
             }
         }
         let error = relative_error(&found, &expected, &magnitude);
-        assert!(error <= tolerance(dtype), "{name}: relative error {error:e}");
+        let broken: Vec<usize> = (0..found.len()).filter(|&i| !found[i].is_finite()).collect();
+        let plan = weight.plan(rows, dtype, Prologue::None);
+        assert!(
+            error <= tolerance(dtype),
+            "{name}, {}: {plan}: relative error {error:e}; {} of {} values not finite, the first at {:?}",
+            weight.descriptor(),
+            broken.len(),
+            found.len(),
+            broken.first()
+        );
     }
 }

@@ -1,4 +1,6 @@
+use burn::backend::DispatchDevice;
 use burn::tensor::{Device, DeviceKind, FloatDType};
+use cubecl::ir::features::Plane;
 use libtest_mimic::{Failed, Trial};
 use marlin_kernels::ActivationDtype;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -76,6 +78,15 @@ pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
         ActivationDtype::F16 => FloatDType::F16,
         ActivationDtype::BF16 => FloatDType::BF16,
         ActivationDtype::F32 => FloatDType::F32,
+    }
+}
+
+/// Returns true if a device is a card: a processor takes minutes for a card's moment, and so does a software Vulkan. A processor's units exchange
+/// nothing among them.
+pub fn is_card(device: &Device) -> bool {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(device) => device.client().properties().features.plane.contains(Plane::Ops),
+        _ => false,
     }
 }
 

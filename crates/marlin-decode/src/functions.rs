@@ -1,4 +1,10 @@
-//! The parts of a decode step as functions on tensors: kernels where the device has them, Burn's own operations elsewhere.
+//! The parts of a decode step as functions on tensors.
+//!
+//! | device | runs |
+//! |---|---|
+//! | a CubeCL runtime with integers of 64 bits and arithmetic in the activations' dtype | kernels |
+//! | Flex | Rust on the host |
+//! | others, and every device with autodiff | Burn's operations, which read the rows |
 
 use crate::DecodeError;
 use crate::kernels::Row;
@@ -10,23 +16,44 @@ use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
 use marlin_kernels::{ActivationDtype, Runtime};
 
-/// Whether a device runs the fused kernels: an NVIDIA card does, without autodiff.
-pub fn is_fused(device: &Device) -> bool {
-    !device.is_autodiff() && burn_marlin::device::target(device).runtime == Runtime::Cuda
+/// Returns true if a device runs the parts of a step as kernels: a CubeCL runtime that has the features they need, without autodiff.
+/// [`burn::tensor::Graph::is_hardware`] tells whether it also records them as a graph.
+pub fn has_kernels(device: &Device) -> bool {
+    runs_kernels(device, ActivationDtype::F32)
 }
 
-/// Whether a tensor's device has kernels for the parts of a step, and they take its dtype.
-fn takes<const D: usize>(x: &Tensor<D>) -> bool {
-    activation_dtype(x.dtype()).is_some() && has_kernels(&x.device())
+/// [`has_kernels`], of activations in a dtype.
+#[cfg_attr(not(feature = "cubecl-runtime"), allow(unused_variables, reason = "only CubeCL's runtimes run kernels"))]
+fn runs_kernels(device: &Device, dtype: ActivationDtype) -> bool {
+    #[cfg(feature = "cubecl-runtime")]
+    if !device.is_autodiff()
+        && let Some(client) = crate::ops::cube::client(device)
+    {
+        return match crate::kernels::lacks(&client, dtype) {
+            None => true,
+            Some(reason) => {
+                tracing::debug!(%dtype, reason, "a step runs in Burn's operations");
+                false
+            }
+        };
+    }
+    false
 }
 
-/// Whether a device has kernels for the parts of a step: where they are fused, and on Flex without autodiff.
-fn has_kernels(device: &Device) -> bool {
+/// Whether a device is Flex without autodiff, which has the parts of a step in Rust.
+#[cfg_attr(not(feature = "flex"), allow(unused_variables, reason = "without Flex no device is it"))]
+fn is_flex(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     if matches!(device.as_dispatch(), burn::backend::DispatchDevice::Flex(_)) {
         return !device.is_autodiff();
     }
-    is_fused(device)
+    false
+}
+
+/// Whether a tensor's device has the parts of a step, and they take its dtype.
+pub(crate) fn takes<const D: usize>(x: &Tensor<D>) -> bool {
+    let device = x.device();
+    activation_dtype(x.dtype()).is_some_and(|dtype| is_flex(&device) || runs_kernels(&device, dtype))
 }
 
 /// RMSNorm (arXiv 1910.07467) over the last dimension: `x / sqrt(mean(x^2) + epsilon) * weight`, [.., hidden] to the same shape and dtype.
@@ -107,7 +134,11 @@ pub fn head(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
 /// Burn's matmul, but on a card and in 16 bits always its kernel for tensor cores. [`Tensor::matmul`] would compile and time every kernel it has, a
 /// minute's work on an H200 for the first prompt, and keep the fastest for lengths it was not tried with: in Burn 0.22.1 some of them fail there.
 pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
-    if takes(&lhs) && is_fused(&lhs.device()) && lhs.dtype().size() == 2 && lhs.dtype() == rhs.dtype() {
+    if takes(&lhs)
+        && burn_marlin::device::target(&lhs.device()).runtime == Runtime::Cuda
+        && lhs.dtype().size() == 2
+        && lhs.dtype() == rhs.dtype()
+    {
         return Tensor::from_dispatch(Dispatch::decode_matmul(lhs.into_dispatch(), rhs.into_dispatch()));
     }
     lhs.matmul(rhs)
@@ -159,7 +190,7 @@ pub fn write_cache(cache: &mut Tensor<4>, new: Tensor<4>, slot: usize, start: us
 pub fn write_words(tensor: &mut Tensor<2, Int>, row: usize, words: Vec<i32>) {
     let [rows, columns] = tensor.dims();
     assert!(row * columns + words.len() <= rows * columns, "{} words from row {row} of {rows} of {columns}", words.len());
-    tensor.inplace(|tensor| match has_kernels(&tensor.device()) {
+    tensor.inplace(|tensor| match is_flex(&tensor.device()) || has_kernels(&tensor.device()) {
         true => Tensor::from_dispatch(Dispatch::decode_write_words(tensor.into_dispatch(), row * columns, words)),
         false => portable::write_words(tensor, row * columns, words),
     });
@@ -188,7 +219,7 @@ enum Reading {
 /// Starts to read the rows of a step.
 pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
     #[cfg(feature = "cubecl-runtime")]
-    if is_fused(&tensor.device())
+    if has_kernels(&tensor.device())
         && let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>()
     {
         return RowsRead(Reading::Cube(crate::ops::cube::start_reading(tensor)));
@@ -320,10 +351,29 @@ pub fn attention(
 pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2, Int>, max_len: usize) {
     let ([count, vocab], [_, words]) = (logits.dims(), seen.dims());
     assert!(rows.dims() == [count, Row::WORDS] && words == vocab.div_ceil(32), "logits [{count}, {vocab}], {words} words of bitmaps");
-    if !takes(&logits) {
+    if !takes(&logits) || !can_sample(&logits, seen.dims()[0], max_len) {
         return portable::sample(logits, rows, seen, max_len);
     }
     let (written, marked) =
         Dispatch::decode_sample(logits.into_dispatch(), rows.extract().into_dispatch(), seen.extract().into_dispatch(), max_len);
     (*rows, *seen) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
+}
+
+/// Whether the device of logits, which has the parts of a step, can sample from so many.
+#[cfg_attr(not(feature = "cubecl-runtime"), allow(unused_variables, reason = "the host samples from any"))]
+fn can_sample(logits: &Tensor<2>, slots: usize, max_len: usize) -> bool {
+    #[cfg(feature = "cubecl-runtime")]
+    if let Some(client) = crate::ops::cube::client(&logits.device()) {
+        use crate::kernels::sample::{SampleShape, check_device};
+        let ([rows, vocab], dtype) = (logits.dims(), activation_dtype(logits.dtype()).unwrap_or(ActivationDtype::F32));
+        let checked = check_device(&client, &SampleShape { rows, vocab, slots, max_len, dtype });
+        return match checked {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::debug!(%error, "the host samples");
+                false
+            }
+        };
+    }
+    true
 }

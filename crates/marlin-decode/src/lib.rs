@@ -20,8 +20,8 @@ pub mod ops;
 
 pub use error::DecodeError;
 pub use functions::{
-    AttentionParts, LayerCache, RowsRead, add_rms_norm, attention, cache, embed, head, is_fused, matmul, norm_linear, read_rows, rms_norm,
-    rotate, sample, silu_mul, start_reading, words, write_cache, write_rows, write_words,
+    AttentionParts, LayerCache, RowsRead, add_rms_norm, attention, cache, embed, has_kernels, head, matmul, norm_linear, read_rows,
+    rms_norm, rotate, sample, silu_mul, start_reading, words, write_cache, write_rows, write_words,
 };
 pub use kernels::sample::bitmap;
 pub use kernels::{Row, RowState};

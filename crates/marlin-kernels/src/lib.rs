@@ -21,6 +21,8 @@ pub mod inspect;
 mod launch;
 pub mod matmul;
 mod plan;
+#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+pub mod planes;
 pub mod problem;
 #[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
 pub mod ptx;

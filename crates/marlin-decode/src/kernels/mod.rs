@@ -23,6 +23,6 @@ pub use embed::{EmbedArgs, embed};
 pub use glu::{SiluMulArgs, silu_mul};
 pub use norm::{RmsNormArgs, rms_norm};
 pub use row::{Row, RowState};
-pub use shape::RowsShape;
+pub use shape::{RowsShape, lacks};
 #[cfg(feature = "inspect")]
 pub use source::{rms_norm_source, silu_mul_source};

@@ -3,9 +3,10 @@
 use super::shape::RowsShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
+use marlin_kernels::planes::{Planes, plane_total};
 use marlin_kernels::problem::expect_length;
+use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`rms_norm`]: rows of `features` values each, contiguous.
 pub struct RmsNormArgs {
@@ -39,8 +40,11 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     }
     let size = vector_size(client, shape.features, shape.dtype);
     let vectors = shape.features / size;
-    let plane = client.properties().hardware.plane_size_min as usize;
-    let units = cube_units(vectors, plane);
+    let planes = Planes::of(client);
+    // A cube of the CPU runtime is one core's work.
+    let is_cpu = Target::of(client).runtime == Runtime::Cpu;
+    let most = if is_cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize };
+    let units = cube_units(vectors, planes, most);
     let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
     let RmsNormArgs { x, residual, weight, out } = args;
     rms_norm_rows::launch(
@@ -56,7 +60,7 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
         vectors,
         shape.features,
         units,
-        plane,
+        planes,
         shape.dtype.elem(),
     );
     Ok(())
@@ -64,11 +68,13 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
 
 /// Units of a cube: with 8 values each they hold a row of 8192 at once.
 const MAX_UNITS: usize = 1024;
+/// Planes of a cube: each unit adds what all of them have.
+const MAX_PLANES: usize = 64;
 
-/// Units of the cube for a row of the given number of vectors.
-pub(super) fn cube_units(vectors: usize, plane: usize) -> usize {
-    // A cube of the CPU runtime is one core's work.
-    if plane == 1 { 1 } else { vectors.next_multiple_of(plane).min(MAX_UNITS) }
+/// Units of the cube of a row of so many vectors, on a device whose cubes have up to `most`.
+pub(super) fn cube_units(vectors: usize, planes: Planes, most: usize) -> usize {
+    let plane = planes.size;
+    vectors.next_multiple_of(plane).min(MAX_UNITS.min(most) / plane * plane).min(MAX_PLANES * plane)
 }
 
 #[cube(launch)]
@@ -81,7 +87,7 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
     #[comptime] vectors: usize,
     #[comptime] features: usize,
     #[comptime] units: usize,
-    #[comptime] plane: usize,
+    #[comptime] planes: Planes,
     #[define(F)] _dtype: ElemType,
 ) {
     let unit = UNIT_POS as usize;
@@ -106,7 +112,7 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
     for i in 0..comptime!(features / vectors) {
         square += squares.extract(i);
     }
-    let mean = cube_sum(square, units, plane) / comptime!(features as f32);
+    let mean = cube_sum(square, units, planes) / comptime!(features as f32);
     let scale = Vector::<f32, N>::new(1.0 / (mean + epsilon).sqrt());
     #[unroll]
     for i in 0..each {
@@ -134,19 +140,21 @@ fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut
 
 /// The sum of one value of each of a cube's units, in a fixed order.
 #[cube]
-pub(super) fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] plane: usize) -> f32 {
-    let of_plane = if comptime!(plane > 1) { plane_sum(value) } else { value };
-    let planes = comptime!(units.div_ceil(plane));
+fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] planes: Planes) -> f32 {
+    let plane = comptime!(planes.size);
+    let of_plane = plane_total(value, planes);
+    let count = comptime!(units.div_ceil(plane));
     let mut sum = of_plane;
-    if comptime!(planes > 1) {
-        let mut sums = Shared::<[f32]>::new_slice(planes);
-        if UNIT_POS_PLANE == 0 {
+    if comptime!(count > 1) {
+        let mut sums = Shared::<[f32]>::new_slice(count);
+        let lane = if comptime!(plane > 1 && planes.is_only_size) { UNIT_POS_PLANE as usize } else { UNIT_POS as usize % plane };
+        if lane == 0 {
             sums[UNIT_POS as usize / plane] = of_plane;
         }
         sync_cube();
         sum = 0.0;
         #[unroll]
-        for i in 0..planes {
+        for i in 0..count {
             sum += sums[i];
         }
     }

@@ -6,12 +6,13 @@ use cubecl::CompilationError;
 use cubecl::prelude::*;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use marlin_kernels::planes::Planes;
 
 /// The CUDA text of RMSNorm of rows of `features` values, the sum with the residual included.
 pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let size = 16 / dtype.elem().size();
     let vectors = features / size;
-    let units = cube_units(vectors, 32);
+    let units = cube_units(vectors, Planes::NVIDIA, 1024);
     let kernel = RmsNormRows::new(
         settings(units, ExecutionMode::Checked),
         properties(capability),
@@ -25,7 +26,7 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
         vectors,
         features,
         units,
-        32,
+        Planes::NVIDIA,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

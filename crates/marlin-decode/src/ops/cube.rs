@@ -4,10 +4,11 @@ use super::DecodeBackend;
 use crate::kernels::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
 use crate::kernels::sample::{self, SampleArgs, SampleShape};
 use crate::kernels::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use burn::backend::DispatchDevice;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
@@ -165,14 +166,25 @@ impl DecodeBackend for CubeBackend {
     }
 }
 
+/// The client of a CubeCL device without autodiff.
+#[allow(unreachable_patterns, reason = "without Flex there are CubeCL devices alone")]
+pub(crate) fn client(device: &Device) -> Option<Client> {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(cube) => Some(cube.client()),
+        _ => None,
+    }
+}
+
+type Reading = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
+
 /// Words of a tensor on their way to the host.
-pub(crate) struct WordsRead(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>);
+pub(crate) struct WordsRead(Option<Reading>);
 
 /// Starts to copy a tensor of i32 without gaps to the host, after the work that was given to its stream before.
 pub(crate) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
     let client = tensor.client.clone();
     let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
-    WordsRead(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle])))
+    WordsRead(Some(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle]))))
 }
 
 /// The client of a tensor's device, kept to the end of the program: what [`Client::read_async`] gives borrows the client, and outlives the tensor.
@@ -183,10 +195,22 @@ fn kept_client(tensor: &CubeTensor) -> &'static Client {
 }
 
 impl WordsRead {
-    pub(crate) fn wait(self) -> Result<Vec<i32>, ServerError> {
-        let bytes = cubecl::future::block_on(self.0)?;
+    pub(crate) fn wait(mut self) -> Result<Vec<i32>, ServerError> {
+        let Some(reading) = self.0.take() else { return Ok(Vec::new()) };
+        let bytes = cubecl::future::block_on(reading)?;
         let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
         Ok(words.map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
+    }
+}
+
+impl Drop for WordsRead {
+    fn drop(&mut self) {
+        // cubecl-wgpu 0.11.3 copies into a buffer again that a read has mapped which nobody waited for, and the device is lost.
+        if let Some(reading) = self.0.take()
+            && let Err(error) = cubecl::future::block_on(reading)
+        {
+            tracing::debug!(?error, "a read that nobody waited for failed");
+        }
     }
 }
 

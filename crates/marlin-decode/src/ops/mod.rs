@@ -1,4 +1,4 @@
-//! The operations of a decode step as a Burn backend extension, for CubeCL runtimes with the fused kernels and for Flex.
+//! The operations of a decode step as a Burn backend extension, for CubeCL's runtimes and for Flex.
 
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) mod cube;

@@ -63,7 +63,7 @@ impl ModelEngine {
     }
 
     pub(super) fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
-        if !decode::is_fused(&self.model.device()) {
+        if !decode::has_kernels(&self.model.device()) {
             return Duration::ZERO;
         }
         let start = Instant::now();

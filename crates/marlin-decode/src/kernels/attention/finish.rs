@@ -3,7 +3,7 @@
 use super::kernel::{Lengths, Place};
 use super::plan::{AttentionConfig, MAX_SHARES};
 use super::softmax::{NONE, Sums};
-use super::team::{F8, N, has_vector, lane_vector, team_max, team_sum};
+use super::team::{F8, has_vector, lane_vector, set_shared_vector, team_max, team_sum};
 use cubecl::prelude::*;
 
 /// Adds the teams' sums and writes the output, or leaves them for the last block of the row to add.
@@ -29,18 +29,15 @@ pub(super) fn finish<F: Float>(
     }
     sync_cube();
     // Every team scales its sums to the block's largest score.
-    {
-        let parts = parts.as_vectorized_mut().with_vector_size_mut::<N>();
+    #[unroll(config.unrolls())]
+    for head in 0..config.heads {
+        let kept = (sums.best[head] - block_best(&best, head, config)).exp();
+        total[first_head + head] = sums.total[head] * kept;
         #[unroll(config.unrolls())]
-        for head in 0..config.heads {
-            let kept = (sums.best[head] - block_best(&best, head, config)).exp();
-            total[first_head + head] = sums.total[head] * kept;
-            #[unroll(config.unrolls())]
-            for j in 0..count {
-                if has_vector(j, place, config) {
-                    let vector = (first_head + head) * comptime!(config.vectors()) + lane_vector(j, place, config) as usize;
-                    parts[vector] = sums.out[head * count + j] * F8::new(kept);
-                }
+        for j in 0..count {
+            if has_vector(j, place, config) {
+                let vector = (first_head + head) * comptime!(config.vectors()) + lane_vector(j, place, config) as usize;
+                set_shared_vector(&mut parts, vector, sums.out[head * count + j] * F8::new(kept), config);
             }
         }
     }

@@ -2,7 +2,7 @@ use super::finish::finish;
 use super::plan::AttentionConfig;
 use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, write_token};
-use super::team::{F8, N, load};
+use super::team::{F8, load};
 use crate::kernels::Row;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
@@ -48,14 +48,14 @@ pub(super) struct Place {
     pub lane: u32,
 }
 
-/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values as the words that hold [`VECTOR`](super::plan::VECTOR) elements; the
-/// grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values in vectors of what holds [`VECTOR`](super::plan::VECTOR) elements
+/// ([`Held`](super::plan::Held)); the grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn attention<F: Float, W: Size>(
+pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     qkv: &[F],
     state: &[i32],
-    keys: &mut [Vector<u32, W>],
-    values: &mut [Vector<u32, W>],
+    keys: &mut [Vector<H, W>],
+    values: &mut [Vector<H, W>],
     cos: &[f32],
     sin: &[f32],
     q_norm: ComptimeOption<&[F]>,
@@ -66,6 +66,7 @@ pub(super) fn attention<F: Float, W: Size>(
     lengths: Lengths,
     #[comptime] config: AttentionConfig,
     #[define(F)] _dtype: ElemType,
+    #[define(H)] _held: ElemType,
 ) {
     let row = CUBE_POS_Z;
     let position = state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::POSITION as u32)) as usize];
@@ -80,8 +81,8 @@ pub(super) fn attention<F: Float, W: Size>(
 
     // The first keys and values are under way while q is made ready.
     let held = comptime!(config.positions * config.lane_vectors());
-    let mut key = Array::<Vector<u32, W>>::new(held);
-    let mut value = Array::<Vector<u32, W>>::new(held);
+    let mut key = Array::<Vector<H, W>>::new(held);
+    let mut value = Array::<Vector<H, W>>::new(held);
     if place.start < place.end {
         load(&*keys, &mut key, place.start, &place, config);
         load(&*values, &mut value, place.start, &place, config);
@@ -91,16 +92,15 @@ pub(super) fn attention<F: Float, W: Size>(
     let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!((config.heads + 2) * config.head_dim), 32usize);
     stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
     sync_cube();
-    let staged = staged.as_vectorized().with_vector_size::<N>();
 
     let mut sums = Sums {
         best: Array::<f32>::new(config.heads),
         total: Array::<f32>::new(config.heads),
         out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
     };
-    start(&mut sums, staged, &place, config);
+    start(&mut sums, &staged, &place, config);
     if place.has_token && place.is_first {
-        write_token::<F, W>(keys, values, staged, &place, config);
+        write_token::<F, H, W>(keys, values, &staged, &place, config);
     }
 
     // The next keys and values are asked for as soon as there is room: past the share's end that is its last position, again and for nothing.
@@ -108,9 +108,9 @@ pub(super) fn attention<F: Float, W: Size>(
     let mut first = place.start;
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
-        score::<F, W>(&mut scores, &key, staged, first, &place, config);
+        score::<F, H, W>(&mut scores, &key, &staged, first, &place, config);
         load(&*keys, &mut key, first + tile, &place, config);
-        accumulate::<F, W>(&mut sums, &mut scores, &value, config);
+        accumulate::<F, H, W>(&mut sums, &mut scores, &value, config);
         load(&*values, &mut value, first + tile, &place, config);
         first += tile;
     }

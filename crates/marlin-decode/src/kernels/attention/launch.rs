@@ -1,10 +1,10 @@
 use super::kernel::{self, LengthsLaunch};
-use super::plan::{AttentionPlan, AttentionShape, AttentionTarget, VECTOR};
+use super::plan::{AttentionConfig, AttentionPlan, AttentionShape, AttentionTarget, Held, VECTOR};
 use crate::kernels::Row;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::problem::{expect_at_least, expect_length, expect_presence};
-use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`attention`], contiguous, from addresses that are multiples of 32.
 pub struct AttentionArgs {
@@ -53,15 +53,17 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
     let [shares, least, most] = [plan.shares, plan.share[0], plan.share[1]].map(|length| length as u32);
     let epsilon = shape.norm_epsilon.unwrap_or_default();
+    let held = Held::on(client, shape.dtype);
+    let config = AttentionConfig { has_views: matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu), ..plan.config };
     // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from. It skips rows whose position or
     // slot is past the cache, and the grid has a block for every share of every other.
     unsafe {
         kernel::attention::launch_unchecked(
             client,
             CubeCount::new_3d(blocks, groups, rows),
-            CubeDim::new_1d(plan.config.threads as u32),
+            CubeDim::new_1d(config.threads as u32),
             AddressType::from_len(shape.cache_elements() / VECTOR),
-            words(shape.dtype),
+            held.size,
             args.qkv,
             args.state,
             args.keys,
@@ -74,16 +76,12 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
             args.partials,
             args.tickets,
             LengthsLaunch::new(heads, kv_heads, slots, max_len, window, shares, least, most, epsilon),
-            plan.config,
+            config,
             shape.dtype.elem(),
+            held.elem,
         );
     }
     Ok(())
-}
-
-/// Words of 32 bits that hold a vector's elements.
-pub(super) fn words(dtype: ActivationDtype) -> usize {
-    VECTOR * dtype.elem().size() / size_of::<u32>()
 }
 
 /// Checks all that the kernel assumes of its operands and the device.

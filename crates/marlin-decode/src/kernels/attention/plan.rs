@@ -1,8 +1,10 @@
 //! How an attention is cut into blocks, from its shape and the device alone.
 
+use crate::kernels::shape::shared_memory;
 use cubecl::client::Client;
-use cubecl::ir::features::Plane;
-use marlin_kernels::{ActivationDtype, KernelError};
+use cubecl::ir::{ElemType, UIntKind};
+use marlin_kernels::planes::Planes;
+use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 use std::fmt;
 
 /// Elements of a vector: 16 bytes of a half-precision type.
@@ -20,6 +22,10 @@ const REGISTERS: usize = 65536;
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
 /// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
+/// Shared memory that a block takes at most.
+const WANTED_SHARED: usize = 48 * 1024;
+/// Most features of a head.
+const MAX_HEAD_DIM: usize = 512;
 /// Vectors of f32 that a lane holds as its output.
 const OUTPUT_VECTORS: usize = 8;
 
@@ -64,7 +70,7 @@ impl AttentionShape {
         if !heads.is_multiple_of(kv_heads) {
             return refuse("the heads of keys must divide the query heads");
         }
-        if !head_dim.is_multiple_of(VECTOR) || head_dim > 512 {
+        if !head_dim.is_multiple_of(VECTOR) || head_dim > MAX_HEAD_DIM {
             return refuse("head_dim must be a multiple of 8, at most 512");
         }
         if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
@@ -138,13 +144,50 @@ impl AttentionTarget {
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
         let (features, hardware) = (&properties.features, &properties.hardware);
+        let plane = Planes::of(client).size;
         let multiprocessors = hardware.num_streaming_multiprocessors.map_or(Self::SOME, |count| count as usize);
-        let plane = if features.plane.contains(Plane::Ops) { hardware.plane_size_min } else { 1 };
         Self {
             multiprocessors: if features.device_memory_scope { multiprocessors } else { 1 },
-            plane: plane as usize,
-            units: hardware.max_units_per_cube as usize,
+            plane,
+            units: Self::units(hardware.max_units_per_cube as usize, shared_memory(client), plane),
         }
+    }
+}
+
+impl AttentionTarget {
+    /// Most units of a block where it has `shared` bytes of shared memory. What the teams leave for each other then takes half of it.
+    fn units(most: usize, shared: usize, plane: usize) -> usize {
+        if shared >= WANTED_SHARED {
+            return most;
+        }
+        let vectors = if plane > 1 { OUTPUT_VECTORS } else { MAX_HEAD_DIM / VECTOR };
+        most.min(shared / 2 / (vectors * VECTOR * size_of::<f32>())).max(1)
+    }
+}
+
+/// What keys and values are read as, kept as until they are used, and written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    /// What holds a part of a vector.
+    pub elem: ElemType,
+    /// How many hold a vector.
+    pub size: usize,
+}
+
+impl Held {
+    /// Words of 32 bits: CUDA's compiler takes halves apart, and so waits for them, right where they are loaded.
+    pub(super) fn words(dtype: ActivationDtype) -> Self {
+        Self { elem: ElemType::UInt(UIntKind::U32), size: VECTOR * dtype.elem().size() / size_of::<u32>() }
+    }
+
+    /// The elements themselves, which need no other type of the same bits.
+    fn elements(dtype: ActivationDtype) -> Self {
+        Self { elem: dtype.elem(), size: VECTOR }
+    }
+
+    /// What suits a client's runtime.
+    pub(super) fn on(client: &Client, dtype: ActivationDtype) -> Self {
+        if Target::of(client).runtime == Runtime::Cuda { Self::words(dtype) } else { Self::elements(dtype) }
     }
 }
 
@@ -167,6 +210,8 @@ pub struct AttentionConfig {
     pub positions: usize,
     /// Whether a sequence may have several shares.
     pub is_shared: bool,
+    /// Whether elements in a buffer or in shared memory are read and written as vectors, too. CubeCL 0.11.3 compiles such a view to no shader.
+    pub has_views: bool,
 }
 
 impl AttentionConfig {
@@ -196,6 +241,7 @@ impl AttentionConfig {
             threads,
             positions,
             is_shared,
+            has_views: true,
         }
     }
 
@@ -361,6 +407,13 @@ mod tests {
         let plan = plan(&shape(1, 32, 8, 131_072), &CPU);
         assert_eq!((plan.blocks, plan.config.is_shared, plan.partials(), plan.tickets()), ([1, 32, 1], false, 1, 1));
         assert_eq!((plan.config.lanes, plan.config.threads), (1, 2));
+    }
+
+    #[test]
+    fn little_shared_memory_makes_small_blocks() {
+        assert_eq!(AttentionTarget::units(1024, 48 * 1024, 32), 1024);
+        assert_eq!(AttentionTarget::units(1024, 32 * 1024, 32), 64);
+        assert_eq!(AttentionTarget::units(1024, 32 * 1024, 1), 8);
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) struct Sums {
 
 /// Sums of nothing; in the first team of the block that has the token, of the token.
 #[cube]
-pub(super) fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] config: AttentionConfig) {
+pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[comptime] config: AttentionConfig) {
     let count = comptime!(config.lane_vectors());
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
@@ -52,10 +52,10 @@ pub(super) fn start(sums: &mut Sums, staged: &[F8], place: &Place, #[comptime] c
 
 /// The scores of the team's positions of a tile, of all heads.
 #[cube]
-pub(super) fn score<F: Float, W: Size>(
+pub(super) fn score<F: Float, H: Numeric, W: Size>(
     scores: &mut Array<f32>,
-    key: &Array<Vector<u32, W>>,
-    staged: &[F8],
+    key: &Array<Vector<H, W>>,
+    staged: &Shared<[f32]>,
     first: u32,
     place: &Place,
     #[comptime] config: AttentionConfig,
@@ -70,7 +70,7 @@ pub(super) fn score<F: Float, W: Size>(
         let mut wide = Array::<F8>::new(positions);
         #[unroll(config.unrolls())]
         for i in 0..positions {
-            wide[i] = widen::<F, W>(key[i * count + j]);
+            wide[i] = widen::<F, H, W>(key[i * count + j]);
         }
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
@@ -94,10 +94,10 @@ pub(super) fn score<F: Float, W: Size>(
 
 /// Adds the values of a tile to a team's sums.
 #[cube]
-pub(super) fn accumulate<F: Float, W: Size>(
+pub(super) fn accumulate<F: Float, H: Numeric, W: Size>(
     sums: &mut Sums,
     scores: &mut Array<f32>,
-    value: &Array<Vector<u32, W>>,
+    value: &Array<Vector<H, W>>,
     #[comptime] config: AttentionConfig,
 ) {
     let (positions, count) = comptime!((config.positions, config.lane_vectors()));
@@ -128,7 +128,7 @@ pub(super) fn accumulate<F: Float, W: Size>(
     for i in 0..positions {
         #[unroll(config.unrolls())]
         for j in 0..count {
-            let wide = widen::<F, W>(value[i * count + j]);
+            let wide = widen::<F, H, W>(value[i * count + j]);
             #[unroll(config.unrolls())]
             for head in 0..config.heads {
                 sums.out[head * count + j] += wide * F8::new(scores[head * positions + i]);

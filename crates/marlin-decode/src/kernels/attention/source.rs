@@ -2,6 +2,7 @@
 
 use super::AttentionConfig;
 use super::kernel::{LengthsCompilationArg, attention::Attention};
+use super::plan::Held;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
@@ -13,6 +14,7 @@ type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
 /// What CubeCL compiles for `config` on a card of compute capability `capability` (80 for 8.0).
 pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+    let held = Held::words(dtype);
     let norm = || optional(has_norm);
     let kernel = Attention::new(
         settings(config.threads, ExecutionMode::Unchecked),
@@ -40,9 +42,10 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             share_most: (),
             epsilon: (),
         },
-        super::launch::words(dtype),
+        held.size,
         *config,
         dtype.elem(),
+        held.elem,
     );
     cuda_text(&kernel, capability)
 }

@@ -2,7 +2,7 @@
 
 use super::kernel::{Lengths, Place};
 use super::plan::AttentionConfig;
-use super::team::{F8, N, add_dot, has_vector, lane_vector, narrow, team_sum};
+use super::team::{F8, add_dot, has_vector, lane_vector, narrow, shared_vector, team_sum, vector};
 use cubecl::prelude::*;
 
 /// Puts the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value into shared memory: normalised, turned and,
@@ -88,7 +88,6 @@ fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: Atten
 #[cube]
 fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) {
     let rows = place.row * (lengths.heads + 2 * lengths.kv_heads);
-    let qkv = qkv.as_vectorized().with_vector_size::<N>();
     #[unroll]
     for round in 0..comptime!((config.heads + 1).div_ceil(config.teams())) {
         // Teams without a head take the last one again: a shuffle is for whole planes.
@@ -96,7 +95,7 @@ fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: 
         let base = (rows + source(head, place, lengths, config)) * comptime!(config.vectors() as u32);
         let mut squares = 0.0f32.runtime();
         for j in 0..config.lane_vectors() {
-            let x = F8::cast_from(qkv[(base + lane_vector(j, place, config)) as usize]);
+            let x: F8 = vector(qkv, (base + lane_vector(j, place, config)) as usize, config);
             squares = select(has_vector(j, place, config), add_dot(squares, x, x), squares);
         }
         squares = team_sum(squares, config);
@@ -127,10 +126,10 @@ fn norm_weight<F: Float>(
 
 /// Writes the token's key and value to the cache.
 #[cube]
-pub(super) fn write_token<F: Float, W: Size>(
-    keys: &mut [Vector<u32, W>],
-    values: &mut [Vector<u32, W>],
-    staged: &[F8],
+pub(super) fn write_token<F: Float, H: Numeric, W: Size>(
+    keys: &mut [Vector<H, W>],
+    values: &mut [Vector<H, W>],
+    staged: &Shared<[f32]>,
     place: &Place,
     #[comptime] config: AttentionConfig,
 ) {
@@ -139,8 +138,9 @@ pub(super) fn write_token<F: Float, W: Size>(
         let vector = round * comptime!(config.threads as u32) + UNIT_POS_X;
         if vector < vectors {
             let index = place.cache + (place.position * vectors + vector) as usize;
-            keys[index] = narrow::<F, W>(staged[(comptime!(config.heads as u32) * vectors + vector) as usize]);
-            values[index] = narrow::<F, W>(staged[(comptime!(config.heads as u32 + 1) * vectors + vector) as usize]);
+            let first = comptime!(config.heads as u32) * vectors + vector;
+            keys[index] = narrow::<F, H, W>(shared_vector(staged, first as usize, config));
+            values[index] = narrow::<F, H, W>(shared_vector(staged, (first + vectors) as usize, config));
         }
     }
 }

@@ -11,9 +11,9 @@ pub(super) type F8 = Vector<f32, N>;
 
 /// Reads the vectors of keys or values that a lane has at the team's positions of a tile. Past the share's end it reads its last position again.
 #[cube]
-pub(super) fn load<W: Size>(
-    cache: &[Vector<u32, W>],
-    held: &mut Array<Vector<u32, W>>,
+pub(super) fn load<H: Numeric, W: Size>(
+    cache: &[Vector<H, W>],
+    held: &mut Array<Vector<H, W>>,
     first: u32,
     place: &Place,
     #[comptime] config: AttentionConfig,
@@ -42,24 +42,67 @@ pub(super) fn has_vector(j: usize, place: &Place, #[comptime] config: AttentionC
     u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane < comptime!(config.vectors() as u32)
 }
 
+/// A vector of a buffer's elements, in f32.
+#[cube]
+pub(super) fn vector<F: Float>(buffer: &[F], vector: usize, #[comptime] config: AttentionConfig) -> F8 {
+    let mut elements = F8::new(0.0);
+    if comptime!(config.has_views) {
+        elements = F8::cast_from(buffer.as_vectorized().with_vector_size::<N>()[vector]);
+    } else {
+        #[unroll]
+        for i in 0..VECTOR {
+            elements.insert(i, f32::cast_from(buffer[vector * VECTOR + i]));
+        }
+    }
+    elements
+}
+
+/// A vector in shared memory.
+#[cube]
+pub(super) fn shared_vector(shared: &Shared<[f32]>, vector: usize, #[comptime] config: AttentionConfig) -> F8 {
+    let mut elements = F8::new(0.0);
+    if comptime!(config.has_views) {
+        elements = shared.as_vectorized().with_vector_size::<N>()[vector];
+    } else {
+        #[unroll]
+        for i in 0..VECTOR {
+            elements.insert(i, shared[vector * VECTOR + i]);
+        }
+    }
+    elements
+}
+
+/// Puts a vector into shared memory.
+#[cube]
+pub(super) fn set_shared_vector(shared: &mut Shared<[f32]>, vector: usize, elements: F8, #[comptime] config: AttentionConfig) {
+    if comptime!(config.has_views) {
+        let shared = shared.as_vectorized_mut().with_vector_size_mut::<N>();
+        shared[vector] = elements;
+    } else {
+        #[unroll]
+        for i in 0..VECTOR {
+            shared[vector * VECTOR + i] = elements.extract(i);
+        }
+    }
+}
+
 /// A lane's vector of a staged head, 0 where it has none.
 #[cube]
-pub(super) fn staged_vector(staged: &[F8], head: usize, j: usize, place: &Place, #[comptime] config: AttentionConfig) -> F8 {
-    let vector = staged[head * comptime!(config.vectors()) + lane_vector(j, place, config) as usize];
+pub(super) fn staged_vector(staged: &Shared<[f32]>, head: usize, j: usize, place: &Place, #[comptime] config: AttentionConfig) -> F8 {
+    let vector = shared_vector(staged, head * comptime!(config.vectors()) + lane_vector(j, place, config) as usize, config);
     if comptime!(config.is_even()) { vector } else { select(has_vector(j, place, config), vector, F8::new(0.0)) }
 }
 
-/// Elements in f32 of the words that hold them. Keys and values stay words from load to use: the compiler takes halves apart, and so waits for them,
-/// right where they are loaded.
+/// Elements in f32 of the vector that holds them, which is the elements themselves or their words ([`Held`](super::plan::Held)).
 #[cube]
-pub(super) fn widen<F: Float, W: Size>(words: Vector<u32, W>) -> F8 {
-    F8::cast_from(Vector::<F, N>::reinterpret(words))
+pub(super) fn widen<F: Float, H: Numeric, W: Size>(held: Vector<H, W>) -> F8 {
+    F8::cast_from(Vector::<F, N>::reinterpret(held))
 }
 
-/// Elements rounded, in words.
+/// Elements rounded, as they are held.
 #[cube]
-pub(super) fn narrow<F: Float, W: Size>(elements: F8) -> Vector<u32, W> {
-    Vector::<u32, W>::reinterpret(Vector::<F, N>::cast_from(elements))
+pub(super) fn narrow<F: Float, H: Numeric, W: Size>(elements: F8) -> Vector<H, W> {
+    Vector::<H, W>::reinterpret(Vector::<F, N>::cast_from(elements))
 }
 
 /// A sum and the sum of two vectors' products.

@@ -8,15 +8,23 @@
 //! What cannot be kept is not looked at: of k blocks, each has a token at least as likely as the least of their best ones, and tokens whose
 //! probabilities together are below 1 - p are past the end. So few blocks are on the shortlist of most rows.
 
+use super::floats::SharedValues;
 use super::logits::Logits;
 use super::noise::{key, ln, mass, value};
-use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, MAX_BLOCKS, RECORD, TOKEN_BITS};
+use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, RECORD, TOKEN_BITS};
 use cubecl::prelude::*;
 
 /// Bits of a place that are found at a time.
 const DIGIT_BITS: usize = 9;
 /// Sums by such bits.
 const BINS: usize = 1 << DIGIT_BITS;
+/// Bytes of shared memory that the search takes, with a shortlist of so many blocks.
+pub(super) const fn shared_bytes(blocks: usize) -> usize {
+    size_of::<u32>() * (blocks + 1 + 2 * BINS) + size_of::<u64>() * FOUND
+}
+
+/// Values that a search leaves.
+const FOUND: usize = 3;
 /// The place of a token that is never chosen.
 const NOWHERE: u64 = u64::MAX;
 
@@ -44,8 +52,9 @@ pub(super) struct Shortlist {
 
 #[cube]
 impl Shortlist {
-    pub fn new() -> Self {
-        Shortlist { blocks: Shared::<[u32]>::new_slice(MAX_BLOCKS), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
+    /// Room for so many.
+    pub fn new(#[comptime] blocks: usize) -> Self {
+        Shortlist { blocks: Shared::<[u32]>::new_slice(blocks), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
     }
 
     /// How many times four tokens there are.
@@ -67,7 +76,7 @@ struct Bins {
     low: Shared<[Atomic<u32>]>,
     high: Shared<[Atomic<u32>]>,
     /// [bin, sum before it, sum through it].
-    found: Shared<[u64]>,
+    found: SharedValues,
 }
 
 #[derive(CubeType, Clone, Copy)]
@@ -81,11 +90,11 @@ struct Found {
 
 #[cube]
 impl Bins {
-    fn new() -> Self {
+    fn new(#[comptime] is_loose: bool) -> Self {
         Bins {
             low: Shared::<[Atomic<u32>]>::new_slice(BINS),
             high: Shared::<[Atomic<u32>]>::new_slice(BINS),
-            found: Shared::<[u64]>::new_slice(3usize),
+            found: SharedValues::new(FOUND, is_loose),
         }
     }
 
@@ -115,7 +124,7 @@ impl Bins {
     }
 
     /// The bin at which the sum of all up to it reaches `target`, or the total where that is less. There must be a sum above 0.
-    fn find(&mut self, target: u64, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> Found {
+    fn find(&mut self, target: u64, sums: &mut SharedValues, #[comptime] units: usize) -> Found {
         sync_cube();
         let each = comptime!(BINS / units);
         let first = UNIT_POS_X as usize * each;
@@ -134,12 +143,12 @@ impl Bins {
                 before = sum;
                 sum += self.get(bin);
             }
-            self.found[0] = bin as u64;
-            self.found[1] = before;
-            self.found[2] = sum;
+            self.found.set(0usize, bin as u64);
+            self.found.set(1usize, before);
+            self.found.set(2usize, sum);
         }
         sync_cube();
-        Found { bin: self.found[0], before: self.found[1], through: self.found[2], total }
+        Found { bin: self.found.get(0usize), before: self.found.get(1usize), through: self.found.get(2usize), total }
     }
 }
 
@@ -157,7 +166,8 @@ impl Filter {
 
     /// What a token counts for top-p: its probability over that of the most likely one.
     fn mass(&self, logit: f32) -> u64 {
-        mass((logit - value(self.largest)) * self.inverse_temperature)
+        let floats = &self.logits.floats;
+        mass(floats.rounded(floats.rounded(logit - value(self.largest)) * self.inverse_temperature))
     }
 
     /// The largest key of a block; 0 where none of its tokens can be chosen.
@@ -167,7 +177,7 @@ impl Filter {
     }
 
     /// How far the keys of the `k` most likely tokens are below the largest at most, from blocks alone.
-    fn span_of_k(&self, k: u32, records: &[u32], bins: &mut Bins, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> u32 {
+    fn span_of_k(&self, k: u32, records: &[u32], bins: &mut Bins, sums: &mut SharedValues, #[comptime] units: usize) -> u32 {
         let mut known = 0u64.runtime();
         let mut target = u64::cast_from(k);
         let mut unknown = 32u64.runtime();
@@ -205,7 +215,7 @@ impl Filter {
         // Tokens of less mass than this are less than the rest, all together. Half of it leaves room for rounding.
         let least = max(rest / u64::cast_from(self.logits.vocab) / 2, 1u64.runtime());
         let largest = value(self.largest);
-        let depth = comptime!(MASS_BITS as f32 * core::f32::consts::LN_2).runtime() - ln(f32::cast_from(least));
+        let depth = comptime!(MASS_BITS as f32 * core::f32::consts::LN_2).runtime() - ln(f32::cast_from(least), &self.logits.floats);
         let margin = max(largest, -largest) * 1e-6f32;
         self.largest - key(largest - depth * self.temperature - margin)
     }
@@ -240,11 +250,11 @@ pub(super) fn last_kept<F: Float, N: Size>(
     seen: &[u32],
     records: &[u32],
     shortlist: &mut Shortlist,
-    sums: &mut Shared<[u64]>,
+    sums: &mut SharedValues,
     #[comptime] lanes: usize,
     #[comptime] units: usize,
 ) -> u64 {
-    let mut bins = Bins::new();
+    let mut bins = Bins::new(filter.logits.floats.is_loose);
     let everywhere = comptime!(NOWHERE - 1).runtime();
     let mut last = everywhere;
     let mut span = u32::MAX.runtime();
@@ -294,7 +304,7 @@ fn reach<F: Float, N: Size>(
     seen: &[u32],
     shortlist: &Shortlist,
     bins: &mut Bins,
-    sums: &mut Shared<[u64]>,
+    sums: &mut SharedValues,
     #[comptime] by_mass: bool,
     #[comptime] lanes: usize,
     #[comptime] units: usize,
@@ -354,24 +364,24 @@ fn reach<F: Float, N: Size>(
 
 /// The sums of the values of all units up to this one, and of all. `sums` has room for two values a unit.
 #[cube]
-fn prefix_sum(value: u64, sums: &mut Shared<[u64]>, #[comptime] units: usize) -> (u64, u64) {
+fn prefix_sum(value: u64, sums: &mut SharedValues, #[comptime] units: usize) -> (u64, u64) {
     let unit = UNIT_POS_X as usize;
     let mut sum = value;
     // Every turn reads one half and writes the other.
     let mut half = 0usize.runtime();
-    sums[unit] = sum;
+    sums.set(unit, sum);
     sync_cube();
     let mut distance = 1usize.runtime();
     while distance < units {
         if unit >= distance {
-            sum += sums[half + unit - distance];
+            sum += sums.get(half + unit - distance);
         }
         half = comptime!(units).runtime() - half;
-        sums[half + unit] = sum;
+        sums.set(half + unit, sum);
         sync_cube();
         distance *= 2;
     }
-    let total = sums[half + comptime!(units - 1)];
+    let total = sums.get(half + comptime!(units - 1));
     (sum, total)
 }
 

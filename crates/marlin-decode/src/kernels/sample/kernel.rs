@@ -1,4 +1,5 @@
 use super::filter::{Filter, Shortlist, last_kept};
+use super::floats::{Floats, SharedValues};
 use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
 use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
@@ -36,7 +37,7 @@ struct Options {
 }
 
 #[cube]
-fn options(state: &[i32], row: u32, lengths: &Lengths) -> Options {
+fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: bool) -> Options {
     let words = row as usize * comptime!(Row::WORDS);
     let top_k = u32::reinterpret(state[words + comptime!(Row::TOP_K)]);
     let temperature = f32::reinterpret(state[words + comptime!(Row::TEMPERATURE)]);
@@ -53,6 +54,8 @@ fn options(state: &[i32], row: u32, lengths: &Lengths) -> Options {
             vocab: lengths.vocab,
             seen: u32::reinterpret(state[words + comptime!(Row::SLOT)]) * lengths.words,
             penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
+            // A vocabulary is far from 2^31 tokens.
+            floats: Floats { zero: lengths.vocab >> 31, is_loose },
         },
         greedy,
         filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32),
@@ -72,16 +75,17 @@ pub(super) fn score<F: Float, N: Size>(
     lengths: Lengths,
     #[comptime] lanes: usize,
     #[comptime] units: usize,
+    #[comptime] is_loose: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let row = CUBE_POS_X / lengths.chunks;
     let chunk = CUBE_POS_X % lengths.chunks;
-    let options = options(state, row, &lengths);
+    let options = options(state, row, &lengths, is_loose);
     if options.position < 0 {
         terminate!();
     }
     let fours = comptime!(CHUNK / 4);
-    let mut best = Shared::<[u64]>::new_slice(fours);
+    let mut best = SharedValues::new(fours, is_loose);
     // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at the last.
     sync_cube();
 
@@ -99,11 +103,11 @@ pub(super) fn score<F: Float, N: Size>(
         for j in 0..4usize {
             let mut score = four.extract(j);
             if random {
-                score = score / options.temperature + gumbel(words[j]);
+                score = options.logits.floats.divide(score, options.temperature) + gumbel(words[j], &options.logits.floats);
             }
             first = max(first, ranked(key(score), token + comptime!(j as u32)));
         }
-        best[i] = first;
+        best.set(i, first);
     }
 
     #[unroll]
@@ -113,20 +117,20 @@ pub(super) fn score<F: Float, N: Size>(
         if comptime!(distance == BLOCK / 4) && options.filtered {
             let mut block = UNIT_POS_X as usize;
             while block < CHUNK_BLOCKS {
-                records[CUBE_POS_X as usize * RECORD + 2 + block] = u32::cast_from(best[block * distance] >> 32);
+                records[CUBE_POS_X as usize * RECORD + 2 + block] = u32::cast_from(best.get(block * distance) >> 32);
                 block += units;
             }
             sync_cube();
         }
         let mut i = UNIT_POS_X as usize * comptime!(2 * distance);
         while i < fours {
-            best[i] = max(best[i], best[i + distance]);
+            best.set(i, max(best.get(i), best.get(i + distance)));
             i += comptime!(2 * distance * units);
         }
     }
     if UNIT_POS_X == 0 {
-        records[CUBE_POS_X as usize * RECORD] = u32::cast_from(best[0] >> 32);
-        records[CUBE_POS_X as usize * RECORD + 1] = !u32::cast_from(best[0]);
+        records[CUBE_POS_X as usize * RECORD] = u32::cast_from(best.get(0usize) >> 32);
+        records[CUBE_POS_X as usize * RECORD + 1] = !u32::cast_from(best.get(0usize));
     }
 }
 
@@ -140,15 +144,17 @@ pub(super) fn choose<F: Float, N: Size>(
     lengths: Lengths,
     #[comptime] lanes: usize,
     #[comptime] units: usize,
+    #[comptime] blocks: usize,
+    #[comptime] is_loose: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let row = CUBE_POS_X;
-    let options = options(&*state, row, &lengths);
+    let options = options(&*state, row, &lengths, is_loose);
     if options.position < 0 {
         terminate!();
     }
     let bitmap = options.logits.seen;
-    let mut sums = Shared::<[u64]>::new_slice(comptime!(2 * units));
+    let mut sums = SharedValues::new(comptime!(2 * units), is_loose);
     // As in `score`.
     sync_cube();
 
@@ -163,15 +169,16 @@ pub(super) fn choose<F: Float, N: Size>(
 
     let key_of_best = u32::cast_from(best >> 32);
     if options.filtered && key_of_best != 0 && key_of_best != BROKEN {
+        let inverse_temperature = options.logits.floats.divide(1.0f32, options.temperature);
         let filter = Filter {
             logits: options.logits,
             temperature: options.temperature,
-            inverse_temperature: 1.0f32 / options.temperature,
+            inverse_temperature,
             largest: key_of_best,
             record: row * lengths.chunks,
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
-        let mut shortlist = Shortlist::new();
+        let mut shortlist = Shortlist::new(blocks);
         let last =
             last_kept::<F, N>(&filter, options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
 
@@ -186,7 +193,9 @@ pub(super) fn choose<F: Float, N: Size>(
             for j in 0..4usize {
                 let token = token + comptime!(j as u32);
                 if filter.place(four.extract(j), token) <= last {
-                    best = max(best, ranked(key(four.extract(j) / options.temperature + gumbel(words[j])), token));
+                    let floats = &filter.logits.floats;
+                    let score = floats.divide(four.extract(j), options.temperature) + gumbel(words[j], floats);
+                    best = max(best, ranked(key(score), token));
                 }
             }
             i += comptime!(units as u32);
@@ -220,19 +229,19 @@ fn ranked(key: u32, token: u32) -> u64 {
 
 /// The largest value of a cube's units.
 #[cube]
-fn largest(value: u64, shared: &mut Shared<[u64]>, #[comptime] units: usize) -> u64 {
+fn largest(value: u64, shared: &mut SharedValues, #[comptime] units: usize) -> u64 {
     let unit = UNIT_POS_X as usize;
-    shared[unit] = value;
+    shared.set(unit, value);
     sync_cube();
     let mut half = comptime!(units / 2).runtime();
     while half > 0 {
         if unit < half {
-            shared[unit] = max(shared[unit], shared[unit + half]);
+            shared.set(unit, max(shared.get(unit), shared.get(unit + half)));
         }
         sync_cube();
         half /= 2;
     }
-    let largest = shared[0];
+    let largest = shared.get(0usize);
     sync_cube();
     largest
 }

@@ -1,10 +1,12 @@
+use super::filter::shared_bytes;
 use super::kernel::{self, LengthsLaunch};
-use super::{BLOCK, CHUNK, RECORD, TOKEN_BITS};
-use crate::kernels::Row;
+use super::{BLOCK, CHUNK, CHUNK_BLOCKS, MAX_BLOCKS, RECORD, TOKEN_BITS};
+use crate::kernels::shape::shared_memory;
+use crate::kernels::{Row, lacks};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::problem::{expect_at_least, expect_length};
-use marlin_kernels::{ActivationDtype, KernelError};
+use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 use std::fmt;
 
 /// Units of a cube of `score`, where the device has as many: each has four tokens.
@@ -68,9 +70,9 @@ pub fn workspace_words(shape: &SampleShape) -> usize {
 /// Nothing else depends on what the buffers hold, so that the launches can be recorded once and replayed.
 ///
 /// # Errors
-/// A buffer of the wrong length, a vocabulary of no tokens or past 2^18, operands past what 32-bit indices reach, or a dtype that the device
-/// lacks.
+/// What [`check_device`] says, a buffer of the wrong length, operands past what 32-bit indices reach, or a dtype that the device lacks.
 pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<(), KernelError> {
+    let blocks = check_device(client, shape)?;
     check(client, shape, &args)?;
     let SampleShape { rows, vocab, max_len, dtype, .. } = *shape;
     if rows == 0 {
@@ -81,9 +83,8 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     let lengths = || LengthsLaunch::new(vocab as u32, chunks, words, u32::try_from(max_len).unwrap_or(u32::MAX));
     // Rows of other lengths do not all start where four logits can be read at once.
     let lanes = if vocab.is_multiple_of(4) { 4 } else { 1 };
-    // Powers of two, as the reductions need.
-    let most = client.properties().hardware.max_units_per_cube;
-    let [score_units, choose_units] = [SCORE_UNITS, CHOOSE_UNITS].map(|units| 1 << units.min(most).ilog2());
+    let [score_units, choose_units] = [SCORE_UNITS, CHOOSE_UNITS].map(|most| units(client, most));
+    let is_loose = !matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu);
     let [logits, logits_again] = twice("logits", shape, args.logits)?;
     let [state, state_again] = twice("state", shape, args.state)?;
     let [seen, seen_again] = twice("bitmaps of tokens", shape, args.seen)?;
@@ -100,6 +101,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lengths(),
         lanes,
         score_units as usize,
+        is_loose,
         dtype.elem(),
     );
     kernel::choose::launch(
@@ -114,9 +116,37 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lengths(),
         lanes,
         choose_units as usize,
+        blocks,
+        is_loose,
         dtype.elem(),
     );
     Ok(())
+}
+
+/// Units of a cube: a power of two, as the reductions need.
+fn units(client: &Client, most: u32) -> u32 {
+    1 << most.min(client.properties().hardware.max_units_per_cube).ilog2()
+}
+
+/// Checks that a device can sample; the blocks of 32 tokens that its shortlist has room for.
+///
+/// # Errors
+/// [`KernelError::Vocabulary`] for one of no tokens or past 2^18, [`KernelError::Shape`] where the device has no integers of 64 bits, or too little
+/// shared memory for the vocabulary.
+pub fn check_device(client: &Client, shape: &SampleShape) -> Result<usize, KernelError> {
+    let limit = 1 << TOKEN_BITS;
+    if shape.vocab == 0 || shape.vocab > limit {
+        return Err(KernelError::Vocabulary { found: shape.vocab, limit });
+    }
+    let refuse = |reason| KernelError::Shape { problem: shape.to_string(), reason };
+    if let Some(lacked) = lacks(client, shape.dtype) {
+        return Err(refuse(lacked));
+    }
+    let sums = 2 * units(client, CHOOSE_UNITS) as usize * size_of::<u64>();
+    // One size for all vocabularies where there is room, so that they share a kernel. Some bytes are lost to alignment.
+    let fits = |blocks: &usize| sums + shared_bytes(*blocks) + 64 <= shared_memory(client);
+    let blocks = [MAX_BLOCKS, shape.chunks() * CHUNK_BLOCKS].into_iter().find(fits);
+    blocks.ok_or_else(|| refuse("the device has too little shared memory for the vocabulary"))
 }
 
 /// An operand for both launches.
@@ -131,9 +161,6 @@ fn twice(operand: &'static str, shape: &SampleShape, arg: BufferArg) -> Result<[
 /// Checks everything that the kernels assume, but for what the state's rows hold.
 fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), KernelError> {
     let SampleShape { rows, vocab, slots, dtype, .. } = *shape;
-    if vocab == 0 || vocab > 1 << TOKEN_BITS {
-        return Err(KernelError::Vocabulary { found: vocab, limit: 1 << TOKEN_BITS });
-    }
     let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.bitmap_words()));
     let limit = u32::MAX as usize;
     if elements > limit {

@@ -1,5 +1,6 @@
 //! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty.
 
+use super::floats::Floats;
 use cubecl::prelude::*;
 
 /// The logits, or places, of four tokens.
@@ -16,6 +17,7 @@ pub(super) struct Logits {
     pub seen: u32,
     /// The repetition penalty.
     pub penalty: f32,
+    pub floats: Floats,
 }
 
 #[cube]
@@ -49,9 +51,9 @@ impl Logits {
         let mut penalised = logit;
         if word & 1 == 1 {
             if logit > 0.0f32 {
-                penalised = logit / self.penalty;
+                penalised = self.floats.divide(logit, self.penalty);
             } else {
-                penalised = logit * self.penalty;
+                penalised = self.floats.rounded(logit * self.penalty);
             }
         }
         penalised

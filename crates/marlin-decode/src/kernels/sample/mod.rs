@@ -6,8 +6,8 @@
 //! The random choice is the Gumbel-max trick: of the tokens left, the one with the largest logit / temperature + noise, where the noise of a
 //! token is -ln(-ln(u)) and u comes from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with the row's
 //! seed as its key and (token / 4, position) as its counter. So a seed, a position and logits give one token, in whatever row and batch, and
-//! a token's noise needs no other token. Everything is in f32 from operations that round the same everywhere, and sums are of integers, so
-//! the kernels and [`sample_host`] choose the same token.
+//! a token's noise needs no other token. Everything is in f32 from operations that round the same everywhere (`floats.rs`), and sums are of
+//! integers, so the kernels and [`sample_host`] choose the same token.
 //!
 //! | launch | a cube | does |
 //! |---|---|---|
@@ -15,16 +15,18 @@
 //! | `choose` | a row | the best of all chunks; or top-k, top-p and the choice among what they leave; the row's new state |
 //!
 //! A row fails ([`RowState::Failed`](super::RowState::Failed)) where a logit is NaN or plus infinity, and where all are minus infinity; the
-//! others go on. Vocabularies past 2^18 tokens are refused.
+//! others go on. Refused are vocabularies past 2^18 tokens, and devices without integers of 64 bits or with too little shared memory for the
+//! vocabulary ([`check_device`]).
 
 mod filter;
+mod floats;
 mod kernel;
 mod launch;
 mod logits;
 mod noise;
 mod reference;
 
-pub use launch::{SampleArgs, SampleShape, sample, workspace_words};
+pub use launch::{SampleArgs, SampleShape, check_device, sample, workspace_words};
 pub use reference::{bitmap, sample_host};
 
 /// Tokens of a block: those of a word of the bitmap of tokens that occurred.

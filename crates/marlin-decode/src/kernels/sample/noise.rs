@@ -1,6 +1,7 @@
-//! Arithmetic that rounds the same on every device: integers, single operations, and multiply-adds that say so, so that no compiler fuses
-//! others. `reference.rs` repeats it in Rust.
+//! Arithmetic that rounds the same on every device: integers, single operations that [`Floats`] keeps apart, and multiply-adds that say so.
+//! `reference.rs` repeats it in Rust.
 
+use super::floats::Floats;
 use super::{BROKEN, MASS_BITS};
 use cubecl::prelude::*;
 
@@ -55,31 +56,32 @@ pub(super) fn philox(words: &mut Array<u32>, counter: u32, position: u32, seed: 
 ///
 /// The word stands for 1 - u, so that the noise of the likeliest tokens, whose u is close to 1, is fine.
 #[cube]
-pub(super) fn gumbel(word: u32) -> f32 {
-    let rest = min((f32::cast_from(word) + 0.5f32) * 2.328_306_4e-10f32, 0.999_999_94f32);
-    let u = 1.0f32 - rest;
+pub(super) fn gumbel(word: u32, floats: &Floats) -> f32 {
+    let word = floats.rounded(f32::cast_from(word) + 0.5f32);
+    let rest = floats.rounded(min(word * 2.328_306_4e-10f32, 0.999_999_94f32));
+    let u = floats.rounded(1.0f32 - rest);
     let mut exponential = rest;
     if u < 1.0f32 {
         // u is rounded: the quotient takes that back.
-        exponential = -ln(u) * (rest / (1.0f32 - u));
+        exponential = -ln(u, floats) * floats.divide(rest, 1.0f32 - u);
     }
-    -ln(exponential)
+    -ln(exponential, floats)
 }
 
 /// The natural logarithm of a normal positive number, to about an ulp.
 #[cube]
-pub(super) fn ln(x: f32) -> f32 {
+pub(super) fn ln(x: f32, floats: &Floats) -> f32 {
     // x = 2^exponent * m, m from sqrt(1/2) to sqrt(2); ln m = 2 atanh((m - 1) / (m + 1)).
     let bits = i32::reinterpret(x);
     let exponent = (bits - 0x3f35_04f3i32) >> 23;
     let m = f32::reinterpret(bits - (exponent << 23));
-    let s = (m - 1.0f32) / (m + 1.0f32);
-    let z = s * s;
+    let s = floats.divide(m - 1.0f32, m + 1.0f32);
+    let z = floats.rounded(s * s);
     let mut sum = fma(z, 1.0f32 / 9.0, 1.0f32 / 7.0);
     sum = fma(z, sum, 1.0f32 / 5.0);
     sum = fma(z, sum, 1.0f32 / 3.0);
     sum = fma(z, sum, 1.0f32);
-    fma(f32::cast_from(exponent), core::f32::consts::LN_2, (s + s) * sum)
+    floats.rounded(fma(f32::cast_from(exponent), core::f32::consts::LN_2, floats.rounded((s + s) * sum)))
 }
 
 /// exp(x) for x up to 0, as an integer: 2^[`MASS_BITS`] for 0.

@@ -14,6 +14,7 @@ mod tensor_cores;
 pub use source::source;
 
 use crate::device::{MIN_CAPABILITY, vector_size};
+use crate::planes::Planes;
 use crate::problem::expect_length;
 use crate::{ActivationDtype, FloatProblem, KernelError, Target};
 use cubecl::client::Client;
@@ -86,9 +87,10 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
         }
         HeadKernel::Planes => {
             let size = vector_size(client, k, dtype);
-            let plane = client.properties().hardware.plane_size_min as usize;
-            let planes = if plane == 1 { 1 } else { planes::PLANES };
-            let dim = CubeDim::new_1d((plane * planes) as u32);
+            let plane = Planes::of(client);
+            let most = client.properties().hardware.max_units_per_cube as usize / plane.size;
+            let planes = if plane.size == 1 { 1 } else { planes::PLANES.min(most) };
+            let dim = CubeDim::new_1d((plane.size * planes) as u32);
             let count = CubeCount::Static(n.div_ceil(planes) as u32, 1, 1);
             planes::head_columns::launch(client, count, dim, size, x, weight, out, n, k, k / size, m, plane, dtype.elem());
         }

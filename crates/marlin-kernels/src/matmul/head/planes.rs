@@ -1,5 +1,6 @@
 //! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any dtype, on any runtime.
 
+use crate::planes::{Planes, plane_total};
 use cubecl::prelude::*;
 
 /// Planes of a cube.
@@ -16,9 +17,10 @@ pub(super) fn head_columns<F: Float, N: Size>(
     #[comptime] features: usize,
     #[comptime] vectors: usize,
     #[comptime] rows: usize,
-    #[comptime] plane: usize,
+    #[comptime] planes: Planes,
     #[define(F)] _dtype: ElemType,
 ) {
+    let plane = comptime!(planes.size);
     let column = ABSOLUTE_POS / plane;
     let unit = ABSOLUTE_POS % plane;
     if column >= columns {
@@ -50,7 +52,7 @@ pub(super) fn head_columns<F: Float, N: Size>(
         for i in 0..comptime!(features / vectors) {
             sum += sums[row].extract(i);
         }
-        let sum = if comptime!(plane > 1) { plane_sum(sum) } else { sum };
+        let sum = plane_total(sum, planes);
         if unit == 0 {
             out[row * columns + column] = F::cast_from(sum);
         }

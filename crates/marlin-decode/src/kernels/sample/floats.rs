@@ -1,0 +1,106 @@
+//! What compilers make of float arithmetic and of shared memory, where kernels and the host are to agree to the last bit.
+
+use cubecl::prelude::*;
+
+/// Float arithmetic that rounds as it is written.
+///
+/// A loose compiler, which is one of shaders, may take a quotient that is off by two and a half units in the last place (Vulkan, "Precision and
+/// Operation of SPIR-V Instructions"), make one operation of a product and a sum, and rearrange: 1 - (1 - x) is x. CubeCL 0.11.3 cannot forbid it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Floats {
+    /// 0, of which the compiler does not know.
+    pub zero: u32,
+    /// Whether the compiler is loose.
+    #[cube(comptime)]
+    pub is_loose: bool,
+}
+
+#[cube]
+impl Floats {
+    /// A value as it is: what is done with it is not rearranged with what it comes from.
+    pub fn rounded(&self, value: f32) -> f32 {
+        if comptime!(self.is_loose) { f32::reinterpret(u32::reinterpret(value) ^ self.zero) } else { value }
+    }
+
+    /// The quotient, rounded to the nearest. A loose one is 0 below the normal numbers; `b` is a normal number.
+    pub fn divide(&self, a: f32, b: f32) -> f32 {
+        if comptime!(self.is_loose) { quotient(a, b) } else { a / b }
+    }
+}
+
+/// a / b by integers; `a` itself where it is 0, below the normal numbers, infinite or NaN.
+#[cube]
+fn quotient(a: f32, b: f32) -> f32 {
+    let a_bits = u32::reinterpret(a);
+    let b_bits = u32::reinterpret(b);
+    let a_exponent = (a_bits >> 23) & 0xffu32;
+    let mut bits = a_bits;
+    if a_exponent != 0 && a_exponent != 0xff {
+        let numerator = u64::cast_from((a_bits & 0x007f_ffffu32) | 0x0080_0000u32) << 26;
+        let denominator = u64::cast_from((b_bits & 0x007f_ffffu32) | 0x0080_0000u32);
+        let whole = numerator / denominator;
+        // 26 or 27 bits, of which 24 are kept. The last says whether anything is left.
+        let mut digits = u32::cast_from(whole);
+        if whole * denominator != numerator {
+            digits |= 1u32;
+        }
+        let mut exponent = i32::cast_from(a_exponent) - i32::cast_from((b_bits >> 23) & 0xffu32) + 127;
+        let mut dropped = 3u32.runtime();
+        if digits < 0x0400_0000u32 {
+            dropped = 2u32.runtime();
+            exponent -= 1;
+        }
+        let kept = (digits + (1u32 << (dropped - 1)) - 1 + ((digits >> dropped) & 1u32)) >> dropped;
+        // The leading digit is the 1 that the exponent stands for; rounded up to 2^24, it goes over into it.
+        let mut magnitude = (exponent << 23) + i32::cast_from(kept) - 0x0080_0000i32;
+        if exponent < 1 {
+            magnitude = 0i32.runtime();
+        }
+        if exponent > 254 {
+            magnitude = 0x7f80_0000i32.runtime();
+        }
+        bits = ((a_bits ^ b_bits) & 0x8000_0000u32) | u32::cast_from(magnitude);
+    }
+    f32::reinterpret(bits)
+}
+
+/// Values of 64 bits that the units of a cube leave for each other.
+///
+/// CubeCL 0.11.3 tells no compiler of SPIR-V that others see a plain store to shared memory (`NonPrivatePointer` of the Vulkan memory model): a loose
+/// one may keep a value in a register over barriers. Atomics are seen.
+#[derive(CubeType)]
+pub(super) struct SharedValues {
+    plain: Shared<[u64]>,
+    /// [value, half].
+    halves: Shared<[Atomic<u32>]>,
+    #[cube(comptime)]
+    is_loose: bool,
+}
+
+#[cube]
+impl SharedValues {
+    pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
+        SharedValues {
+            plain: Shared::<[u64]>::new_slice(comptime!(if is_loose { 1 } else { length })),
+            halves: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { 2 * length } else { 1 })),
+            is_loose,
+        }
+    }
+
+    pub fn get(&self, index: usize) -> u64 {
+        if comptime!(self.is_loose) {
+            (u64::cast_from(self.halves[2 * index + 1].load()) << 32) | u64::cast_from(self.halves[2 * index].load())
+        } else {
+            self.plain[index]
+        }
+    }
+
+    pub fn set(&mut self, index: usize, value: u64) {
+        if comptime!(self.is_loose) {
+            self.halves[2 * index].store(u32::cast_from(value));
+            self.halves[2 * index + 1].store(u32::cast_from(value >> 32));
+        } else {
+            self.plain[index] = value;
+        }
+    }
+}

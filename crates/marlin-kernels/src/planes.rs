@@ -1,0 +1,46 @@
+//! Sums over the planes of a device.
+
+use cubecl::client::Client;
+use cubecl::ir::features::Plane;
+use cubecl::prelude::*;
+
+/// The planes that a kernel counts on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Planes {
+    /// Units that are in one plane whichever of its sizes the device chooses: the smallest of them; 1 where units exchange nothing.
+    pub size: usize,
+    /// Whether the device has planes of that size alone.
+    pub is_only_size: bool,
+}
+
+impl Planes {
+    /// Those of an NVIDIA card.
+    #[cfg(feature = "cuda")]
+    pub const NVIDIA: Self = Self { size: 32, is_only_size: true };
+
+    /// Those of a client's device.
+    pub fn of(client: &Client) -> Self {
+        let properties = client.properties();
+        let [least, most] = [properties.hardware.plane_size_min, properties.hardware.plane_size_max];
+        let has_planes = properties.features.plane.contains(Plane::Ops);
+        Self { size: if has_planes { least.max(1) as usize } else { 1 }, is_only_size: least == most }
+    }
+}
+
+/// The sum over the `planes.size` units that a unit is among, in each of them.
+#[cube]
+pub fn plane_total(value: f32, #[comptime] planes: Planes) -> f32 {
+    let mut total = value;
+    if comptime!(planes.size > 1) {
+        if comptime!(planes.is_only_size) {
+            total = plane_sum(value);
+        } else {
+            // A plane may have several such sums in it.
+            #[unroll]
+            for i in 0..comptime!(planes.size.ilog2()) {
+                total += plane_shuffle_xor(total, comptime!(1u32 << i));
+            }
+        }
+    }
+    total
+}
