@@ -1,7 +1,7 @@
 //! Decode of Llama's shapes, with generated weights: whole steps, and the time of each part of a step.
 
 use crate::BenchError;
-use crate::kernels::rates;
+use crate::kernels::{Rates, rates};
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
@@ -145,7 +145,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
                     let times = time(&built, batch, args.prompt, new_tokens)?;
-                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, times, &name));
+                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, (times, rates(&name))));
                     // After each: a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
@@ -252,11 +252,10 @@ fn report(
     prompt_tokens: usize,
     new_tokens: usize,
     bytes: usize,
-    times: Times,
-    card: &str,
+    (times, rates): (Times, Option<Rates>),
 ) -> Row {
     let rate = bytes as f64 / times.step;
-    let read_fraction = rates(card).map(|rates| rate / rates.read);
+    let read_fraction = rates.map(|rates| rate / rates.read);
     let row = Row {
         routine: "step",
         digest: marlin_decode::kernels::digest(),

@@ -9,7 +9,8 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorD
 use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
 use burn_marlin::{Bits, GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
-use marlin_format::{PlainWeight, ScaleDtype, WeightLayout};
+use marlin_format::layout::ScaleLayout;
+use marlin_format::{PlainWeight, ScaleDtype, Scales, WeightLayout};
 use marlin_kernels::{ActivationDtype, Kernel, Prologue};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
@@ -188,6 +189,12 @@ fn tile_layout(device: &Device, seed: u64) {
         let operands = Operands::random(case, seed);
         let (plain, descriptor) = (plain_weight(&operands.weight, device), operands.weight.descriptor());
         let tile = Dispatch::quant_repack(plain.clone(), descriptor, WeightLayout::Tile);
+        // Padding is zeros, or a product of nothing would not be nothing.
+        let layout = ScaleLayout::new(&descriptor.tiles(), case.spec.group);
+        let scales = Scales::F32(operands.weight.scales().to_f32());
+        let padded = layout.pack(&scales).unwrap_or_else(|error| panic!("{case}: {error}")).to_f32();
+        let found = values(Tensor::<2>::from_dispatch(tile.scales.clone()));
+        assert!(found == padded.into_iter().map(f64::from).collect::<Vec<_>>(), "{case}, seed {seed}: scales in tiles");
         let (tile, descriptor) =
             (QuantTensors { row_permutation: plain.row_permutation, ..tile }, descriptor.in_layout(WeightLayout::Tile));
         let dense = Tensor::<2>::from_dispatch(Dispatch::quant_dequantize(tile.clone(), descriptor, FloatDType::F32));

@@ -12,7 +12,8 @@ pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let mut shapes = vec![[rows, 64], [2 * rows, 63], [3 * rows, 65], [128, 128], [384, 1]];
     shapes.extend_from_slice(match group {
         GroupSize::Channel => &[[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]],
-        GroupSize::G32 => &[[344, 40], [33, 9]],
+        // The last has one group, which the tile layout pads to two.
+        GroupSize::G32 => &[[344, 40], [33, 9], [32, 344]],
         GroupSize::G64 => &[[72, 65], [1000, 8]],
         // The first ends in the second half of the last group, the second after its first half, the third is no group whole.
         GroupSize::G128 => &[[200, 33], [320, 64], [100, 7]],

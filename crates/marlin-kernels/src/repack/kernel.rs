@@ -64,6 +64,7 @@ pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, ti
 pub(super) fn scales<S: Float>(
     source: &[S],
     out: &mut [S],
+    source_groups: u32,
     source_columns: u32,
     out_columns: u32,
     #[comptime] grouped: bool,
@@ -79,17 +80,16 @@ pub(super) fn scales<S: Float>(
     } else {
         place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2
     };
-    let index = group * source_columns + column;
     let mut scale = S::cast_from(0.0f32);
-    if column < source_columns && index < source.len() as u32 {
-        scale = source[index as usize];
+    if column < source_columns && group < source_groups {
+        scale = source[(group * source_columns + column) as usize];
     }
     out[ABSOLUTE_POS] = scale;
 }
 
 /// Zero points [G, N/8] from the plain to the tile layout, or back: eight words of eight nibbles are transposed. Padding is 0.
 #[cube(launch)]
-pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_words: u32, out_words: u32) {
+pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_groups: u32, source_words: u32, out_words: u32) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -101,9 +101,8 @@ pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_words: u32, ou
     let mut word = 0u32.runtime();
     #[unroll]
     for i in 0..8u32 {
-        let index = group * source_words + first + i;
-        if first + i < source_words && index < source.len() as u32 {
-            word |= ((source[index as usize] >> shift) & 15u32) << comptime!(4 * i);
+        if first + i < source_words && group < source_groups {
+            word |= ((source[(group * source_words + first + i) as usize] >> shift) & 15u32) << comptime!(4 * i);
         }
     }
     out[ABSOLUTE_POS] = word;

@@ -32,7 +32,7 @@ pub fn tensor(
     expect_length(problem, tensor.name(), from_shape.iter().product(), source.len())?;
     expect_length(problem, tensor.name(), to_shape.iter().product(), out.len())?;
     let (count, dim) = elementwise(client, out.len());
-    let [from_columns, to_columns] = [from_shape[1], to_shape[1]].map(|columns| columns as u32);
+    let [from_groups, from_columns, to_columns] = [from_shape[0], from_shape[1], to_shape[1]].map(|length| length as u32);
     match (tensor, to) {
         (WeightTensor::Words, WeightLayout::Tile) => {
             let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
@@ -42,9 +42,22 @@ pub fn tensor(
             kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
         }
         (WeightTensor::Scales, _) => {
-            kernel::scales::launch(client, count, dim, source, out, from_columns, to_columns, tile[0] > 1, problem.scales.elem());
+            kernel::scales::launch(
+                client,
+                count,
+                dim,
+                source,
+                out,
+                from_groups,
+                from_columns,
+                to_columns,
+                tile[0] > 1,
+                problem.scales.elem(),
+            );
         }
-        (WeightTensor::ZeroPoints, _) => kernel::zero_points::launch(client, count, dim, source, out, from_columns, to_columns),
+        (WeightTensor::ZeroPoints, _) => {
+            kernel::zero_points::launch(client, count, dim, source, out, from_groups, from_columns, to_columns)
+        }
         (WeightTensor::RowPermutation, _) => {}
     }
     Ok(())
