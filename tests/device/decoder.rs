@@ -14,6 +14,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "decoder::sequences_go_on_as_on_the_host", as_on_the_host));
     tests.push(trial(device, "decoder::long_runs_keep_memory_and_text", long_run));
     tests.push(trial(device, "decoder::the_same_seed_gives_the_same_tokens", same_seed));
+    // The small model does the same there: the shipped one takes CubeCL's CPU runtime minutes.
+    if device.name == "cpu" {
+        return;
+    }
     tests.push(trial(device, "decoder::it_goes_on_on_another_thread", on_other_threads));
     tests.push(trial(device, "decoder::sequences_go_on_while_a_long_prompt_is_read", while_read));
 }
@@ -171,7 +175,7 @@ fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], m
         while decoder.sequences() > 0 {
             on_thread(&mut decoder, &mut tokens);
         }
-        assert_eq!(decoder.is_captured(), marlin_decode::has_kernels(&model.device()), "steps replayed as graphs");
+        assert_eq!(decoder.is_captured(), records_graphs(&model.device()), "steps replayed as graphs");
         tokens
     };
     let expected = run(false);
