@@ -183,11 +183,7 @@ impl QuantProblem {
     /// Checks that 32-bit indices reach every operand.
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
         let (k, n) = (self.k(), self.n());
-        let elements = self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n));
-        if elements > MAX_ELEMENTS {
-            return Err(KernelError::TooLarge { problem: self.to_string(), elements, limit: MAX_ELEMENTS });
-        }
-        Ok(())
+        expect_at_most(self, self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n)), MAX_ELEMENTS)
     }
 
     /// Checks output and bias.
@@ -214,6 +210,17 @@ pub fn expect_length(problem: &impl fmt::Display, operand: &'static str, expecte
 /// [`KernelError::BufferLength`].
 pub fn expect_at_least(problem: &impl fmt::Display, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {
     if found >= needed { Ok(()) } else { expect_length(problem, operand, needed, found) }
+}
+
+/// Checks that the largest operand has no more elements than the kernels address.
+///
+/// # Errors
+/// [`KernelError::TooLarge`].
+pub fn expect_at_most(problem: &impl fmt::Display, elements: usize, limit: usize) -> Result<(), KernelError> {
+    if elements <= limit {
+        return Ok(());
+    }
+    Err(KernelError::TooLarge { problem: problem.to_string(), elements, limit })
 }
 
 /// Checks that an operand is there where the problem has it, and absent where it has not.

@@ -1,11 +1,12 @@
 use marlin_kernels::inspect::{Routine, digest as digest_of_routine, digest_of};
 
 /// The sources of the kernels.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 20] = [
     include_str!("attention/finish.rs"),
     include_str!("attention/kernel.rs"),
     include_str!("attention/launch.rs"),
     include_str!("attention/plan.rs"),
+    include_str!("attention/shape.rs"),
     include_str!("attention/softmax.rs"),
     include_str!("attention/stage.rs"),
     include_str!("attention/team.rs"),
@@ -15,6 +16,7 @@ const SOURCES: [&str; 18] = [
     include_str!("norm.rs"),
     include_str!("row.rs"),
     include_str!("sample/filter.rs"),
+    include_str!("sample/floats.rs"),
     include_str!("sample/kernel.rs"),
     include_str!("sample/launch.rs"),
     include_str!("sample/logits.rs"),

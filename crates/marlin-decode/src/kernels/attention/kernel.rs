@@ -48,7 +48,7 @@ pub(super) struct Place {
     pub lane: u32,
 }
 
-/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values in vectors of what holds [`VECTOR`](super::plan::VECTOR) elements
+/// Buffers as in [`AttentionArgs`](super::AttentionArgs), keys and values in vectors of what holds [`VECTOR`](super::shape::VECTOR) elements
 /// ([`Held`](super::plan::Held)); the grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attention<F: Float, H: Numeric, W: Size>(

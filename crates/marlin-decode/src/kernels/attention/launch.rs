@@ -1,5 +1,6 @@
 use super::kernel::{self, LengthsLaunch};
-use super::plan::{AttentionConfig, AttentionPlan, AttentionShape, AttentionTarget, Held, VECTOR};
+use super::plan::{AttentionConfig, AttentionPlan, AttentionTarget, Held};
+use super::shape::{AttentionShape, VECTOR};
 use crate::kernels::Row;
 use cubecl::client::Client;
 use cubecl::prelude::*;

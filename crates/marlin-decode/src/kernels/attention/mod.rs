@@ -30,6 +30,7 @@ mod finish;
 mod kernel;
 mod launch;
 mod plan;
+mod shape;
 mod softmax;
 #[cfg(feature = "inspect")]
 mod source;
@@ -37,6 +38,7 @@ mod stage;
 mod team;
 
 pub use launch::{AttentionArgs, attention};
-pub use plan::{AttentionConfig, AttentionPlan, AttentionShape, AttentionTarget};
+pub use plan::{AttentionConfig, AttentionPlan, AttentionTarget};
+pub use shape::AttentionShape;
 #[cfg(feature = "inspect")]
 pub use source::source;

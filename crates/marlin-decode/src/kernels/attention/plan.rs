@@ -1,14 +1,13 @@
 //! How an attention is cut into blocks, from its shape and the device alone.
 
+use super::shape::{AttentionShape, MAX_HEAD_DIM, VECTOR};
 use crate::kernels::shape::shared_memory;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
 use marlin_kernels::planes::Planes;
+use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
-use std::fmt;
 
-/// Elements of a vector: 16 bytes of a half-precision type.
-pub(super) const VECTOR: usize = 8;
 /// Most shares of a sequence.
 pub(super) const MAX_SHARES: usize = 128;
 /// Fewest positions of a share but the last: two tiles, about what it costs two shares to meet. Estimated, not measured.
@@ -24,106 +23,8 @@ const THREAD_REGISTERS: [usize; 2] = [128, 168];
 const SHARED_VECTORS: usize = 1024;
 /// Shared memory that a block takes at most.
 const WANTED_SHARED: usize = 48 * 1024;
-/// Most features of a head.
-const MAX_HEAD_DIM: usize = 512;
 /// Vectors of f32 that a lane holds as its output.
 const OUTPUT_VECTORS: usize = 8;
-
-/// One decode attention. All but `rows` is fixed by a model and its cache.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionShape {
-    /// Sequences of a step.
-    pub rows: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Heads of keys and values; they divide `heads`.
-    pub kv_heads: usize,
-    /// Features of a head: a multiple of 8, up to 512.
-    pub head_dim: usize,
-    /// Features of a head that are turned: even, at most `head_dim`; 0 for none.
-    pub rotary_dim: usize,
-    /// Sequences that the cache has room for.
-    pub slots: usize,
-    /// Positions of a slot.
-    pub max_len: usize,
-    /// Positions of the tables of cosines and sines: at least `max_len`.
-    pub max_positions: usize,
-    /// Only the last so many positions count, the token's own among them; at least 1.
-    pub window: Option<usize>,
-    /// Epsilon of the RMSNorm of q's and k's heads, where the model has it.
-    pub norm_epsilon: Option<f32>,
-    /// Dtype of activations and cache.
-    pub dtype: ActivationDtype,
-}
-
-impl AttentionShape {
-    /// Checks what no buffer can show.
-    ///
-    /// # Errors
-    /// A dimension of 0, or one that breaks what its field says; more elements than the kernel addresses.
-    pub fn check(&self) -> Result<(), KernelError> {
-        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, max_positions, .. } = *self;
-        let refuse = |reason| Err(KernelError::Shape { problem: self.to_string(), reason });
-        if [heads, kv_heads, head_dim, slots, max_len].contains(&0) {
-            return refuse("a dimension is 0");
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            return refuse("the heads of keys must divide the query heads");
-        }
-        if !head_dim.is_multiple_of(VECTOR) || head_dim > MAX_HEAD_DIM {
-            return refuse("head_dim must be a multiple of 8, at most 512");
-        }
-        if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
-            return refuse("rotary_dim must be even, at most head_dim");
-        }
-        if rotary_dim > 0 && max_positions < max_len {
-            return refuse("the tables of cosines and sines must reach max_len");
-        }
-        if self.window == Some(0) {
-            return refuse("a window holds at least the token itself");
-        }
-        if rows > usize::from(u16::MAX) || heads > usize::from(u16::MAX) {
-            return refuse("at most 65535 rows and heads");
-        }
-        // Only the cache has more elements than 32 bits count.
-        let largest = [
-            rows.saturating_mul(self.qkv_columns()),
-            max_len.saturating_mul(head_dim),
-            max_positions.saturating_mul(rotary_dim / 2),
-            slots.saturating_mul(kv_heads),
-            self.window.unwrap_or(1),
-        ];
-        let (elements, limit) = (largest.into_iter().max().unwrap_or(0), i32::MAX as usize);
-        if elements > limit {
-            return Err(KernelError::TooLarge { problem: self.to_string(), elements, limit });
-        }
-        let (elements, limit) = (self.cache_elements(), isize::MAX as usize / size_of::<f32>());
-        if elements > limit { Err(KernelError::TooLarge { problem: self.to_string(), elements, limit }) } else { Ok(()) }
-    }
-
-    /// Features of the qkv projection's output.
-    pub fn qkv_columns(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Elements of the cache of keys, and of that of values.
-    pub fn cache_elements(&self) -> usize {
-        [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
-    }
-
-    /// Positions of which the longest sequence reads keys from the cache.
-    fn longest(&self) -> usize {
-        (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1)
-    }
-}
-
-impl fmt::Display for AttentionShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, dtype, .. } = self;
-        write!(f, "attention of {rows} rows, {heads} heads, {kv_heads} kv heads of {head_dim} ({rotary_dim} rotary), ")?;
-        write!(f, "{slots} slots of {max_len} positions, {dtype}")
-    }
-}
 
 /// What a plan needs to know of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,9 +53,7 @@ impl AttentionTarget {
             units: Self::units(hardware.max_units_per_cube as usize, shared_memory(client), plane),
         }
     }
-}
 
-impl AttentionTarget {
     /// Most units of a block where it has `shared` bytes of shared memory. What the teams leave for each other then takes half of it.
     fn units(most: usize, shared: usize, plane: usize) -> usize {
         if shared >= WANTED_SHARED {
@@ -316,10 +215,7 @@ impl AttentionPlan {
         let grid = shares.min(longest.div_ceil(MIN_SHARE)).max(longest.div_ceil(most));
         let config = AttentionConfig { is_shared: grid > 1, ..config };
         let plan = Self { config, blocks: [grid, groups, shape.rows], shares, share: [MIN_SHARE, most] };
-        let (elements, limit) = (plan.partials(), u32::MAX as usize);
-        if elements > limit {
-            return Err(KernelError::TooLarge { problem: shape.to_string(), elements, limit });
-        }
+        expect_at_most(shape, plan.partials(), u32::MAX as usize)?;
         Ok(plan)
     }
 

@@ -1,7 +1,8 @@
 //! Teams of lanes: what a lane reads of a head, and sums over a team.
 
 use super::kernel::Place;
-use super::plan::{AttentionConfig, VECTOR};
+use super::plan::AttentionConfig;
+use super::shape::VECTOR;
 use cubecl::prelude::*;
 
 /// Elements that are read at a time.

@@ -1,0 +1,102 @@
+//! The shape of an attention, and its checks.
+
+use marlin_kernels::problem::expect_at_most;
+use marlin_kernels::{ActivationDtype, KernelError};
+use std::fmt;
+
+/// Elements of a vector: 16 bytes of a half-precision type.
+pub(super) const VECTOR: usize = 8;
+/// Most features of a head.
+pub(super) const MAX_HEAD_DIM: usize = 512;
+
+/// One decode attention. All but `rows` is fixed by a model and its cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Sequences of a step.
+    pub rows: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values; they divide `heads`.
+    pub kv_heads: usize,
+    /// Features of a head: a multiple of 8, up to 512.
+    pub head_dim: usize,
+    /// Features of a head that are turned: even, at most `head_dim`; 0 for none.
+    pub rotary_dim: usize,
+    /// Sequences that the cache has room for.
+    pub slots: usize,
+    /// Positions of a slot.
+    pub max_len: usize,
+    /// Positions of the tables of cosines and sines: at least `max_len`.
+    pub max_positions: usize,
+    /// Only the last so many positions count, the token's own among them; at least 1.
+    pub window: Option<usize>,
+    /// Epsilon of the RMSNorm of q's and k's heads, where the model has it.
+    pub norm_epsilon: Option<f32>,
+    /// Dtype of activations and cache.
+    pub dtype: ActivationDtype,
+}
+
+impl AttentionShape {
+    /// Checks what no buffer can show.
+    ///
+    /// # Errors
+    /// A dimension of 0, or one that breaks what its field says; more elements than the kernel addresses.
+    pub fn check(&self) -> Result<(), KernelError> {
+        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, max_positions, .. } = *self;
+        let refuse = |reason| Err(KernelError::Shape { problem: self.to_string(), reason });
+        if [heads, kv_heads, head_dim, slots, max_len].contains(&0) {
+            return refuse("a dimension is 0");
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return refuse("the heads of keys must divide the query heads");
+        }
+        if !head_dim.is_multiple_of(VECTOR) || head_dim > MAX_HEAD_DIM {
+            return refuse("head_dim must be a multiple of 8, at most 512");
+        }
+        if !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
+            return refuse("rotary_dim must be even, at most head_dim");
+        }
+        if rotary_dim > 0 && max_positions < max_len {
+            return refuse("the tables of cosines and sines must reach max_len");
+        }
+        if self.window == Some(0) {
+            return refuse("a window holds at least the token itself");
+        }
+        if rows > usize::from(u16::MAX) || heads > usize::from(u16::MAX) {
+            return refuse("at most 65535 rows and heads");
+        }
+        // Only the cache has more elements than 32 bits count.
+        let largest = [
+            rows.saturating_mul(self.qkv_columns()),
+            max_len.saturating_mul(head_dim),
+            max_positions.saturating_mul(rotary_dim / 2),
+            slots.saturating_mul(kv_heads),
+            self.window.unwrap_or(1),
+        ];
+        expect_at_most(self, largest.into_iter().max().unwrap_or(0), i32::MAX as usize)?;
+        expect_at_most(self, self.cache_elements(), isize::MAX as usize / size_of::<f32>())
+    }
+
+    /// Features of the qkv projection's output.
+    pub fn qkv_columns(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Elements of the cache of keys, and of that of values.
+    pub fn cache_elements(&self) -> usize {
+        [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
+    }
+
+    /// Positions of which the longest sequence reads keys from the cache.
+    pub(super) fn longest(&self) -> usize {
+        (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1)
+    }
+}
+
+impl fmt::Display for AttentionShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, dtype, .. } = self;
+        write!(f, "attention of {rows} rows, {heads} heads, {kv_heads} kv heads of {head_dim} ({rotary_dim} rotary), ")?;
+        write!(f, "{slots} slots of {max_len} positions, {dtype}")
+    }
+}
