@@ -1,4 +1,4 @@
-//! Layers of checkpoints in every format, from a file to the plain layout.
+//! Times the reading of checkpoint layers in every format, from a file to the plain layout.
 
 use crate::{BenchError, ConvertArgs};
 use half::f16;
@@ -17,13 +17,13 @@ use std::time::Instant;
 
 /// K and N of a layer.
 const FEATURES: usize = 8192;
-/// Reads of a layer that are timed, after one that is not.
+/// The number of timed reads of a layer, after one that is not timed.
 const READS: usize = 15;
-/// Several times the size of a host's caches.
+/// More bytes than a host's caches have.
 const CACHE_BYTES: usize = 256 << 20;
 const LAYER: &str = "layer";
 
-/// Reads a layer of every format several times; prints a line each: bytes of the layer's tensors, median time, gigabytes of them in a second.
+/// Reads a layer of every format several times, and prints a line for each: bytes of the layer's tensors, median time, gigabytes per second.
 pub fn run(args: &ConvertArgs) -> Result<(), BenchError> {
     println!("K = N = {FEATURES}, {}, {} cores", args.group, available_parallelism().map_or(1, usize::from));
     println!("{:46} {:>8} {:>8} {:>8}", "format", "MB", "ms", "GB/s");
@@ -37,8 +37,8 @@ pub fn run(args: &ConvertArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Bytes of a layer's tensors, and the median time to read them, as a loader does: from mapped files that are in
-/// no cache of the processor, into the memory of the weight before.
+/// Returns the bytes of a layer's tensors, and the median time to read them as a loader does: from mapped files that are not in the processor's caches,
+/// into the memory of the previous weight.
 fn time(format: &LayerFormat) -> Result<(f64, f64), BenchError> {
     let parent = tempfile::tempdir().map_err(|source| BenchError::File { path: std::env::temp_dir(), source })?;
     let checkpoint = written(&parent.path().join("model"), &tensors_of(format))?;
@@ -68,7 +68,7 @@ fn written(dir: &Path, tensors: &[TensorData]) -> Result<Checkpoint, BenchError>
     Ok(Checkpoint::open(dir)?)
 }
 
-/// Every format in every way that it holds weights.
+/// Returns every format, with every kind of weight that it supports.
 fn formats(int4: QuantSpec) -> Vec<LayerFormat> {
     let int8 = QuantSpec { bits: Bits::Eight, ..int4 };
     let specs = [int4, int4.with_zero_points(), int8, int8.with_zero_points()];
@@ -81,7 +81,7 @@ fn formats(int4: QuantSpec) -> Vec<LayerFormat> {
     [gptq.as_flattened(), pack_quantized.as_flattened(), &awq, &[LayerFormat::Marlin(int4)], sparse.as_flattened()].concat()
 }
 
-/// The tensors of a layer of random values in this format.
+/// Makes the tensors of a layer of random values in this format.
 fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     let Some(spec) = format.spec() else { return Vec::new() };
     let (k, n, groups, per_word) = (FEATURES, FEATURES, spec.group.count(FEATURES), spec.bits.per_word());
@@ -105,7 +105,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
     if spec.zero_points || matches!(format, LayerFormat::Gptq(_)) {
         let mut bytes = vec![0; 4 * zero_points_shape[0] * zero_points_shape[1]];
         rng.fill_bytes(&mut bytes);
-        // GPTQ's version 1 does not hold the largest.
+        // GPTQ's version 1 cannot represent the largest value.
         bytes.iter_mut().for_each(|byte| *byte &= 0x77);
         tensors.push(tensor(zero_points, Dtype::I32, &zero_points_shape, bytes));
     }
@@ -126,7 +126,7 @@ fn tensors_of(format: &LayerFormat) -> Vec<TensorData> {
             }
         }
         LayerFormat::Marlin24(_, names) => {
-            // Which two of every four rows are kept, for eight rows in a byte.
+            // The two kept rows of every four; a byte is for eight rows.
             let pairs = [4, 8, 9, 12, 13, 14];
             let mut pair = || *pairs.choose(rng).unwrap_or(&4u8);
             let bytes = (0..k * n / 8).map(|_| pair() | (pair() << 4)).collect();

@@ -1,4 +1,4 @@
-//! Decode of Llama's shapes, with generated weights: whole steps, and the time of each part of a step.
+//! Times decode with generated weights in Llama's shapes: whole steps, and each part of a step.
 
 use crate::BenchError;
 use crate::kernels::{Rates, rates};
@@ -17,16 +17,16 @@ use std::time::Instant;
 /// The models, weights and lengths to time.
 #[derive(Args)]
 pub struct DecodeArgs {
-    /// Models by their shapes.
+    /// The models whose shapes to use.
     #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven, Model::Llama3Eight, Model::Llama2Seventy, Model::Shipped], value_enum)]
     models: Vec<Model>,
     /// The formats of the layers' weights.
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16, Weights::F16], value_enum)]
     weights: Vec<Weights>,
-    /// Sequences at once.
+    /// Numbers of sequences that decode together.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64, 128])]
     batch: Vec<usize>,
-    /// Tokens of each prompt.
+    /// Tokens per prompt.
     #[arg(long, default_value_t = 64)]
     prompt: usize,
     /// Tokens that each sequence decodes after its prompt.
@@ -35,7 +35,7 @@ pub struct DecodeArgs {
     /// Print the time of each part of a step.
     #[arg(long)]
     parts: bool,
-    /// Positions of the cache; by default as many as a run needs.
+    /// Positions of the cache; by default as many as each run needs.
     #[arg(long)]
     max_len: Option<usize>,
     /// Write a record of the run to this file.
@@ -43,7 +43,7 @@ pub struct DecodeArgs {
     record: Option<PathBuf>,
 }
 
-/// A model that is known by its shape.
+/// A model whose shape is known.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Model {
     #[value(name = "llama-2-7b")]
@@ -52,7 +52,7 @@ enum Model {
     Llama3Eight,
     #[value(name = "llama-2-70b")]
     Llama2Seventy,
-    /// The model that comes with this project.
+    /// The shipped model of this project.
     #[value(name = "train-tiny-llama")]
     Shipped,
 }
@@ -69,25 +69,25 @@ enum Weights {
 /// One run.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// A whole step.
+    /// Always "step", for a whole step.
     routine: &'static str,
-    /// Of the sources of a step's kernels: [`marlin_decode::kernels::digest`].
+    /// The digest of the sources of a step's kernels: [`marlin_decode::kernels::digest`].
     digest: String,
     model: String,
     weights: String,
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// From the prompts to the first token of the last sequence, in milliseconds, when everything is compiled; the others decode meanwhile.
+    /// The time from the prompts to the first token of the last sequence, in milliseconds, with everything compiled. The other sequences decode meanwhile.
     ttft_ms: f64,
-    /// Prompt tokens a second.
+    /// Prompt tokens per second.
     prefill_tokens_per_second: f64,
-    /// Of one step, after the first, in milliseconds.
+    /// The time of one step after the first, in milliseconds.
     time_per_output_token_ms: f64,
     tokens_per_second: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: usize,
-    /// Those in a second of decode, of the card's read rate, where that was measured.
+    /// The bytes of weights read per second, as a fraction of the card's read rate; `None` if that was not measured.
     read_fraction: Option<f64>,
 }
 
@@ -118,7 +118,7 @@ impl Model {
     }
 }
 
-/// Times the models in the arguments, prints a line each, and writes the record.
+/// Times the models in the arguments, prints a line for each run, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     let name = burn_marlin::device::device_name(&device);
@@ -146,7 +146,7 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
                 for &new_tokens in &args.new_tokens {
                     let times = time(&built, batch, args.prompt, new_tokens)?;
                     rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, (times, rates(&name))));
-                    // After each: a run takes minutes.
+                    // Written after every run, as a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
                     }
@@ -170,14 +170,14 @@ fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// Bytes of a model in f16.
+/// Returns the bytes of a model in f16.
 fn float_bytes(config: &LlamaConfig) -> usize {
     let attention = config.hidden_size * (2 * config.query_size() + 2 * config.key_value_size());
     let layer = attention + 3 * config.hidden_size * config.intermediate_size;
     2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
 }
 
-/// Bytes of weights that a step reads: all but the embedding, of which it reads a row.
+/// Returns the bytes of weights that a step reads: all except the embedding, of which it reads one row.
 fn weight_bytes(model: &LlamaModel) -> usize {
     let config = model.config();
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
@@ -188,19 +188,20 @@ fn weight_bytes(model: &LlamaModel) -> usize {
     norms + projections.sum::<usize>()
 }
 
-/// Seconds to the first token of every sequence, and of each step after it.
+/// The seconds to the first token of every sequence, and of each later step.
 struct Times {
     first: f64,
     step: f64,
 }
 
-/// Steps at most from the first token of `batch` sequences that join together to the first token of the last of them: prompts are read a chunk a step.
+/// Returns the maximum number of steps from the first token of any of `batch` sequences that join together to the first token of the last: a step reads
+/// one chunk of prompts.
 fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
     let read = prompt_tokens.saturating_sub(1).max(1);
     if read <= PREFILL_CHUNK { batch.div_ceil(PREFILL_CHUNK / read) } else { batch * read.div_ceil(PREFILL_CHUNK) }
 }
 
-/// Decodes once to compile and record everything, and once more for the time.
+/// Decodes once to compile and record everything, and a second time to measure.
 fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
     let mut decoder = Decoder::new(model.clone(), batch).map_err(failed)?;
     let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
@@ -220,7 +221,7 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
         for _ in 1..steps {
             let tokens = step(&mut decoder, batch)?;
             if tokens < batch {
-                // Fewer sequences take less time.
+                // With fewer sequences, the time would be lower.
                 return Err(BenchError::Model(format!("{tokens} of {batch} sequences went on")));
             }
         }
@@ -235,7 +236,7 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
     Ok(times)
 }
 
-/// One step, and the sequences that it gave a token.
+/// Takes one step, and returns the number of sequences that got a token.
 fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();

@@ -1,4 +1,4 @@
-//! Weights of 4 bits against float ones on the host's cores, through Burn's Flex backend: layers, and decode of a model.
+//! Times 4-bit weights and float weights on the host's cores, through Burn's Flex backend: layers, and decode of a model.
 
 use crate::BenchError;
 use burn::module::{Module, ModuleDisplay};
@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use time::OffsetDateTime;
 
-/// Calls of each of the two that are timed.
+/// The number of timed calls of each of the two.
 const CALLS: usize = 120;
-/// Calls of one of the two before the other's turn: as in a model, a layer finds the caches as another of its kind has left them.
+/// Consecutive calls of one of the two: as in a model, the previous call is mostly one of the same kind, and leaves its data in the caches.
 const RUN: usize = 10;
-/// Bytes of a layer's float copies, which are called in turn: as in a model, weights come from memory, not from a cache.
+/// Bytes of a layer's float copies, which are called in turn, so that weights come from memory and not from a cache, as in a model.
 const COPIES: usize = 256 << 20;
 /// Hidden and intermediate features of a block of BERT's base model.
 const HIDDEN: usize = 768;
@@ -29,13 +29,13 @@ pub struct HostArgs {
     /// Rows of activations.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 128])]
     rows: Vec<usize>,
-    /// Hugging Face folders to decode with, such as one in float and one of its weights in 4 bits.
+    /// Hugging Face folders of models to time, such as a float model and the same model in 4 bits.
     #[arg(long, value_delimiter = ',')]
     model: Vec<PathBuf>,
     /// Tokens of the prompt.
     #[arg(long, default_value_t = 128)]
     prompt: usize,
-    /// Tokens that follow it.
+    /// Tokens to decode after the prompt.
     #[arg(long, default_value_t = 64)]
     new_tokens: usize,
     /// Write a record of the run to this file.
@@ -43,19 +43,19 @@ pub struct HostArgs {
     record: Option<PathBuf>,
 }
 
-/// A module, in float and in 4 bits.
+/// The times of a module in float and in 4 bits.
 #[derive(Debug, Serialize)]
 struct LayerRow {
     layer: &'static str,
     rows: usize,
-    /// Median microseconds of a call.
+    /// The median time of a call, in microseconds.
     float_us: f64,
     int4_us: f64,
-    /// The second over the first.
+    /// `int4_us / float_us`.
     ratio: f64,
 }
 
-/// A model's folder.
+/// The rates of a model.
 #[derive(Debug, Serialize)]
 struct ModelRow {
     folder: String,
@@ -69,7 +69,7 @@ struct ModelRow {
 struct Record {
     processor: String,
     cores: usize,
-    /// Programs that wanted a core at the end of the run, on average over a minute: above the cores, others took part of them.
+    /// The load average over a minute at the end of the run. If it is above `cores`, other programs used some of them.
     load: Option<f64>,
     date: String,
     format: String,
@@ -85,7 +85,7 @@ struct MemoryRow {
     model: &'static str,
     float_mb: f64,
     int4_mb: f64,
-    /// The most memory that the conversion took above the float model.
+    /// The peak memory during the conversion, minus that of the float model.
     peak_above_float_mb: f64,
 }
 
@@ -119,7 +119,7 @@ impl Block {
     }
 }
 
-/// Times layers and models, prints a line each, and writes the record.
+/// Times layers and models, prints a line for each, and writes the record.
 pub fn run(args: &HostArgs) -> Result<(), BenchError> {
     let (device, spec) = (Device::flex(), QuantSpec::int4(GroupSize::G64));
     let mut record = Record {
@@ -180,10 +180,10 @@ fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow
 fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchError> {
     const MB: f64 = 1e6;
     let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();
-    // Parameters are drawn when they are first used.
+    // Parameters are initialised when they are first used.
     let float_mb = model.iter().map(|block| 4.0 * block.num_params() as f64).sum::<f64>() / MB;
     model.iter().for_each(|block| _ = black_box(block.forward(Tensor::zeros([1, HIDDEN], device))));
-    // Sets the peak back to what the process holds now.
+    // Resets the peak to the current memory of the process.
     let reset = std::fs::write("/proc/self/clear_refs", "5");
     let Some(before) = peak_kb().filter(|_| reset.is_ok()) else { return Ok(None) };
     let (model, report) = W4A16::new(*spec).quantize(model).map_err(failed)?;
@@ -202,13 +202,13 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     Ok(Some(row))
 }
 
-/// The most memory that this process held, in units of 1024 bytes.
+/// Returns the peak memory of this process, in units of 1024 bytes.
 fn peak_kb() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok())
 }
 
-/// As many modules as have [`COPIES`] bytes in f32.
+/// Makes as many modules as have [`COPIES`] bytes in f32.
 fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
     let first = module();
     let count = COPIES.div_ceil(4 * first.num_params()).max(1);
@@ -219,7 +219,7 @@ fn converted<M: Module + ModuleDisplay>(modules: &[M], convert: &W4A16) -> Resul
     modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
 }
 
-/// Times two, alternating runs, so that other load on the machine affects both.
+/// Times both modules in alternating runs, so that other load on the machine affects both.
 fn row<F, Q, A, B>(
     layer: &'static str,
     rows: usize,
@@ -251,7 +251,7 @@ fn median(times: &mut [f64]) -> f64 {
     times[times.len() / 2]
 }
 
-/// The best of three runs.
+/// Times prompt and decode of a model, and returns the best of three runs.
 fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, BenchError> {
     let options = OpenOptions { max_len: Some(args.prompt + args.new_tokens), with_tokenizer: false, ..OpenOptions::default() };
     let llama = Llama::open(folder, device, &options).map_err(failed)?;
@@ -288,7 +288,7 @@ fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::Model(error.to_string())
 }
 
-/// The processor as Linux names it.
+/// Returns Linux's name of the processor.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));

@@ -1,4 +1,4 @@
-//! W4A16 matmuls.
+//! Times W4A16 matmuls.
 
 use crate::operands::{Weights, activations, buffer, row_permutation};
 use crate::record::{self, Row};
@@ -11,25 +11,25 @@ use marlin_format::{QuantSpec, ScaleDtype, WeightDescriptor, WeightFormat, Weigh
 use marlin_kernels::inspect::{Routine, digest};
 use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
 
-/// The rates of a card that give the floor.
+/// The rates of a card, from which the floor is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
-    /// Bytes in a second.
+    /// Bytes read per second.
     pub read: f64,
-    /// Floating-point operations in a second.
+    /// Floating-point operations per second.
     pub flops: f64,
 }
 
-/// The measured rates of a card, by its name: a plain read of 4 GiB, and a dense product of 8192 cubed in bf16. `None` for cards that were not
+/// Returns the measured rates of a card: of a plain read of 4 GiB, and of a dense 8192 x 8192 x 8192 product in bf16. `None` for cards that were not
 /// measured.
 pub fn rates(card: &str) -> Option<Rates> {
     card.contains("H200").then_some(Rates { read: 4.37e12, flops: 790e12 })
 }
 
-/// A graph holds about this many microseconds of calls.
+/// The approximate duration of a graph, in microseconds.
 const GRAPH_MICROSECONDS: f64 = 4000.0;
 
-/// Times the kernels in the arguments, prints a line each, and writes the record.
+/// Times the kernels in the arguments, prints a line for each, and writes the record.
 pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let card = Card::of(&client).ok_or(BenchError::Card)?;
@@ -68,7 +68,7 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Activations in another order than the weight's stored rows take a launch of their own, which is part of the call.
+/// Times a launch. With act-order, a call includes the launch that permutes the activations.
 fn time_launch(
     client: &Client,
     problem: &QuantProblem,
@@ -85,7 +85,7 @@ fn time_launch(
         prologue: PrologueStage::None,
         reason: Reason::TensorCores { capability: Card::of(client).map_or(0, |card| card.capability) },
     };
-    // Every copy of the weight is read equally often.
+    // A multiple of the copies, so that every copy of the weight is read equally often.
     let calls = (GRAPH_MICROSECONDS / floor.unwrap_or_default().max(4.0)) as usize;
     let calls = calls.clamp(1, 1000).next_multiple_of(weights.copies());
     time(client, calls, |call| {
@@ -95,10 +95,10 @@ fn time_launch(
     })
 }
 
-/// The least time in microseconds: of the bytes at the card's read rate, or of the products at its tensor cores' rate.
+/// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the products, whichever is longer.
 fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // As the peers' figures count it: 4 bits, and a scale of 2 bytes for each 128 weights.
+    // 4 bits for each weight and a scale of 2 bytes for each 128, as in the figures published for other kernels.
     let bytes = k * n * (0.5 + 2.0 / 128.0) + 2.0 * m * (k + n);
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / rates.flops) * 1e6)
 }

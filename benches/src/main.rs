@@ -1,7 +1,7 @@
 //! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder describes:
 //! `cargo xtask bench kernels`.
 //!
-//! One binary, so that it can be carried to a machine without a Rust toolchain.
+//! All benches are one binary, which can be copied to a machine without a Rust toolchain.
 
 mod convert;
 #[cfg(feature = "cuda")]
@@ -37,18 +37,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// W4A16 matmuls of Llama's shapes.
+    /// Time W4A16 matmuls of Llama's shapes.
     #[cfg(feature = "cuda")]
     Kernels(KernelArgs),
-    /// Llama decode, with generated weights.
+    /// Time Llama decode with generated weights.
     #[cfg(feature = "cuda")]
     Decode(decode::DecodeArgs),
-    /// The weights of Llama 2 70B from the plain to the tile layout.
+    /// Time the repacking of the weights of Llama 2 70B from the plain to the tile layout.
     #[cfg(feature = "cuda")]
     Repack,
-    /// Layers of checkpoints in every format, from a file to the plain layout. Needs no card.
+    /// Time the reading of checkpoint layers in every format. Needs no card.
     Convert(ConvertArgs),
-    /// Weights of 4 bits against float ones on the host's cores. Needs no card.
+    /// Time 4-bit weights and float weights on the host's cores. Needs no card.
     Host(host::HostArgs),
 }
 
@@ -56,7 +56,7 @@ enum Command {
 #[cfg(feature = "cuda")]
 #[derive(Args)]
 struct KernelArgs {
-    /// Names of shapes; all where none is given.
+    /// Names of shapes; by default all.
     #[arg(long, value_delimiter = ',')]
     shapes: Vec<String>,
     /// Rows of activations.
@@ -68,13 +68,13 @@ struct KernelArgs {
     /// With zero points.
     #[arg(long)]
     zero_points: bool,
-    /// With rows in another order than activations come in.
+    /// With act-order.
     #[arg(long)]
     act_order: bool,
-    /// Activations and scales in bf16, not f16.
+    /// Activations and scales in bf16 instead of f16.
     #[arg(long)]
     bf16: bool,
-    /// Time every tile, not only the planned one.
+    /// Time every tile instead of the planned one.
     #[arg(long)]
     every_tile: bool,
     /// Write a record of the run to this file.
@@ -85,7 +85,7 @@ struct KernelArgs {
 /// The checkpoints to read.
 #[derive(Args)]
 struct ConvertArgs {
-    /// Only formats with all of these words in their names, such as `gptq int8`.
+    /// Read only formats with all of these words in their names, such as `gptq int8`.
     words: Vec<String>,
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
@@ -97,7 +97,7 @@ fn group(text: &str) -> Result<GroupSize, String> {
     GroupSize::try_from(rows).map_err(|error| error.to_string())
 }
 
-/// The reason why a bench could not run.
+/// An error of a bench.
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
     #[cfg(feature = "cuda")]

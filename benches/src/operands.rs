@@ -11,10 +11,10 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-/// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
+/// Bytes of all copies: four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
-/// As many copies of a weight as the cache cannot hold.
+/// Copies of a weight on the device, together larger than the cache.
 pub struct Weights {
     copies: Vec<WeightTensors<(Handle, usize)>>,
 }
@@ -38,33 +38,33 @@ impl Weights {
         self.copies.len()
     }
 
-    /// The weight of a call: copies take turns.
+    /// Returns the weight of a call; calls use the copies in turn.
     pub fn of_call(&self, call: usize, row_permutation: Option<BufferArg>) -> WeightBuffers {
         let weight = self.copies[call % self.copies.len()].as_ref().map(|_, (handle, elements)| buffer(handle, *elements));
         WeightTensors { row_permutation, ..weight }
     }
 }
 
-/// A natural row for each stored row [K]: any order.
+/// Makes a random permutation of the rows of K.
 pub fn row_permutation(client: &Client, k: usize) -> Handle {
     let mut rows: Vec<u32> = (0..k as u32).collect();
     rows.shuffle(&mut SmallRng::seed_from_u64(3));
     client.create_from_slice(&rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>())
 }
 
-/// Activations [M, K] of random values between -1 and 1.
+/// Makes activations [M, K] of random values from -1 to 1.
 pub fn activations(client: &Client, m: usize, k: usize, dtype: ActivationDtype) -> Handle {
     let mut rng = SmallRng::seed_from_u64(2);
     client.create_from_slice(&bytes(m * k, dtype, || rng.random_range(-1.0..1.0)))
 }
 
-/// A buffer of `elements` elements.
+/// Returns a buffer of `elements` elements as an argument.
 pub fn buffer(handle: &Handle, elements: usize) -> BufferArg {
     // SAFETY: every handle of this bench was made for the elements that it is given out with.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
 }
 
-/// Random bits.
+/// Makes `count` random bytes.
 pub fn random_bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     SmallRng::seed_from_u64(1).fill(&mut bytes[..]);

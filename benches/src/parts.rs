@@ -1,4 +1,4 @@
-//! The time of each part of a decode step: the part through all layers, as a graph of its own.
+//! Times each part of a decode step: the part of all layers, recorded as one graph.
 
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
@@ -6,10 +6,10 @@ use marlin_decode::{self as decode, AttentionParts, LayerCache, Row, RowState};
 use marlin_llama::LlamaModel;
 use std::time::Instant;
 
-/// Replays that are timed.
+/// The number of timed replays.
 const REPLAYS: usize = 20;
 
-/// Prints microseconds of each part of a step of `rows` sequences whose tokens are at `position`, for all layers together and for one.
+/// Prints the time of each part of a step with `rows` sequences at `position`, in microseconds, for all layers and for one.
 pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), BenchError> {
     let (device, config) = (model.device(), model.config().clone());
     let layers = config.num_hidden_layers;
@@ -65,7 +65,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     part("head", 1, &mut || vec![model.decode_head(x.clone())])?;
     part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;
     part("sampling", 1, &mut || {
-        // At the same position again: only the row's own kernels change it.
+        // Every replay advances the rows by a position; with this `max_len` none reaches the end of its window.
         decode::sample(logits.clone(), &mut state, &mut seen, usize::MAX >> 33);
         Vec::new()
     })?;

@@ -1,4 +1,4 @@
-//! A run as a file.
+//! The file with the figures of a run.
 
 use crate::BenchError;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 pub struct Row {
     /// The routine that was timed.
     pub routine: &'static str,
-    /// Of its sources: [`marlin_kernels::inspect::digest`].
+    /// The digest of the routine's sources: [`marlin_kernels::inspect::digest`].
     pub digest: String,
     pub kernel: String,
     pub shape: &'static str,
@@ -21,12 +21,12 @@ pub struct Row {
     /// Rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,
-    /// Rows in another order than activations come in.
+    /// Act-order.
     pub act_order: bool,
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,
-    /// The least that the card's memory and tensor cores allow, in microseconds, where its rates were measured.
+    /// The lower bound by the rates of the card's memory and tensor cores, in microseconds; `None` if they were not measured.
     pub floor_us: Option<f64>,
 }
 
@@ -47,7 +47,7 @@ pub fn write<R: Serialize>(path: &Path, card: &str, rows: &[R]) -> Result<(), Be
     std::fs::write(path, text).map_err(|source| BenchError::File { path: path.into(), source })
 }
 
-/// The driver's version, as `nvidia-smi` gives it.
+/// Returns the version of the driver, from `nvidia-smi`.
 fn driver() -> String {
     let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
     let found =

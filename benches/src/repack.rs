@@ -1,4 +1,4 @@
-//! The weights of Llama 2 70B, from the plain layout in host memory to the tile layout on the device.
+//! Times the copy of the weights of Llama 2 70B to the device, and their repacking there from the plain to the tile layout.
 
 use crate::BenchError;
 use crate::operands::{buffer, random_bytes};
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 /// Layers of Llama 2 70B.
 const LAYERS: usize = 80;
-/// Its linear layers, joined as engines join them.
+/// The linear layers of one layer, with q, k, v and gate, up joined as inference engines do.
 const LAYER: [&str; 4] = ["70b.qkv", "70b.o", "70b.gate_up", "70b.down"];
 
-/// Puts all layers on the device and repacks them there; prints seconds and the peak of memory.
+/// Copies all layers to the device and repacks them there, and prints the times and the peak memory.
 pub fn run() -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let shapes = named(&LAYER.map(String::from))?;
@@ -53,12 +53,12 @@ fn weight(shape: &Shape) -> WeightDescriptor {
     WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), shape.k, shape.n)
 }
 
-/// Bytes of a tensor.
+/// Returns the bytes of a tensor.
 fn bytes(role: WeightTensor, tensor: &TensorDescriptor) -> usize {
     tensor.elements() * if role == WeightTensor::Scales { 2 } else { 4 }
 }
 
-/// The tensors in the tile layout.
+/// Repacks the tensors of a weight to the tile layout.
 fn repacked(client: &Client, shape: &Shape, plain: &WeightTensors<Handle>) -> Result<WeightTensors<Handle>, BenchError> {
     let problem = QuantProblem::new(0, weight(shape), ActivationDtype::F16);
     let (from, to) = (problem.weight.tensors(), problem.weight.in_layout(WeightLayout::Tile).tensors());

@@ -1,4 +1,4 @@
-//! The problems that are timed.
+//! The shapes to time.
 
 use crate::BenchError;
 
@@ -14,7 +14,7 @@ const fn shape(name: &'static str, k: usize, n: usize) -> Shape {
     Shape { name, k, n }
 }
 
-/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, joined as engines join them, and one that is large in every direction.
+/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, with q, k, v and gate, up joined as inference engines do; and one large shape.
 const SHAPES: [Shape; 12] = [
     shape("7b.qkv", 4096, 12288),
     shape("7b.o", 4096, 4096),
@@ -30,10 +30,10 @@ const SHAPES: [Shape; 12] = [
     shape("ideal", 18432, 73728),
 ];
 
-/// Rows of activations.
+/// Rows of activations to time by default.
 pub const ROWS: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// The shapes of these names; all if there are no names.
+/// Returns the shapes of these names; all if there are no names.
 pub fn named(names: &[String]) -> Result<Vec<Shape>, BenchError> {
     if names.is_empty() {
         return Ok(SHAPES.to_vec());
@@ -42,7 +42,7 @@ pub fn named(names: &[String]) -> Result<Vec<Shape>, BenchError> {
     names.iter().map(find).collect()
 }
 
-/// The names, for a message.
+/// Returns the names of all shapes, for a message.
 pub fn names() -> String {
     SHAPES.map(|shape| shape.name).join(", ")
 }

@@ -1,14 +1,14 @@
-//! Time of a call, without the cost of launching it.
+//! The time of a call, without the cost of its launch.
 
 use crate::BenchError;
 use cubecl::client::Client;
 
-/// Replays that are timed, after one that is not.
+/// The number of timed replays, after one that is not timed.
 const REPLAYS: usize = 9;
 
-/// Microseconds of one call: a graph of `calls` calls, one after the other, replayed; the median replay divided by the calls.
+/// Returns the time of one call in microseconds: that of the median replay of a graph of `calls` consecutive calls, divided by `calls`.
 ///
-/// `call` launches the kernel on the number of the call.
+/// `call` launches the kernel for the number of a call.
 pub fn time(client: &Client, calls: usize, call: impl Fn(usize) -> Result<(), BenchError>) -> Result<f64, BenchError> {
     client.graph_prepare().map_err(device)?;
     call(0)?;

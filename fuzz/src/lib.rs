@@ -3,6 +3,7 @@
 //! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on mutated inputs wherever the tests run.
 
 mod errors;
+mod formats;
 mod seeds;
 mod targets;
 mod text;

@@ -7,10 +7,8 @@ use marlin_format::checkpoint::{CheckpointWriter, Dtype, LayerFormat, Marlin24Na
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, Scales};
 
-use super::targets::formats;
+use super::formats::{LAYER, formats};
 
-/// The layer that is read.
-pub const LAYER: &str = "l";
 /// Input and output features: whole tiles of every format, and an incomplete last group of 64 or 128 rows.
 const SHAPE: (usize, usize) = (160, 64);
 

@@ -2,14 +2,12 @@
 
 use std::fs;
 
-use marlin_format::checkpoint::{
-    Checkpoint, GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat, Quantization, layer_tensors, read_layer,
-};
-use marlin_format::{Bits, GroupSize, QuantSpec};
+use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, layer_tensors, read_layer};
+use marlin_format::{Bits, GroupSize};
 use tempfile::TempDir;
 
 use super::errors::check_error;
-use super::seeds::LAYER;
+use super::formats::{LAYER, formats};
 
 /// Layers that configs are asked for.
 const LAYERS: [&str; 4] = ["model.layers.0.mlp.up_proj", "model.layers.11.self_attn.q_proj", "lm_head", ""];
@@ -80,28 +78,6 @@ impl Folder {
         fs::write(self.0.path().join("model.safetensors"), file).expect("a temporary file can be written");
         Checkpoint::open(self.0.path()).inspect_err(|error| check_error(error)).ok()
     }
-}
-
-/// Every format of a layer, in every spec, for a selector to enumerate.
-pub fn formats() -> Vec<LayerFormat> {
-    let specs = Bits::ALL.into_iter().flat_map(|bits| {
-        GroupSize::ALL
-            .into_iter()
-            .flat_map(move |group| [false, true].map(|zero_points| QuantSpec { bits, zero_points, ..QuantSpec::int4(group) }))
-    });
-    specs
-        .flat_map(|spec| {
-            [
-                LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V1, act_order: false }),
-                LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order: true }),
-                LayerFormat::Awq(spec),
-                LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order: true }),
-                LayerFormat::Marlin(spec),
-                LayerFormat::Marlin24(spec, Marlin24Names::CompressedTensors),
-                LayerFormat::Marlin24(spec, Marlin24Names::Gptq),
-            ]
-        })
-        .collect()
 }
 
 /// Checks that a format is one that a config may declare for a layer.

@@ -1,4 +1,4 @@
-//! The one call, on models that know nothing of 4 bits.
+//! Conversion of ordinary Burn models with one call.
 
 use crate::layer::values;
 use crate::models::Mlp;
@@ -15,10 +15,10 @@ use libtest_mimic::Trial;
 use marlin_kernels::Kernel;
 use marlin_tests::relative_error;
 
-/// Against the same weights in float: the rounding of f32 sums, and of the activations that follow from them.
+/// The largest relative error to a model with the same weights in float: from the rounding of f32 sums, and of the activations computed from them.
 pub const SAME_WEIGHTS: f64 = 2e-4;
 
-/// The same where Burn's own matmul multiplies on the device: in f32 on CUDA it may run in TF32, of 10 bits of mantissa.
+/// The same if Burn's own matmul runs on the device: on CUDA it may compute f32 in TF32, with 10 bits of mantissa.
 pub const SAME_WEIGHTS_IN_BURN: f64 = 2e-3;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -42,7 +42,7 @@ pub fn convert_to<M: Module + ModuleDisplay>(spec: QuantSpec, model: M) -> (M, b
     W4A16::new(spec).quantize(model).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Both widths in groups, each with the least and the greatest error that its rounding makes in a small model.
+/// Returns the formats of both bit widths, each with the range of the error that its rounding causes in a small model.
 fn widths(group: GroupSize) -> [(QuantSpec, std::ops::Range<f64>); 2] {
     [(QuantSpec::int4(group), 1e-3..0.25), (QuantSpec::int8(group), 1e-4..0.02)]
 }
@@ -52,12 +52,12 @@ pub fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {
     assert!(error <= limit, "{what}: relative error {error:e}, limit {limit:e}");
 }
 
-/// The float model with the same dequantised weights, on Flex: there matmuls are exact f32.
+/// Returns the float model with the same dequantised weights, on Flex, whose matmuls compute in f32.
 pub fn dense<M: Module>(quantized: &M) -> M {
     quantized.clone().materialize().to_device(&Device::flex())
 }
 
-/// The model in another dtype.
+/// Casts a model to another dtype.
 pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
     struct Cast(FloatDType);
     impl ModuleMapper for Cast {
@@ -73,7 +73,7 @@ pub fn on_flex<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
     Tensor::from_data(x.to_data(), &Device::flex())
 }
 
-/// Returns true if operations of this device go through fusion.
+/// Returns true if the device uses Burn's fusion.
 fn fuses(device: &Device) -> bool {
     *device != Device::flex()
 }
@@ -117,7 +117,7 @@ fn mlp_in_column_layout(device: &Device) {
 }
 
 fn mlp_of_odd_sizes(device: &Device) {
-    // Up to K = 4 the words of both widths have one shape, which fusion cannot tell apart.
+    // Up to K = 4, the words of both widths have the same shape, which fusion cannot distinguish.
     let sizes = [
         (GroupSize::Channel, [37, 51, 3]),
         (GroupSize::Channel, [3, 4, 5]),
@@ -161,7 +161,7 @@ fn half_precision(device: &Device) {
         if !computes(device, scales.into()) {
             continue;
         }
-        // The second sizes fill no tile, and their K no run of eight values.
+        // The second sizes are no multiples of a tile, and their K is no multiple of eight.
         let formats = [([128, 96, 64], GroupSize::G32), ([100, 76, 33], GroupSize::Channel), ([100, 76, 33], GroupSize::G32)]
             .into_iter()
             .flat_map(|(sizes, group)| widths(group).map(|(spec, _)| (sizes, spec.with_scale_dtype(scales))));
@@ -172,7 +172,7 @@ fn half_precision(device: &Device) {
                 Outcome::Quantized { plan, .. } => matches!(plan.kernel, Kernel::Marlin(_)),
                 Outcome::Left(_) => false,
             };
-            // Ampere and later; there is no other card to test on.
+            // Cards from Ampere on; tests run on no other.
             let expected = *device == Device::cuda(0) && spec.bits == Bits::Four;
             assert!(report.layers.iter().all(|layer| on_tensor_cores(layer) == expected), "{report}");
             let reference = cast(model.clone().materialize(), FloatDType::F32).to_device(&Device::flex());
@@ -219,7 +219,7 @@ fn patterns(device: &Device) {
     assert!(matches!(outcome(&report, "embedding.weight"), Outcome::Left(LeftReason::NotLinear)));
     assert!(matches!(outcome(&report, "lm_head.weight"), Outcome::Left(LeftReason::Excluded { .. })));
     assert!(matches!(outcome(&report, "body.up.weight"), Outcome::Quantized { .. }));
-    // The embedding is no linear layer.
+    // The embedding is not a linear layer, and not counted.
     assert_eq!((report.quantized(), report.left()), (2, 1));
 
     let (_, report) = w4a16.clone().include(r"^body\.").exclude("down").quantize(tagger.clone()).unwrap_or_else(|error| panic!("{error}"));

@@ -1,4 +1,4 @@
-//! Converted models and records: saved, loaded, cast, materialised, read past `val()`.
+//! Converted models that are saved, loaded, cast, materialised, or read without `val()`.
 
 use crate::convert::{SAME_WEIGHTS_IN_BURN, cast, close, convert, convert_to, dense, on_flex};
 use crate::layer::values;
@@ -26,7 +26,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "loading::burns_quantiser_passes_by", burn_quantizer));
     tests.push(trial(device, "loading::a_converted_linear_is_not_rounded_again", from_converted));
     tests.push(trial(device, "loading::f64_activations", double));
-    // As in `lora`: a backward pass takes minutes there.
+    // A backward pass takes minutes on CubeCL's CPU runtime.
     if device.name != "cpu" {
         tests.push(trial(device, "loading::training_beside_leaves_the_weights", trained_beside));
     }
@@ -45,7 +45,7 @@ fn record_of<M: Module>(model: &M) -> ModuleRecord {
     ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The weight is float again, and so is its record; the same where a user puts another tensor into the parameter.
+/// Checks that a materialised weight is saved as float, and also a tensor that a user puts into the parameter of a converted layer.
 fn materialized(device: &Device) {
     let (model, _) = convert(fresh(device), GroupSize::G32);
     let x = batch(device);
@@ -69,7 +69,7 @@ fn materialized(device: &Device) {
     }
 }
 
-/// After every use that reads the placeholder.
+/// Checks that a record can be loaded after each use that reads the placeholder.
 fn any_time(device: &Device) {
     type Use = fn(Mlp, &Device) -> Mlp;
     let uses: [(&str, Use); 7] = [
@@ -97,7 +97,7 @@ fn any_time(device: &Device) {
         let model = used(convert(fresh(device), GroupSize::G32).0, device);
         let loaded = reset_placeholders(model).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("after {what}: {error}"));
         assert!(values(loaded.forward(x.clone())) == expected, "after {what}");
-        // Without it Burn refuses, or takes the record: never anything between.
+        // Without the reset, Burn either returns an error or loads the whole record.
         let model = used(convert(fresh(device), GroupSize::G32).0, device);
         if let Ok(loaded) = model.try_load_record(record_of(&saved)) {
             assert!(values(loaded.forward(x.clone())) == expected, "after {what}, not reset");
@@ -106,7 +106,7 @@ fn any_time(device: &Device) {
 }
 
 fn unloaded(device: &Device) {
-    // The record decides on the format: another group and width than the model was made for.
+    // The record has another group and width than the model was made for; its format is used.
     let (saved, _) = convert_to(QuantSpec::int8(GroupSize::G32).with_zero_points(), fresh(device));
     let x = batch(device);
     let (empty, report) = W4A16::new(QuantSpec::int4(GroupSize::G64)).unloaded(fresh(device)).unwrap_or_else(|error| panic!("{error}"));
@@ -126,7 +126,7 @@ fn unloaded(device: &Device) {
 
 fn exported(device: &Device) {
     let x = batch(device);
-    // The second layer's 96 rows are one group of 64 and an incomplete one.
+    // The second layer's 96 rows are one group of 64 and an incomplete group.
     let asymmetric = [GroupSize::Channel, GroupSize::G64].map(|group| QuantSpec::int4(group).with_zero_points());
     for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)].into_iter().chain(asymmetric) {
         let (converted, _) = convert_to(spec, fresh(device));
@@ -139,7 +139,7 @@ fn exported(device: &Device) {
     }
 }
 
-/// By a record and by a store, which reports tensors that it could not place; before and after the first use.
+/// Loads a float checkpoint by a record and by a store, before and after the first use of the model.
 fn float_checkpoint(device: &Device) {
     let (float, x) = (fresh(device), batch(device));
     let expected = values(convert(float.clone(), GroupSize::G32).0.forward(x.clone()));
@@ -154,7 +154,7 @@ fn float_checkpoint(device: &Device) {
         if let Ok(loaded) = model().try_load_record(record_of(&float).allow_partial(true)) {
             assert!(used, "a fresh converted model has no place for float weights");
             close(&values(loaded.forward(x.clone())), &expected, 1e-6, "a float record, rounded");
-            // The float values go where the placeholders are made anew, the weights stay.
+            // Resetting the placeholders removes the float values; the packed weights stay.
             let reset = reset_placeholders(loaded);
             assert!(reset.up.weight.lazy_shape().num_elements() == 1, "the float values are gone");
             close(&values(reset.forward(x.clone())), &expected, 1e-6, "rounded, and reset");
@@ -241,7 +241,7 @@ fn from_converted(device: &Device) {
     assert!(matches!(other, Err(Error::Converted { found, .. }) if found == spec));
 }
 
-/// Computed from the dequantised weights, in f64.
+/// Checks activations in f64, which are computed from the dequantised weights.
 fn double(device: &Device) {
     if !device.supports_dtype(FloatDType::F64) {
         return;
@@ -258,7 +258,7 @@ fn double(device: &Device) {
     close(&values(layer.forward(x.clone())), &values(model.up.forward(x)), 1e-6, "QuantLinear in f64");
 }
 
-/// AdamW with weight decay on the biases: no weight decays, and none is ever a gradient's.
+/// Trains the biases with AdamW and weight decay: the packed weights neither decay nor get gradients.
 fn trained_beside(device: &Device) {
     if !computes(device, burn_marlin::ActivationDtype::F32) {
         return;

@@ -1,4 +1,4 @@
-//! The one call on models of every make: the weights that it converts, and Burn's round trips of the converted models.
+//! Conversion of models of several structures: the converted weights, and everything that Burn does with converted models.
 
 use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense};
 use crate::layer::values;
@@ -39,7 +39,7 @@ fn round_trips(device: &Device) {
     of_model::<Containers>(device);
 }
 
-/// Everything that Burn does to a model, done to a converted one.
+/// Checks that a converted model gives the same output after clones, moves, records, files and a step of an optimiser.
 fn of_model<T: Tried>(device: &Device) {
     let x = Tensor::<3>::random([2, 3, T::FEATURES], Distribution::Normal(0.0, 1.0), device);
     let float = T::new(device);
@@ -66,7 +66,7 @@ fn of_model<T: Tried>(device: &Device) {
     check("to Flex", &there, Tensor::from_data(x.to_data(), &Device::flex()));
     check("to Flex and back", &reset_placeholders(there).to_device(device), x.clone());
 
-    // Records and files, into a model of other values.
+    // Records and files, loaded into a model with other values.
     let target = || convert(T::new(device), GROUP).0;
     let bytes: Bytes = model.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{}: {error}", T::NAME));
     let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{}: {error}", T::NAME));
@@ -93,9 +93,9 @@ fn of_model<T: Tried>(device: &Device) {
         check(if adapter { "safetensors for PyTorch" } else { "safetensors" }, &loaded, x.clone());
     }
 
-    // Trained beside: the optimiser passes by the packed weights.
+    // Training: the optimiser leaves the packed weights unchanged.
     let trained = Module::train(model);
-    // CubeCL's CPU runtime would compile and time Burn's matmuls for every shape of every model, for minutes.
+    // CubeCL's CPU runtime would take minutes to compile and time Burn's matmuls for every shape of every model.
     if *device != Device::cpu() {
         check_within(SAME_WEIGHTS_IN_BURN, "train", &trained, Tensor::from_data(x.to_data(), &device.clone().autodiff()));
     }
@@ -121,7 +121,7 @@ fn random(shape: [usize; 2], device: &Device) -> Tensor<2> {
     Tensor::random(shape, Distribution::Normal(0.0, 0.1), device)
 }
 
-/// Clones of one layer, each loaded with values of its own from a file, which knows no ids; and one of them loaded like the first.
+/// Converts clones of one layer after each was loaded with other values from a file, which has no ids; the fourth is a clone of the first.
 fn loaded_apart(device: &Device) {
     let layer = LinearConfig::new(64, 64).with_bias(false).init(device);
     let source = Stack { layers: (0..4).map(|_| with_same_id(&layer, random([64, 64], device))).collect() };
@@ -254,7 +254,7 @@ fn reports(device: &Device) {
     assert!(after > values / 2 && after < before, "{after} bytes of {values} values");
     let [whole, left] = report.total_bytes();
     assert_eq!(whole - left, before - after, "what is not converted counts the same before and after");
-    // Two of totals, one for each projection of a layer.
+    // Two lines of totals, and one for each projection of a layer.
     assert_eq!(report.to_string().lines().count(), 2 + 6, "short: {report}");
     assert!(report.to_string().contains("2 x layers.0..1.mha.query.weight"), "{report}");
     assert_eq!(format!("{report:#}").lines().filter(|line| line.contains("layers.")).count(), 12, "{report:#}");
@@ -264,7 +264,7 @@ fn reports(device: &Device) {
     assert_eq!(json["layers"].as_array().map(Vec::len), Some(report.layers.len()));
     assert_eq!(json["layers"][0]["spec"]["group"], 32);
 
-    // What is one counts once.
+    // A shared parameter counts once.
     let (_, report) = convert(Shared::new(device), GROUP);
     let [before, _] = report.converted_bytes();
     assert_eq!(before, 64 * 64 * 4, "{report:#}");

@@ -1,4 +1,4 @@
-//! Decode attention, launched on raw buffers: caches full of NaN past each sequence, poisoned outputs, every length around an edge.
+//! Decode attention, launched on raw buffers: caches filled with NaN past each sequence, outputs filled with NaN, lengths around every edge.
 
 mod operands;
 
@@ -30,7 +30,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     add("gives_the_same_bits_a_hundred_times", repeats);
 }
 
-/// A shape for tests: four slots more than rows, so that some belong to nobody.
+/// Returns a shape with four more slots than rows, so that some slots belong to no row.
 fn shape(rows: usize, [heads, kv_heads]: [usize; 2], head_dim: usize, max_len: usize, dtype: ActivationDtype) -> AttentionShape {
     AttentionShape {
         rows,
@@ -47,14 +47,15 @@ fn shape(rows: usize, [heads, kv_heads]: [usize; 2], head_dim: usize, max_len: u
     }
 }
 
-/// Buffers of a shape that live from launch to launch.
+/// The buffers of a shape, kept from launch to launch.
 struct Bench {
     client: Client,
     shape: AttentionShape,
     buffers: [(Handle, usize); 11],
 }
 
-/// Numbers of [`Bench`]'s buffers.
+// Positions in `Bench::buffers`.
+
 const QKV: usize = 0;
 const STATE: usize = 1;
 const KEYS: usize = 2;
@@ -125,7 +126,7 @@ impl Bench {
     }
 }
 
-/// A buffer of no elements is none: a table without angles has one.
+/// Returns a table with at least one element, as a buffer cannot be empty.
 fn padded(values: &[f32]) -> Vec<f32> {
     if values.is_empty() { vec![0.0] } else { values.to_vec() }
 }
@@ -134,7 +135,7 @@ fn state_bytes(rows: &[Row]) -> Vec<u8> {
     rows.iter().flat_map(|row| row.to_words()).flat_map(i32::to_le_bytes).collect()
 }
 
-/// Launches once and checks everything: outputs, the cache where it was written, and that nothing else was.
+/// Launches once, and checks the outputs, the cache where it was written, and that nothing else was written.
 fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], seed: u64) {
     let operands = Operands::random(shape, positions, seed);
     let bench = Bench::new(client, shape, &operands);
@@ -157,7 +158,7 @@ fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], s
     check_cache(&bench, &operands, before, &name);
 }
 
-/// The cache has each token's key, rounded, and its value, and is otherwise as `before`.
+/// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.
 fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &str) {
     let shape = &bench.shape;
     let each = bytes(&[0.0], shape.dtype).len();
@@ -175,7 +176,7 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
                 let place = start..start + shape.head_dim * each;
                 let written = values(&found[place.clone()], shape.dtype);
                 let exact = match part {
-                    0 => operands.turned(shape, row, 1, head, position as usize),
+                    0 => operands.rotated(shape, row, 1, head, position as usize),
                     _ => operands.head(shape, row, 2, head).iter().map(|&value| f64::from(value)).collect(),
                 };
                 for (written, exact) in written.iter().zip(&exact) {
@@ -190,7 +191,7 @@ fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &
     }
 }
 
-/// Lengths around the edges of tiles and splits, and an idle row.
+/// Returns positions around the edges of tiles and splits, and an idle row.
 fn edges(max_len: usize) -> Vec<Option<usize>> {
     let edges = [0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, max_len - 1];
     edges.into_iter().filter(|&position| position < max_len).map(Some).chain([None]).collect()
@@ -214,7 +215,7 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
             shapes.push(shape(if is_card { 12 } else { 6 }, [2 * group, 2], head_dim, max_len, dtype));
         }
     }
-    // Single rows, so that sequences are split finely; norms, windows, heads rotated in part, and not at all.
+    // Single rows, so that sequences are split into many parts; with norms, windows, and heads that are rotated in part or not at all.
     let (head_dim, groups) = if is_card { (128, [4, 1]) } else { (16, [4, 1]) };
     for group in groups {
         let mut plain = || shape(1, [2 * group, 2], head_dim, max_len, dtypes.next().unwrap_or(ActivationDtype::F32));
@@ -230,7 +231,7 @@ fn agrees(device: &Device, is_card: bool, seed: u64) {
             edges(max_len).iter().for_each(|position| check(&client, &shape, &[*position], seed));
         }
     }
-    // More blocks than the device runs at once: rows are not cut.
+    // More blocks than the device runs at once: rows are not split.
     if is_card {
         check(&client, &shape(130, [8, 8], 128, 600, ActivationDtype::F16), &edges(600), seed);
     }
@@ -244,7 +245,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
         (1, [4, 1], 131_072, half),
         (1, [8, 1], 131_072, brain),
         (3, [2, 2], 40_000, half),
-        // A long one among many: splits of the greatest length.
+        // A long sequence among many: splits of the greatest length.
         (40, [2, 2], 9_000, half),
     ];
     let of_host = [(1, [4, 1], 5_000, half)];
@@ -258,7 +259,7 @@ fn long(device: &Device, is_card: bool, seed: u64) {
     }
 }
 
-/// One sequence from an empty cache on, token after token over the same buffers.
+/// Decodes one sequence from an empty cache, token by token, in the same buffers.
 fn grows(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let steps = if is_card { 700 } else { 20 };
@@ -285,7 +286,7 @@ fn grows(device: &Device, is_card: bool, seed: u64) {
             assert!(error <= tolerance(dtype), "{shape}, seed {seed}: row {row} at {position}: relative error {error:e}");
             for head in 0..shape.kv_heads {
                 let start = cache_index(&shape, operands.rows[row].slot as usize, head, position);
-                let key = operands.turned(&shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
+                let key = operands.rotated(&shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
                 let value = operands.head(&shape, row, 2, head).to_vec();
                 operands.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, dtype));
                 operands.values[start..start + shape.head_dim].copy_from_slice(&value);
@@ -308,7 +309,7 @@ fn skips(device: &Device, _: bool, seed: u64) {
     assert!([KEYS, VALUES, OUT].map(|buffer| bench.read(buffer)) == before, "seed {seed}: a row outside of the cache was written");
 }
 
-/// Blocks that finish in any order give the same bits.
+/// Checks that runs give the same bits, in whatever order blocks finish.
 fn repeats(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     let dtype = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };

@@ -1,4 +1,4 @@
-//! The products of a prompt's attention, against f64.
+//! The matmuls of a prompt's attention, against f64.
 
 use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
@@ -17,8 +17,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
 }
 
-/// Heads, rows, positions of the cache that count, and features of a head: prompts of one token, of odd lengths, of a whole chunk and of more than one,
-/// the heads of several queries stacked to numbers of rows that are no power of two, and heads of every size that models have.
+/// Heads, rows, used positions of the cache, and features of a head: prompts of one token, of odd lengths, of one chunk and of more; the heads of several
+/// queries stacked to numbers of rows that are not powers of two; and heads of every size that models have.
 const SHAPES: [[usize; 4]; 12] = [
     [1, 1, 1, 64],
     [4, 7, 9, 128],
@@ -43,7 +43,7 @@ fn products(device: &Device, seed: u64) {
                 let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
                 tensor(&values, shape, dtype, device)
             };
-            // Of a cache with room for more, as attention finds it.
+            // A view of a larger cache, as in attention.
             let keys = random([1, heads, positions + 24, head_dim]).slice([0..1, 0..heads, 0..positions, 0..head_dim]);
             let (queries, weights) = (random([1, heads, rows, head_dim]), random([1, heads, rows, positions]));
             let scores = decode::matmul(queries.clone(), keys.clone().swap_dims(2, 3));

@@ -1,4 +1,4 @@
-//! The kernels around a decode step's matmuls that work row by row, against f64, on outputs full of NaN.
+//! The kernels of a decode step that compute row by row, against f64, on outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, client, values, words};
 use crate::setup::{Named, computes, trial};
@@ -29,7 +29,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
 
 const DTYPES: [ActivationDtype; 3] = [ActivationDtype::F32, ActivationDtype::F16, ActivationDtype::BF16];
 
-/// Rows and features: vectors of every width, rows of less and more than a cube.
+/// Returns rows and features for vectors of every width, and for rows with fewer and more elements than a cube has units.
 fn shapes(device: &Device) -> Vec<RowsShape> {
     let all = [(1, 64), (3, 100), (2, 33), (1, 4096), (5, 896), (2, 14_336)];
     let few = if *device == Device::cpu() { 3 } else { all.len() };
@@ -37,13 +37,13 @@ fn shapes(device: &Device) -> Vec<RowsShape> {
     dtypes.flat_map(|dtype| all[..few].iter().map(move |&(rows, features)| RowsShape { rows, features, dtype })).collect()
 }
 
-/// Values as they are in a dtype, and their bytes.
+/// Draws values that are exact in a dtype, and returns them and their bytes.
 fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64>, Vec<u8>) {
     let bytes = bytes(&(0..elements).map(|_| rng.random_range(-3.0f32..3.0)).collect::<Vec<_>>(), dtype);
     (values(&bytes, dtype), bytes)
 }
 
-/// A buffer that is read back, and as an argument.
+/// Makes a buffer that is read back, and returns it also as an argument.
 fn output(client: &Client, content: &[u8], elements: usize) -> (Handle, BufferArg) {
     let handle = client.create_from_slice(content);
     // SAFETY: the buffer was made from as many bytes as `elements` of its dtype take.
@@ -83,7 +83,7 @@ fn norms(device: &Device, seed: u64) {
             };
             rms_norm(&client, &shape, 1e-5, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
 
-            // The sum is rounded, and what is normalised is the rounded one.
+            // The sum is rounded, and the rounded sum is normalised.
             let sum = read(&client, residual, dtype);
             let exact: Vec<f64> = x.iter().zip(&added).map(|(x, added)| if with_residual { x + added } else { *added }).collect();
             check(&shape, &sum, &exact, seed);
@@ -120,11 +120,11 @@ fn gates(device: &Device, seed: u64) {
 fn heads(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
-    // One row, some, those that fill or begin an eight, and as many as there may be.
+    // One row, some, numbers around multiples of eight, and the maximum.
     let counts = [1, 2, 4, 7, 8, 9, 17, usize::MAX];
     for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
         let RowsShape { features, dtype, .. } = shape;
-        // Some columns, and on a card many blocks of them.
+        // Some columns, and on a card so many that they take many blocks.
         let columns = if features == 4096 && *device != Device::cpu() { 1_027 } else { 37 };
         let problem = |m| FloatProblem { m, k: features, n: columns, dtype };
         let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
@@ -141,7 +141,7 @@ fn heads(device: &Device, seed: u64) {
         let operands =
             HeadOperands { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
         head::launch(&client, &problem(rows), kernel, operands).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        // Of many columns some: the sums of all would take minutes.
+        // Only some of many columns, as the sums of all would take minutes.
         let places = || (0..rows).flat_map(|row| (0..columns).step_by(columns.div_ceil(64)).map(move |column| (row, column)));
         let sum = |values: &dyn Fn(f64) -> f64| -> Vec<f64> {
             let terms = |(row, column)| (0..features).map(move |i| (row * features + i, column * features + i));
@@ -164,7 +164,7 @@ fn embeddings(device: &Device, seed: u64) {
     for shape in shapes(device) {
         let RowsShape { rows, features, dtype } = shape;
         let (table, table_bytes) = random(vocab * features, dtype, &mut rng);
-        // The last token, then a row that is skipped, then a token outside the vocabulary.
+        // Rows with the last token, idle rows, and rows with a token outside the vocabulary.
         let row = |token, state| Row { token, state, ..Row::IDLE };
         let state: Vec<Row> =
             (0..rows).map(|i| [row(49, RowState::At(7)), row(3, RowState::Idle), row(50, RowState::At(0))][i % 3]).collect();

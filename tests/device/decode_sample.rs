@@ -1,4 +1,4 @@
-//! Sampling on the device chooses the tokens that it chooses on the host: every option, every edge, rows of all kinds in one launch.
+//! Sampling on the device, against the same sampling on the host: every option, edge values, rows of all kinds in one launch.
 
 use crate::kernels::{buffer, bytes, client, values, words};
 use crate::setup::{Named, computes, is_card, trial};
@@ -42,7 +42,7 @@ impl Step {
         let shape = SampleShape { rows, vocab, slots: rows + 1, max_len: 100, dtype };
         let logits: Vec<f32> = (0..rows).flat_map(|_| random_logits(vocab, rng)).collect();
         let logits = values(&bytes(&logits, dtype), dtype).into_iter().map(|value| value as f32).collect();
-        // A row's slot is not its number.
+        // The slot of a row differs from its index.
         let rows = (0..rows).map(|row| Row { slot: (row + 1) as u32, ..random_row(vocab as u32, rng) }).collect();
         let seen = (0..shape.slots * shape.bitmap_words()).map(|_| rng.random::<u32>() & rng.random::<u32>()).collect();
         Self { shape, logits, rows, seen }
@@ -107,7 +107,7 @@ fn pick<T: Copy>(from: &[T], rng: &mut StdRng) -> T {
     from[rng.random_range(0..from.len())]
 }
 
-/// A row's logits: mostly of about a normal distribution; some with many equal ones, all equal, with minus infinity, or broken.
+/// Draws the logits of a row: mostly from about a normal distribution; some with many equal ones, all equal, with minus infinity, or with NaN or infinity.
 fn random_logits(vocab: usize, rng: &mut StdRng) -> Vec<f32> {
     let normal = |rng: &mut StdRng| (0..6).map(|_| rng.random_range(-1.0f32..1.0)).sum::<f32>();
     let kind = rng.random_range(0..12);
@@ -141,7 +141,7 @@ fn random_row(vocab: u32, rng: &mut StdRng) -> Row {
     }
 }
 
-/// Two steps in a row, so that the second sees the tokens of the first.
+/// Checks two consecutive steps, so that the second sees the tokens of the first.
 fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
@@ -151,7 +151,7 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     }
     for (vocab, rows) in shapes {
         let mut step = Step::random(vocab, rows, dtype, &mut rng);
-        // A device whose cubes have less than what NVIDIA's have says so of the largest vocabularies.
+        // A device with less shared memory than NVIDIA's returns an error for the largest vocabularies.
         if client.properties().hardware.max_shared_memory_size < 48 * 1024 && vocab > 152_000 {
             let refused = check_device(&client, &step.shape);
             assert!(matches!(refused, Err(KernelError::Shape { .. })), "{}: {refused:?}", step.shape);
@@ -170,7 +170,7 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
     }
 }
 
-/// Of equal logits the lower tokens are kept: over many positions those below k all come, and no other.
+/// Checks that of equal logits the lower tokens are kept: over many positions, exactly the tokens below k are chosen.
 fn equal_logits(device: &Device) {
     let client = client(device);
     let (vocab, rows) = (77, 64);

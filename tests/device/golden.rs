@@ -1,4 +1,4 @@
-//! Weights as the formats' own packers wrote them, on the device: `tests/golden`, whose README describes how they are made.
+//! Weights that the formats' own packers wrote, on the device: `tests/golden`, whose README describes how they are made.
 
 use crate::setup::{Named, computes, trial};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -16,13 +16,13 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "golden::every_format_multiplies_as_f64_does", multiplies));
 }
 
-/// Beside this crate, or below the current folder where the binary was carried elsewhere.
+/// Returns the golden folder: in this crate, or in the current folder if the binary was copied to another machine.
 fn folder() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     if built.exists() { built } else { PathBuf::from("tests/golden") }
 }
 
-/// The first layers of each folder that differ in format or shape, by name.
+/// Reads the first layer of each format and shape in each folder, by name.
 fn weights() -> BTreeMap<String, PlainWeight> {
     let must = |error: &dyn std::fmt::Display| -> ! { panic!("{error}") };
     let text = std::fs::read(folder().join("index.json")).unwrap_or_else(|error| must(&error));

@@ -1,4 +1,4 @@
-//! The portable kernels, launched on raw buffers: poisoned outputs, every format, every edge.
+//! The portable kernels, launched on raw buffers: every format, shapes at edges, outputs filled with NaN.
 
 use crate::setup::{Named, computes, trial};
 use burn::backend::DispatchDevice;
@@ -31,12 +31,12 @@ pub fn client(device: &Device) -> Client {
     }
 }
 
-/// Returns the result of a step of a case; its error fails the test.
+/// Returns the value of a result, or fails the test with the case and the error.
 pub fn must<T>(case: &Case, result: Result<T, impl std::fmt::Display>) -> T {
     result.unwrap_or_else(|error| panic!("{case}: {error}"))
 }
 
-/// Values in a dtype, as bytes.
+/// Rounds values to a dtype, and returns their bytes.
 pub fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
     match dtype {
         ActivationDtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -45,7 +45,7 @@ pub fn bytes(values: &[f32], dtype: ActivationDtype) -> Vec<u8> {
     }
 }
 
-/// Bytes of a dtype, as values.
+/// Returns the values of bytes in a dtype.
 pub fn values(bytes: &[u8], dtype: ActivationDtype) -> Vec<f64> {
     match dtype {
         ActivationDtype::F32 => bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect(),
@@ -64,7 +64,7 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
-/// The buffers of a weight in the plain layout.
+/// Makes the buffers of a weight in the plain layout.
 fn weight_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
     let weight = &operands.weight;
     WeightTensors {
@@ -75,7 +75,7 @@ fn weight_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
     }
 }
 
-/// Runs a case on an output full of NaN; the output's bytes.
+/// Runs a case on an output filled with NaN, and returns the bytes of the output.
 fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
     let problem = case.problem();
     let plan = plan(problem, &Target::of(client));

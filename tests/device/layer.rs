@@ -1,4 +1,4 @@
-//! The quantised tensor type and the layer, through Burn's tensors.
+//! `QuantizedWeight` and `QuantLinear` on Burn's tensors.
 
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::backend::Dispatch;
@@ -64,7 +64,7 @@ fn forward_agrees(device: &Device, seed: u64) {
     assert!(ran > 0, "no case has a dtype that this device supports");
 }
 
-/// Or a model of many layers leaves the range of f16.
+/// Checks the mean and deviation of random weights: with others, a model of many layers would leave the range of f16.
 fn random_weights(device: &Device) {
     for spec in [QuantSpec::int4(GroupSize::G128), QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)]
     {
@@ -78,7 +78,7 @@ fn random_weights(device: &Device) {
     }
 }
 
-/// One row, which has a kernel of its own on some cards, and three; weights that this kernel takes, and others.
+/// Checks one row, for which some cards have a separate kernel, and three; with weights that this kernel supports, and others.
 fn norm_in_front(device: &Device, seed: u64) {
     const EPSILON: f64 = 1e-5;
     for dtype in [ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32].into_iter().filter(|&dtype| computes(device, dtype)) {
@@ -128,12 +128,12 @@ fn any_rank(device: &Device, seed: u64) {
     assert_eq!(y1.dims(), [40]);
     let error = relative_error(&values(y1), &operands.expected[..40], &operands.magnitude[..40]);
     assert!(error <= tolerance(case.activations), "rank 1: relative error {error:e}");
-    // Activations that are a view: the kernel must not assume that rows follow each other.
+    // Activations that are a view: the kernel must not assume contiguous rows.
     let view = layer.forward(x.reshape([3, 4, 64]).swap_dims(0, 1)).swap_dims(0, 1);
     check(&case, seed, &values(view), &operands);
 }
 
-/// Rows that are a view into a tensor, from an address that is no multiple of 16.
+/// Checks rows that are a view into a tensor, at an address that is not a multiple of 16.
 fn unaligned(device: &Device, seed: u64) {
     for activations in [ActivationDtype::F32, ActivationDtype::F16].into_iter().filter(|&dtype| computes(device, dtype)) {
         let case = Case { m: 3, k: 64, n: 40, spec: QuantSpec::int4(GroupSize::G32), activations, permuted: false };
@@ -148,7 +148,7 @@ fn unaligned(device: &Device, seed: u64) {
     }
 }
 
-/// A column split over many blocks, on several threads at a time: the same bits on all.
+/// Checks that several threads at a time get the same bits, from a column that is split over many blocks.
 fn threads(device: &Device, seed: u64) {
     let dtype = if device.supports_dtype(FloatDType::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
     let case = Case { m: 2, k: 2048, n: 72, spec: QuantSpec::int4(GroupSize::G128), activations: dtype, permuted: false };
@@ -169,9 +169,9 @@ fn threads(device: &Device, seed: u64) {
     });
 }
 
-/// The `plan` of each dtype, and the layout of the weight.
+/// Checks the plan of each case and the layout of its weight.
 fn plans(device: &Device, seed: u64) {
-    // Ampere and later; there is no other card to test on.
+    // Cards from Ampere on; tests run on no other.
     let has_tensor_cores = *device == Device::cuda(0);
     for case in cases().iter().filter(|case| computes(device, case.activations)) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
@@ -182,14 +182,14 @@ fn plans(device: &Device, seed: u64) {
     }
 }
 
-/// A weight in the tile layout gives the same values with activations that tensor cores do not take, and dequantised.
+/// Checks a weight in the tile layout when dequantised, and with activations in f32, which tensor cores do not support.
 fn tile_layout(device: &Device, seed: u64) {
     let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
     for case in cases().iter().filter(takes) {
         let operands = Operands::random(case, seed);
         let (plain, descriptor) = (plain_weight(&operands.weight, device), operands.weight.descriptor());
         let tile = Dispatch::quant_repack(plain.clone(), descriptor, WeightLayout::Tile);
-        // Padding is zeros, or a product of nothing would not be nothing.
+        // Padding must be zeros, so that padded products are zero.
         let layout = ScaleLayout::new(&descriptor.tiles(), case.spec.group);
         let scales = Scales::F32(operands.weight.scales().to_f32());
         let padded = layout.pack(&scales).unwrap_or_else(|error| panic!("{case}: {error}")).to_f32();
@@ -208,7 +208,7 @@ fn tile_layout(device: &Device, seed: u64) {
     }
 }
 
-/// A weight in the plain layout as the operations take it, with scales in f32.
+/// Makes the tensors of a weight in the plain layout, with scales in f32.
 fn plain_weight(weight: &PlainWeight, device: &Device) -> QuantTensors<Dispatch> {
     let shapes = weight.descriptor().tensors();
     let int = |words: &[u32], shape: [usize; 2]| {
@@ -229,7 +229,7 @@ fn from_linear(device: &Device) {
     let linear = LinearConfig::new(96, 33).init(device);
     let x = Tensor::<2>::random([5, 96], Distribution::Normal(0.0, 1.0), device);
     let float = values(linear.forward(x.clone()));
-    // Sixteen times as many levels make a sixteenth of the error.
+    // With 16 times as many levels, the error is a sixteenth.
     for (spec, rounding) in [(QuantSpec::int4(GroupSize::G32), 1e-3..0.15), (QuantSpec::int8(GroupSize::G32), 1e-4..0.01)] {
         let layer = QuantLinear::from_linear(&linear, &spec).unwrap_or_else(|error| panic!("{error}"));
         let dense = Linear { weight: Param::from_tensor(layer.weight().dequantize(FloatDType::F32)), bias: linear.bias.clone() };

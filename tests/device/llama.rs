@@ -1,4 +1,4 @@
-//! The shipped model: the Llama of this project with plain `nn::Linear`, converted by the one call, and quantised as a folder.
+//! The shipped model: a Llama with `nn::Linear` converted by one call, and the same quantised as a folder.
 
 use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime would compile the kernels of a whole model for minutes; the layers above cover what it runs.
+    // CubeCL's CPU runtime would take minutes to compile the kernels of a whole model; the tests of layers cover them.
     if device.name == "cpu" {
         return;
     }
@@ -21,7 +21,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);
 
-/// The example's folder: beside this crate, or below the current folder where the binary was carried elsewhere.
+/// Returns the example's folder: beside this crate, or in the current folder if the binary was copied to another machine.
 pub fn example() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/train-tiny-llama");
     if built.exists() { built } else { PathBuf::from("examples/train-tiny-llama") }
@@ -32,12 +32,16 @@ fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
     Llama::open(dir, device, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The shipped model in 4 bits, in a folder that lives as long as the guard.
+/// Quantises the shipped model to 4 bits, into a folder that exists as long as the guard.
 pub fn quantised() -> (tempfile::TempDir, PathBuf) {
+    quantised_to(&SPEC)
+}
+
+/// The same in another format.
+pub fn quantised_to(spec: &QuantSpec) -> (tempfile::TempDir, PathBuf) {
     let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let target = guard.path().join("int4");
-    quantize_folder(&example().join("model"), &target, &SPEC, &QuantizeOptions::default(), |_| {})
-        .unwrap_or_else(|error| panic!("{error}"));
+    quantize_folder(&example().join("model"), &target, spec, &QuantizeOptions::default(), |_| {}).unwrap_or_else(|error| panic!("{error}"));
     (guard, target)
 }
 
@@ -61,7 +65,7 @@ fn one_call(device: &Device) {
     drop(guard);
 
     let (converted, report) = W4A16::new(SPEC).quantize(Arc::unwrap_or_clone(float.model)).unwrap_or_else(|error| panic!("{error}"));
-    // Four matmuls a layer: q, k, v are one, and gate, up.
+    // Four matmuls per layer: q, k, v are one, and so are gate, up.
     assert_eq!((report.quantized(), report.left()), (20, 0), "{report}");
     let before = fusion_count();
     let by_call = logits(&converted, &tokens);
@@ -79,8 +83,8 @@ fn one_call(device: &Device) {
 fn int4_perplexity(device: &Device) {
     let text = std::fs::read_to_string(example().join("heldout.txt")).unwrap_or_else(|error| panic!("{error}"));
     let (_guard, folder) = quantised();
-    // The float model runs on Flex whatever the device: on CUDA, Burn would compile candidates for each of its dense matmuls for minutes. The
-    // other is in f32, because in f16 Burn 0.22.1 picks a matmul for attention on Hopper whose launch fails.
+    // The float model always runs on Flex: on CUDA, Burn would take minutes to compile the candidates for each of its dense matmuls. The other model is
+    // in f32, because in f16 Burn 0.22.1 picks a matmul for attention on Hopper whose launch fails.
     let [float, int4] =
         [(example().join("model"), &Device::flex(), None), (folder, device, Some(FloatDType::F32))].map(|(dir, device, dtype)| {
             let llama = open(&dir, device, dtype);

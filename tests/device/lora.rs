@@ -1,4 +1,4 @@
-//! LoRA adapters on 4-bit weights, as Burn's `apply_lora` puts them on float ones.
+//! LoRA adapters on 4-bit weights, attached with Burn's `apply_lora`.
 
 use crate::convert::{SAME_WEIGHTS_IN_BURN, close, convert, dense};
 use crate::layer::values;
@@ -15,8 +15,8 @@ use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    // CubeCL's CPU runtime compiles and times several matmuls for every shape of a backward pass, which takes minutes: it runs only the tests that
-    // no other device covers.
+    // CubeCL's CPU runtime takes minutes for a backward pass, as it compiles and times several matmuls for every shape: it runs only the test that Flex
+    // does not.
     if device.name != "flex" {
         tests.push(trial(device, "lora::no_float_weight_between_the_passes", memory));
     }
@@ -41,7 +41,7 @@ fn adapter_of(linear: &Linear) -> LoraAdapter {
     weight_of(linear).adapter().unwrap_or_else(|| panic!("no adapter")).clone()
 }
 
-/// Gradients of both factors and of the input, against a float model with the same weights and the same adapter; then a loss that falls.
+/// Checks the gradients of both factors and of the input against a float model with the same weights and adapter, and that the loss falls.
 fn as_float(device: &Device) {
     let tracked = device.clone().autodiff();
     let (model, _) = convert(mlp(&tracked), GroupSize::G32);
@@ -55,7 +55,7 @@ fn as_float(device: &Device) {
         "an adapter that adds nothing yet",
     );
 
-    // The same in float, by hand: x W + scale (x a) b.
+    // The same layer in float: x W + scale (x a) b.
     let linear = |x: Tensor<2>, layer: &Linear, adapter: &LoraAdapter| {
         let bias = layer.bias.as_ref().unwrap_or_else(|| panic!("a bias")).val();
         let weight = Tensor::<2>::from_data(layer.weight.val().to_data(), &tracked);
@@ -82,7 +82,7 @@ fn as_float(device: &Device) {
         for (found, expected, what) in pairs {
             let found = found.unwrap_or_else(|| panic!("step {step}: no gradient reached {what}"));
             let expected = expected.unwrap_or_else(|| panic!("step {step}: no gradient by hand of {what}"));
-            // The first step's factor b is 0, and so is the gradient of a.
+            // In the first step, the factor b is 0, and so is the gradient of a.
             assert_eq!(found.dims(), expected.dims());
             let (found, expected) = (values(found), values(expected));
             if expected.iter().any(|value| *value != 0.0) {
@@ -133,7 +133,7 @@ fn paths(device: &Device) {
         let factors: Vec<_> = paths.floats.into_iter().filter(|path| path.contains("lora")).collect();
         assert_eq!(factors, ["up.weight.lora.a", "up.weight.lora.b"], "where a float weight has them");
     }
-    // A record of the whole, and one of the adapter only, into a model made the same way.
+    // A record of the whole model, and one of only the adapters, loaded into a model made the same way.
     let all = || lora(ParamGroup::all());
     let adapted = model.clone().apply_lora(all());
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
@@ -151,7 +151,7 @@ fn paths(device: &Device) {
     close(&values(target.forward(x)), &expected, 1e-6, "a record of the adapters");
 }
 
-/// Factors that add something.
+/// Sets the factors of adapters to random values.
 struct Fill;
 
 impl burn::module::ModuleMapper for Fill {
@@ -192,7 +192,7 @@ fn of_layer(device: &Device) {
     close(&values(layer.forward(x)), &values(expected), SAME_WEIGHTS_IN_BURN, "what the adapter adds");
 }
 
-/// The graph of a forward pass holds no float weight: those of eight layers would be 8 MiB.
+/// Checks that the graph of a forward pass holds no float weights: those of the eight layers would take 8 MiB.
 fn memory(device: &Device) {
     let tracked = device.clone().autodiff();
     let layers: Vec<Linear> = (0..8).map(|_| LinearConfig::new(512, 512).with_bias(false).init(&tracked)).collect();

@@ -1,7 +1,7 @@
 //! Tests that run on a device: `cargo test -p marlin-tests --test device -- --device cuda`.
 //!
-//! One binary, so that it can be carried to a machine without a Rust toolchain. Without `--device`, they run on Flex and on CubeCL's CPU
-//! runtime, which every machine has. The seed of the random data is printed; `--seed` repeats a run.
+//! All tests are one binary, which can be copied to a machine without a Rust toolchain. Without `--device`, they run on Flex and on CubeCL's CPU
+//! runtime, which every machine has. The seed of the random data is printed; the environment variable `MARLIN_TEST_SEED` sets it.
 
 mod convert;
 mod convert_loading;
@@ -19,6 +19,7 @@ mod lora;
 mod marlin;
 mod models;
 mod norm_gemv;
+mod plans;
 mod repack;
 mod setup;
 
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
     }
-    println!("devices: {}; seed: {}", options.names(), options.seed);
+    println!("devices: {}", options.names());
     let mut tests = Vec::new();
     for device in &options.devices {
         kernels::add(&mut tests, device, options.seed);
@@ -57,9 +58,10 @@ fn main() -> ExitCode {
         golden::add(&mut tests, device);
         decoder::add(&mut tests, device);
         llama::add(&mut tests, device);
+        plans::add(&mut tests, device);
     }
     let mut arguments = Arguments::from_iter(rest);
-    // Tests share the device, and count what fusion did on it.
+    // Tests share the device, and count the operations that fusion replaced on it.
     arguments.test_threads = Some(1);
     libtest_mimic::run(&arguments, tests).exit_code()
 }

@@ -1,4 +1,4 @@
-//! The Marlin kernel, launched on raw buffers: every tile, poisoned outputs, every format, every edge.
+//! The Marlin kernel, launched on raw buffers: every tile and format, shapes at tile edges, outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, client, must, values, words};
 use crate::setup::{Named, trial};
@@ -18,11 +18,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
     }
-    // One test a group, so that several processes can share the compiling.
+    // One test for each group, so that several processes can share the compilation.
     for group in GroupSize::ALL {
         tests.push(trial(device, &format!("marlin::every_tile_agrees_with_f64::{group}"), move |device| every_tile(device, group, seed)));
     }
-    // And one for each number of rows, so that a sanitizer comes to an end of one.
+    // And one for each number of rows, so that each is short enough for a sanitizer.
     for (group, zero_points, scales) in SPLIT {
         for m in ROWS.into_iter().filter(|&m| m <= 129) {
             let name = format!("marlin::split_columns_agree_with_f64::{group}::{m}");
@@ -34,7 +34,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
     tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
     tests.push(trial(device, "marlin::wrong_operands_are_refused", move |device| refusals(device, seed)));
-    // Nothing runs on the device afterwards: `--ignored` runs it, in a process of its own.
+    // After the fault, nothing else runs on the device: `--ignored` runs this test, in a process of its own.
     tests.push(trial(device, "marlin::a_fault_is_an_error_at_the_next_sync", fault).with_ignored_flag(true));
 }
 
@@ -44,7 +44,7 @@ pub struct Bench {
     card: Card,
 }
 
-/// The problem of a case whose weight is in tiles.
+/// The problem of a case, with its weight in the tile layout.
 pub fn problem(case: &Case) -> QuantProblem {
     case.problem().in_layout(WeightLayout::Tile)
 }
@@ -82,7 +82,7 @@ impl Bench {
         Plan { kernel: Kernel::Marlin(launch), prologue: PrologueStage::None, reason }
     }
 
-    /// Runs a case on an output full of NaN; the output's bytes.
+    /// Runs a case on an output filled with NaN, and returns the bytes of the output.
     fn run(&self, case: &Case, operands: &Operands, tile_launch: Launch) -> Vec<u8> {
         let poison = self.client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
         // SAFETY: the buffer was made for M x N elements.
@@ -113,15 +113,14 @@ fn every_tile(device: &Device, group: GroupSize, seed: u64) {
             ran += 1;
         }
     }
-    println!("{ran} launches");
     assert!(ran > 250, "only {ran} launches");
 }
 
-/// Formats whose columns are split: scales of weights, of groups' sums and of the output.
+/// The formats tested with split columns: the scale is applied to the weights, to the sum of each group, or to the output.
 const SPLIT: [(GroupSize, bool, ScaleDtype); 3] =
     [(GroupSize::G128, false, ScaleDtype::F16), (GroupSize::G32, true, ScaleDtype::BF16), (GroupSize::Channel, false, ScaleDtype::BF16)];
 
-/// Long columns on few and on all multiprocessors, so that a tile has parts of one, two and many blocks, and a block parts of many tiles.
+/// Long columns on few blocks and on all, so that a tile is computed by one, two or many blocks, and a block computes parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
     // The second K has an odd number of chunks, and a last group of 24 rows.
@@ -136,7 +135,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     }
 }
 
-/// The first half of K sums to far above the largest f16, the second half cancels it.
+/// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let case = Case { m: 16, k: 16384, n: 64, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
@@ -154,7 +153,7 @@ fn large_sums(device: &Device, seed: u64) {
     }
 }
 
-/// The planned tile a thousand times, and each of the others fifty times.
+/// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     for m in [1, 16, 64] {
@@ -193,7 +192,7 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
 }
 
-/// A weight that declares 1 GiB and is shorter.
+/// Checks that a read past a buffer is an error: the weight declares 1 GiB, and its buffer has 16 bytes.
 fn fault(device: &Device) {
     let bench = Bench::new(device);
     let (k, n) = (65536, 32768);

@@ -28,18 +28,18 @@ impl Mlp {
     }
 }
 
-/// A model and an input for it: `run` returns its output in f64.
+/// A model for the conversion tests.
 pub trait Tried: Module + ModuleDisplay + 'static {
     /// Its name in messages.
     const NAME: &'static str;
-    /// Linear layers, and how many of them share their weight with one before.
+    /// The number of linear layers, and of those that share the weight of an earlier one.
     const LINEAR: [usize; 2];
     /// Input features of its first layer.
     const FEATURES: usize = 64;
 
     fn new(device: &Device) -> Self;
 
-    /// The output of an input [batch, seq, features].
+    /// Returns the output for an input [batch, seq, features], in f64.
     fn run(&self, x: Tensor<3>) -> Vec<f64>;
 }
 
@@ -108,7 +108,7 @@ impl Tried for Gru {
     }
 }
 
-/// One layer used four times: its parameters are one.
+/// One layer used four times, with shared parameters.
 #[derive(Module, Debug)]
 pub struct Shared {
     layers: Vec<Linear>,
@@ -127,7 +127,7 @@ impl Tried for Shared {
     }
 }
 
-/// A head whose parameter is that of the embedding, transposed: the same id.
+/// A head whose parameter is the transposed parameter of the embedding, with the same id.
 #[derive(Module, Debug)]
 pub struct Tied {
     pub embedding: Embedding,
@@ -198,7 +198,7 @@ impl Tried for Containers {
     }
 }
 
-/// Burn's `Linear` with another tensor under the same id, as a safetensors file leaves clones of one layer.
+/// Returns a `Linear` with another tensor under the same id, as clones of one layer have after they were loaded from a safetensors file.
 pub fn with_same_id(layer: &Linear, weight: Tensor<2>) -> Linear {
     Linear { weight: Param::initialized(layer.weight.id, weight), bias: layer.bias.clone() }
 }

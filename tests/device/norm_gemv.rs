@@ -1,4 +1,4 @@
-//! The matmul of one row with the norm in it, on raw buffers: every format and cluster, edges of every tile, poisoned outputs.
+//! The matmul of one row that also computes the norm, on raw buffers: every format and cluster size, shapes at tile edges, outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
@@ -16,14 +16,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 const EPSILON: f32 = 1e-5;
-/// Those that it takes.
+/// The groups that the kernel takes.
 const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
     }
-    // One test a group, so that several processes can share the compiling.
+    // One test for each group, so that several processes can share the compilation.
     for group in GROUPS {
         tests.push(trial(device, &format!("norm_gemv::agrees_with_f64::{group}"), move |device| agrees(device, group, seed)));
     }
@@ -36,14 +36,14 @@ struct Row {
     x: Vec<f32>,
     residual: Vec<f32>,
     norm: Vec<f32>,
-    /// The sum, rounded.
+    /// The sum of `x` and `residual`, rounded.
     sum: Vec<f32>,
-    /// With the exact norm as activations.
+    /// The operands of the matmul, with the exact norm as activations.
     operands: Operands,
 }
 
 impl Row {
-    /// A residual stream like a model's: halves of very different size, and one value far above all others.
+    /// A residual stream like that of a model: two halves of very different magnitude, and one value far above all others.
     fn random(case: &Case, seed: u64) -> Self {
         let Case { k, activations: dtype, .. } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
@@ -60,7 +60,7 @@ impl Row {
         Self { x, residual, norm, sum, operands }
     }
 
-    /// Runs a case on outputs full of NaN: the bytes of the output and of the sum.
+    /// Runs a case on outputs filled with NaN, and returns the bytes of the output and of the sum.
     fn run(&self, bench: &Bench, case: &Case, blocks: usize) -> [Vec<u8>; 2] {
         let dtype = case.activations;
         let arg = |values: &[f32]| buffer(&bench.client, &bytes(values, dtype), values.len());
@@ -76,12 +76,12 @@ impl Row {
     }
 }
 
-/// The plan of a launch on clusters of so many blocks.
+/// The plan of a launch on clusters of `blocks` blocks.
 fn plan(blocks: usize) -> Plan {
     Plan { kernel: Kernel::NormGemv { blocks }, prologue: PrologueStage::InKernel, reason: Reason::TensorCores { capability: 90 } }
 }
 
-/// Values as they are in a dtype.
+/// Rounds values to a dtype.
 fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32> {
     values(&bytes(&exact.collect::<Vec<_>>(), dtype), dtype).into_iter().map(|value| value as f32).collect()
 }
@@ -90,7 +90,7 @@ fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> 
     rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
 }
 
-/// K and N: one step and many, K that ends within a step and within a group, N that ends within a tile.
+/// [K, N] with one step along K and with many, with K that ends within a step or a group, and with N that ends within a tile.
 fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(0);
     vec![[4096, 200], [2048 + 3 * rows, 64], [5 * rows, 63], [3 * rows, 65], [6272, 129], [5 * rows + 24, 40], [2 * rows - 8, 33]]
@@ -106,7 +106,7 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
         for [k, n] in shapes(group) {
             let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false };
             let row = Row::random(&case, seed);
-            // More warps than there are steps must do, too.
+            // Some of these have more warps than there are steps.
             for blocks in CLUSTERS {
                 let [out, sum] = row.run(&bench, &case, blocks);
                 let error = relative_error(&values(&out, case.activations), &row.operands.expected, &row.operands.magnitude);
@@ -116,7 +116,7 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
             }
         }
     }
-    println!("{ran} launches");
+    assert_eq!(ran, 4 * 7 * 4, "four formats, seven shapes, four cluster sizes");
 }
 
 fn repeats(device: &Device, seed: u64) {
@@ -145,7 +145,7 @@ fn refusals(device: &Device, seed: u64) {
             launched.weight.row_permutation = Some(zeros(128));
         }
         if case.spec != spec {
-            // One group of a column is as long as two of 64 rows are not.
+            // With groups of 128 a column has one group, not two.
             launched.weight.scales = zeros(64);
         }
         launch(&bench.client, &problem(&case).with_prologue(Prologue::AddRmsNorm), &plan(blocks), launched)

@@ -1,4 +1,4 @@
-//! Weights in the plain layout become weights in the tile layout on the device, as the host packs them.
+//! Repacking on the device, from the plain to the tile layout and back, against the packing on the host.
 
 use crate::kernels::{buffer, bytes, client, must, values, words};
 use crate::setup::{Named, computes, trial};
@@ -22,7 +22,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "repack::wrong_lengths_are_refused", refusals));
 }
 
-/// A buffer of `elements` elements that holds `poison` everywhere.
+/// A buffer of `elements` elements, filled with the byte 0xa5.
 struct Poisoned {
     handle: Handle,
     elements: usize,
@@ -47,11 +47,11 @@ fn little_endian(words: Vec<u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// One case of each shape and format is enough: rows of activations do not matter here.
+/// Checks every shape and format; the rows of activations do not matter.
 fn weights(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
-    // Tiles are for tensor cores, which take no scales in f32.
+    // Tiles are for tensor cores, which do not support scales in f32.
     let in_tiles = |spec: &QuantSpec| spec.bits == Bits::Four && spec.scale_dtype != ScaleDtype::F32;
     let takes = |case: &&Case| in_tiles(&case.spec) && computes(device, case.problem().scales);
     for case in cases().iter().filter(takes) {

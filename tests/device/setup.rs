@@ -4,9 +4,8 @@ use cubecl::ir::features::Plane;
 use libtest_mimic::{Failed, Trial};
 use marlin_kernels::ActivationDtype;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A device and the name it goes by on the command line.
+/// A device and its name on the command line.
 #[derive(Clone)]
 pub struct Named {
     pub name: &'static str,
@@ -15,31 +14,30 @@ pub struct Named {
     pub seed: u64,
 }
 
+/// The environment variable with the devices to run on, separated by commas, where no `--device` names them.
+const DEVICES: &str = "MARLIN_TEST_DEVICES";
+
 pub struct Options {
     pub devices: Vec<Named>,
     pub seed: u64,
 }
 
 impl Options {
-    /// Takes `--device NAME` and `--seed N` out of the arguments; the rest belongs to the test harness.
+    /// Takes `--device NAME` out of the arguments, and returns the others, which belong to the test harness.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<(Self, Vec<String>), String> {
         let (mut devices, mut rest) = (Vec::<String>::new(), Vec::new());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut seed = now.as_secs() ^ u64::from(now.subsec_nanos());
         let mut args = args;
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--device" => devices.push(args.next().ok_or("--device needs a name")?),
-                "--seed" => {
-                    let value = args.next().ok_or("--seed needs a number")?;
-                    seed = value.parse().map_err(|_| format!("--seed: `{value}` is no number"))?;
-                }
                 _ => rest.push(arg),
             }
         }
         if devices.is_empty() {
-            devices = vec!["flex".into(), "cpu".into()];
+            let names = std::env::var(DEVICES).unwrap_or_else(|_| "flex,cpu".into());
+            devices = names.split(',').map(Into::into).collect();
         }
+        let seed = marlin_tests::seed();
         let devices = devices.iter().map(|name| named(name, seed)).collect::<Result<_, _>>()?;
         Ok((Self { devices, seed }, rest))
     }
@@ -60,7 +58,7 @@ fn named(name: &str, seed: u64) -> Result<Named, String> {
     Ok(Named { name, device, seed })
 }
 
-/// A test named after its device, which draws its own random numbers from the run's seed; a panic is a failure with its message.
+/// A test named after its device. The device's random numbers start from the run's seed in every test; a panic fails the test with its message.
 pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'static) -> Trial {
     let named = device.clone();
     Trial::test(format!("{}::{name}", device.name), move || {
@@ -81,8 +79,8 @@ pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
     }
 }
 
-/// Returns true if a device is a card: a processor takes minutes for a card's moment, and so does a software Vulkan. A processor's units exchange
-/// nothing among them.
+/// Returns true if a device is a GPU, whose units exchange values in a plane. Work that a GPU does in a moment takes a processor minutes, also through
+/// a software implementation of Vulkan.
 pub fn is_card(device: &Device) -> bool {
     match device.as_dispatch() {
         DispatchDevice::Cube(device) => device.client().properties().features.plane.contains(Plane::Ops),
@@ -92,8 +90,8 @@ pub fn is_card(device: &Device) -> bool {
 
 /// Returns true if kernels in a dtype run on a device.
 ///
-/// CubeCL's CPU runtime claims to support bf16 on every machine. But where the processor has no instruction that rounds to bf16, LLVM calls
-/// `__truncsfbf2`, which libgcc has from version 13 on, and Debian 12 has version 12.
+/// CubeCL's CPU runtime reports bf16 as supported on every machine. But if the processor has no instruction that rounds to bf16, LLVM calls
+/// `__truncsfbf2`, which libgcc has since version 13; Debian 12 has version 12.
 pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {
     let lacks_bf16 = dtype == ActivationDtype::BF16 && *device == Device::cpu() && !rounds_to_bf16();
     device.supports_dtype(float_dtype(dtype)) && !lacks_bf16

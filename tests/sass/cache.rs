@@ -1,11 +1,11 @@
-//! Texts whose machine code has passed every rule, by digest: what has been seen pass is not compiled again.
+//! A cache of the texts whose machine code has passed every rule, by digest, so that they are not compiled again.
 
 use crate::toolchain::Toolchain;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The sources that judge the machine code: with other rules every text is compiled anew.
+/// The sources that check the machine code: after a change in them, every text is compiled again.
 const RULES: [&str; 4] = [include_str!("listing.rs"), include_str!("rules.rs"), include_str!("decode.rs"), include_str!("ladder.rs")];
 
 /// A folder of empty files, each named by the digest of a text, the card, the toolchain and the rules.
@@ -15,12 +15,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The cache of a toolchain, below cargo's build folder.
+    /// Returns the cache of a toolchain, in cargo's build folder.
     pub fn new(toolchain: &Toolchain) -> Self {
         Self { folder: Path::new(env!("CARGO_TARGET_TMPDIR")).join("proof"), toolchain: toolchain.version().to_owned() }
     }
 
-    /// The file of a text. CubeCL writes declarations in an order that changes from run to run, so the digest is of the sorted lines.
+    /// Returns the file of a text. CubeCL writes declarations in an order that changes from run to run, so the digest is computed from the sorted lines.
     pub fn entry(&self, text: &str, arch: &str) -> PathBuf {
         let mut lines: Vec<&str> = text.lines().collect();
         lines.sort_unstable();
@@ -32,12 +32,12 @@ impl Cache {
         self.folder.join(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>())
     }
 
-    /// True where a text has passed before.
+    /// Returns true if a text has passed before.
     pub fn has(entry: &Path) -> bool {
         entry.exists()
     }
 
-    /// Notes that a text has passed. A folder that cannot be written costs time, nothing else.
+    /// Records that a text has passed. Errors are ignored: the text is then compiled again in the next run.
     pub fn add(entry: &Path) {
         if let Some(folder) = entry.parent() {
             let _ = fs::create_dir_all(folder).and_then(|()| fs::write(entry, ""));

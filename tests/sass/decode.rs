@@ -1,4 +1,4 @@
-//! The kernels of a decode step outside its matmuls: a few configurations of each on every card, which must keep all they hold in registers.
+//! The kernels of a decode step other than its quantised matmuls: a few configurations of each for every card, which must not use local memory.
 
 use crate::cache::Cache;
 use crate::listing::{Code, Usage};
@@ -15,16 +15,16 @@ use marlin_kernels::matmul::{head, norm_gemv};
 use std::error::Error;
 use std::sync::Arc;
 
-/// One test a kernel and card.
+/// Returns one test for each kernel and card.
 pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
     let kernels: [(&str, Sources); 3] = [("attention", attention_sources), ("rows", row_sources), ("norm_gemv", norm_gemv_sources)];
     let trials = |&card: &Card| kernels.map(|(kernel, sources)| trial(card, kernel, sources, toolchain.cloned()));
     CARDS.iter().flat_map(trials).collect()
 }
 
-/// What a source is of, and the source.
+/// A source, and the name of its configuration.
 type Named = (String, Source);
-/// The sources of a kernel on a card.
+/// A function that returns the sources of a kernel for a card.
 type Sources = fn(Card) -> Result<Vec<Named>, Box<dyn Error>>;
 
 fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolchain>>) -> Trial {
@@ -56,7 +56,7 @@ fn trial(card: Card, kernel: &str, sources: Sources, toolchain: Option<Arc<Toolc
     })
 }
 
-/// Norm, gates and head of small and large models.
+/// Returns the sources of the norm, the gates and the head of small and large models.
 fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     let mut sources = Vec::new();
     for dtype in [F16, BF16, F32] {
@@ -71,7 +71,7 @@ fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// The matmul with a norm in it, on cards with clusters.
+/// Returns the sources of the matmul that also computes the norm, for cards with clusters.
 fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     let mut sources = Vec::new();
     if card.capability < 90 {
@@ -86,7 +86,7 @@ fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// Groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype.
+/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype.
 fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     let sources = [
         (128, 1, false, F16),

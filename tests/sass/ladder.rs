@@ -1,4 +1,4 @@
-//! The kernels of `examples/ladder`: each step on every card, for a few rows of activations and for many.
+//! The kernels of `examples/ladder`: each step for every card, with few rows of activations and with many.
 
 use crate::cache::Cache;
 use crate::listing::{Code, Usage};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Rows of activations.
 const ROWS: [usize; 4] = [1, 8, 16, 64];
 
-/// One test a step and card.
+/// Returns one test for each step and card.
 pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
     let trials = |&card: &Card| (1..=5).map(move |step| trial(card, step, toolchain.cloned()));
     CARDS.iter().flat_map(trials).collect()
@@ -33,7 +33,7 @@ fn trial(card: Card, step: usize, toolchain: Option<Arc<Toolchain>>) -> Trial {
     })
 }
 
-/// The rules that a step breaks, in words.
+/// Compiles a step, and returns the rules that it breaks, in words.
 fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain, cache: &Cache) -> Result<Vec<String>, Box<dyn Error>> {
     let source = source(step, m, card.capability)?;
     let entry = cache.entry(&source.text, card.arch);
@@ -52,7 +52,7 @@ fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain, cache: &Cache
         }
     };
     rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
-    // What makes a step the step that it is.
+    // The instructions that characterise each step.
     let [products, copies, matrices] = [("HMMA", 4), ("LDGSTS", 5), ("LDSM", 5)].map(|(mnemonic, from)| {
         let found = code.count(mnemonic, &[]);
         rule((found > 0) == (step >= from), format!("{found} {mnemonic}"));

@@ -1,9 +1,9 @@
-//! What ptxas and nvdisasm write, read back.
+//! Parsers for the output of ptxas and nvdisasm.
 
-/// Why a text is not what a compiled kernel has.
+/// The error for a text that is not the output for a compiled kernel.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
-    /// A line that every kernel has is not there.
+    /// A line that every kernel has is missing.
     #[error("the log of ptxas has no line with `{0}`; its wording has changed, or nothing was compiled:\n{1}")]
     NoLine(&'static str, String),
     /// A listing without instructions.
@@ -11,10 +11,10 @@ pub enum ListingError {
     Empty,
 }
 
-/// What ptxas says of a kernel's resources.
+/// The resources of a kernel, as reported by ptxas.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: usize,
     /// Static shared memory in bytes.
     pub static_shared: usize,
@@ -22,12 +22,12 @@ pub struct Usage {
     pub stack: usize,
     /// Bytes of spill stores and spill loads.
     pub spills: usize,
-    /// Warnings and remarks on lost performance (C75xx), whole.
+    /// Warnings, and remarks on lost performance (C75xx), as whole lines.
     pub remarks: Vec<String>,
 }
 
 impl Usage {
-    /// Reads what `ptxas -v` said. Where there are several functions, the most registers, and the sum of everything else.
+    /// Parses the output of `ptxas -v`. For several functions, takes the maximum of the registers, and the sum of everything else.
     pub fn parse(log: &str) -> Result<Self, ListingError> {
         let missing = |what| ListingError::NoLine(what, log.to_owned());
         let (mut usage, mut frames) = (Self::default(), 0);
@@ -51,7 +51,7 @@ impl Usage {
     }
 }
 
-/// The number that stands right before `words`.
+/// Returns the number directly before `words`.
 fn before(line: &str, words: &str) -> Option<usize> {
     let (head, _) = line.split_once(words)?;
     head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
@@ -71,18 +71,18 @@ struct Instruction {
 }
 
 impl Code {
-    /// Reads a listing of nvdisasm, whose instructions are `/*offset*/ @predicate OPCODE operands ;`.
+    /// Parses a listing of nvdisasm, whose instructions are `/*offset*/ @predicate OPCODE operands ;`.
     pub fn parse(listing: &str) -> Result<Self, ListingError> {
         let instructions: Vec<_> = listing.lines().filter_map(instruction).collect();
         if instructions.is_empty() { Err(ListingError::Empty) } else { Ok(Self { instructions }) }
     }
 
-    /// How many instructions there are.
+    /// Returns the number of instructions.
     pub fn len(&self) -> usize {
         self.instructions.len()
     }
 
-    /// Instructions that have this mnemonic and all of these modifiers.
+    /// Returns the number of instructions with this mnemonic and all of these modifiers.
     pub fn count(&self, mnemonic: &str, modifiers: &[&str]) -> usize {
         let matches = |opcode: &str| {
             let mut parts = opcode.split('.');
@@ -91,7 +91,7 @@ impl Code {
         self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
     }
 
-    /// LOP3s whose table is a mask: `a & b`, in any order of operands.
+    /// Returns the number of LOP3s whose table is a mask: `a & b`, in any order of operands.
     pub fn count_mask(&self) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);
@@ -100,7 +100,7 @@ impl Code {
         self.instructions.iter().filter(matches).count()
     }
 
-    /// LOP3s that take `constant` and whose table is a mask and an or in one: `(a & b) | c`, in any order of operands.
+    /// Returns the number of LOP3s with `constant` as an operand whose table is a mask and an or: `(a & b) | c`, in any order of operands.
     pub fn count_mask_or(&self, constant: &str) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);

@@ -1,7 +1,8 @@
-//! Proof without a GPU: every configuration of the Marlin kernel, compiled for every card, and its machine code read.
+//! Compiles every configuration of the Marlin kernel for every card, without a GPU, and checks the machine code.
 //!
-//! CubeCL's CUDA text goes through NVRTC with CubeCL's options, then ptxas, then nvdisasm; `rules.rs` says what must and must not come out.
-//! A text that has passed is not compiled again (`cache.rs`). `cargo xtask proof` sets the compiler up and runs this by itself; `cargo xtask test` runs it with everything else. It takes no device.
+//! CubeCL's CUDA text is compiled by NVRTC with CubeCL's options, then by ptxas, and listed by nvdisasm; `rules.rs` has the rules for the listing. A text
+//! that has passed is not compiled again (`cache.rs`). `cargo xtask proof` installs the compiler and runs only these tests; `cargo xtask test` runs all
+//! tests.
 
 mod cache;
 mod decode;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use toolchain::Toolchain;
 
-/// Where `cargo xtask` has put NVIDIA's compiler.
+/// The environment variable with the folder of NVIDIA's compiler, which `cargo xtask` sets.
 const FOLDER: &str = "BURN_MARLIN_NVIDIA";
 
 /// A card that the kernels are compiled for.
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// All configurations of one tile on one card; fails with every rule that any of them breaks.
+/// Returns a test of all configurations of one tile on one card, which fails with every rule that any of them breaks.
 fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Arc<Toolchain>>, report: Arc<Report>) -> Trial {
     let name = format!("{}::{}x{}x{}_stages{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages)
         + if tile.is_wgmma() { "_wgmma" } else { "" };
@@ -104,7 +105,7 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
     })
 }
 
-/// The machine code of a configuration against the rules; `None` where its text has passed before.
+/// Checks the machine code of a configuration; `None` if its text has passed before.
 fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Result<Option<Proof>, Box<dyn Error>> {
     let clock = Instant::now();
     let source = source(&config, card)?;
@@ -131,7 +132,7 @@ fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Re
     )))
 }
 
-/// The CUDA text of a configuration.
+/// Returns the CUDA text of a configuration.
 fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
     Ok(match config.tile.is_wgmma() {
         true => wgmma::source(config, card.capability)?,
@@ -139,7 +140,7 @@ fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
     })
 }
 
-/// A card without a configuration for a format would pass everything else in silence.
+/// Checks that every format has a configuration on a card: the other tests would pass without one.
 fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
     for group in GroupSize::ALL {
         for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {

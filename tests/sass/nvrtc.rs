@@ -1,4 +1,4 @@
-//! NVIDIA's run-time compiler, loaded from a folder.
+//! NVIDIA's run-time compiler, loaded as a dynamic library.
 
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -9,7 +9,7 @@ type Program = *mut c_void;
 type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type TextOf = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// What NVRTC refused.
+/// An error of NVRTC.
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
     /// The library cannot be loaded, or lacks a function.
@@ -22,15 +22,15 @@ pub enum NvrtcError {
         call: &'static str,
         /// Its nvrtcResult.
         status: c_int,
-        /// What the compiler said, on lines of its own.
+        /// The log of the compiler, on separate lines.
         log: String,
     },
-    /// Text that C cannot take.
+    /// A text that cannot be a C string.
     #[error("the text or an option for NVRTC holds a zero byte: {0}")]
     ZeroByte(#[from] std::ffi::NulError),
 }
 
-/// The functions of the library, which stays loaded as long as they do.
+/// The functions of the library, and the library itself, which must stay loaded.
 pub struct Nvrtc {
     create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int,
     compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
@@ -58,7 +58,7 @@ impl Drop for Scoped<'_> {
 impl Nvrtc {
     /// Loads the library at `path`.
     pub fn load(path: &Path) -> Result<Self, NvrtcError> {
-        // SAFETY: loading NVRTC runs its initialisers alone; each symbol has the type that nvrtc.h declares, and the library is kept.
+        // SAFETY: loading NVRTC only runs its initialisers; each symbol has the type that nvrtc.h declares, and the library is kept.
         unsafe {
             let library = Library::new(path)?;
             Ok(Self {
@@ -74,7 +74,7 @@ impl Nvrtc {
         }
     }
 
-    /// The PTX of a CUDA text.
+    /// Compiles a CUDA text to PTX.
     pub fn ptx(&self, text: &str, options: &[String]) -> Result<String, NvrtcError> {
         let text = CString::new(text)?;
         let options = options.iter().map(|option| CString::new(option.as_str())).collect::<Result<Vec<_>, _>>()?;
@@ -84,7 +84,7 @@ impl Nvrtc {
         let status = unsafe { (self.create)(&mut program, text.as_ptr(), null(), 0, null(), null()) };
         succeeded("nvrtcCreateProgram", status, String::new)?;
         let scoped = Scoped { program, nvrtc: self };
-        // SAFETY: the program is alive, and `pointers` are as many zero-terminated strings as said.
+        // SAFETY: the program is alive, and `pointers` has `pointers.len()` zero-terminated strings.
         let status = unsafe { (self.compile)(scoped.program, pointers.len() as c_int, pointers.as_ptr()) };
         succeeded("nvrtcCompileProgram", status, || match scoped.read("nvrtcGetProgramLog", self.log_size, self.log) {
             Ok(log) => format!("\n{log}"),
@@ -95,7 +95,7 @@ impl Nvrtc {
 }
 
 impl Scoped<'_> {
-    /// A text that NVRTC first says the size of.
+    /// Reads a text, after asking NVRTC for its size.
     fn read(&self, call: &'static str, size_of: SizeOf, text_of: TextOf) -> Result<String, NvrtcError> {
         let mut size = 0;
         // SAFETY: the program is alive.

@@ -1,4 +1,4 @@
-//! The figures in `benches/records`: which routine each is of, and whether its sources are still the same.
+//! The figures in `benches/records`: checks that each names a routine, and warns if the sources of the routine have changed since.
 
 use libtest_mimic::{Failed, Trial};
 use marlin_kernels::inspect::{Routine, digest};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// One test over all records; it needs no compiler of NVIDIA's. Rows of changed routines are a warning: a new run is for whoever has the card.
+/// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed routines are only a warning, as a new run needs the card.
 pub fn trial() -> Trial {
     Trial::test("records::name_their_routines", || check().map_err(Failed::from))
 }
@@ -32,13 +32,13 @@ fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Those of the processor have no figure of a card's kernels.
+/// Returns true if a file is a record of a card; records of the processor have no figures of a card's kernels.
 fn is_of_a_card(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.ends_with(".json") && !name.starts_with("host-")
 }
 
-/// Rows of a record by routine whose sources have changed since.
+/// Returns the number of rows of a record for each routine whose sources have changed since.
 fn stale_rows(path: &Path) -> Result<BTreeMap<String, usize>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let record: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;

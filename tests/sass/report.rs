@@ -1,4 +1,4 @@
-//! What was found, one line a configuration, and the sum of each card.
+//! The printed report: one line for each configuration, and a summary for each card.
 
 use crate::Card;
 use crate::listing::{Code, Usage};
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// The steps that take time, in order.
+/// The timed steps, in order.
 const STEPS: [&str; 4] = ["CUDA text", "NVRTC", "ptxas", "nvdisasm"];
 
-/// One configuration compiled for one card.
+/// The result for one configuration on one card.
 pub struct Proof {
     card: Card,
     config: Config,
@@ -20,13 +20,13 @@ pub struct Proof {
     usage: Usage,
     counts: Counts,
     instructions: usize,
-    /// The rules it breaks.
+    /// The rules that it breaks.
     pub broken: Vec<String>,
     times: [Duration; STEPS.len()],
 }
 
 impl Proof {
-    /// Gathers what was read; `times` are those of text, NVRTC, ptxas and nvdisasm.
+    /// Makes the result of a configuration; `times` are in the order of [`STEPS`].
     pub fn new(
         card: Card,
         config: Config,
@@ -54,7 +54,7 @@ impl Proof {
     }
 }
 
-/// A configuration in words: card, tile, group, dtype, zero points.
+/// Returns the name of a configuration: card, tile, group, dtype, zero points.
 pub fn name(card: Card, config: &Config) -> String {
     let tile = config.tile;
     let product = if tile.is_wgmma() { " wgmma" } else { "" };
@@ -64,7 +64,7 @@ pub fn name(card: Card, config: &Config) -> String {
     format!("{:6} {size:16} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
 }
 
-/// Everything that was compiled in this run, and how many configurations had passed before.
+/// The results of this run, and the number of configurations that had passed before.
 #[derive(Default)]
 pub struct Report {
     proofs: Mutex<Vec<Proof>>,
@@ -72,7 +72,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds one.
+    /// Adds a result.
     pub fn add(&self, proof: Proof) {
         self.proofs.lock().unwrap_or_else(PoisonError::into_inner).push(proof);
     }
@@ -82,7 +82,7 @@ impl Report {
         self.cached.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Prints a line for each configuration and one for each card, in the order of `cards`; nothing where nothing was compiled.
+    /// Prints a line for each configuration and one for each card, in the order of `cards`, if anything was compiled.
     pub fn print(&self, cards: &[Card]) {
         let proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
         for &card in cards {

@@ -1,4 +1,4 @@
-//! What the machine code of a configuration must and must not have.
+//! The rules for the machine code of a configuration.
 
 use crate::listing::{Code, Usage};
 use marlin_format::GroupSize;
@@ -7,12 +7,12 @@ use marlin_kernels::tile::Config;
 
 /// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
 const REGISTERS: usize = 16384;
-/// Most registers of a thread.
+/// The maximum number of registers per thread.
 const THREAD_REGISTERS: usize = 255;
-/// Registers are handed out to warps in this many for each thread.
+/// The unit in which registers are allocated to the threads of a warp.
 const REGISTER_STEP: usize = 8;
 
-/// Counts of the instructions that a fast kernel is made of.
+/// The counts of the instructions that matter for speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// `cp.async` of 16 bytes past the first-level cache; for warpgroups `cp.async.bulk`.
@@ -25,18 +25,18 @@ pub struct Counts {
     pub waits: usize,
     /// `lop3`.
     pub logic: usize,
-    /// Of those, what makes a pair of floats of a pair of weights: a mask and an or in one, or where weights are multiplied as f16 the way they
-    /// are stored a mask.
+    /// The `lop3` among these that turn a pair of weights into a pair of floats: a mask and an or, or only a mask if weights are multiplied as f16 in their
+    /// stored form.
     pub masks: usize,
 }
 
 impl Counts {
-    /// Counts them in a kernel of `config`.
+    /// Counts the instructions of a kernel of `config`.
     pub fn of(config: &Config, code: &Code) -> Self {
         let warpgroup = format!("64x{}x16", config.tile.rows());
         let (mnemonic, shape) = if config.tile.is_wgmma() { ("HGMMA", &warpgroup[..]) } else { ("HMMA", "16816") };
         let (products, products_bf16) = (code.count(mnemonic, &[shape, "F32"]), code.count(mnemonic, &[shape, "F32", "BF16"]));
-        // 1024 in f16 and 128 in bf16, twice: what a nibble is or-ed into.
+        // 1024 in f16 and 128 in bf16, twice: a nibble is or-ed into it.
         let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
         Self {
             copies: if config.tile.is_wgmma() { code.count("UBLKCP", &[]) } else { code.count("LDGSTS", &["E", "BYPASS", "128"]) },
@@ -49,7 +49,7 @@ impl Counts {
     }
 }
 
-/// What a kernel does in local memory, where everything must be in registers, and what ptxas remarks on.
+/// Returns the uses of local memory, which are not allowed, and the remarks of ptxas, in words.
 pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     let mut broken: Vec<String> = usage.remarks.iter().map(|remark| format!("ptxas said: {}", remark.trim())).collect();
     for (what, bytes) in [("a stack frame", usage.stack), ("spills", usage.spills)] {
@@ -66,7 +66,7 @@ pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     broken
 }
 
-/// The rules that a compiled configuration breaks, in words.
+/// Returns the rules that a compiled configuration breaks, in words.
 pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, code: &Code) -> Vec<String> {
     let tile = &config.tile;
     let mut broken = Vec::new();
@@ -96,18 +96,17 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     // A product takes 16 of a warp's columns by 16 rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
     // is not unrolled.
     let (instruction, rows) = if tile.is_wgmma() { ("wgmma (HGMMA)", tile.rows()) } else { ("mma.sync (HMMA.16816.F32)", 8) };
-    // One more for all 64 columns where the activations themselves are summed.
+    // One more for all 64 columns if the activations themselves are summed.
     let products = (columns / 16 + usize::from(config.multiplies_stored())) * (depth / 16) * (tile.rows() / rows);
     rule(counts.products == products, format!("{} {instruction} where the tile takes {products}", counts.products));
-    // No other instruction, shape or accumulator: one that is not among those is work that the tile does not account for.
+    // There is no matrix product of another instruction, shape or accumulator.
     let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
     rule(all == counts.products, format!("{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype", counts.products));
-    // One wait for each 16 rows of K, one for each group that is summed by itself and one at the end: more of them are waits that ptxas has put
-    // between products.
+    // One wait for each 16 rows of K, one for each group with a separate sum, and one at the end: ptxas has inserted any others between products.
     let groups = if config.multiplies_stored() { config.groups_in_chunk() } else { 0 };
     let waits = if tile.is_wgmma() { depth / 16 + groups + 1 } else { 0 };
     rule(counts.waits == waits, format!("{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}", counts.waits));
-    // An ldmatrix.x4 brings 512 bytes; wgmma reads shared memory itself.
+    // An ldmatrix.x4 loads 512 bytes; wgmma reads shared memory itself.
     let loads = if tile.is_wgmma() { 0 } else { tile.rows() * depth * 2 / 512 };
     rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
     // One instruction for each pair of weights of the lane.
@@ -131,7 +130,7 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         let others = code.count("LDGSTS", &[]);
         rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));
     } else {
-        // The weight alone, in one step: 16 bytes a lane.
+        // Only the weight of one step, 16 bytes for each lane.
         let copies = columns * depth / 2 / 512;
         rule(
             counts.copies >= copies,

@@ -1,4 +1,4 @@
-//! Texts with a known answer, good and bad: the readers and the rules must see each fault.
+//! Tests of the parsers and the rules, on texts with and without faults.
 
 use crate::listing::{Code, ListingError, Usage};
 use crate::rules::broken;
@@ -107,7 +107,7 @@ fn code(listing: &str) -> Code {
     Code::parse(listing).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A configuration for sm_80 in f16, and the listing of a kernel of it that keeps every rule.
+/// Returns a configuration for sm_80 in f16, and a listing that obeys every rule.
 fn sound() -> (Config, String) {
     let config = configs(80, shared_limit(80)).into_iter().find(|config| !config.bf16);
     let Some(config) = config else { panic!("no configuration in f16 fits {} bytes", shared_limit(80)) };
@@ -122,7 +122,7 @@ fn sound() -> (Config, String) {
     (config, lines(&counts))
 }
 
-/// A configuration of 16 rows for warpgroups in bf16, and the listing of a kernel of it that keeps every rule.
+/// Returns a configuration of 16 rows for warpgroups in bf16, and a listing that obeys every rule.
 fn sound_warpgroup() -> (Config, String) {
     let config = configs(90, shared_limit(90))
         .into_iter()
@@ -140,7 +140,7 @@ fn sound_warpgroup() -> (Config, String) {
     (config, lines(&counts))
 }
 
-/// A listing with each instruction as many times as said.
+/// Returns a listing with each instruction repeated `count` times.
 fn lines(counts: &[(&str, usize)]) -> String {
     counts.iter().flat_map(|&(text, count)| std::iter::repeat_n(line(text), count)).collect()
 }
@@ -149,7 +149,7 @@ fn line(instruction: &str) -> String {
     format!("        /*0000*/                   {instruction} ;\n")
 }
 
-/// The rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes below the limit.
+/// Returns the rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes below the limit.
 fn rules(config: &Config, log: &str, listing: &str, spare: usize) -> Vec<String> {
     let source = Source { entry: String::new(), shared_bytes: shared_limit(80) - spare, text: String::new() };
     let usage = Usage::parse(log).unwrap_or_else(|error| panic!("{error}"));
@@ -177,7 +177,7 @@ fn faulty_kernels() {
     ] {
         one(rules(&config, &LOG.replace(good, bad), &sound, 0), word);
     }
-    // 129 registers are handed out as 136, and 512 threads have 128 each.
+    // 129 registers are allocated as 136, and 512 threads can have 128 each.
     let wide = Config { tile: Tile { warps_k: 16 / config.tile.warps_n, ..config.tile }, ..config };
     assert_eq!(rules(&wide, &LOG.replace("Used 77", "Used 128"), &sound, 0), Vec::<String>::new());
     one(rules(&wide, &LOG.replace("Used 77", "Used 129"), &sound, 0), "17408 registers");

@@ -1,4 +1,4 @@
-//! NVIDIA's compiler as a pipeline: CUDA text to PTX to machine code to a listing.
+//! NVIDIA's compiler as a pipeline: from CUDA text to PTX, to machine code, and to a listing.
 
 use crate::nvrtc::{Nvrtc, NvrtcError};
 use std::fs;
@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Why a text did not become a listing.
+/// An error of the pipeline.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolchainError {
-    /// The folder does not hold what NVIDIA's wheels do.
+    /// A file of NVIDIA's wheels is missing in the folder.
     #[error("no {what} in {folder}", folder = folder.display())]
     Missing {
         /// The program or library.
         what: &'static str,
-        /// Where it was looked for.
+        /// The folder that was searched.
         folder: PathBuf,
     },
-    /// NVRTC refused.
+    /// NVRTC failed.
     #[error(transparent)]
     Nvrtc(#[from] NvrtcError),
     /// A file could not be read or written.
@@ -25,7 +25,7 @@ pub enum ToolchainError {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A program failed.
@@ -33,37 +33,37 @@ pub enum ToolchainError {
     Failed {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// The exit status.
         status: std::process::ExitStatus,
-        /// What it said.
+        /// Its output.
         output: String,
     },
 }
 
-/// NVRTC and the programs beside it.
+/// NVRTC, ptxas and nvdisasm.
 pub struct Toolchain {
     folder: PathBuf,
     nvrtc: Nvrtc,
-    /// The line of ptxas's release, which all wheels share.
+    /// The version that ptxas prints; all wheels are of the same release.
     version: String,
 }
 
-/// A kernel compiled for one card, and how long each step took.
+/// A kernel compiled for one card, and the time of each step.
 pub struct Compiled {
-    /// What `ptxas -v` said.
+    /// The output of `ptxas -v`.
     pub assembler_log: String,
-    /// The machine code as nvdisasm writes it.
+    /// The listing of the machine code by nvdisasm.
     pub listing: String,
-    /// In NVRTC.
+    /// The time in NVRTC.
     pub nvrtc: Duration,
-    /// In ptxas.
+    /// The time in ptxas.
     pub ptxas: Duration,
-    /// In nvdisasm.
+    /// The time in nvdisasm.
     pub nvdisasm: Duration,
 }
 
 impl Toolchain {
-    /// Takes the compiler in `folder`, which has `bin`, `lib` and `include`.
+    /// Loads the compiler in `folder`, which has `bin`, `lib` and `include`.
     pub fn load(folder: PathBuf) -> Result<Self, ToolchainError> {
         for (what, path) in
             [("ptxas", "bin/ptxas"), ("nvdisasm", "bin/nvdisasm"), ("CUDA headers", "include/cuda_fp16.h"), ("CCCL", "include/cccl")]
@@ -84,15 +84,15 @@ impl Toolchain {
         Ok(toolchain)
     }
 
-    /// The release of the toolchain.
+    /// Returns the version of the toolchain.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Compiles CUDA text for the card `arch`.
+    /// Compiles CUDA text for the architecture `arch`.
     pub fn compile(&self, text: &str, arch: &str) -> Result<Compiled, ToolchainError> {
         let include = self.folder.join("include");
-        // As `compile_to_ptx` of cubecl-cuda 0.11.3 has them.
+        // The same as in `compile_to_ptx` of cubecl-cuda 0.11.3.
         let options = [
             format!("--gpu-architecture={arch}"),
             format!("--include-path={}", include.display()),
@@ -110,12 +110,12 @@ impl Toolchain {
         let (_, assembler_log) = self.run("ptxas", &["-v".as_ref(), format!("-arch={arch}").as_ref(), &ptx_file, "-o".as_ref(), &cubin])?;
         let ptxas = clock.elapsed();
         let clock = Instant::now();
-        // Code alone, without the analysis of data flow: that takes a third of its time, and changes nothing in the listing.
+        // Only code (`-c`), without the analysis of data flow (`-ndf`), which takes a third of the time and does not change the listing.
         let (listing, _) = self.run("nvdisasm", &["-c".as_ref(), "-ndf".as_ref(), &cubin])?;
         Ok(Compiled { assembler_log, listing, nvrtc, ptxas, nvdisasm: clock.elapsed() })
     }
 
-    /// Standard output and standard error of a program of the toolchain.
+    /// Runs a program of the toolchain, and returns its standard output and standard error.
     fn run(&self, program: &str, arguments: &[&Path]) -> Result<(String, String), ToolchainError> {
         let path = self.folder.join("bin").join(program);
         let mut command = Command::new(&path);

@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
 
-/// One matmul to check.
+/// One matmul to test.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// Rows of activations.
@@ -24,7 +24,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The problem as the kernels see it, with scales in the format's own dtype.
+    /// Returns the problem for the kernels, with scales in the dtype of the format.
     pub fn problem(&self) -> QuantProblem {
         let Self { m, k, n, spec, activations, permuted } = *self;
         let format = WeightFormat::dense(spec).with_permutation(permuted);
@@ -38,23 +38,23 @@ impl fmt::Display for Case {
     }
 }
 
-/// Random operands of a case, and the product in f64.
+/// Random operands of a case, and their product in f64.
 #[derive(Debug)]
 pub struct Operands {
     /// [M, K], each value exact in the activations' dtype.
     pub x: Vec<f32>,
-    /// The weight; every value, scale and zero point is random.
+    /// The weight, with random values, scales and zero points.
     pub weight: PlainWeight,
     /// `[N]`, each value exact in the activations' dtype.
     pub bias: Vec<f32>,
     /// x W + bias, [M, N].
     pub expected: Vec<f64>,
-    /// For each output the root of the summed squares of its terms: the expected magnitude of a random sum of them.
+    /// The square root of the sum of squares of the terms of each output: the expected magnitude of a random sum of these terms.
     pub magnitude: Vec<f64>,
 }
 
 impl Operands {
-    /// Draws operands for a case; the same seed gives the same.
+    /// Draws the operands of a case from a seed.
     pub fn random(case: &Case, seed: u64) -> Self {
         let Case { m, k, n, spec, activations, permuted } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
@@ -85,13 +85,13 @@ impl Operands {
         Self { x, weight, bias, expected, magnitude }
     }
 
-    /// Computes the product again, after a change of `x`.
+    /// Computes the product again after a change of `x`.
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);
     }
 }
 
-/// x W + bias in f64 and the magnitudes, from the definition of the format: nothing of the code under test.
+/// Computes x W + bias in f64 and the magnitudes, from the definition of the format and without the code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
     let (k, n) = (weight.k(), weight.n());
     let rows = weight.spec().group.rows(k);

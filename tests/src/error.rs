@@ -1,9 +1,9 @@
 use marlin_kernels::ActivationDtype;
 
-/// The largest relative error that a correct kernel may have, by the dtype of its output.
+/// Returns the largest relative error that a correct kernel may have, by the dtype of its output.
 ///
-/// Sums are in f32, so the remaining error is the rounding of the output (2^-11 relative at most for f16, 2^-8 for bf16), and, where a backend's own
-/// matmul reads a dequantised weight in that dtype, the rounding of the weight.
+/// Sums are in f32, so the error is the rounding of the output (at most 2^-11 relative for f16, 2^-8 for bf16), and that of the weight if a backend's own
+/// matmul reads a weight that was dequantised to that dtype.
 pub const fn tolerance(dtype: ActivationDtype) -> f64 {
     match dtype {
         ActivationDtype::F32 => 1e-5,
@@ -12,10 +12,10 @@ pub const fn tolerance(dtype: ActivationDtype) -> f64 {
     }
 }
 
-/// ||found - expected|| / ||magnitude||. A value that is not finite makes it infinite, and so does another length.
+/// Returns ||found - expected|| / ||magnitude||; infinite if a value is not finite or the lengths differ.
 ///
-/// `magnitude` is the size of the terms of each output, so that an output which cancels to almost nothing is not held to more digits
-/// than its terms have. For the plain relative error, pass `expected` itself.
+/// `magnitude` is the magnitude of the terms of each output: the error of an output whose terms cancel is relative to the terms, not to their small sum. For
+/// the usual relative error, pass `expected`.
 pub fn relative_error(found: &[f64], expected: &[f64], magnitude: &[f64]) -> f64 {
     if found.len() != expected.len() || found.iter().any(|value| !value.is_finite()) {
         return f64::INFINITY;

@@ -1,12 +1,14 @@
-//! The helpers of the device tests: the list of problems, fresh random data, the f64 reference, the measure of error.
+//! Helpers of the device tests: the list of problems, random operands and their seed, the f64 reference, the relative error.
 
 mod data;
 mod error;
 mod problems;
+mod seed;
 
 pub use data::{Case, Operands};
 pub use error::{relative_error, tolerance};
 pub use problems::{ROWS, cases, shapes};
+pub use seed::seed;
 
 /// The book's Rust blocks, compiled and run as doc tests.
 #[cfg(doctest)]

@@ -5,23 +5,23 @@ use marlin_kernels::ActivationDtype;
 /// Rows of activations around the edges of every tile.
 pub const ROWS: [usize; 18] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048];
 
-/// Shapes [K, N] for a group size: whole tiles, one more and one less than a tile of N, a last group that is incomplete, and for whole-column
-/// groups a K that fills neither a word nor a tile.
+/// Returns shapes [K, N] for a group size: whole tiles, an N one above and one below a tile, an incomplete last group, and for whole-column groups a K that
+/// fills neither a word nor a tile.
 pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(128);
     let mut shapes = vec![[rows, 64], [2 * rows, 63], [3 * rows, 65], [128, 128], [384, 1]];
     shapes.extend_from_slice(match group {
         GroupSize::Channel => &[[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]],
-        // The last has one group, which the tile layout pads to two.
+        // The last shape has one group, which the tile layout pads to two.
         GroupSize::G32 => &[[344, 40], [33, 9], [32, 344]],
         GroupSize::G64 => &[[72, 65], [1000, 8]],
-        // The first ends in the second half of the last group, the second after its first half, the third is no group whole.
+        // K of the first ends in the second half of the last group, that of the second after its first half, and that of the third within the only group.
         GroupSize::G128 => &[[200, 33], [320, 64], [100, 7]],
     });
     shapes
 }
 
-/// Every format, with every shape of its group and a few rows; and every count of rows of [`ROWS`] once with each width.
+/// Returns the list of problems: every format with every shape of its group and varying rows, and every number of rows in [`ROWS`] with each bit width.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
@@ -47,7 +47,7 @@ pub fn cases() -> Vec<Case> {
         let case = |spec| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false };
         cases.extend([QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128)].map(case));
     }
-    // Of models that were quantised in f32; the scales of a layer become the activations' dtype where tensor cores read them.
+    // Scales in f32, as models quantised in f32 have; for tensor cores, a layer casts them to the dtype of the activations.
     for activations in [ActivationDtype::F32, ActivationDtype::F16] {
         for spec in [QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)] {
             let spec = spec.with_scale_dtype(ScaleDtype::F32);

@@ -1,4 +1,4 @@
-//! Benches, from a release build.
+//! Runs the benches in a release build.
 
 use crate::llvm;
 use crate::process::{Error, cargo, run};
@@ -7,7 +7,7 @@ use crate::process::{Error, cargo, run};
 pub fn run_bench(args: &[String]) -> Result<(), Error> {
     let mut command = cargo(["run", "--release", "--package", "marlin-benches"]);
     if args.first().is_some_and(|bench| bench == "host") {
-        // Without a card there is nothing to compile kernels for.
+        // This bench needs no card, and builds much faster without CUDA.
         command.arg("--no-default-features");
     } else {
         llvm::set_up()?;

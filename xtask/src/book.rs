@@ -1,4 +1,4 @@
-//! The book: mdBook, installed below `target` where the machine has none of the pinned version.
+//! Builds the book with mdBook, which is installed in `target` if the pinned version is missing there.
 
 use crate::process::{Error, cargo, root, run, target};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub fn build() -> Result<(), Error> {
     run(command.arg("build").arg(root().join("book")).arg("--dest-dir").arg(target().join("book")))
 }
 
-/// The pinned mdBook.
+/// Returns the path of the pinned mdBook, after installing it if needed.
 fn mdbook() -> Result<PathBuf, Error> {
     let tools = target().join("tools");
     let program = tools.join("bin/mdbook");
@@ -22,7 +22,7 @@ fn mdbook() -> Result<PathBuf, Error> {
     }
     println!("xtask: installing mdbook {VERSION} into {}", tools.display());
     let mut install = cargo(["install", "mdbook", "--version", VERSION, "--locked", "--no-default-features", "--quiet", "--root"]);
-    // A debug build: it takes a third of the time, and the book is small.
+    // A debug build takes a third of the time, and is fast enough for the book.
     run(install.arg(&tools).arg("--debug"))?;
     Ok(program)
 }

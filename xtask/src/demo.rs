@@ -1,4 +1,4 @@
-//! The main job on the shipped model, as a user would type it.
+//! The demo: commands of `burn-marlin` on the shipped model.
 
 use crate::llvm;
 use crate::process::{Error, cargo, root, run, show, target};
@@ -8,10 +8,10 @@ use std::process::Command;
 
 const PROMPT: &str = "impl<T> Iterator for";
 
-/// Quantises the shipped model to W4A16, compares it with f16, shows which kernels run, and generates text.
+/// Quantises the shipped model to W4A16, compares it with f16, lists the kernels, and generates text.
 pub fn run_all() -> Result<(), Error> {
     llvm::set_up()?;
-    // The workspace's features are those of the tests, which then find everything built.
+    // With the features of the workspace, so that the tests need not build anything again.
     run(&mut cargo(["build", "--workspace", "--bin", "burn-marlin"]))?;
     let example = root().join("examples/train-tiny-llama");
     let float = example.join("model");

@@ -1,7 +1,7 @@
-//! Test and bench binaries for a machine with a GPU and no Rust toolchain.
+//! Packs test and bench binaries for a machine with a GPU and no Rust toolchain.
 //!
-//! They are those of the dev profile, which the tests build anyway: kernels are compiled on the other machine, and replayed graphs do not depend on
-//! the host's code.
+//! They are built in the dev profile, like the tests: kernels are compiled on the other machine, and the speed of replayed graphs does not depend on the
+//! host's code.
 
 use crate::llvm;
 use crate::process::{Error, cargo, root, run, show, target};
@@ -9,9 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Builds the device tests and the benches, strips and packs them with xz into `out`.
+/// Builds the device tests and the benches, strips them, and packs them with xz into the folder `out`.
 ///
-/// There, from a checkout of this repository: `unxz *.xz && chmod +x device bench`, then `./device --device cuda` and `./bench kernels`.
+/// To run them on the other machine, from a checkout of this repository: `unxz *.xz && chmod +x device bench`, then `./device --device cuda` and `./bench kernels`.
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
     fs::create_dir_all(out).map_err(Error::file(out))?;
@@ -30,7 +30,7 @@ fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Builds a binary with the workspace's features and gives its path.
+/// Builds a binary with the features of the workspace, and returns its path.
 fn build(command: &[&str]) -> Result<PathBuf, Error> {
     let mut build = cargo(command.iter().chain(&["--message-format", "json"]));
     let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
@@ -42,7 +42,7 @@ fn build(command: &[&str]) -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
 }
 
-/// The last executable that cargo's messages name.
+/// Returns the last executable in cargo's messages.
 fn executable(messages: &str) -> Option<&str> {
     let (_, after) = messages.rsplit_once("\"executable\":\"")?;
     after.split_once('"').map(|(path, _)| path)

@@ -1,8 +1,8 @@
-//! An LLVM for CubeCL's build where its own bundle cannot be downloaded.
+//! Sets up an LLVM for CubeCL's build if CubeCL's own bundle cannot be downloaded.
 //!
 //! `cubecl-cuda` and `cubecl-cpu` link LLVM statically. The build script of `tracel-llvm-bundler` downloads a prebuilt bundle into the
-//! user's data folder, unless a marker file says that one is there. Where the download fails, Debian's LLVM packages stand in for
-//! it: the marker, and an `llvm-config` that answers with Debian's libraries.
+//! user's data folder, unless there is a marker file of an earlier download. If the download fails, Debian's LLVM packages replace the bundle: this
+//! module writes the marker, and an `llvm-config` that returns Debian's libraries.
 
 use crate::process::{Error, cargo, install_packages, root};
 use std::fs;
@@ -15,18 +15,18 @@ const BUNDLER: &str = "tracel-llvm-bundler";
 /// The crate that has the bundler as a build dependency.
 const DEPENDENT: &str = "cubecl-llvm";
 const MARKER: &str = ".tracel-llvm-installed";
-/// What replaces the bundle: LLVM 22, and the libraries that its static archives refer to.
+/// The packages that replace the bundle: LLVM 22, and the libraries that its static archives need.
 const PACKAGES: [&str; 6] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "libxml2-dev", "zlib1g-dev", "libz3-dev"];
 const LLVM_CONFIG: &str = "/usr/bin/llvm-config-22";
 
-/// Makes a plain `cargo build` of the workspace work on this machine.
+/// Sets this machine up so that `cargo build` builds the workspace.
 pub fn set_up() -> Result<(), Error> {
     let Some(bundle) = bundle_folder()? else { return Ok(()) };
     if bundle.join(MARKER).exists() {
         return Ok(());
     }
     println!("xtask: building {DEPENDENT}, whose build downloads an LLVM");
-    // Building is the one sure test of whether the download works here, and nothing it compiles is lost.
+    // A build is the only reliable test of the download, and later builds use its results.
     let Some(log) = failed_build()? else { return Ok(()) };
     let Some(reason) = download_failure(&log) else {
         return Err(Error::Needs(format!("{DEPENDENT} does not build, and not for want of LLVM's download; the output above says why")));
@@ -43,7 +43,7 @@ pub fn set_up() -> Result<(), Error> {
     Ok(())
 }
 
-/// Where the bundle is expected, from the locked version of the bundler; `None` on systems where nothing stands in for it.
+/// Returns the folder where the locked version of the bundler expects its bundle; `None` on systems without a replacement.
 fn bundle_folder() -> Result<Option<PathBuf>, Error> {
     if !cfg!(target_os = "linux") {
         return Ok(None);
@@ -61,14 +61,14 @@ fn bundle_folder() -> Result<Option<PathBuf>, Error> {
     Ok(Some(data.join("tracel").join(format!("tracel-llvm-{version}"))))
 }
 
-/// The version of a package in the text of a Cargo.lock.
+/// Returns the version of a package in the text of a Cargo.lock.
 fn locked_version(lock: &str, package: &str) -> Option<String> {
     let start = lock.find(&format!("name = \"{package}\"\n"))?;
     let version = lock[start..].lines().nth(1)?.strip_prefix("version = \"")?;
     Some(version.trim_end_matches('"').to_owned())
 }
 
-/// Builds the crate that wants LLVM, its output passed through; the output where it failed.
+/// Builds the crate that needs LLVM, passing its output through, and returns the output if the build failed.
 fn failed_build() -> Result<Option<String>, Error> {
     let mut command = cargo(["build", "--package", DEPENDENT]);
     let start = |source| Error::Start { command: format!("cargo build --package {DEPENDENT}"), source };
@@ -84,18 +84,18 @@ fn failed_build() -> Result<Option<String>, Error> {
     Ok((!status.success()).then_some(log))
 }
 
-/// What the bundler's build script said of its download; `None` where the build failed for another reason.
+/// Returns the bundler's message about a failed download; `None` if the build failed for another reason.
 fn download_failure(log: &str) -> Option<&str> {
     let (_, bundler) = log.split_once(&format!("failed to run custom build command for `{BUNDLER}"))?;
     bundler.lines().map(str::trim).find(|line| line.contains("on an `Err` value"))
 }
 
-/// Writes the marker and the `llvm-config` that the build scripts ask.
+/// Writes the marker, and the `llvm-config` that build scripts run.
 fn stand_in(bundle: &Path) -> Result<(), Error> {
     let bin = bundle.join("bin");
     fs::create_dir_all(&bin).map_err(Error::file(&bin))?;
     let config = bin.join("llvm-config");
-    // Debian prints some system libraries as absolute paths; the build script understands `-lNAME` alone.
+    // Debian's llvm-config prints some system libraries as absolute paths; the build script accepts only `-lNAME`.
     let script = format!(
         "#!/bin/sh\nset -e\nanswer=$({LLVM_CONFIG} \"$@\")\nprintf '%s\\n' \"$answer\" | sed -E 's#/[^ ]*/lib([a-z0-9]+)\\.so#-l\\1#g'\n"
     );

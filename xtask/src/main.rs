@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything this repository does besides being compiled.
+//! `cargo xtask`: set-up, demo, tests, benches and book of this repository.
 
 mod bench;
 mod book;
@@ -24,19 +24,19 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make this machine able to build the workspace, so that a plain `cargo build` works.
+    /// Set this machine up so that `cargo build` builds the workspace.
     Setup,
-    /// Run the main job on the shipped model: quantise, compare, generate.
+    /// Run the demo on the shipped model: quantise, compare, generate.
     Demo,
-    /// Run the checks for every save: format, clippy, the libraries' tests and those on Flex.
+    /// Run the fast checks: format, clippy, the tests of the libraries, and the device tests on Flex.
     Check,
-    /// Run every check: format, clippy, docs, tests with the proof, doc tests, book.
+    /// Run every check: format, clippy, docs, tests including the proof, doc tests, book.
     Test,
     /// Compile every kernel configuration for every card, without a GPU, and check the machine code.
     Proof,
     /// Build the book into `target/book`.
     Book,
-    /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its cores; `--help` after either lists what can be chosen.
+    /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its cores; `--help` after either lists the options.
     Bench {
         /// Arguments of the bench program.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
@@ -44,7 +44,7 @@ enum Command {
     },
     /// Build the test and bench binaries for a machine without a Rust toolchain and pack them into a folder.
     PackGpu {
-        /// Folder that receives the packed binaries and what they read.
+        /// Folder for the packed binaries.
         out: PathBuf,
     },
 }

@@ -1,6 +1,6 @@
-//! NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a virtual environment below the build folder.
+//! Installs NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a virtual environment in the build folder.
 //!
-//! `tests/sass` compiles the kernels with it for every card. No GPU and no driver take part.
+//! `tests/sass` compiles the kernels with it for every card; that needs no GPU and no driver.
 
 use crate::llvm;
 use crate::process::{Error, cargo, install_packages, run, step, target};
@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The variable that tells `tests/sass` where the compiler is.
+/// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
-/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. Pinned, all that they depend on included: another
-/// version gives other registers.
+/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. They and their dependencies are pinned, as the number of registers
+/// depends on the version.
 const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvrtc==13.5.37",
     "nvidia-cuda-nvcc==13.5.37",
@@ -21,7 +21,7 @@ const WHEELS: [&str; 7] = [
     "nvidia-cuda-cccl==13.3.5.0.6",
     "nvidia-nvvm==13.5.37",
 ];
-/// The folder of CUDA 13's files among the wheels'.
+/// The folder of the wheels with the files of CUDA 13.
 const CUDA: &str = "cu13";
 
 /// Compiles every kernel configuration for every card and checks the machine code.
@@ -34,13 +34,13 @@ pub fn prove() -> Result<(), Error> {
     step("proof", || run(cargo(["test", "--workspace", "--test", "sass"]).env(VARIABLE, folder)))
 }
 
-/// The folder of the compiler, installed where it is missing; `None` on systems that have no such wheels.
+/// Returns the folder of the compiler, after installing it if needed; `None` on systems without such wheels.
 pub fn set_up() -> Result<Option<PathBuf>, Error> {
     if !cfg!(target_os = "linux") {
         return Ok(None);
     }
     let environment = target().join("nvidia");
-    // Written last: with it, the installation is whole and of these versions.
+    // Written last: a folder with it has a complete installation of these versions.
     let stamp = environment.join("installed");
     let wanted = WHEELS.join("\n");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
@@ -59,13 +59,13 @@ pub fn set_up() -> Result<Option<PathBuf>, Error> {
     Ok(Some(folder))
 }
 
-/// Whether `python3` makes virtual environments; Debian's has no `ensurepip` without the package `python3-venv`.
+/// Returns true if `python3` can make virtual environments; Debian's lacks `ensurepip` without the package `python3-venv`.
 fn has_venv() -> bool {
     let probe = Command::new("python3").args(["-c", "import ensurepip, venv"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     probe.is_ok_and(|status| status.success())
 }
 
-/// Where the wheels put the compiler: `lib/python3.*/site-packages/nvidia/cu13` of the environment.
+/// Returns the folder of the compiler in the environment: `lib/python3.*/site-packages/nvidia/cu13`.
 fn compiler(environment: &Path) -> Result<PathBuf, Error> {
     let lib = environment.join("lib");
     let entries = fs::read_dir(&lib).map_err(Error::file(&lib))?;

@@ -1,11 +1,11 @@
-//! Running other programs, with errors that name the command.
+//! Runs other programs, with errors that name the command.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// What can go wrong while a task runs.
+/// The error of a task.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The program is not installed or may not be run.
@@ -17,7 +17,7 @@ pub enum Error {
     /// A file or folder could not be read or written.
     #[error("{path}: {source}", path = path.display())]
     File { path: PathBuf, source: std::io::Error },
-    /// A step needs the user.
+    /// A step that the user must do first.
     #[error("{0}")]
     Needs(String),
 }
@@ -30,27 +30,34 @@ impl Error {
     }
 }
 
-/// The workspace root.
+/// Returns the root folder of the workspace.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// The folder of build outputs: `CARGO_TARGET_DIR` where set, `target` otherwise.
+/// Returns the folder of build outputs: `CARGO_TARGET_DIR` if set, otherwise `target`.
 pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// The `cargo` that runs this task, at the workspace root.
+/// Returns a command of the `cargo` that runs this task, in the root folder of the workspace.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs a command to its end, its output passed through.
+/// Runs a command and waits for it, passing its output through.
 pub fn run(command: &mut Command) -> Result<(), Error> {
     let status = command.status().map_err(|source| Error::Start { command: show(command), source })?;
     if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
+}
+
+/// Runs a command to its end and prints its output then, for one that runs beside another.
+pub fn run_captured(command: &mut Command) -> Result<(), Error> {
+    let output = command.output().map_err(|source| Error::Start { command: show(command), source })?;
+    print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status: output.status }) }
 }
 
 /// Runs one named step, printing its name before and its duration after.
@@ -62,7 +69,7 @@ pub fn step<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T,
     Ok(value)
 }
 
-/// Installs Debian packages, as root or with a `sudo` that asks nothing; `why` is the sentence on what they are for, without its full stop.
+/// Installs Debian packages, as root or with a `sudo` that needs no password. `why` is a sentence on their purpose, without the full stop.
 pub fn install_packages(packages: &[&str], why: &str) -> Result<(), Error> {
     let names = packages.join(" ");
     if !Path::new("/usr/bin/apt-get").exists() {
@@ -96,7 +103,7 @@ fn is_root() -> bool {
     id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-/// The command line as a user would type it.
+/// Returns the command line as a user would type it.
 pub fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")

@@ -23,6 +23,7 @@
 
 pub mod backend;
 pub mod convert;
+mod count;
 pub mod device;
 mod error;
 pub mod fusion;

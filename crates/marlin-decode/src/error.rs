@@ -1,11 +1,11 @@
-/// A failure of a decode step.
+/// An error of a decode step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The device did not finish a step.
+    /// A step failed on the device.
     #[error("a step of decode failed on the device: {reason}")]
     Step {
-        /// The device's own words.
+        /// The device's error message.
         reason: String,
     },
 }

@@ -1,27 +1,40 @@
 //! A decode step outside its matmuls: attention over a KV cache, norms, rotary embedding, SwiGLU, the embedding, the head and sampling.
 //!
-//! One step takes the next token of each of several sequences through a model. The state of a sequence is a [`Row`]; the rows are a
-//! tensor [rows, [`Row::WORDS`]] on the device, and [`sample`] writes the chosen token and the next position there, so that the next step
-//! needs nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a function takes
-//! by `&mut` is written in place and keeps its memory.
+//! One step runs a model on one token of each of several sequences. The state of a sequence is a [`Row`]; the rows are a tensor
+//! [rows, [`Row::WORDS`]] on the device, and [`sample`] writes the chosen token and the next position to it, so that the next step needs
+//! nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a function takes by
+//! `&mut` is written in place and keeps its memory.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`kernels`] | the kernels in CubeCL, without Burn |
 //! | `host` | the same in Rust, for Burn's Flex backend |
-//! | [`ops`] | the operations as a Burn backend extension |
+//! | [`ops`] | the kernels and `host` as operations of a Burn backend extension |
+//! | `portable` | the same in Burn's own operations, for every backend |
+//! | `kv` | the KV cache of a layer |
+//! | `rows` | the rows of a step, written and read by the host |
 
+mod attention_parts;
+mod device;
 mod error;
 mod functions;
 #[cfg(feature = "flex")]
 mod host;
 pub mod kernels;
+mod kv;
 pub mod ops;
+mod portable;
+mod rows;
+#[cfg(test)]
+#[path = "../../../tests/src/seed.rs"]
+mod seed;
 
+pub use attention_parts::AttentionParts;
+pub use device::has_kernels;
 pub use error::DecodeError;
-pub use functions::{
-    AttentionParts, LayerCache, RowsRead, add_rms_norm, attention, cache, embed, has_kernels, head, matmul, norm_linear, read_rows,
-    rms_norm, rotate, sample, silu_mul, start_reading, words, write_cache, write_rows, write_words,
-};
+pub use functions::{add_rms_norm, attention, embed, head, matmul, norm_linear, rms_norm, sample, silu_mul};
 pub use kernels::sample::bitmap;
 pub use kernels::{Row, RowState};
+pub use kv::{LayerCache, cache, write_cache};
+pub use portable::rotate;
+pub use rows::{RowsRead, read_rows, start_reading, words, write_rows, write_words};

@@ -44,6 +44,21 @@ pub enum FormatError {
         /// The largest K or N.
         limit: usize,
     },
+    /// K * N is above [`QuantSpec::MAX_ELEMENTS`](crate::QuantSpec::MAX_ELEMENTS).
+    #[error(
+        "a weight of K = {k} by N = {n} has {elements} elements; kernels address at most {limit}: split its output features into several layers, \
+         or leave it as floats"
+    )]
+    TooManyElements {
+        /// Input features.
+        k: usize,
+        /// Output features.
+        n: usize,
+        /// K * N.
+        elements: usize,
+        /// The largest K * N.
+        limit: usize,
+    },
     /// A buffer that does not have the length of its shape.
     #[error("{what} has {found} values; K = {k}, N = {n} needs {expected}")]
     Length {

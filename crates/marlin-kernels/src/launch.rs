@@ -48,8 +48,7 @@ pub struct NormOperands {
 /// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
 /// prologue is computed before the matmul, or a plan of another backend.
 pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
-    // A fault of the device is reported at a later sync and names no kernel: this names the last one.
-    tracing::trace!(target: "marlin_kernels::launch", kernel = %plan.kernel, %problem, "launch");
+    plan.kernel.trace(problem);
     let target = Target::of(client);
     match (plan.kernel, target.card) {
         (Kernel::Marlin(launch), Some(card)) => launch_marlin(client, &card, problem, &launch, operands),

@@ -48,6 +48,15 @@ impl fmt::Display for Kernel {
     }
 }
 
+impl Kernel {
+    /// Records a launch of this kernel as a trace event of the target `marlin_kernels::launch`, with the fields `kernel` and `problem`.
+    ///
+    /// Devices report faults at a later sync and name no kernel: the last event does.
+    pub fn trace(&self, problem: &impl fmt::Display) {
+        tracing::trace!(target: "marlin_kernels::launch", kernel = %self, %problem, "launch");
+    }
+}
+
 /// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {

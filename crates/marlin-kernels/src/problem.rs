@@ -126,7 +126,7 @@ impl From<FloatProblem> for Problem {
 }
 
 /// The largest number of elements that the kernels' 32-bit indices reach.
-pub const MAX_ELEMENTS: usize = u32::MAX as usize;
+pub const MAX_ELEMENTS: usize = QuantSpec::MAX_ELEMENTS;
 
 impl QuantProblem {
     /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the format's own dtype.
@@ -183,7 +183,9 @@ impl QuantProblem {
     /// Checks that 32-bit indices reach every operand.
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
         let (k, n) = (self.k(), self.n());
-        expect_at_most(self, self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n)), MAX_ELEMENTS)
+        // The tile layout pads K and N: for very narrow weights to more words than there are values.
+        let words = self.weight.tensors().words.elements();
+        expect_at_most(self, self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n)).max(words), MAX_ELEMENTS)
     }
 
     /// Checks output and bias.

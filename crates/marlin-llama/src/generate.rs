@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use marlin_text::TextStream;
 
 use crate::LlamaError;
@@ -21,8 +20,7 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,
-    /// True to take the prompt through the model once before, so that the times of prefill and decode are without those of compiling; only where
-    /// steps are graphs.
+    /// True to call [`Decoder::warm_up`] with the prompt's length first, so that the times of prefill and decode do not include compilation.
     pub warm_up: bool,
     /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
     /// transformers.
@@ -38,7 +36,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time of the warm-up: to compile the kernels and record the step.
+    /// The time of the warm-up; zero if there was none.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
@@ -118,9 +116,4 @@ impl Llama {
         let decode = start.elapsed().saturating_sub(prefill);
         Ok(Generation { text, tokens, prompt_tokens: prompt.len(), warm_up, prefill, decode, stop_reason })
     }
-}
-
-/// Tokens as a tensor [batch, seq].
-pub(crate) fn token_tensor(tokens: &[u32], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(tokens.iter().map(|&token| i64::from(token)).collect(), shape), device)
 }

@@ -26,6 +26,7 @@ mod perplexity;
 mod quantize;
 mod sampling;
 mod save;
+mod tokens;
 
 pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,

@@ -3,7 +3,7 @@
 use burn::tensor::{FloatDType, Tensor, activation};
 
 use crate::folder::Llama;
-use crate::generate::token_tensor;
+use crate::tokens::token_tensor;
 use crate::{LlamaError, LlamaModel};
 
 /// The perplexity of a text.

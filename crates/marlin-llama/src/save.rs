@@ -10,8 +10,8 @@ use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::model::{LlamaModel, Part, Projection};
 
-/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]): what is one
-/// matmul in the model is the layers of its architecture in the file.
+/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]): projections that
+/// are joined into one matmul in the model are separate layers in the file, as its architecture has them.
 ///
 /// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The folder appears when it is complete.
 ///

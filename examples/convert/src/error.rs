@@ -1,4 +1,4 @@
-//! What can be wrong with the options, and what can fail after them.
+//! Errors of the options and of a comparison.
 
 use burn::tensor::FloatDType;
 
@@ -8,13 +8,13 @@ use crate::HEAD_FEATURES;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompareError {
-    /// A width that attention heads do not divide.
+    /// A width that is not a multiple of the width of an attention head.
     #[error("--hidden {found}: the model needs a multiple of {HEAD_FEATURES}, one attention head or more")]
     Hidden {
         /// The width asked for.
         found: usize,
     },
-    /// A number that has to be 1 or more.
+    /// A number that must be 1 or more.
     #[error("--{option} 0: the comparison needs 1 or more")]
     Zero {
         /// The option's name.
@@ -26,7 +26,7 @@ pub enum CompareError {
         /// The dtype asked for.
         dtype: FloatDType,
     },
-    /// A model that the device has no memory for.
+    /// A model that does not fit in the memory of the device.
     #[error("--hidden {hidden} --layers {layers} --rows {rows} takes about {needed} bytes; the device has {free} free")]
     TooLarge {
         /// Features of a row.
@@ -37,22 +37,22 @@ pub enum CompareError {
         rows: usize,
         /// Bytes of the float weights and of one layer's activations.
         needed: usize,
-        /// Bytes that the device can still hold.
+        /// Free bytes of the device.
         free: usize,
     },
-    /// A device that is not there.
+    /// A device that is not present.
     #[error("--device {name}: no such device is present")]
     Device {
         /// Its name on the command line.
-        name: &'static str,
+        name: String,
     },
-    /// The fusion provider or the conversion refused.
+    /// The fusion provider could not be installed, or the conversion failed.
     #[error(transparent)]
     Marlin(#[from] burn_marlin::Error),
     /// The device failed while the model ran.
     #[error("the device failed in a forward pass: {reason}")]
     Run {
-        /// What the device said.
+        /// The message of the device.
         reason: String,
     },
     /// Standard output is closed or full.

@@ -32,7 +32,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the model can be made and run on a device.
+    /// Checks that a device can hold and run the model.
     ///
     /// # Errors
     /// [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`], [`CompareError::TooLarge`].
@@ -53,7 +53,7 @@ impl Options {
         }
     }
 
-    /// About the bytes of the float weights and of one layer's activations, all in f32, in which weights are drawn.
+    /// Estimates the bytes of the float weights and of one layer's activations, all in f32: weights are drawn in f32.
     fn needed_bytes(&self) -> usize {
         let product = |factors: &[usize]| factors.iter().copied().fold(size_of::<f32>(), usize::saturating_mul);
         // An encoder layer has four matrices of hidden x hidden, and two of hidden x 4 hidden.
@@ -69,16 +69,16 @@ impl Options {
 pub struct Run {
     /// The output [1, rows, CLASSES], row by row.
     pub output: Vec<f32>,
-    /// The median time of a forward pass, until the device is done.
+    /// The median time of a forward pass, including the wait for the device.
     pub time: Duration,
-    /// Uses of packed weights in one forward pass; none on devices that fuse no operations.
+    /// The number of uses of packed weights in one forward pass; 0 on devices without fusion.
     pub uses: FusionCount,
 }
 
 /// A model before and after its conversion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// What the conversion did to every layer, with the bytes before and after.
+    /// The outcome of the conversion for every layer, with the bytes before and after.
     pub report: Report,
     /// The float model.
     pub before: Run,
@@ -87,7 +87,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The distance of the two outputs over the length of the float one.
+    /// The norm of the difference of the two outputs, divided by the norm of the float output.
     pub fn relative_error(&self) -> f64 {
         let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
         let (before, after) = (&self.before.output, &self.after.output);
@@ -96,10 +96,10 @@ impl Comparison {
     }
 }
 
-/// Makes a float model, runs it, converts it, and runs it again on the same rows.
+/// Makes a float model, runs it, converts it, and runs it again on the same input.
 ///
 /// # Errors
-/// As [`Options::check`]; [`CompareError::Marlin`] where the conversion refuses, [`CompareError::Run`] where the device fails.
+/// Returns the errors of [`Options::check`], [`CompareError::Marlin`] if the conversion fails, and [`CompareError::Run`] if the device fails.
 pub fn compare(options: &Options, device: &Device) -> Result<Comparison, CompareError> {
     options.check(device)?;
     device.seed(1);
@@ -113,7 +113,7 @@ pub fn compare(options: &Options, device: &Device) -> Result<Comparison, Compare
     Ok(Comparison { report, before, after })
 }
 
-/// Gives every float parameter a dtype.
+/// Casts every float parameter to a dtype.
 struct Cast(FloatDType);
 
 impl ModuleMapper for Cast {
@@ -127,7 +127,7 @@ fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run
     fn failed(error: impl ToString) -> CompareError {
         CompareError::Run { reason: error.to_string() }
     }
-    // What is queued is not counted. This pass compiles kernels, too.
+    // Earlier operations that are still queued must not be counted. This pass also compiles kernels.
     device.sync().map_err(failed)?;
     let start = fusion_count();
     let output = model.forward(x.clone()).cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(failed)?;
@@ -142,7 +142,7 @@ fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run
         drop(y);
         Ok(time)
     };
-    // Once without the cast to f32, which fuses in other blocks: these may be new, too.
+    // Once without the cast to f32, as that is fused differently, and may compile other kernels.
     forward()?;
     let mut times = (0..runs).map(|_| forward()).collect::<Result<Vec<_>, CompareError>>()?;
     times.sort_unstable();

@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use burn::tensor::{Device, DeviceType, FloatDType};
 use burn_marlin::device::device_name;
 use burn_marlin::{GroupSize, QuantSpec};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use convert_model::{CompareError, Comparison, Options, Run, compare};
 
 /// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares it with the float one.
 #[derive(Debug, Parser)]
 #[command(name = "convert-model")]
 struct Args {
-    /// Where to run.
-    #[arg(long, default_value = "flex")]
-    device: DeviceName,
+    /// The device to run on; all but `flex` are features of this program.
+    #[arg(long, default_value = "flex", value_parser = ["flex", "cpu", "cuda", "vulkan"])]
+    device: String,
     /// Features of a row: a multiple of 64.
     #[arg(long, default_value_t = 512)]
     hidden: usize,
@@ -28,10 +28,10 @@ struct Args {
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
     group: GroupSize,
-    /// Round to 8 bits in place of 4.
+    /// Round to 8 bits instead of 4.
     #[arg(long)]
     int8: bool,
-    /// Activations and float weights in f32, in place of f16.
+    /// Activations and float weights in f32 instead of f16.
     #[arg(long)]
     f32: bool,
     /// Forward passes that are timed.
@@ -39,44 +39,27 @@ struct Args {
     runs: usize,
 }
 
-/// A device as the command line names it.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DeviceName {
-    /// Burn's own CPU backend.
-    #[cfg(feature = "flex")]
-    Flex,
-    /// CubeCL's CPU runtime.
-    #[cfg(feature = "cpu")]
-    Cpu,
-    /// The first NVIDIA GPU.
-    #[cfg(feature = "cuda")]
-    Cuda,
-    /// The first GPU with a Vulkan driver.
-    #[cfg(feature = "vulkan")]
-    Vulkan,
-}
-
-impl DeviceName {
-    fn open(self) -> Result<Device, CompareError> {
-        let (name, kind) = match self {
-            #[cfg(feature = "flex")]
-            Self::Flex => ("flex", DeviceType::Flex),
-            #[cfg(feature = "cpu")]
-            Self::Cpu => ("cpu", DeviceType::Cpu),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => ("cuda", DeviceType::Cuda),
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => ("vulkan", DeviceType::Vulkan),
-        };
-        Device::enumerate(kind).into_iter().next().ok_or(CompareError::Device { name })
-    }
+/// Opens the first device of a kind, if this build has the feature and this machine the device.
+fn open_device(name: &str) -> Option<Device> {
+    let kind = match name {
+        #[cfg(feature = "flex")]
+        "flex" => DeviceType::Flex,
+        #[cfg(feature = "cpu")]
+        "cpu" => DeviceType::Cpu,
+        #[cfg(feature = "cuda")]
+        "cuda" => DeviceType::Cuda,
+        #[cfg(feature = "vulkan")]
+        "vulkan" => DeviceType::Vulkan,
+        _ => return None,
+    };
+    Device::enumerate(kind).into_iter().next()
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads has seen enough, as in `convert-model | head`.
+        // The reader has closed the pipe, as in `convert-model | head`.
         Err(CompareError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -86,9 +69,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), CompareError> {
-    // Before the first tensor: from then on Burn's fusion knows of packed weights.
+    // Before the first tensor: from then on Burn's fusion supports packed weights.
     burn_marlin::install()?;
-    let device = args.device.open()?;
+    let device = open_device(&args.device).ok_or_else(|| CompareError::Device { name: args.device.clone() })?;
     let spec = if args.int8 { QuantSpec::int8(args.group) } else { QuantSpec::int4(args.group) };
     let dtype = if args.f32 { FloatDType::F32 } else { FloatDType::F16 };
     let options = Options { hidden: args.hidden, layers: args.layers, rows: args.rows, dtype, spec, runs: args.runs };

@@ -1,4 +1,4 @@
-//! A transformer of Burn's own layers. Nothing in it knows of 4 bits.
+//! A transformer of Burn's own layers, without any code for 4-bit weights.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -10,7 +10,7 @@ pub const HEAD_FEATURES: usize = 64;
 /// Output features of the model.
 pub const CLASSES: usize = 256;
 
-/// An encoder and a classifier of each of its rows.
+/// An encoder, and a classifier for each of its output rows.
 #[derive(Module, Debug)]
 pub struct Model {
     encoder: TransformerEncoder,

@@ -1,4 +1,4 @@
-//! The model converted on Flex: near the float one, in a quarter of its memory. Options that no model has are errors.
+//! Conversion of the model on Flex: the error and the memory of the result. Invalid options are errors.
 
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
@@ -9,14 +9,14 @@ const OPTIONS: Options =
 
 fn converted(spec: QuantSpec) -> Comparison {
     let comparison = compare(&Options { spec, ..OPTIONS }, &Device::flex()).unwrap_or_else(|error| panic!("{error}"));
-    // Four of attention and two of the feed-forward network in each layer, and the classifier.
+    // Six in each layer, four in attention and two in the feed-forward network; and the classifier.
     let (quantized, left) = (comparison.report.quantized(), comparison.report.left());
     assert_eq!((quantized, left), (13, 0), "{}", comparison.report);
     assert_eq!(comparison.after.output.len(), OPTIONS.rows * CLASSES);
     comparison
 }
 
-/// The error and the memory of the converted weights over the float ones' are those of the format.
+/// Checks the relative error of the output, and the memory of the converted weights relative to the float ones in f16: `bits` for each value.
 fn expect(spec: QuantSpec, error: std::ops::Range<f64>, bits: f64) {
     let comparison = converted(spec);
     let found = comparison.relative_error();
@@ -29,7 +29,7 @@ fn expect(spec: QuantSpec, error: std::ops::Range<f64>, bits: f64) {
 
 #[test]
 fn int4_is_near_and_a_quarter() {
-    // Four bits a value, and a scale of 16 for each group.
+    // 4 bits for each value, and a scale of 16 bits for each group.
     expect(QuantSpec::int4(GroupSize::G128), 0.06..0.09, 4.0 + 16.0 / 128.0);
     expect(QuantSpec::int4(GroupSize::G32), 0.06..0.09, 4.0 + 16.0 / 32.0);
 }

@@ -1,4 +1,4 @@
-//! QLoRA on a Llama folder: a converted model, adapters, a few steps of AdamW, the adapters' record.
+//! QLoRA on a Llama folder: converts the model, attaches adapters, trains them with AdamW, and saves their record.
 
 use std::error::Error;
 use std::path::Path;
@@ -18,9 +18,9 @@ pub struct Options {
     pub rank: usize,
     /// Steps of AdamW.
     pub steps: usize,
-    /// Sequences of a step.
+    /// Sequences per step.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
     /// Learning rate.
     pub learning_rate: f64,
@@ -38,21 +38,21 @@ pub struct Prepared {
     pub model: LlamaModel,
     /// The report of the conversion.
     pub report: Report,
-    /// The text.
+    /// The tokens of the text.
     pub tokens: Vec<u32>,
 }
 
 /// Opens a float Llama folder, converts it, and attaches adapters that add nothing yet.
 ///
 /// # Errors
-/// A folder that cannot be opened or converted, or a text that the tokenizer refuses.
+/// Returns an error if the folder cannot be opened or converted, or the text cannot be encoded.
 pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) -> Result<Prepared, Box<dyn Error>> {
-    // Gradients of a small model leave the range of f16.
+    // Gradients can leave the range of f16.
     let llama = Llama::open(folder, device, &OpenOptions { dtype: Some(FloatDType::F32), ..OpenOptions::default() })?;
     let tokens = llama.tokenizer()?.encode(text)?;
     let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128));
     let (model, report) = w4a16.quantize(Arc::unwrap_or_clone(llama.model)).map_err(|refused| refused.error)?;
-    // Burn freezes everything else.
+    // This freezes all other parameters.
     let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));
     Ok(Prepared { model, report, tokens })
 }
@@ -60,7 +60,7 @@ pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) ->
 /// Trains the adapters to predict the tokens. Returns the model, and the mean loss of each step.
 ///
 /// # Errors
-/// Fewer tokens than one sequence and its target.
+/// Returns an error if there are fewer tokens than one sequence and its target.
 pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(LlamaModel, Vec<f32>), Box<dyn Error>> {
     let Options { steps, batch, seq, learning_rate, .. } = *options;
     let windows =
@@ -70,7 +70,7 @@ pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(Ll
     let mut optimizer = AdamWConfig::new().init();
     let mut losses = Vec::with_capacity(steps);
     for step in 0..steps {
-        // Windows that walk through the text.
+        // Consecutive windows of the text, from the start again at its end.
         let starts = (0..batch).map(|index| (step * batch + index) * seq % (windows + 1));
         let window: Vec<i32> = starts.flat_map(|start| tokens[start..=start + seq].iter().map(|&token| token as i32)).collect();
         let window = Tensor::<2, Int>::from_data(TensorData::new(window, [batch, seq + 1]), &device);
@@ -84,10 +84,10 @@ pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(Ll
     Ok((model.valid(), losses))
 }
 
-/// The perplexity of the tokens.
+/// Returns the perplexity of the tokens.
 ///
 /// # Errors
-/// As [`perplexity`].
+/// Returns the errors of [`perplexity`].
 pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Box<dyn Error>> {
     Ok(perplexity(model, tokens, seq, |_| {})?.perplexity)
 }
@@ -95,7 +95,7 @@ pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Bo
 /// Saves only the adapters.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error>> {
     Ok(model.into_record_group(ParamGroup::from_predicate(".lora.")).save(file)?)
 }
@@ -103,7 +103,7 @@ pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error
 /// Loads adapters into a model that has places for them.
 ///
 /// # Errors
-/// A file that cannot be read, or adapters of another model or rank.
+/// Returns an error if the file cannot be read, or has adapters of another model or rank.
 pub fn load_adapters(model: LlamaModel, file: &Path) -> Result<LlamaModel, Box<dyn Error>> {
     Ok(model.try_load_record(ModuleRecord::load(file)?.allow_partial(true))?)
 }

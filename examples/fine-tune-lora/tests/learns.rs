@@ -1,4 +1,4 @@
-//! A few steps on the shipped model: the loss falls, the packed weights stay, the adapters' file is the model.
+//! A few steps on the shipped model: the perplexity falls, and is the same after the adapters are saved and loaded.
 
 use std::path::Path;
 

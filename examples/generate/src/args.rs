@@ -1,10 +1,10 @@
-//! The command line, and what can go wrong.
+//! The command line, the devices, and the errors.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use burn::tensor::{Device, DeviceType};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 
 /// Continues a text with a Llama, float or in 4 bits.
 #[derive(Debug, Parser)]
@@ -16,16 +16,16 @@ pub struct Args {
     /// Text to continue, or with `--chat` to answer.
     #[arg(long, default_value = "/// Returns the number of elements in the ")]
     pub prompt: String,
-    /// Take the prompt for a user's turn, in the model's chat template.
+    /// Use the prompt as a user's turn, in the model's chat template.
     #[arg(long)]
     pub chat: bool,
-    /// Where to run.
-    #[arg(long, default_value = "flex")]
-    pub device: DeviceName,
+    /// The device to run on; all but `flex` are features of this program.
+    #[arg(long, default_value = "flex", value_parser = ["flex", "cpu", "cuda", "vulkan"])]
+    pub device: String,
     /// Tokens to generate at most.
     #[arg(long, default_value = "64")]
     pub max_new_tokens: NonZeroUsize,
-    /// 0 takes the likeliest token; without it the temperature that the model's makers chose.
+    /// 0 takes the likeliest token; without it the temperature of the model's generation_config.
     #[arg(long)]
     pub temperature: Option<f32>,
     /// Seed of the random choices.
@@ -33,38 +33,20 @@ pub struct Args {
     pub seed: u64,
 }
 
-/// A device as the command line names it.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum DeviceName {
-    /// Burn's own CPU backend.
-    #[cfg(feature = "flex")]
-    Flex,
-    /// CubeCL's CPU runtime.
-    #[cfg(feature = "cpu")]
-    Cpu,
-    /// The first NVIDIA GPU.
-    #[cfg(feature = "cuda")]
-    Cuda,
-    /// The first GPU with a Vulkan driver.
-    #[cfg(feature = "vulkan")]
-    Vulkan,
-}
-
-impl DeviceName {
-    /// The device, where this machine has it.
-    pub fn open(self) -> Result<Device, GenerateError> {
-        let (name, kind) = match self {
-            #[cfg(feature = "flex")]
-            Self::Flex => ("flex", DeviceType::Flex),
-            #[cfg(feature = "cpu")]
-            Self::Cpu => ("cpu", DeviceType::Cpu),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => ("cuda", DeviceType::Cuda),
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => ("vulkan", DeviceType::Vulkan),
-        };
-        Device::enumerate(kind).into_iter().next().ok_or(GenerateError::NoDevice { name })
-    }
+/// Opens the first device of a kind, if this build has the feature and this machine the device.
+pub fn open_device(name: &str) -> Option<Device> {
+    let kind = match name {
+        #[cfg(feature = "flex")]
+        "flex" => DeviceType::Flex,
+        #[cfg(feature = "cpu")]
+        "cpu" => DeviceType::Cpu,
+        #[cfg(feature = "cuda")]
+        "cuda" => DeviceType::Cuda,
+        #[cfg(feature = "vulkan")]
+        "vulkan" => DeviceType::Vulkan,
+        _ => return None,
+    };
+    Device::enumerate(kind).into_iter().next()
 }
 
 /// A text that could not be generated.
@@ -73,7 +55,7 @@ pub enum GenerateError {
     #[error(transparent)]
     Install(#[from] burn_marlin::Error),
     #[error("--device {name}: no such device is present")]
-    NoDevice { name: &'static str },
+    NoDevice { name: String },
     #[error(transparent)]
     Llama(#[from] marlin_llama::LlamaError),
     #[error(transparent)]

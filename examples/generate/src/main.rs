@@ -1,4 +1,4 @@
-//! Continues a text with a Llama, token by token: marlin-llama's interface from top to bottom.
+//! Continues a text with a Llama, token by token: shows every part of marlin-llama that a program for text needs.
 
 mod args;
 
@@ -10,14 +10,14 @@ use std::time::Instant;
 use clap::Parser;
 use marlin_llama::{ChatTemplate, Decoded, Decoder, Llama, LlamaError, Message, OpenOptions, SequenceOptions, TextStream};
 
-use crate::args::{Args, GenerateError};
+use crate::args::{Args, GenerateError, open_device};
 
 fn main() -> ExitCode {
-    // Tokenizers and chat templates run in a process of their own, made from this program: it has to know of that before anything else.
+    // Tokenizers and chat templates run in a second process of this program; in that process the call does not return.
     marlin_llama::init();
     let error = match run(&Args::parse()) {
         Ok(()) => return ExitCode::SUCCESS,
-        // Whoever reads has seen enough, as in `generate-text | head`.
+        // The reader has closed the pipe, as in `generate-text | head`.
         Err(GenerateError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         Err(error) => error,
     };
@@ -32,18 +32,18 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), GenerateError> {
-    // Before the first tensor, so that Burn's fusion knows of packed weights.
+    // Before the first tensor: from then on Burn's fusion supports packed weights.
     burn_marlin::install()?;
-    let device = args.device.open()?;
+    let device = open_device(&args.device).ok_or_else(|| GenerateError::NoDevice { name: args.device.clone() })?;
 
-    // A Hugging Face folder: model, tokenizer, and how the model's makers generate with it. Quantised weights stay so.
+    // Opens a Hugging Face folder: the model, its tokenizer and its generation_config. Quantised weights stay quantised.
     let llama = Llama::open(&args.model, &device, &OpenOptions::default())?;
     let tokenizer = llama.tokenizer()?;
     let mut sampling = llama.generation.sampling;
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
     let mut stop_tokens = llama.generation.eos_token_ids.clone();
 
-    // The tokens to go on from: those of a text, or of a conversation as the model knows it.
+    // The tokens of the prompt: a text, or a conversation in the model's chat template.
     let prompt = if args.chat {
         let template = ChatTemplate::open(&args.model)?.ok_or_else(|| GenerateError::NoTemplate { dir: args.model.clone() })?;
         stop_tokens.extend(template.stop_tokens(tokenizer));
@@ -52,13 +52,13 @@ fn run(args: &Args) -> Result<(), GenerateError> {
         tokenizer.encode(&args.prompt)?
     };
 
-    // Room for one sequence; up to 128 could join and leave. On CUDA the warm-up records the graph of a step.
+    // A decoder for one sequence; there can be up to 128. On CUDA the warm-up records the graph of a step.
     let mut decoder = Decoder::new(llama.model.clone(), 1)?;
     decoder.warm_up(prompt.len());
     let start = Instant::now();
     decoder.join(&prompt, &SequenceOptions { sampling, seed: args.seed, stop_tokens, max_new_tokens: args.max_new_tokens.get() })?;
 
-    // Tokens are not characters: the stream gives text as soon as it is whole. An answer begins a text of its own.
+    // A token may be a part of a character: the stream returns text once its characters are complete. An answer is a new text.
     let mut stream = TextStream::after(tokenizer, if args.chat { &[] } else { &prompt })?;
     let mut out = std::io::stdout().lock();
     if !args.chat {
@@ -66,7 +66,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     }
     let (mut tokens, mut first) = (0_usize, None);
     while decoder.sequences() > 0 {
-        // The first step reads the prompt; each gives one token for each sequence.
+        // The first step reads the prompt; every step gives one token for each sequence.
         for Decoded { token, end, .. } in decoder.step()? {
             first.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {

@@ -1,4 +1,4 @@
-//! The program's text is that of `Llama::generate`; a folder that is not there is an error that names it.
+//! The program prints the text of `Llama::generate`; a missing folder is an error that names it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -40,7 +40,7 @@ fn what_is_missing_is_named() {
     assert!(message.contains(&*missing.to_string_lossy()), "{message}");
     assert!(output.stdout.is_empty());
 
-    // The shipped model continues texts; it knows no turns.
+    // The shipped model has no chat template.
     let output = program(&shipped(), &["--chat"]);
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{message}");

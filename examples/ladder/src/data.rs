@@ -1,4 +1,4 @@
-//! Random operands, the product in f64, and the copies of both on a device.
+//! Random operands, their product in f64, and copies of the operands on a device.
 
 use crate::{Args, GROUP, LadderError, Step, problem};
 use cubecl::client::Client;
@@ -12,12 +12,12 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
 
-/// The largest relative error that rounding explains: of weights, which tensor cores take in f16, and of the output.
+/// The largest relative error that rounding can cause: of the weights, which tensor cores multiply in f16, and of the output.
 pub const TOLERANCE: f64 = 1e-3;
 
-/// Random operands, and the product in f64.
+/// Random operands, and their product in f64.
 pub struct Data {
-    /// The problem; its M is the most rows that any launch has.
+    /// The problem; its M is the maximum over all launches.
     pub problem: QuantProblem,
     /// [M, K].
     pub x: Vec<f16>,
@@ -28,10 +28,10 @@ pub struct Data {
 }
 
 impl Data {
-    /// Draws operands; the same seed gives the same.
+    /// Draws operands from a seed.
     ///
     /// # Errors
-    /// A shape that the format does not allow.
+    /// Returns an error if the format does not support the shape.
     pub fn random(m: usize, k: usize, n: usize, seed: u64) -> Result<Self, LadderError> {
         let problem = problem(m, k, n);
         let mut rng = SmallRng::seed_from_u64(seed);
@@ -42,7 +42,7 @@ impl Data {
         let weight = PlainWeight::new(PlainParts { k, n, spec: problem.spec(), words, scales, zero_points: None, row_permutation: None })?;
         let x: Vec<f16> = (0..m * k).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect();
 
-        // A scale of f16 times a number of 4 bits is exact in f32.
+        // A 4-bit number times an f16 scale is exact in f32.
         let value = |row: usize, column: usize| (f32::from(q[row * n + column]) - 8.0) * weight.scales().get(row / GROUP * n + column);
         let dense: Vec<f32> = (0..k * n).into_par_iter().map(|i| value(i / n, i % n)).collect();
         let product = |row: &[f16]| {
@@ -56,7 +56,7 @@ impl Data {
         Ok(Self { problem, x, weight, expected })
     }
 
-    /// ||found - expected|| / ||expected|| of the first rows; infinite where a value is not finite.
+    /// The relative error ||found - expected|| / ||expected|| of the first rows; infinite if a value is not finite.
     pub fn relative_error(&self, found: &[f16]) -> f64 {
         let square = |sum: f64, value: f64| sum + value * value;
         let expected = &self.expected[..found.len().min(self.expected.len())];
@@ -67,7 +67,7 @@ impl Data {
     }
 }
 
-/// Operands on a device, with several copies of the weight to rotate through.
+/// Operands on a device, with several copies of the weight for calls to use in turn.
 pub struct Buffers {
     x: Handle,
     out: Handle,
@@ -76,10 +76,10 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Copies operands to a device, the weight `copies` times in the layout of each step of `steps`.
+    /// Copies operands to a device, the weight `copies` times in the layout of each of `steps`.
     ///
     /// # Errors
-    /// None that a weight of [`Data::random`] gives.
+    /// Never for a weight of [`Data::random`].
     pub fn new(client: &Client, data: &Data, steps: &[Step], copies: usize) -> Result<Self, LadderError> {
         let problem = &data.problem;
         let upload = |layout, words: &[u32], scales: &Scales| -> Vec<[Handle; 2]> {
@@ -97,7 +97,7 @@ impl Buffers {
         })
     }
 
-    /// Operands of a call, into an output of its own or the common one; copies of the weight take turns.
+    /// The operands of a call. Calls use the copies of the weight in turn; without `out`, they share one output.
     pub fn args(&self, step: &Step, problem: &QuantProblem, call: usize, out: Option<&Handle>) -> Args {
         let (m, k, n) = (problem.m, problem.k(), problem.n());
         let tensors = problem.weight.in_layout(step.layout).tensors();
@@ -111,10 +111,10 @@ impl Buffers {
         }
     }
 
-    /// Runs a step once, on an output full of NaN; the output.
+    /// Runs a step once on an output filled with NaN, and returns the output.
     ///
     /// # Errors
-    /// A step that does not compute the problem, or a device that fails.
+    /// Returns an error if the step does not support the problem, or the device fails.
     pub fn run(&self, client: &Client, step: &Step, problem: &QuantProblem) -> Result<Vec<f16>, LadderError> {
         let out = client.create_from_slice(&bytes(&vec![f16::NAN; problem.m * problem.n()]));
         step.launch(client, problem, self.args(step, problem, 0, Some(&out)))?;

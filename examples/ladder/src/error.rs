@@ -1,10 +1,10 @@
 use marlin_kernels::{KernelError, Runtime};
 use std::path::PathBuf;
 
-/// The reason why a step was not run, or the fault in its result.
+/// A step that cannot run, or a wrong result.
 #[derive(Debug, thiserror::Error)]
 pub enum LadderError {
-    /// A length that a step does not divide into its tiles.
+    /// A length that is not a multiple of the step's tiles.
     #[error("step {step} takes {axis} in multiples of {multiple}, not {axis} = {found}")]
     Multiple {
         /// Number of the step.
@@ -23,20 +23,20 @@ pub enum LadderError {
         step: usize,
         /// M, K or N.
         axis: &'static str,
-        /// The smallest that it takes.
+        /// The minimum.
         least: usize,
-        /// The largest that it takes.
+        /// The maximum.
         most: usize,
         /// The value.
         found: usize,
     },
-    /// A format that the ladder is not about.
+    /// A format that the ladder does not implement.
     #[error("{problem}: the ladder takes int4 in groups of 128, symmetric, with scales and activations in f16 and rows in order")]
     Format {
-        /// The problem, as words.
+        /// The problem, in words.
         problem: String,
     },
-    /// Inline PTX on a device that does not run it.
+    /// A step in inline PTX, on a device of another runtime than CUDA.
     #[error("step {step} is written in PTX, which runs on CUDA only; this device is {runtime}")]
     NeedsCuda {
         /// Number of the step.
@@ -44,35 +44,35 @@ pub enum LadderError {
         /// The runtime of the device.
         runtime: Runtime,
     },
-    /// A card that has no room for a step, or that CubeCL does not know.
+    /// A card with too little shared memory for a step.
     #[error("step {step}: {problem} fits no block of this card, which has {shared_limit} bytes of shared memory for one")]
     Card {
         /// Number of the step.
         step: usize,
-        /// The problem, as words.
+        /// The problem, in words.
         problem: String,
-        /// Most bytes of shared memory that a block may ask for.
+        /// The maximum shared memory of a block, in bytes.
         shared_limit: usize,
     },
-    /// A result that is not the product.
+    /// A result with a larger error than rounding can cause.
     #[error("step {step}, {problem}: relative error {error:.1e}, where at most {tolerance:.0e} is rounding")]
     Wrong {
         /// Number of the step.
         step: usize,
-        /// The problem, as words.
+        /// The problem, in words.
         problem: String,
         /// The measured error.
         error: f64,
         /// The allowed error.
         tolerance: f64,
     },
-    /// A device that this program was built without, or that is not there.
+    /// A device that this program was built without, or that is not present.
     #[error("--device: {0}; a build with `--features cpu` runs steps 1 to 3 without a GPU")]
     Device(#[from] cubecl::device::DeviceUnavailable),
-    /// A buffer of the wrong length, or a launch that `marlin-kernels` refused.
+    /// A buffer of the wrong length, or an error of a launch in `marlin-kernels`.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A weight that the format does not allow.
+    /// A weight that the format does not support.
     #[error(transparent)]
     Weight(#[from] marlin_format::FormatError),
     /// The device failed.
@@ -89,7 +89,7 @@ pub enum LadderError {
     /// The record cannot be written.
     #[error("cannot write {path}: {source}", path = path.display())]
     File {
-        /// The path that was looked for.
+        /// The path of the record.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,

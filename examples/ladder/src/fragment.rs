@@ -1,4 +1,4 @@
-//! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests share, and the end of a block.
+//! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests share, and the final sum of a block.
 //!
 //! A warp multiplies a *chunk* at a time, 64 rows of K by 64 columns. The product is computed transposed: the fragment A of `mma.m16n8k16` is 16
 //! columns of the weight by 16 rows of K, the fragment B the same 16 rows of K by eight rows of activations. With `g = lane / 4` and
@@ -22,11 +22,11 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::ptx::{F4, lane};
 
-/// Warps of a block, which take turns along K.
+/// Warps of a block; they multiply the chunks of K in turn.
 pub const WARPS: usize = 8;
-/// Rows of K, and columns, of a chunk.
+/// Rows of K of a chunk, and also its columns.
 pub const CHUNK: usize = 64;
-/// Floats between rows in the buffer of [`write`]: the four rows that a store touches lie in different banks.
+/// Floats from one row to the next in the buffer of [`write`]: the four rows that one store writes are in different banks.
 const STRIDE: usize = CHUNK + 4;
 
 // ANCHOR: places
@@ -49,14 +49,14 @@ pub fn pair_place(lane: u32) -> u32 {
 }
 
 /// The position of a run of eight activations in a tile of rows of 64, in runs. Runs are swizzled within a row, so that the same run of eight rows,
-/// which `ldmatrix` reads at once, is in all 32 banks.
+/// which `ldmatrix` reads at once, covers all 32 banks.
 #[cube]
 pub fn run_place(row: u32, run: u32) -> u32 {
     row * 8 + (run ^ (row % 8))
 }
 // ANCHOR_END: places
 
-/// The number of n8 tiles of a block that has `m` rows of activations or fewer: 1, 2, 4 or 8.
+/// The number of n8 tiles of a block for `m` rows of activations: 1, 2, 4 or 8.
 pub fn row_tiles(m: usize) -> usize {
     m.div_ceil(8).next_power_of_two().min(8)
 }
@@ -67,7 +67,7 @@ pub const fn reduce_floats() -> usize {
 }
 
 // ANCHOR: write
-/// Adds the sums of a block's warps, eight rows of activations at a time and always in the same order, and writes them.
+/// Adds the sums of a block's warps, eight rows of activations at a time and always in the same order, and writes the result.
 #[cube]
 pub(crate) fn write(sums: &Array<F4>, out: &mut [f16], m: u32, n: u32, #[comptime] tiles: usize) {
     let mut parts = Shared::<[f32]>::new_slice(comptime!(reduce_floats()));

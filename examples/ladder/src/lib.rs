@@ -1,12 +1,12 @@
-//! The same 4-bit matmul in six steps, from one thread an output to the Marlin kernel.
+//! The same 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
 //!
 //! out = x W: activations x [M, K] and output [M, N] in f16, the weight W [K, N] in 4 bits, in groups of 128 rows of K with one f16 scale for each
 //! column: `W[k][n] = (q[k][n] - 8) * s[k / 128][n]`.
 //!
 //! | step | adds | K | N |
 //! |---|---|---|---|
-//! | [`step_1_naive`] | one thread an output | any | any |
-//! | [`step_2_wide`] | 16-byte loads, four columns and eight rows a thread, split-K in a block | multiples of 8 | multiples of 8 |
+//! | [`step_1_naive`] | one thread per output | any | any |
+//! | [`step_2_wide`] | 16-byte loads, four columns and eight rows per thread, split-K in a block | multiples of 8 | multiples of 8 |
 //! | [`step_3_shared`] | activations in shared memory, no conversion instructions | multiples of 8 | multiples of 8 |
 //! | [`step_4_tensor_cores`] | `mma.m16n8k16` on fragments of the tile layout | multiples of 64 from 192 on | multiples of 64 |
 //! | [`step_5_async`] | a `cp.async` pipeline of several stages | multiples of 64 from 192 on | multiples of 64 |
@@ -47,18 +47,18 @@ pub struct Args {
     pub words: BufferArg,
     /// f16, in the step's layout.
     pub scales: BufferArg,
-    /// f16 [M, N]; written whole.
+    /// f16 [M, N]; every element is written.
     pub out: BufferArg,
 }
 
 /// A step of the ladder.
 #[derive(Clone, Copy)]
 pub struct Step {
-    /// From 1 on.
+    /// The number, from 1.
     pub number: usize,
-    /// The technique that it adds, in a word or two.
+    /// The technique that it adds.
     pub name: &'static str,
-    /// The order in which it reads the weight.
+    /// The layout of the weight that it reads.
     pub layout: WeightLayout,
     /// The required divisors of K and N.
     multiples: [usize; 2],
@@ -73,7 +73,7 @@ pub const STEPS: [Step; 6] = [
     step(1, "naive", WeightLayout::Plain, [1, 1], 1, step_1_naive::launch),
     step(2, "wide loads", WeightLayout::Plain, [8, 8], 8, step_2_wide::launch),
     step(3, "shared memory", WeightLayout::Plain, [8, 8], 8, step_3_shared::launch),
-    // A weight of one group has its scales in another order.
+    // With one group, the tile layout has the scales in another order.
     step(4, "tensor cores", WeightLayout::Tile, [64, 64], GROUP + 64, step_4_tensor_cores::launch),
     step(5, "async copies", WeightLayout::Tile, [64, 64], GROUP + 64, step_5_async::launch),
     step(6, "marlin", WeightLayout::Tile, [8, 1], 8, step_6_marlin::launch),
@@ -91,18 +91,18 @@ const fn step(
 }
 
 impl Step {
-    /// Most rows of activations: a grid has this many blocks along y.
+    /// The maximum number of rows of activations: the limit of a grid along y.
     pub const MAX_ROWS: usize = 65_535;
 
-    /// Returns true if it is written in PTX.
+    /// Returns true if the step is written in PTX.
     pub fn needs_cuda(&self) -> bool {
         self.layout == WeightLayout::Tile
     }
 
-    /// Checks that the step computes a problem, on whatever device.
+    /// Checks that the step supports a problem, independent of the device.
     ///
     /// # Errors
-    /// Another format, or an M, K or N that the step does not take.
+    /// Returns an error for another format, or an M, K or N that the step does not support.
     pub fn check(&self, problem: &QuantProblem) -> Result<(), LadderError> {
         let (m, n, k) = (problem.m, problem.n(), problem.k());
         if *problem != crate::problem(m, k, n) {
@@ -127,10 +127,10 @@ impl Step {
         Ok(())
     }
 
-    /// Checks that a device runs the step.
+    /// Checks that a device can run the step.
     ///
     /// # Errors
-    /// A step in PTX on another runtime than CUDA.
+    /// Returns an error for a step in PTX on another runtime than CUDA.
     pub fn check_device(&self, client: &Client) -> Result<(), LadderError> {
         let runtime = Target::of(client).runtime;
         if self.needs_cuda() && runtime != Runtime::Cuda {
@@ -139,10 +139,10 @@ impl Step {
         Ok(())
     }
 
-    /// Multiplies.
+    /// Launches the step.
     ///
     /// # Errors
-    /// Returns the errors of [`check`](Self::check) and [`check_device`](Self::check_device), or refuses a buffer of another length than the problem's.
+    /// Returns the errors of [`check`](Self::check) and [`check_device`](Self::check_device), and an error for a buffer of the wrong length.
     pub fn launch(&self, client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
         self.check(problem)?;
         self.check_device(client)?;

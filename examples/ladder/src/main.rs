@@ -15,14 +15,14 @@ use std::process::ExitCode;
 /// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
-/// A 4-bit matmul in six steps, from one thread an output to the Marlin kernel.
+/// A 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
 #[derive(Parser)]
 #[command(name = "ladder")]
 struct Cli {
     /// The device that runs the steps; without a GPU, steps 1 to 3.
     #[arg(long, value_enum, default_value_t = if cfg!(feature = "cuda") { Device::Cuda } else { Device::Cpu })]
     device: Device,
-    /// Steps to run, 1 to 6; all that the device runs where none is given.
+    /// Steps to run, 1 to 6; by default all that the device supports.
     #[arg(long = "step", value_delimiter = ',', value_parser = step)]
     steps: Vec<Step>,
     /// Rows of activations.
@@ -31,13 +31,13 @@ struct Cli {
     /// Input and output features of the weight, as KxN.
     #[arg(long, default_value = "8192x8192", value_parser = shape)]
     shape: [usize; 2],
-    /// Bytes a second that the card's memory reads, in TB/s: 4.37 is a plain read of 4 GiB on an H200.
+    /// Read rate of the card's memory, in TB/s; the default was measured on an H200 with a plain read of 4 GiB.
     #[arg(long, default_value_t = 4.37)]
     read_rate: f64,
     /// Seed of the random operands.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Check results, and time nothing.
+    /// Only check the results, without timing.
     #[arg(long)]
     check: bool,
     /// Write a record of the run to this file.
@@ -86,7 +86,7 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     let [k, n] = cli.shape;
     let on_device = |step: &Step| cli.device == Device::Cuda || !step.needs_cuda();
     let steps: Vec<Step> = if cli.steps.is_empty() { STEPS.into_iter().filter(on_device).collect() } else { cli.steps.clone() };
-    // All of them before the first, which may take long.
+    // All steps are checked before the first runs, which may take long.
     for step in &steps {
         step.check_device(&client)?;
         cli.rows.iter().try_for_each(|&m| step.check(&problem(m, k, n)))?;
@@ -111,7 +111,7 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     }
 }
 
-/// Checks a step, and times it where that is wanted; prints a line.
+/// Checks a step, times it unless `--check` is given, and prints a line.
 fn measure(
     cli: &Cli,
     client: &Client,
@@ -139,7 +139,7 @@ fn measure(
     Ok(Some(Row { routine, digest, step: step.number, name: step.name, m, k, n, us, floor_us, relative_error: error }))
 }
 
-/// Microseconds in which the memory reads or writes every operand once, at `rate` TB/s.
+/// The time in microseconds to read or write every operand once at `rate` TB/s.
 fn floor(problem: &QuantProblem, rate: f64) -> f64 {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
     // 4 bits, and a scale of 2 bytes for each 128 weights.

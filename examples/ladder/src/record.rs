@@ -1,4 +1,4 @@
-//! A run as a file.
+//! The file with the figures of a run.
 
 use ladder::LadderError;
 use serde::Serialize;
@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 pub struct Row {
     /// Always "ladder".
     pub routine: &'static str,
-    /// Of the sources of the steps, the library's kernels among them: [`ladder::source::digest`].
+    /// The digest of the sources of all steps, including the library's kernels: [`ladder::source::digest`].
     pub digest: Option<String>,
     pub step: usize,
     pub name: &'static str,
@@ -20,9 +20,9 @@ pub struct Row {
     pub n: usize,
     /// Microseconds of a call.
     pub us: f64,
-    /// The time in which the memory reads and writes the operands once, in microseconds; none if its rate is not known.
+    /// The time to read and write the operands once, in microseconds; `None` if the memory's rate is not known.
     pub floor_us: Option<f64>,
-    /// Against the product in f64.
+    /// The relative error to the product in f64.
     pub relative_error: f64,
 }
 
@@ -42,7 +42,7 @@ pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), LadderError> {
     std::fs::write(path, text).map_err(|source| LadderError::File { path: path.into(), source })
 }
 
-/// The driver's version, as `nvidia-smi` gives it.
+/// The version of the driver, from `nvidia-smi`.
 fn driver() -> String {
     let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
     let found =
@@ -50,7 +50,7 @@ fn driver() -> String {
     found.unwrap_or_else(|| "unknown".into())
 }
 
-/// The digest of a row, where the kernels' text is among the features.
+/// The digest for a row; `None` in a build without the feature `cuda`.
 pub fn digest() -> Option<String> {
     #[cfg(feature = "cuda")]
     let digest = Some(ladder::source::digest());

@@ -1,4 +1,4 @@
-//! The CUDA text of the ladder's own kernels, without a device: for a look at the machine code that the compiler makes of them.
+//! The CUDA text of the ladder's own kernels, generated without a device, to inspect the machine code compiled from it.
 
 use crate::LadderError;
 use crate::fragment::{WARPS, row_tiles};
@@ -15,7 +15,7 @@ use marlin_kernels::inspect::{
 /// The text of step `number`, 1 to 5, for `m` rows of activations on a card of compute capability `capability` (80 for 8.0).
 ///
 /// # Errors
-/// A step that has no kernel here, or that fits no block of the card.
+/// Returns an error for a step without a kernel in this crate, or one that does not fit in a block of the card.
 pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, LadderError> {
     let message = |message: String| LadderError::Compile { step: number, message };
     let block = Block { rows: m.next_power_of_two().min(8), lanes: 8, splits: 32 };
@@ -51,7 +51,7 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, Ladder
     text.map_err(|error| message(error.to_string()))
 }
 
-/// A digest of the kernels of all steps, as [`marlin_kernels::inspect::digest`] of one routine.
+/// The digest of the kernels of all steps, like [`marlin_kernels::inspect::digest`] for one routine.
 pub fn digest() -> String {
     let library = [Routine::MmaSync, Routine::Wgmma].map(digest_of_routine);
     let own = [

@@ -1,4 +1,4 @@
-//! Step 1: one thread an output, and one weight at a time.
+//! Step 1: one thread per output, and one weight at a time.
 //!
 //! **The step.** The definition of the matmul, as a loop: every thread walks down one column of the weight and unpacks each 4-bit value, converts
 //! it to float, scales it and multiplies it by one activation. Threads of a warp have neighbouring columns, so that their words are contiguous:
@@ -7,7 +7,7 @@
 //! **What bounds it.** With one row of activations, latency: there are only N threads, each of which waits for one load after the other. With
 //! more rows, instructions and the second-level cache: every row unpacks every weight again.
 //!
-//! **In the profile.** Few active warps a multiprocessor, "long scoreboard" as the reason why they stall, and far less than the memory's rate.
+//! **In the profile.** Few active warps per multiprocessor, "long scoreboard" as the reason for their stalls, and far less than the memory's rate.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;

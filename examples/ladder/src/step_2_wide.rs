@@ -1,4 +1,4 @@
-//! Step 2: wide loads, several outputs a thread, and K split among the threads of a block.
+//! Step 2: wide loads, several outputs per thread, and K split among the threads of a block.
 //!
 //! **The step.** A thread loads 16 bytes of the weight at a time: four columns by eight rows of K. It multiplies them with up to eight rows of
 //! activations, each loaded in 16 bytes too, so that a weight is unpacked once for eight outputs. Eight threads side by side read a
@@ -17,7 +17,7 @@
 //! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction, a scale, and the products; conversions from integer
 //! to float run at a lower rate than multiply-adds. And each thread loads and converts its activations for itself.
 //!
-//! **In the profile.** Requests of four full lines, many times the bytes a second of step 1. In the source view, with one row, one `I2FP` for each
+//! **In the profile.** Requests of four full lines, many times the bytes per second of step 1. In the source view, with one row, one `I2FP` for each
 //! multiply-add; with eight rows FFMA, and loads of activations that the first-level cache serves.
 
 use crate::{Args, LadderError};
@@ -26,7 +26,7 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::{QuantProblem, Runtime, Target};
 
-/// Most rows of activations of a block.
+/// The maximum number of rows of activations of a block.
 const MAX_ROWS: usize = 8;
 
 /// The work of a block: `rows` rows by `4 * lanes` columns, with K split in `splits`.
@@ -38,8 +38,8 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// For `m` rows of activations. On the CPU runtime threads of a block are threads of the system, which wait for each other in a loop: no more
-    /// of them than there are cores.
+    /// The block for `m` rows of activations. On the CPU runtime, the threads of a block are threads of the operating system that wait for each other in
+    /// a loop, so there are no more of them than cores.
     pub fn new(client: &Client, m: usize) -> Self {
         let cores = client.properties().hardware.max_units_per_cube as usize;
         let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu { ((cores / 2).clamp(1, 2), 2) } else { (8, 32) };
@@ -63,7 +63,7 @@ impl Block {
 }
 
 // ANCHOR: kernel
-/// Eight activations of a row, and one word of each of four columns.
+/// Multiplies eight activations of each row with one word of each of four columns at a time.
 #[cube(launch_unchecked)]
 pub(crate) fn wide(
     x: &[Vector<f16, Const<8>>],
@@ -77,7 +77,7 @@ pub(crate) fn wide(
 ) {
     let lane = UNIT_POS_X as usize % comptime!(block.lanes);
     let split = UNIT_POS_X as usize / comptime!(block.lanes);
-    // Past N the last four columns once more, past M the last row: no branch in the loop, and they are not written.
+    // Threads past N repeat the last four columns, and rows past M the last row, so that the loop has no branch; their results are not written.
     let quads = n / 4;
     let quad = min(CUBE_POS_X as usize * comptime!(block.lanes) + lane, quads - 1);
     let word_rows = k / 8;
@@ -120,7 +120,7 @@ pub(crate) fn wide(
 // ANCHOR_END: kernel
 
 // ANCHOR: add
-/// Adds the sums of a block's splits, always in the same order, and writes them. `sums[4r + c]` is row `r`, column `c` of the thread's four.
+/// Adds the sums of a block's splits, always in the same order, and writes the result. `sums[4r + c]` is row `r`, column `c` of the thread's four.
 #[cube]
 pub(crate) fn add_splits(sums: &Array<f32>, out: &mut [f16], m: usize, n: usize, #[comptime] block: Block) {
     let outputs = comptime!(block.rows * block.columns());

@@ -1,4 +1,4 @@
-//! Step 3: work that a block's threads have in common is done once, in shared memory, and weights become floats without a conversion.
+//! Step 3: work that is common to a block's threads is done once, in shared memory, and weights become floats without a conversion.
 //!
 //! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by up to 1024 of K,
 //! convert it to f32 and store it in shared memory, from which the eight lanes of a split all read the same values. Each thread loads the weights
@@ -7,7 +7,7 @@
 //! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is the float 2^23 + q, and one subtraction of
 //! 2^23 + 8 leaves q - 8, exactly. The scale is applied once to the sum of eight products, not to every weight.
 //!
-//! **What bounds it.** With few rows, memory and the two barriers a tile, between which no load is issued. With eight, the FMA pipe: the
+//! **What bounds it.** With few rows, memory and the two barriers of each tile, between which no load is issued. With eight, the FMA pipe: the
 //! multiply-adds in f32 are all that is left, and eight rows of 16 already take longer than the weight takes to arrive.
 //!
 //! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place of most global ones; "barrier" among the stalls.
@@ -19,13 +19,14 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::QuantProblem;
 
-/// Rows of words that a thread multiplies in a tile. Four with eight rows of activations take more registers than two blocks have.
+/// Rows of words that a thread multiplies in a tile. With eight rows of activations, four would need too many registers for two blocks on a
+/// multiprocessor.
 const fn words_of(rows: usize) -> usize {
     if rows < 8 { 4 } else { 2 }
 }
 
 // ANCHOR: weights
-/// q - 8 of value `i` of a word.
+/// Returns q - 8 for value `i` of a word.
 #[cube]
 fn weight(word: u32, #[comptime] i: usize) -> f32 {
     // 0x4b000000 is 2^23 in f32.
@@ -34,7 +35,7 @@ fn weight(word: u32, #[comptime] i: usize) -> f32 {
 // ANCHOR_END: weights
 
 // ANCHOR: kernel
-/// As step 2, on tiles of `8 * words_of(rows) * splits` rows of K.
+/// Multiplies as step 2 does, on tiles of `8 * words_of(rows) * splits` rows of K.
 #[cube(launch_unchecked)]
 pub(crate) fn shared_tile(
     x: &[Vector<f16, Const<8>>],
@@ -66,13 +67,13 @@ pub(crate) fn shared_tile(
         let mut scale = Array::<Vector<f16, Const<4>>>::new(each);
         #[unroll]
         for w in 0..each {
-            // Past K the last row of words once more: the tile has zeros there.
+            // Threads past K repeat the last row of words: the tile has zeros there.
             let word_row = min(first + comptime!(w * block.splits) + split, word_rows - 1);
             four[w] = words[word_row * quads + quad];
             scale[w] = scales[word_row / 16 * quads + quad];
         }
 
-        // Every thread is done with the tile before.
+        // Every thread has finished with the previous tile.
         sync_cube();
         let mut place = UNIT_POS_X as usize;
         while place < comptime!(block.rows * depth) {

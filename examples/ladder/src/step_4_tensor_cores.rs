@@ -30,7 +30,7 @@ pub const HIGH_FACTOR: u32 = 0x2c00_2c00;
 pub const HIGH_OFFSET: u32 = 0xd480_d480;
 
 // ANCHOR: dequantize
-/// The fragment A of a word, and of the scales of its columns `g` (lower half) and `g + 8` (upper half).
+/// Returns the fragment A of a word; `scales` are those of its columns `g` (lower half) and `g + 8` (upper half).
 #[cube]
 fn dequantize(word: u32, scales: u32) -> U4 {
     let (low_scale, high_scale) = (prmt_duplicate_half(scales, false), prmt_duplicate_half(scales, true));
@@ -65,7 +65,7 @@ pub(crate) fn multiply(words: U4, scales: U4, b: &Array<u32>, sums: &mut Array<F
 // ANCHOR_END: multiply
 
 // ANCHOR: kernel
-/// A block has 64 columns and `8 * tiles` rows of activations, which come in pairs along K.
+/// Multiplies 64 columns with `8 * tiles` rows of activations per block; `x` holds pairs along K.
 #[cube(launch_unchecked)]
 pub(crate) fn tensor_cores(x: &[u32], words: &[U4], scales: &[U4], out: &mut [f16], m: u32, n: u32, k: u32, #[comptime] tiles: usize) {
     let (lane, warp) = (lane(), UNIT_POS_X / 32);
@@ -78,7 +78,7 @@ pub(crate) fn tensor_cores(x: &[u32], words: &[U4], scales: &[U4], out: &mut [f1
     let mut x_rows = Array::<u32>::new(tiles);
     #[unroll]
     for i in 0..tiles {
-        // Past M the last row once more, which is not written.
+        // Rows past M repeat the last row, and are not written.
         let row = (CUBE_POS_Y * comptime!(tiles as u32) + comptime!(i as u32)) * 8 + lane / 4;
         x_rows[i] = min(row, m - 1) * (k / 2) + pair_place(lane);
     }

@@ -32,11 +32,11 @@ use marlin_kernels::ptx::{
     shared_address,
 };
 
-/// Bytes of a chunk's words, and where its scales start in a stage.
+/// Bytes of a chunk's words, and so the offset of its scales in a stage.
 const WORDS: usize = CHUNK * CHUNK / 2;
 /// The offset of the activations of a chunk in a stage.
 const ACTIVATIONS: usize = WORDS + CHUNK * 2;
-/// Most stages: more gain little.
+/// The maximum number of stages; more gain little.
 const MAX_STAGES: usize = 4;
 
 /// The compile-time configuration of the kernel.
@@ -49,7 +49,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// As many rows as M needs, and as many stages as fit; if two stages do not fit, fewer rows.
+    /// Takes as many rows as M needs and as many stages as fit, or fewer rows if two stages do not fit.
     pub fn new(m: usize, shared_limit: usize) -> Option<Self> {
         let room = shared_limit.checked_sub(4 * reduce_floats())?;
         let halves = std::iter::successors(Some(row_tiles(m)), |tiles| (*tiles > 1).then_some(tiles / 2));
@@ -64,7 +64,7 @@ impl Config {
 }
 
 // ANCHOR: copy
-/// Starts a lane's part of the copies of a chunk; `x`, `words` and `scales` are addresses in global memory.
+/// Starts a lane's copies of its part of a chunk; `x`, `words` and `scales` are addresses in global memory.
 #[cube]
 fn start_copies(stage: u32, chunk: u32, x: u64, words: u64, scales: u64, m: u32, n: u32, k: u32, #[comptime] config: Config) {
     let lane = lane();
@@ -78,7 +78,7 @@ fn start_copies(stage: u32, chunk: u32, x: u64, words: u64, scales: u64, m: u32,
         let place = scales_place(chunk / 2, CUBE_POS_X, chunks_n, lane * 4);
         cp_async_16(stage + comptime!(WORDS as u32) + lane * 16, scales + u64::cast_from(place) * 16u64);
     }
-    // Eight lanes copy a row of 128 bytes. Past M the last row once more, which is not written.
+    // Eight lanes copy a row of 128 bytes. Rows past M repeat the last row, and are not written.
     #[unroll]
     for i in 0..comptime!(2 * config.tiles as u32) {
         let row = comptime!(4 * i) + lane / 8;
@@ -90,7 +90,7 @@ fn start_copies(stage: u32, chunk: u32, x: u64, words: u64, scales: u64, m: u32,
 // ANCHOR_END: copy
 
 // ANCHOR: stage
-/// Adds the products of the chunk in a stage.
+/// Adds the products of the chunk in a stage to `sums`.
 #[cube]
 fn multiply_stage(stage: u32, sums: &mut Array<F4>, #[comptime] tiles: usize) {
     let lane = lane();
@@ -117,7 +117,7 @@ fn multiply_stage(stage: u32, sums: &mut Array<F4>, #[comptime] tiles: usize) {
 // ANCHOR_END: stage
 
 // ANCHOR: kernel
-/// As step 4, through stages in shared memory.
+/// Multiplies as step 4 does, with operands copied to stages in shared memory.
 #[cube(launch_unchecked)]
 pub(crate) fn pipelined(x: &[f16], words: &[u32], scales: &[f16], out: &mut [f16], m: u32, n: u32, k: u32, #[comptime] config: Config) {
     let stage_bytes = comptime!(config.stage_bytes() as u32);
@@ -133,7 +133,8 @@ pub(crate) fn pipelined(x: &[f16], words: &[u32], scales: &[f16], out: &mut [f16
         sums[i] = F4::new(0.0);
     }
 
-    // All stages but one are filled ahead. A group of copies is closed for each, empty past K, so that there are always as many to wait for.
+    // All stages but one are filled ahead. A group of copies is committed for each, even if it is empty past K, so that the number of groups to wait for is
+    // always the same.
     let mut chunk = warp;
     #[unroll]
     for i in 0..comptime!(config.stages as u32 - 1) {
@@ -145,7 +146,7 @@ pub(crate) fn pipelined(x: &[f16], words: &[u32], scales: &[f16], out: &mut [f16
     }
     let (mut stage, mut free) = (stages, last);
     while chunk < chunks {
-        // This lane's copies have arrived; past the barrier, so have those of the warp, and the stage before is free.
+        // This lane's copies have arrived. After the barrier, so have those of the whole warp, and the previous stage is free.
         cp_async_wait_group(comptime!(config.stages - 2));
         bar_warp_sync();
         let ahead = chunk + comptime!((config.stages - 1) as u32 * WARPS as u32);

@@ -1,19 +1,20 @@
-//! Time of a call.
+//! The time of a call.
 
 use cubecl::client::Client;
 use ladder::LadderError;
 use marlin_kernels::{Runtime, Target};
 use std::time::Instant;
 
-/// Replays, or calls, that are timed.
+/// The number of timed replays or calls.
 const REPLAYS: usize = 9;
-/// A graph holds about this many microseconds of calls.
+/// The approximate duration of a graph, in microseconds.
 const GRAPH_MICROSECONDS: f64 = 4000.0;
 
-/// Microseconds of one call; `copies` calls read every copy of the weight once, and `call` launches the kernel on the number of the call.
+/// Returns the time of one call in microseconds. `copies` calls read every copy of the weight once, and `call` launches the kernel for the number of
+/// a call.
 ///
-/// On CUDA the median of nine replays of one graph, divided by its calls, after a shorter graph that determines their number. On another runtime
-/// the median of nine calls by the host's clock, the launch included.
+/// On CUDA, this is the median of nine replays of one graph, divided by its number of calls, which a shorter graph determines. On other runtimes, it is
+/// the median of nine calls by the host's clock, including the launch.
 pub fn time(client: &Client, copies: usize, call: impl Fn(usize) -> Result<(), LadderError>) -> Result<f64, LadderError> {
     if Target::of(client).runtime != Runtime::Cuda {
         return by_clock(client, call);
@@ -23,7 +24,7 @@ pub fn time(client: &Client, copies: usize, call: impl Fn(usize) -> Result<(), L
     replayed(client, calls, REPLAYS, &call)
 }
 
-/// Microseconds of one call of a graph of `calls`: the median of `replays`, after one that is not timed.
+/// Returns the time of one call in microseconds, from a graph of `calls` calls: the median of `replays`, after one that is not timed.
 fn replayed(client: &Client, calls: usize, replays: usize, call: &impl Fn(usize) -> Result<(), LadderError>) -> Result<f64, LadderError> {
     client.graph_prepare().map_err(failed)?;
     call(0)?;

@@ -1,4 +1,4 @@
-//! Steps 1 to 3 on CubeCL's CPU runtime, steps 4 and 5 lane by lane on the host, and the refusals of every step.
+//! Steps 1 to 3 on CubeCL's CPU runtime, steps 4 and 5 lane by lane on the host, and the errors of every step.
 
 mod lanes;
 
@@ -11,7 +11,7 @@ use marlin_kernels::{ActivationDtype, KernelError, QuantProblem, Runtime};
 
 /// Rows of activations around the edge of a block of eight.
 const ROWS: [usize; 5] = [1, 2, 7, 8, 9];
-/// [K, N] at the edges of words, of groups, and of the tiles of step 2 and 3.
+/// [K, N] at the edges of words, of groups, and of the tiles of steps 2 and 3.
 const SHAPES: [[usize; 2]; 9] = [[1, 1], [7, 9], [129, 33], [200, 65], [8, 8], [128, 32], [136, 40], [264, 24], [1000, 8]];
 
 fn cpu() -> Client {
@@ -127,7 +127,7 @@ fn wrong_buffers_and_devices_are_refused() -> Result<(), LadderError> {
     Ok(())
 }
 
-/// CUDA text for every card, without one; `tests/sass` compiles it further.
+/// Checks the CUDA text for every card; `tests/sass` compiles it to machine code.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_step_becomes_cuda_text() -> Result<(), LadderError> {

@@ -1,4 +1,4 @@
-//! A BERT classifier of Burn's own layers. It has no code for 4-bit weights.
+//! A BERT classifier of Burn's own layers, without any code for 4-bit weights.
 
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -15,7 +15,7 @@ pub struct BertConfig {
     pub vocab_size: usize,
     /// Features of a token.
     pub hidden_size: usize,
-    /// Features within a feed-forward network.
+    /// Hidden features of a feed-forward network.
     pub intermediate_size: usize,
     /// Layers of the encoder.
     pub num_hidden_layers: usize,
@@ -25,9 +25,9 @@ pub struct BertConfig {
     pub max_position_embeddings: usize,
     /// Kinds of segments.
     pub type_vocab_size: usize,
-    /// Added to the variance in every norm.
+    /// The epsilon of every norm, added to the variance.
     pub layer_norm_eps: f64,
-    /// The classes by their numbers.
+    /// The name of each class, by its number.
     pub id2label: BTreeMap<String, String>,
 }
 
@@ -49,7 +49,7 @@ impl BertConfig {
     }
 }
 
-/// BERT with a classifier, as `BertForSequenceClassification` of transformers.
+/// A BERT with a classifier, like `BertForSequenceClassification` of transformers.
 #[derive(Module, Debug)]
 pub struct Bert {
     words: Embedding,
@@ -62,7 +62,7 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Token ids and segments `[batch, tokens]` to the last hidden state `[batch, tokens, hidden]`.
+    /// Returns the last hidden state `[batch, tokens, hidden]` of token ids and segments `[batch, tokens]`.
     pub fn encode(&self, ids: Tensor<2, Int>, segments: Tensor<2, Int>) -> Tensor<3> {
         let [_, tokens] = ids.dims();
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, &ids.device()).unsqueeze();
@@ -70,17 +70,17 @@ impl Bert {
         self.encoder.forward(TransformerEncoderInput::new(self.norm.forward(embedded)))
     }
 
-    /// The last hidden state `[batch, tokens, hidden]` to a logit for each class `[batch, classes]`.
+    /// Returns the logits `[batch, classes]` of the last hidden state `[batch, tokens, hidden]`.
     pub fn classify(&self, hidden: Tensor<3>) -> Tensor<2> {
         let [batch, _, features] = hidden.dims();
         let first = hidden.slice([0..batch, 0..1]).reshape([batch, features]);
         self.classifier.forward(self.pooler.forward(first).tanh())
     }
 
-    /// From the names of transformers to those of this model, as for a float checkpoint.
+    /// The map from tensor names of transformers to parameter names of this model, the same as for a float checkpoint.
     ///
     /// # Errors
-    /// None: the patterns are regular expressions.
+    /// Never: all patterns are valid regular expressions.
     pub fn from_transformers() -> Result<KeyRemapper, Box<dyn std::error::Error>> {
         Ok(KeyRemapper::new()
             .add_pattern(r"^bert\.embeddings\.word_embeddings\.", "words.")?
@@ -97,10 +97,10 @@ impl Bert {
             .add_pattern(r"\.output\.LayerNorm\.", ".norm_2.")?)
     }
 
-    /// From the names of this model to those of transformers, to export it.
+    /// The map from parameter names of this model to tensor names of transformers, to export the model.
     ///
     /// # Errors
-    /// None: the patterns are regular expressions.
+    /// Never: all patterns are valid regular expressions.
     pub fn to_transformers() -> Result<KeyRemapper, Box<dyn std::error::Error>> {
         Ok(KeyRemapper::new()
             .add_pattern(r"^words\.", "bert.embeddings.word_embeddings.")?

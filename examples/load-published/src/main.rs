@@ -16,7 +16,7 @@ struct Args {
     /// Token ids, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = [52, 69, 34, 20, 31])]
     ids: Vec<i64>,
-    /// A new folder to write the model to, in compressed-tensors' form.
+    /// A new folder to export the model to, as compressed-tensors.
     #[arg(long)]
     export: Option<PathBuf>,
 }

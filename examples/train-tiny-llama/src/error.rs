@@ -1,4 +1,4 @@
-//! The errors, in messages that tell the user what to do.
+//! Errors, with messages that tell the user what to do.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// `cargo metadata` failed or answered something unexpected.
+    /// `cargo metadata` failed, or its output is not as expected.
     #[error("`cargo metadata --offline` failed: {0}; run this inside the workspace, after a build has fetched the dependencies")]
     Metadata(String),
     /// A crate whose sources are held out is not among the dependencies.
@@ -22,7 +22,7 @@ pub enum Error {
     /// The tokenizer could not be trained or used.
     #[error("tokenizer: {0}")]
     Tokenizer(tokenizers::Error),
-    /// A file of the corpus folder is not one that `corpus` writes.
+    /// A file of the corpus folder that `corpus` did not write.
     #[error("{}: {problem}; write the folder again with `train-tiny-llama corpus --out`", path.display())]
     Corpus {
         /// The file.
@@ -30,13 +30,13 @@ pub enum Error {
         /// The fault that was found.
         problem: String,
     },
-    /// An option that cannot be carried out.
+    /// An invalid option.
     #[error("{0}")]
     Option(String),
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
-    /// The loss is no longer a number.
+    /// The loss is not finite.
     #[error("the loss is {loss} after {step} steps: the training diverged; lower --lr (it was {lr})")]
     Diverged {
         /// The loss that was read.

@@ -1,4 +1,4 @@
-//! Trains the small Llama that this repository ships, on the Rust sources of the project's own dependencies.
+//! Trains the small Llama of this repository, on the Rust sources of the project's dependencies.
 
 mod corpus;
 mod error;

@@ -1,4 +1,4 @@
-//! Operands of a decode attention on the host, and its output, from the definition in f64.
+//! Operands of decode attention on the host, and its output in f64, from the definition.
 
 use crate::kernels::bytes;
 use marlin_decode::kernels::attention::AttentionShape;
@@ -20,7 +20,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Random operands for rows at `positions`, `None` for an idle one; in slots of no order. The cache is NaN from each row's position on.
+    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots. The cache is NaN from each row's position on.
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut slots: Vec<usize> = (0..shape.slots).collect();
@@ -57,15 +57,15 @@ impl Operands {
         operands
     }
 
-    /// A head of q (0), k (1) or v (2) of a row.
+    /// Returns a head of q (0), k (1) or v (2) of a row.
     pub(super) fn head(&self, shape: &AttentionShape, row: usize, part: usize, head: usize) -> &[f32] {
         let first = [0, shape.heads, shape.heads + shape.kv_heads][part] + head;
         let start = row * shape.qkv_columns() + first * shape.head_dim;
         &self.qkv[start..start + shape.head_dim]
     }
 
-    /// A head of q (0) or k (1), normalised and rotated.
-    pub(super) fn turned(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
+    /// Returns a head of q (0) or k (1), normalised and rotated.
+    pub(super) fn rotated(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
         let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
         if let Some(epsilon) = shape.norm_epsilon {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
@@ -94,15 +94,15 @@ pub(super) fn cache_index(shape: &AttentionShape, slot: usize, head: usize, posi
     ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
 }
 
-/// The output of a row in f64, and the magnitude of its terms: from the definition, over the keys of `operands` and the token's own.
+/// Computes the output of a row in f64 and the magnitude of its terms from the definition, over the keys of `operands` and the token's own key.
 pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize, position: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut magnitude) = (Vec::new(), Vec::new());
     let slot = operands.rows[row].slot as usize;
     let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
     for head in 0..shape.heads {
         let kv_head = head / (shape.heads / shape.kv_heads);
-        let query = operands.turned(shape, row, 0, head, position);
-        let key = operands.turned(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
+        let query = operands.rotated(shape, row, 0, head, position);
+        let key = operands.rotated(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
         let key = rounded(key, shape.dtype);
         let at = |cache: &'_ [f32], position: usize| {
             let start = cache_index(shape, slot, kv_head, position);

@@ -1,6 +1,7 @@
 //! The operations on every CubeCL runtime.
 
 use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape, repacked_shapes};
+use crate::count::count_dequantized;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
@@ -27,7 +28,7 @@ impl QuantBackend for CubeBackend {
     }
 
     fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
-        crate::fusion::count_dequantized();
+        count_dequantized();
         launched(launch_dequantize(weight.into(), &descriptor, dtype.into()))
     }
 

@@ -87,7 +87,7 @@ impl Attach<'_> {
         let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
         let plain = QuantizedWeight::round(weight, spec).map_err(|error| error.in_layer(path))?;
         if !self.shared.contains(&id) {
-            return Ok((QuantizedWeight::from_plain_for(&plain, activations, &device), None));
+            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), None));
         }
         // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();

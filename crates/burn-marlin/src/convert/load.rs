@@ -135,8 +135,7 @@ fn quantized(
         return Err(LoadError::Shape { tensor: layer.into(), file: file.into(), path: place.path.clone(), expected, found });
     }
     let activations = activation_dtype(place.dtype).unwrap_or(ActivationDtype::F32);
-    let weight = QuantizedWeight::from_plain_for(&plain, activations, &place.device);
-    checkpoint.recycle(plain);
+    let weight = QuantizedWeight::from_owned_plain(plain, activations, &place.device);
     tensors.iter().for_each(|tensor| checkpoint.release(tensor));
     Ok((Outcome::quantized(&place.path, &weight, activations, None), weight))
 }

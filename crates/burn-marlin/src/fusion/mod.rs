@@ -4,19 +4,21 @@
 //! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower, never wrong.
 
 #[cfg(feature = "cubecl-runtime")]
+mod fuser;
+#[cfg(feature = "cubecl-runtime")]
 mod operation;
 #[cfg(feature = "cubecl-runtime")]
 mod pattern;
 #[cfg(feature = "cubecl-runtime")]
 mod provider;
 
+pub use crate::count::{FusionCount, fusion_count};
+
 use crate::Error;
 use burn::tensor::Tensor;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-static FUSED: AtomicU64 = AtomicU64::new(0);
-static DEQUANTIZED: AtomicU64 = AtomicU64::new(0);
 
 /// Registers the fusion provider for every CubeCL device of this process. A second call does nothing, and neither does the first if no CubeCL runtime is
 /// among the features.
@@ -35,25 +37,6 @@ pub fn install() -> Result<(), Error> {
         Error::Install { reason }
     })?;
     Ok(())
-}
-
-/// Uses of quantised weights on CubeCL devices, since the program started.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FusionCount {
-    /// Matmuls that read the packed weight, claimed by the fusion provider.
-    pub fused: u64,
-    /// Weights that were dequantised to a float tensor.
-    pub dequantized: u64,
-}
-
-/// The counts so far.
-pub fn fusion_count() -> FusionCount {
-    FusionCount { fused: FUSED.load(Ordering::Relaxed), dequantized: DEQUANTIZED.load(Ordering::Relaxed) }
-}
-
-#[cfg(feature = "cubecl-runtime")]
-pub(crate) fn count_dequantized() {
-    DEQUANTIZED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Launches the operations queued on the tensor's stream, so that those which follow begin a block of their own.

@@ -1,6 +1,6 @@
-use super::FUSED;
 use super::pattern::Pattern;
 use crate::backend::cube::{launch_linear, launched};
+use crate::count::count_fused;
 use burn::backend::ir::{BackendIr, ScalarIr, TensorHandle, TensorIr};
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -8,7 +8,6 @@ use burn_cubecl::fusion::{CubeFusionHandle, FallbackOperation, FusedOperation};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::stream::{Context, ScalarId};
 use marlin_format::{WeightDescriptor, WeightFormat};
-use std::sync::atomic::Ordering;
 
 /// A linear layer that was recognised: one launch on the packed weight.
 pub(super) struct FusedLinear {
@@ -42,7 +41,7 @@ impl FusedLinear {
         let out = launched(launch_linear(x, weight, &descriptor, bias, Shape::from(out_shape)));
         let id = context.tensors.get(&out_ir.id)?.id;
         context.handles.register_handle(id, out.into());
-        FUSED.fetch_add(1, Ordering::Relaxed);
+        count_fused();
         Some(())
     }
 }

@@ -1,15 +1,9 @@
-use super::operation::FusedLinear;
 use crate::backend::DEQUANTIZE;
 use burn::backend::ir::{
     BaseOperationIr, BinaryOpIr, CustomOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr, OperationIr, ShapeOpIr, TensorIr,
     TensorStatus,
 };
-use burn_cubecl::fusion::CubeOptimization;
-use burn_fusion::{FuserProperties, FuserStatus, OperationFuser};
 use serde::{Deserialize, Serialize};
-
-/// Wins over Burn's own matmul and elementwise fusions, which score by the operations they cover.
-const SCORE: u64 = 1_000_000;
 
 /// The operations of a linear layer whose weight is a dequantised weight, as Burn records them:
 /// the dequantisation, reshapes of activations and weight, the matmul, and the bias reshaped and added.
@@ -29,7 +23,7 @@ pub(super) struct Pattern {
 
 impl Pattern {
     /// Takes one more operation; `false` where it does not belong to the pattern.
-    fn accept(&mut self, operation: &OperationIr, position: usize) -> bool {
+    pub fn accept(&mut self, operation: &OperationIr, position: usize) -> bool {
         match operation {
             OperationIr::Custom(op) if op.id == DEQUANTIZE && self.dequantize.is_none() => {
                 self.dequantize = Some(op.clone());
@@ -108,59 +102,4 @@ fn is_unsqueezed(op: &ShapeOpIr) -> bool {
     let (from, to) = (&op.input.shape, &op.out.shape);
     let Some(added) = to.rank().checked_sub(from.rank()) else { return false };
     (0..added).all(|dim| to[dim] == 0) && (0..from.rank()).all(|dim| to[added + dim] == from[dim])
-}
-
-/// Recognises [`Pattern`] in a stream of operations.
-#[derive(Clone)]
-pub(super) struct LinearFuser {
-    pattern: Pattern,
-    position: usize,
-    status: FuserStatus,
-}
-
-impl Default for LinearFuser {
-    fn default() -> Self {
-        Self { pattern: Pattern::default(), position: 0, status: FuserStatus::Open }
-    }
-}
-
-impl OperationFuser<CubeOptimization> for LinearFuser {
-    fn fuse(&mut self, operation: &OperationIr) {
-        if let FuserStatus::Closed = self.status {
-            return;
-        }
-        if self.pattern.accept(operation, self.position) {
-            self.position += 1;
-        } else {
-            self.status = FuserStatus::Closed;
-        }
-        if self.pattern.add.is_some() {
-            self.status = FuserStatus::Closed;
-        }
-    }
-
-    fn finish(&mut self) -> CubeOptimization {
-        CubeOptimization::new(FusedLinear::new(self.pattern.clone()))
-    }
-
-    fn reset(&mut self) {
-        *self = Self::default();
-    }
-
-    fn status(&self) -> FuserStatus {
-        self.status
-    }
-
-    fn properties(&self) -> FuserProperties {
-        let ready = self.pattern.matmul.is_some();
-        FuserProperties { score: if ready { SCORE } else { 0 }, ready }
-    }
-
-    fn len(&self) -> usize {
-        self.pattern.covered
-    }
-
-    fn clone_dyn(&self) -> Box<dyn OperationFuser<CubeOptimization>> {
-        Box::new(self.clone())
-    }
 }

@@ -1,5 +1,5 @@
+use super::fuser::LinearFuser;
 use super::operation::FusedLinear;
-use super::pattern::LinearFuser;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::fusion::{CubeFuser, OptimizationProvider, register as register_provider};
 

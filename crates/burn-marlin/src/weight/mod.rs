@@ -63,8 +63,12 @@ impl QuantizedWeight {
     ///
     /// Scales in f32 are rounded to the dtype of the activations where these go through tensor cores, which take both in one dtype.
     pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
-        let rounded = rounded_for_tensor_cores(plain, activations, device);
-        let plain = rounded.as_ref().unwrap_or(plain);
+        Self::from_owned_plain(plain.clone(), activations, device)
+    }
+
+    /// The same as [`from_plain_for`](Self::from_plain_for) without a copy on the host: the tensors take over the weight's memory.
+    pub fn from_owned_plain(plain: PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
+        let plain = rounded_for_tensor_cores(plain, activations, device);
         let descriptor = plain.descriptor();
         let tensors = DeviceTensors::from_plain(plain, scale_dtype(descriptor.spec().scale_dtype, device), device);
         Self::new(tensors, descriptor, activations).laid_out()
@@ -102,7 +106,7 @@ impl QuantizedWeight {
     /// No features, or values that are not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
         let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
-        Ok(Self::from_plain_for(&Self::round(weight, spec)?, activations, &device))
+        Ok(Self::from_owned_plain(Self::round(weight, spec)?, activations, &device))
     }
 
     /// The rounded weight on the host.
@@ -135,7 +139,7 @@ impl QuantizedWeight {
         let WeightDescriptor { k, n, format: WeightFormat { spec, .. }, .. } = self.descriptor;
         let words = |role: WeightTensor, tensor: Result<TensorData, _>| {
             let data = tensor.map_err(|error| read_error(role.name(), &error))?;
-            Ok::<_, Error>(read::<i32>(role.name(), data)?.into_iter().map(|word| word as u32).collect::<Vec<u32>>())
+            Ok::<Vec<u32>, Error>(bytemuck::cast_vec(read::<i32>(role.name(), data)?))
         };
         let scales = tensors.scales.val().try_into_data().map_err(|error| read_error(WeightTensor::Scales.name(), &error))?;
         let scales = read::<f32>(WeightTensor::Scales.name(), scales.convert::<f32>())?;
@@ -277,20 +281,16 @@ fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Res
     data.try_into_vec::<E>().map_err(|_| Error::Dtype { tensor, expected: E::dtype().name(), found })
 }
 
-/// The weight with scales in the activations' dtype, where its own are in f32 and the device has tensor cores. `None` also where a scale is too large for
-/// that dtype: the portable kernels take it as it is.
-fn rounded_for_tensor_cores(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Option<PlainWeight> {
+/// The weight with scales in the activations' dtype, where its own are in f32 and the device has tensor cores. It stays as it is where a scale is too
+/// large for that dtype: the portable kernels take it.
+fn rounded_for_tensor_cores(plain: PlainWeight, activations: ActivationDtype, device: &Device) -> PlainWeight {
     let dtype = match activations {
         ActivationDtype::F16 => ScaleDtype::F16,
         ActivationDtype::BF16 => ScaleDtype::BF16,
-        ActivationDtype::F32 => return None,
+        ActivationDtype::F32 => return plain,
     };
-    let spec = plain.spec();
-    if spec.scale_dtype != ScaleDtype::F32 || target(device).card.is_none() {
-        return None;
+    if plain.spec().scale_dtype != ScaleDtype::F32 || target(device).card.is_none() {
+        return plain;
     }
-    let mut parts = plain.clone().into_parts();
-    parts.scales = Scales::from_f32(&parts.scales.to_f32(), dtype);
-    parts.spec = spec.with_scale_dtype(dtype);
-    PlainWeight::new(parts).ok()
+    plain.with_scales_in(dtype)
 }

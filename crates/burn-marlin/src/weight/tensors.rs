@@ -3,7 +3,7 @@ use crate::backend::{QuantBackend, QuantTensors};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
-use marlin_format::{PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout};
+use marlin_format::{PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout};
 
 /// The tensors of a weight on a device, as its [`WeightDescriptor`] lists them.
 #[derive(Module, Debug)]
@@ -15,26 +15,28 @@ pub(super) struct DeviceTensors {
 }
 
 impl DeviceTensors {
-    /// A plain weight on a device, its scales in `scale_dtype`.
-    pub fn from_plain(plain: &PlainWeight, scale_dtype: DType, device: &Device) -> Self {
+    /// A plain weight on a device, its scales in `scale_dtype`. The weight's memory becomes that of the tensors on the host.
+    pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
         let shapes = plain.descriptor().tensors();
-        let matrix = |words: Vec<i32>, shape: TensorDescriptor| {
-            parameter(Tensor::from_data(TensorData::new(words, shape.matrix_shape()), (device, DType::I32)))
+        let zero_points = plain.zero_point_words();
+        let PlainParts { words, scales, row_permutation, .. } = plain.into_parts();
+        let matrix = |words: Vec<u32>, shape: TensorDescriptor| {
+            parameter(Tensor::from_data(TensorData::new(signed(words), shape.matrix_shape()), (device, DType::I32)))
         };
-        let signed = |words: &[u32]| words.iter().map(|&word| word as i32).collect::<Vec<i32>>();
         let scale_shape = shapes.scales.matrix_shape();
-        let scales = match plain.scales() {
-            Scales::F16(values) => TensorData::new(values.clone(), scale_shape),
-            Scales::BF16(values) => TensorData::new(values.clone(), scale_shape),
-            Scales::F32(values) => TensorData::new(values.clone(), scale_shape),
+        let scales = match scales {
+            Scales::F16(values) => TensorData::new(values, scale_shape),
+            Scales::BF16(values) => TensorData::new(values, scale_shape),
+            Scales::F32(values) => TensorData::new(values, scale_shape),
         };
         Self {
-            words: matrix(signed(plain.words()), shapes.words),
+            words: matrix(words, shapes.words),
             scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
-            zero_points: plain.zero_point_words().zip(shapes.zero_points).map(|(words, shape)| matrix(signed(&words), shape)),
-            row_permutation: plain
-                .row_permutation()
-                .map(|rows| parameter(Tensor::from_data(TensorData::new(signed(rows), [rows.len()]), (device, DType::I32)))),
+            zero_points: zero_points.zip(shapes.zero_points).map(|(words, shape)| matrix(words, shape)),
+            row_permutation: row_permutation.map(|rows| {
+                let length = rows.len();
+                parameter(Tensor::from_data(TensorData::new(signed(rows), [length]), (device, DType::I32)))
+            }),
         }
     }
 
@@ -75,6 +77,12 @@ impl DeviceTensors {
             row_permutation: None,
         }
     }
+}
+
+/// The same memory as signed words, without spare capacity: a tensor may hold it for as long as the model lives.
+fn signed(mut words: Vec<u32>) -> Vec<i32> {
+    words.shrink_to_fit();
+    bytemuck::cast_vec(words)
 }
 
 fn parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {

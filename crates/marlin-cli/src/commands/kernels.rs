@@ -2,9 +2,8 @@ use super::open;
 use crate::args::KernelsArgs;
 use crate::error::CliError;
 use crate::output;
-use burn::tensor::FloatDType;
-use burn_marlin::ActivationDtype;
-use marlin_llama::Projection;
+use marlin_kernels::{Problem, PrologueStage};
+use marlin_llama::model::LayerPlan;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -14,38 +13,37 @@ struct Row {
     n: usize,
     rows: usize,
     format: String,
+    prologue: &'static str,
     kernel: String,
     reason: String,
 }
 
+impl Row {
+    fn new(LayerPlan { layer, problem, plan }: &LayerPlan) -> Self {
+        let ([rows, k, n], format) = match problem {
+            Problem::Quant(problem) => ([problem.m, problem.k(), problem.n()], problem.spec().to_string()),
+            Problem::Float(problem) => ([problem.m, problem.k, problem.n], problem.dtype.to_string()),
+        };
+        let prologue = match plan.prologue {
+            PrologueStage::None => "none",
+            PrologueStage::InKernel => "norm in the kernel",
+            PrologueStage::Before => "norm before",
+        };
+        Self { layer: layer.clone(), k, n, rows, format, prologue, kernel: plan.kernel.to_string(), reason: plan.reason.to_string() }
+    }
+}
+
 pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
     let llama = open(&args.model, false)?;
-    let activations = match llama.model.dtype() {
-        FloatDType::F16 => ActivationDtype::F16,
-        FloatDType::BF16 => ActivationDtype::BF16,
-        _ => ActivationDtype::F32,
-    };
-    let mut rows = Vec::new();
-    for (layer, projection) in llama.model.projections() {
-        let [k, n] = projection.dims();
-        for &m in &args.rows {
-            let (format, kernel, reason) = match projection {
-                Projection::Quant(linear) => {
-                    let plan = linear.weight().plan(m, activations, marlin_kernels::Prologue::None);
-                    (linear.weight().spec().to_string(), plan.kernel.to_string(), plan.reason.to_string())
-                }
-                Projection::Dense(_) => {
-                    (activations.to_string(), "Burn's matmul".into(), "the checkpoint holds this layer in float".into())
-                }
-            };
-            rows.push(Row { layer: layer.clone(), k, n, rows: m, format, kernel, reason });
-        }
-    }
+    let plans: Vec<Vec<LayerPlan>> = args.rows.iter().map(|&rows| llama.model.plans(rows)).collect();
+    // All rows of a layer one after the other.
+    let layers = plans.first().map_or(0, Vec::len);
+    let rows: Vec<Row> = (0..layers).flat_map(|layer| plans.iter().map(move |plans| Row::new(&plans[layer]))).collect();
     if args.json {
         return output::json(&rows);
     }
-    let cells = rows
-        .into_iter()
-        .map(|row| vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.kernel, row.reason]);
-    Ok(output::layers(&["layer", "K", "N", "M", "format", "kernel", "reason"], cells.collect(), args.all)?)
+    let cells = rows.into_iter().map(|row| {
+        vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.prologue.into(), row.kernel, row.reason]
+    });
+    Ok(output::layers(&["layer", "K", "N", "M", "format", "prologue", "kernel", "reason"], cells.collect(), args.all)?)
 }

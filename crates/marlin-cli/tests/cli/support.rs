@@ -1,9 +1,13 @@
 //! Running the program, and folders to run it on.
 
+#[path = "../../../../tests/src/seed.rs"]
+mod seed;
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, FloatDType};
 use marlin_llama::{LlamaConfig, LlamaModel, save_float};
@@ -95,7 +99,10 @@ pub fn heldout() -> PathBuf {
     shipped().join("../heldout.txt")
 }
 
-/// A folder that holds the model `source`, and nothing else.
+/// Held while random weights are drawn.
+static DRAWING: Mutex<()> = Mutex::new(());
+
+/// A temporary folder with the model `source`, and nothing else.
 pub struct Folder {
     parent: TempDir,
     /// The model.
@@ -126,8 +133,12 @@ impl Folder {
             config[name] = value.clone();
         }
         let config: LlamaConfig = serde_json::from_value(config).unwrap();
-        let folder = Self::empty();
-        save_float(&LlamaModel::new(&config, &Device::flex()), &config, &folder.source, FloatDType::F16).unwrap();
+        let (folder, device) = (Self::empty(), Device::flex());
+        // Flex has one generator for all threads.
+        let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+        device.seed(seed::seed());
+        save_float(&LlamaModel::new(&config, &device), &config, &folder.source, FloatDType::F16).unwrap();
+        drop(drawing);
         std::fs::copy(shipped().join("tokenizer.json"), folder.source.join("tokenizer.json")).unwrap();
         folder
     }

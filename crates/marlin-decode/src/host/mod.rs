@@ -1,4 +1,4 @@
-//! The parts of a decode step outside its quantised matmuls, on rows in the dtype of the activations; arithmetic is in f32.
+//! The parts of a decode step outside its quantised matmuls, in Rust on the CPU. Values have the dtype of the activations; arithmetic is in f32.
 
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::{Row, RowState};
@@ -13,7 +13,7 @@ mod tests;
 /// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
 ///
 /// # Panics
-/// Panics if the length of `x` is no multiple of the weight's.
+/// Panics if the length of `x` is not a multiple of the weight's.
 pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
     let features = weight.len().max(1);
     assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
@@ -66,12 +66,12 @@ pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
     let mut out = vec![T::default(); gate_up.len() / 2];
     let (rows, parts) = (gate_up.len() / (2 * features).max(1), features.div_ceil(PART));
     let columns = Columns::new(&mut out, features);
-    // An exponential is as long as tens of multiplications.
+    // An exponential takes as long as tens of multiplications.
     for_each(rows * parts, 16 * gate_up.len(), |task| {
         let (row, first) = (task / parts, task % parts * PART);
         let width = PART.min(features - first);
         let (gates, ups) = gate_up[2 * row * features..][..2 * features].split_at(features);
-        // SAFETY: each task has its own part of a row.
+        // SAFETY: each task writes only its own part of a row.
         let out = unsafe { columns.part(row, first, width) };
         for ((out, gate), up) in out.iter_mut().zip(&gates[first..]).zip(&ups[first..]) {
             let gate = gate.to_f32();
@@ -81,21 +81,22 @@ pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
     out
 }
 
-/// Keys or values of a layer, [slots, kv_heads, max_len, head_dim], and the tables that rotate heads.
+/// The attention of a layer: its shape, and its parameters.
 pub struct Attention<'a, T> {
     /// The shape, checked by [`AttentionShape::check`].
     pub shape: AttentionShape,
     /// Cosines [max_positions, rotary_dim / 2].
     pub cos: &'a [f32],
-    /// Sines, as the cosines.
+    /// Sines, in the same shape.
     pub sin: &'a [f32],
-    /// Weights of the norms of each head of queries and keys, `[head_dim]`.
+    /// Weights `[head_dim]` of the RMSNorms of the heads of queries and of keys, if the model has them.
     pub norms: Option<[&'a [T]; 2]>,
 }
 
 impl<T: HostFloat> Attention<'_, T> {
-    /// Attention of a step, as [`crate::kernels::attention`] defines it: writes each row's keys and values of `qkv` [rows, (heads + 2 kv_heads)
-    /// head_dim] to the cache and returns [rows, heads * head_dim], zeros for rows that are skipped.
+    /// Computes the attention of a step, as [`crate::kernels::attention`] defines it: writes the keys and values of `qkv`
+    /// [rows, (heads + 2 * kv_heads) * head_dim] to the cache [slots, kv_heads, max_len, head_dim] of `keys` and `values`, and returns the output
+    /// [rows, heads * head_dim], zeros for rows that are skipped.
     ///
     /// # Panics
     /// Panics if a buffer is shorter than the shape requires.
@@ -127,7 +128,7 @@ impl<T: HostFloat> Attention<'_, T> {
             for_each(kv_heads, 2 * queries.len() * (position + 1 - first), |head| {
                 let start = (slot * kv_heads + head) * max_len;
                 let part = (start + first) * head_dim..(start + position + 1) * head_dim;
-                // SAFETY: each task has the query heads of one head of keys.
+                // SAFETY: each task writes only the outputs of the query heads of its own key head.
                 let out = unsafe { out.part(head, 0, group * head_dim) };
                 let queries = &queries[head * group * head_dim..][..group * head_dim];
                 for (queries, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
@@ -138,7 +139,7 @@ impl<T: HostFloat> Attention<'_, T> {
         out
     }
 
-    /// A head of queries or keys, normalised where the model has norms, rotated by a position.
+    /// Returns a head of queries (norm 0) or keys (norm 1) in f32, normalised if the model has norms, and rotated by a position.
     fn rotated(&self, head: &[T], norm: usize, position: usize) -> Vec<f32> {
         let half = self.shape.rotary_dim / 2;
         let mut head = head.to_vec();
@@ -155,7 +156,7 @@ impl<T: HostFloat> Attention<'_, T> {
     }
 }
 
-/// One head of queries, scaled and rotated, over the positions [positions, head_dim] that it sees.
+/// The attention of one query head, scaled and rotated, over keys and values [positions, head_dim].
 struct Attend<'a, T> {
     queries: &'a [f32],
     keys: &'a [T],

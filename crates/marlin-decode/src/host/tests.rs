@@ -1,21 +1,15 @@
-//! The parts of a decode step against f64.
+//! Compares the parts of a decode step with a reference in f64.
 
 use super::{Attention, rms_norm, silu_mul};
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::{Row, RowState};
+use crate::seed::seed;
 use half::f16;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::matmul::host::HostFloat;
 use marlin_kernels::matmul::host::head::head;
-use rand::rngs::{StdRng, SysRng};
-use rand::{RngExt, SeedableRng, TryRng};
-
-/// Printed, so that a run can be repeated.
-fn fresh_seed() -> u64 {
-    let seed = SysRng.try_next_u64().unwrap();
-    println!("seed {seed}");
-    seed
-}
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 fn random<T: HostFloat>(count: usize, rng: &mut StdRng) -> Vec<T> {
     (0..count).map(|_| T::from_f32(rng.random_range(-1.0f32..1.0))).collect()
@@ -38,7 +32,7 @@ fn normalised(x: &[f64], weight: &[f64], epsilon: f64) -> Vec<f64> {
 }
 
 fn rows_agree<T: HostFloat>(tolerance: f64) {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for (rows, features) in [(1, 1), (1, 576), (3, 130), (8, 61)] {
         let (x, weight) = (random::<T>(rows * features, rng), random::<T>(features, rng));
@@ -72,9 +66,9 @@ fn rows_in_f16_agree_with_f64() {
     rows_agree::<f16>(2e-3);
 }
 
-/// Positions before the last of each slot hold what was there; idle rows and those outside the cache change nothing and give zeros.
+/// Compares attention with the reference: the cache changes only at each row's position, and rows that are idle or outside the cache give zeros.
 fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with_norms: bool, positions: [u32; 2], tolerance: f64) {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     let (heads, kv_heads, head_dim, slots, max_len) = (6, 2, 16, 3, 600);
     let shape = AttentionShape {
@@ -105,7 +99,7 @@ fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with
     let attention = Attention { shape, cos: &cos, sin: &sin, norms: norms.as_ref().map(|[q, k]| [q.as_slice(), k.as_slice()]) };
     let out = attention.run(&qkv, &rows, &mut keys, &mut values);
 
-    let turned = |x: &[f64], norm: usize, position: usize| {
+    let rotated = |x: &[f64], norm: usize, position: usize| {
         let mut x = match &norms {
             Some(norms) => normalised(x, &f64s(&norms[norm]), 1e-5),
             None => x.to_vec(),
@@ -125,12 +119,12 @@ fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with
         let head_of = |head: usize| &qkv[head * head_dim..(head + 1) * head_dim];
         for head in 0..kv_heads {
             let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
-            all_keys[place..place + head_dim].copy_from_slice(&turned(head_of(heads + head), 1, position));
+            all_keys[place..place + head_dim].copy_from_slice(&rotated(head_of(heads + head), 1, position));
             all_values[place..place + head_dim].copy_from_slice(head_of(heads + kv_heads + head));
         }
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         for head in 0..heads {
-            let query = turned(head_of(head), 0, position);
+            let query = rotated(head_of(head), 0, position);
             let place = |position: usize| ((slot * kv_heads + head / (heads / kv_heads)) * max_len + position) * head_dim;
             let dot = |position| (0..head_dim).map(|i| query[i] * all_keys[place(position) + i]).sum::<f64>();
             let weights: Vec<f64> = (first..=position).map(|position| (dot(position) / (head_dim as f64).sqrt()).exp()).collect();

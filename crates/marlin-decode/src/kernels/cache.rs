@@ -1,4 +1,4 @@
-//! New keys or values of one sequence into its slot of the cache, in place, for prefill. Decode writes its own in the attention kernel.
+//! Writes new keys or values of one sequence to its slot of the cache, for prefill. In decode the attention kernel writes them.
 
 use super::shape::RowsShape;
 use cubecl::client::Client;
@@ -7,7 +7,7 @@ use marlin_kernels::KernelError;
 use marlin_kernels::device::{elementwise, vector_size};
 use marlin_kernels::problem::expect_length;
 
-/// Keys or values of a layer for several sequences: [slots, kv_heads, max_len, head_dim].
+/// The shape of the keys or the values of a layer: [slots, kv_heads, max_len, head_dim].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheShape {
     /// Sequences that it has room for.
@@ -21,17 +21,17 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Elements of keys, or of values.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.slots * self.kv_heads * self.max_len * self.head_dim
     }
 }
 
-/// Writes `new` [kv_heads, seq, head_dim] to positions `start..start + seq` of a slot. `rows` of the shape are `kv_heads * seq`, `features` are
+/// Writes `new` [kv_heads, seq, head_dim] to positions `start..start + seq` of a slot. `shape.rows` is `kv_heads * seq`, `shape.features` is
 /// `head_dim`.
 ///
 /// # Errors
-/// A buffer of the wrong length, a slot or positions outside the cache, or a dtype that the device lacks.
+/// Returns an error if a buffer has the wrong length, the slot or the positions are outside the cache, or the device does not support the dtype.
 pub fn write_cache(
     client: &Client,
     shape: &RowsShape,
@@ -59,7 +59,8 @@ pub fn write_cache(
     Ok(())
 }
 
-/// One unit a vector; `head` vectors are new in each head, `cache_head` are between heads of the cache, and `first` come before the first.
+/// One unit per vector. `head` is the number of new vectors of a head, `cache_head` the stride of the cache's heads in vectors, and `first` the
+/// index in the cache of the first vector written.
 #[cube(launch)]
 fn write_cache_rows<F: Float, N: Size>(
     new: &[Vector<F, N>],

@@ -1,15 +1,16 @@
 use marlin_kernels::inspect::{Routine, digest as digest_of_routine, digest_of};
 
-/// The sources of the kernels.
-const SOURCES: [&str; 20] = [
+/// The sources of the kernels outside the matmuls.
+const SOURCES: [&str; 21] = [
+    include_str!("attention/block.rs"),
     include_str!("attention/finish.rs"),
     include_str!("attention/kernel.rs"),
+    include_str!("attention/lane_group.rs"),
     include_str!("attention/launch.rs"),
     include_str!("attention/plan.rs"),
     include_str!("attention/shape.rs"),
     include_str!("attention/softmax.rs"),
     include_str!("attention/stage.rs"),
-    include_str!("attention/team.rs"),
     include_str!("cache.rs"),
     include_str!("embed.rs"),
     include_str!("glu.rs"),
@@ -24,7 +25,7 @@ const SOURCES: [&str; 20] = [
     include_str!("shape.rs"),
 ];
 
-/// A digest of all kernels of a decode step, the matmuls among them: as [`marlin_kernels::inspect::digest`] of one routine.
+/// Returns a digest of all kernels of a decode step, including the matmuls; [`marlin_kernels::inspect::digest`] is that of one routine.
 pub fn digest() -> String {
     let routines = Routine::ALL.map(digest_of_routine);
     let sources: Vec<&str> = SOURCES.into_iter().chain(routines.iter().map(String::as_str)).collect();

@@ -1,4 +1,4 @@
-//! The embeddings of the tokens that a step's rows hold.
+//! The embeddings of the tokens of a step's rows.
 
 use super::Row;
 use super::shape::RowsShape;
@@ -10,18 +10,18 @@ use marlin_kernels::problem::expect_length;
 
 /// Operands of [`embed`].
 pub struct EmbedArgs {
-    /// [vocab, features], contiguous.
+    /// The embedding table [vocab, features], contiguous.
     pub table: BufferArg,
-    /// i32 [rows, [`Row::WORDS`]].
+    /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
     pub row_state: BufferArg,
-    /// [rows, features]; written whole, zeros for rows that are skipped and tokens outside the vocabulary.
+    /// The output [rows, features]; zeros for rows that are skipped and tokens outside the vocabulary.
     pub out: BufferArg,
 }
 
-/// The rows of `table` that the step's tokens name.
+/// Copies the rows of `table` at the step's tokens to the output.
 ///
 /// # Errors
-/// A buffer of the wrong length, or a dtype that the device lacks.
+/// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
 pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
     shape.dtype.expect_on(client)?;
@@ -39,7 +39,7 @@ pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) 
     Ok(())
 }
 
-/// One unit a vector of the output; `vectors` are in a row of it.
+/// One unit per vector of the output, whose rows have `vectors` vectors each.
 #[cube(launch)]
 fn embed_rows<F: Float, N: Size>(
     table: &[Vector<F, N>],

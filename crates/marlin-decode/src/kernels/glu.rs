@@ -1,4 +1,4 @@
-//! SiLU(gate) * up, the gated linear unit of Llama's MLP (SwiGLU, arXiv 2002.05202).
+//! SwiGLU (arXiv 2002.05202), the gated linear unit of Llama's MLP: SiLU(gate) * up.
 
 use super::shape::RowsShape;
 use cubecl::client::Client;
@@ -9,16 +9,16 @@ use marlin_kernels::problem::expect_length;
 
 /// Operands of [`silu_mul`].
 pub struct SiluMulArgs {
-    /// [rows, 2 * features], the gates of a row before its ups, contiguous.
+    /// The input [rows, 2 * features], contiguous; a row has its gates first, then its ups.
     pub gate_up: BufferArg,
-    /// [rows, features]; written whole.
+    /// The output [rows, features].
     pub out: BufferArg,
 }
 
-/// `gate / (1 + exp(-gate)) * up`, in f32 and rounded once. `features` of the shape are those of the output.
+/// Computes `gate / (1 + exp(-gate)) * up` in f32 and rounds once. `shape.features` is the number of features of the output.
 ///
 /// # Errors
-/// A buffer of the wrong length, or a dtype that the device lacks.
+/// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
 pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
     shape.dtype.expect_on(client)?;
@@ -34,7 +34,7 @@ pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result
     Ok(())
 }
 
-/// One unit a vector of the output; `vectors` are in a row of it.
+/// One unit per vector of the output, whose rows have `vectors` vectors each.
 #[cube(launch)]
 pub(super) fn silu_mul_rows<F: Float, N: Size>(
     gate_up: &[Vector<F, N>],

@@ -1,7 +1,7 @@
-//! The kernels of a decode step outside its matmuls: one token for each of several sequences, on the device from token to token.
+//! The kernels of a decode step outside its matmuls. A step computes one token of each of several sequences.
 //!
-//! A step is recorded once as a graph and replayed while sequences grow, so grids, buffers and scalars are fixed, and all that changes from step
-//! to step is in the device's memory: a [`Row`] for each sequence.
+//! A step is recorded once as a graph and replayed while sequences grow. So grids, buffers and scalars are fixed, and everything that changes from
+//! step to step is in device memory: a [`Row`] per sequence.
 
 pub mod attention;
 mod cache;

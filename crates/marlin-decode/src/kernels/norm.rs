@@ -1,4 +1,4 @@
-//! RMSNorm of each row, with the residual added before it: one cube a row.
+//! RMSNorm of each row, with an optional addition to the residual stream before it. One cube per row.
 
 use super::shape::RowsShape;
 use cubecl::client::Client;
@@ -10,22 +10,23 @@ use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`rms_norm`]: rows of `features` values each, contiguous.
 pub struct RmsNormArgs {
-    /// [rows, features].
+    /// The activations [rows, features].
     pub x: BufferArg,
-    /// The residual stream [rows, features]: `x` is added to it, in place, and the sum is normalised. Absent where `x` is.
+    /// The residual stream [rows, features]: `x` is added to it in place, and the sum is normalised. Without it, `x` is normalised.
     pub residual: Option<BufferArg>,
-    /// `[features]`.
+    /// The weight, `[features]`.
     pub weight: BufferArg,
-    /// [rows, features]; written whole.
+    /// The output [rows, features].
     pub out: BufferArg,
 }
 
-/// `x / sqrt(mean(x^2) + epsilon) * weight` of each row.
+/// Computes `x / sqrt(mean(x^2) + epsilon) * weight` of each row.
 ///
-/// Computed in f32 and rounded before the weight is applied, as Hugging Face's Llama does; the sum with the residual is rounded, too.
+/// The normalisation is computed in f32 and rounded before the weight is applied, as Hugging Face's Llama does. The sum with the residual stream is
+/// rounded, too.
 ///
 /// # Errors
-/// A buffer of the wrong length, or a dtype that the device lacks.
+/// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
 pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormArgs) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
     shape.dtype.expect_on(client)?;
@@ -41,7 +42,7 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     let size = vector_size(client, shape.features, shape.dtype);
     let vectors = shape.features / size;
     let planes = Planes::of(client);
-    // A cube of the CPU runtime is one core's work.
+    // On the CPU runtime one core runs a whole cube.
     let is_cpu = Target::of(client).runtime == Runtime::Cpu;
     let most = if is_cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize };
     let units = cube_units(vectors, planes, most);
@@ -66,12 +67,12 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     Ok(())
 }
 
-/// Units of a cube: with 8 values each they hold a row of 8192 at once.
+/// The most units of a cube: with 8 values each they hold a row of 8192 features.
 const MAX_UNITS: usize = 1024;
-/// Planes of a cube: each unit adds what all of them have.
+/// The most planes of a cube: each unit adds the sums of all planes.
 const MAX_PLANES: usize = 64;
 
-/// Units of the cube of a row of so many vectors, on a device whose cubes have up to `most`.
+/// The units of a cube for rows of `vectors` vectors, on a device whose cubes have at most `most` units.
 pub(super) fn cube_units(vectors: usize, planes: Planes, most: usize) -> usize {
     let plane = planes.size;
     vectors.next_multiple_of(plane).min(MAX_UNITS.min(most) / plane * plane).min(MAX_PLANES * plane)
@@ -92,7 +93,8 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
 ) {
     let unit = UNIT_POS as usize;
     let first = CUBE_POS * vectors;
-    // A row stays in registers between the two passes; weights are loaded before the first pass waits for its values.
+    // The row stays in registers between the two passes. The weights are loaded in the first pass, so that their latency overlaps with that of the
+    // values.
     let each = comptime!(vectors.div_ceil(units));
     let mut values = Array::<Vector<f32, N>>::new(each);
     let mut weights = Array::<Vector<F, N>>::new(each);
@@ -123,7 +125,7 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
     }
 }
 
-/// A vector of `x`, or of the residual after `x` was added to it.
+/// Returns a vector of `x`; with a residual stream, adds it there and returns the sum.
 #[cube]
 fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut [Vector<F, N>]>, place: usize) -> Vector<f32, N> {
     let value = x[place];
@@ -138,7 +140,7 @@ fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut
     }
 }
 
-/// The sum of one value of each of a cube's units, in a fixed order.
+/// Returns the sum of one value per unit over the cube, added in a fixed order.
 #[cube]
 fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] planes: Planes) -> f32 {
     let plane = comptime!(planes.size);

@@ -1,30 +1,30 @@
-/// One sequence of a decode step: a row of the step's state, an i32 tensor [rows, [`Row::WORDS`]].
+/// The state of one sequence in a decode step: a row of an i32 tensor [rows, [`Row::WORDS`]].
 ///
-/// The step reads it and writes `token` and `position`.
+/// A step reads it, and writes the token and the position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
-    /// The token that this step embeds; after the step, the one it chose.
+    /// The token that the step embeds; after the step, the token that it chose.
     pub token: u32,
     /// The state of the sequence.
     pub state: RowState,
-    /// The sequence's place in the cache.
+    /// The sequence's slot in the cache.
     pub slot: u32,
-    /// The seed of its random choices.
+    /// The seed of its sampling.
     pub seed: u32,
-    /// Only this many of the most likely tokens count; 0 for all.
+    /// Top-k: only this many of the most likely tokens may be chosen; 0 for all.
     pub top_k: u32,
-    /// Logits are divided by this; 0 always takes the most likely token.
+    /// The divisor of the logits; at 0 the most likely token is always chosen.
     pub temperature: f32,
-    /// Only the most likely tokens that together reach this probability count; 1 for all.
+    /// Top-p: only the most likely tokens that together reach this probability may be chosen; 1 for all.
     pub top_p: f32,
-    /// Logits of tokens that were there before are divided by this where positive, multiplied where negative; 1 for no penalty.
+    /// Positive logits of tokens that occurred before are divided by this, negative ones multiplied; 1 for no penalty.
     pub repetition_penalty: f32,
 }
 
 /// The state of a sequence. Kernels see the position as an i32 and skip negative ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowState {
-    /// Its token is at this position, from 0 on.
+    /// The token is at this position, counted from 0.
     At(u32),
     /// The row is not used.
     Idle,
@@ -35,9 +35,9 @@ pub enum RowState {
 }
 
 impl RowState {
-    /// The position as kernels see it where no token could be chosen.
+    /// The position word of [`RowState::Failed`].
     pub const FAILED: i32 = -2;
-    /// The position as kernels see it where the window is full.
+    /// The position word of [`RowState::WindowFull`].
     pub const WINDOW_FULL: i32 = -3;
     const IDLE: i32 = -1;
 
@@ -60,11 +60,11 @@ impl RowState {
 }
 
 impl Row {
-    /// Words of a row.
+    /// The number of words of a row.
     pub const WORDS: usize = 8;
     /// The word that holds the token.
     pub const TOKEN: usize = 0;
-    /// The word that holds the position, negative where the row is skipped.
+    /// The word that holds the position, which is negative if the row is skipped.
     pub const POSITION: usize = 1;
     /// The word that holds the slot.
     pub const SLOT: usize = 2;
@@ -83,7 +83,7 @@ impl Row {
     pub const IDLE: Self =
         Self { token: 0, state: RowState::Idle, slot: 0, seed: 0, top_k: 0, temperature: 0.0, top_p: 1.0, repetition_penalty: 1.0 };
 
-    /// The row as the device holds it.
+    /// Returns the row as the words of the device's tensor.
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
         words[Self::TOKEN] = self.token as i32;
@@ -97,7 +97,7 @@ impl Row {
         words
     }
 
-    /// The row that the device holds as these words.
+    /// Returns the row of such words.
     pub fn from_words(words: [i32; Self::WORDS]) -> Self {
         let float = |word: usize| f32::from_bits(words[word] as u32);
         Self {

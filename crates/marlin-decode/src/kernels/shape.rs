@@ -4,10 +4,10 @@ use cubecl::ir::{ElemType, UIntKind};
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 use std::fmt;
 
-/// Rows of activations that a kernel works on one by one.
+/// The shape of activations that a kernel processes row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsShape {
-    /// Rows: one for each sequence of a decode step, one for each token of a prefill.
+    /// Rows: one per sequence in a decode step, one per token in a prefill.
     pub rows: usize,
     /// Values of a row.
     pub features: usize,
@@ -16,7 +16,7 @@ pub struct RowsShape {
 }
 
 impl RowsShape {
-    /// `end`, which is past the last one used, is at most `limit`.
+    /// Checks that `end`, one past the last index used, is at most `limit`.
     pub(super) fn expect_within(&self, what: &'static str, end: usize, limit: usize) -> Result<(), KernelError> {
         match end <= limit {
             true => Ok(()),
@@ -31,12 +31,12 @@ impl fmt::Display for RowsShape {
     }
 }
 
-/// Bytes of shared memory that a cube may have. On the CPU it is memory as any other.
+/// The bytes of shared memory that a cube may use. On the CPU it is ordinary memory, without a limit.
 pub(super) fn shared_memory(client: &Client) -> usize {
     if Target::of(client).runtime == Runtime::Cpu { usize::MAX } else { client.properties().hardware.max_shared_memory_size }
 }
 
-/// The feature that the kernels of a step need, with activations of a dtype, and a client's device lacks; `None` if it has all.
+/// Returns the reason why a client's device cannot run the kernels of a step with activations of a dtype; `None` if it can.
 pub fn lacks(client: &Client, dtype: ActivationDtype) -> Option<&'static str> {
     let computes = |elem: ElemType| client.features().type_usage(elem).contains(TypeUsage::Arithmetic);
     if !computes(dtype.elem()) {

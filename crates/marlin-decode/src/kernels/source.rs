@@ -1,4 +1,4 @@
-//! The CUDA text of the kernels that work row by row, without a device.
+//! The CUDA source of the row-by-row kernels, generated without a device.
 
 use super::glu::silu_mul_rows::SiluMulRows;
 use super::norm::{cube_units, rms_norm_rows::RmsNormRows};
@@ -8,7 +8,7 @@ use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
 use marlin_kernels::planes::Planes;
 
-/// The CUDA text of RMSNorm of rows of `features` values, the sum with the residual included.
+/// Generates the CUDA source of RMSNorm for rows of `features` values, with the addition to the residual stream.
 pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let size = 16 / dtype.elem().size();
     let vectors = features / size;
@@ -32,7 +32,7 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
     cuda_text(&kernel, capability)
 }
 
-/// The CUDA text of SiLU of the gates times the ups.
+/// Generates the CUDA source of SwiGLU.
 pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let kernel = SiluMulRows::new(
         settings(256, ExecutionMode::Checked),

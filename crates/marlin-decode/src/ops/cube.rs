@@ -82,7 +82,7 @@ impl DecodeBackend for CubeBackend {
         let problem = FloatProblem { m, k, n, dtype: dtype_of(&x) };
         let (client, x) = (x.client.clone(), aligned(x));
         let kernel = plan(problem, &Target::of(&client)).kernel;
-        // Its strides say that the transposed tensor is contiguous.
+        // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
         let Kernel::Head(kernel) = kernel else { return Self::float_matmul(x, weight) };
         if !is_table {
@@ -167,7 +167,7 @@ impl DecodeBackend for CubeBackend {
 }
 
 /// The client of a CubeCL device without autodiff.
-#[allow(unreachable_patterns, reason = "without Flex there are CubeCL devices alone")]
+#[allow(unreachable_patterns, reason = "without Flex all devices are CubeCL devices")]
 pub(crate) fn client(device: &Device) -> Option<Client> {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) => Some(cube.client()),
@@ -177,17 +177,17 @@ pub(crate) fn client(device: &Device) -> Option<Client> {
 
 type Reading = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
 
-/// Words of a tensor on their way to the host.
+/// A copy of a tensor's words to the host, in progress.
 pub(crate) struct WordsRead(Option<Reading>);
 
-/// Starts to copy a tensor of i32 without gaps to the host, after the work that was given to its stream before.
+/// Starts to copy a contiguous i32 tensor to the host, after the work submitted to its stream before.
 pub(crate) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
     let client = tensor.client.clone();
     let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
     WordsRead(Some(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle]))))
 }
 
-/// The client of a tensor's device, kept to the end of the program: what [`Client::read_async`] gives borrows the client, and outlives the tensor.
+/// Returns the client of a tensor's device with a static lifetime: the future of [`Client::read_async`] borrows the client and outlives the tensor.
 fn kept_client(tensor: &CubeTensor) -> &'static Client {
     static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,11 +205,11 @@ impl WordsRead {
 
 impl Drop for WordsRead {
     fn drop(&mut self) {
-        // cubecl-wgpu 0.11.3 copies into a buffer again that a read has mapped which nobody waited for, and the device is lost.
+        // If a read is not awaited, cubecl-wgpu 0.11.3 copies into its buffer again while the buffer is still mapped, and the device is lost.
         if let Some(reading) = self.0.take()
             && let Err(error) = cubecl::future::block_on(reading)
         {
-            tracing::debug!(?error, "a read that nobody waited for failed");
+            tracing::debug!(?error, "a read that was not awaited failed");
         }
     }
 }
@@ -223,7 +223,7 @@ fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilo
     out
 }
 
-/// One launch where the plan has the norm in the matmul's kernel; the norm and then the matmul elsewhere.
+/// Runs one launch if the plan computes the norm in the matmul's kernel; otherwise the norm, then the matmul.
 fn norm_linear(
     x: CubeTensor,
     residual: CubeTensor,
@@ -255,31 +255,34 @@ fn norm_linear(
     Ok((out, sum))
 }
 
-/// True where kernels that read 16 bytes at a time can read a tensor where it is: a view into another tensor may start anywhere.
+/// Returns true if a tensor's memory is aligned to 16 bytes, as vector loads require. A view into another tensor may start anywhere.
 fn is_aligned(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
 
-/// A contiguous tensor that kernels can read 16 bytes at a time.
+/// Returns a contiguous tensor aligned to 16 bytes; a copy if `tensor` is not.
 fn aligned(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
     if is_aligned(&tensor) { tensor } else { tensor.copy() }
 }
 
-/// A tensor that is written: a copy would be written in its place.
+/// The buffer of a tensor that a kernel writes in place.
+///
+/// # Panics
+/// Panics if the tensor is not contiguous, because the kernel would then write to a copy.
 fn in_place(tensor: &CubeTensor) -> BufferArg {
     assert!(tensor.is_contiguous(), "a tensor {:?} that is written in place must be contiguous", tensor.shape());
     tensor.clone().into_buffer_arg()
 }
 
-/// A tensor as rows of its last dimension.
+/// The shape of a tensor as rows of its last dimension.
 fn rows_shape(tensor: &CubeTensor) -> RowsShape {
     let shape = tensor.shape();
     let features = shape[shape.rank() - 1];
     RowsShape { rows: shape.num_elements() / features.max(1), features, dtype: dtype_of(tensor) }
 }
 
-/// The functions of this crate let no other dtype come here.
+/// The dtype of a tensor. The functions of this crate call the operations only with activation dtypes.
 fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
     activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
 }

@@ -17,7 +17,7 @@ use marlin_format::WeightDescriptor;
 use marlin_kernels::matmul::host::{HostFloat, head as host_head};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
 
-/// Runs a generic function with the Rust type of a dtype that the kernels take.
+/// Calls a generic function with the Rust type of an activation dtype.
 macro_rules! with_type {
     ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $dtype {
@@ -71,12 +71,14 @@ impl DecodeBackend for Flex {
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
         let dtype = activation_dtype(x.dtype()).unwrap_or(ActivationDtype::F32);
-        let kernel = plan(FloatProblem { m, k, n, dtype }, &Target::FLEX).kernel;
+        let problem = FloatProblem { m, k, n, dtype };
+        let kernel = plan(problem, &Target::FLEX).kernel;
         let transposed = Self::float_transpose(weight.clone());
         let is_table = transposed.is_contiguous() && transposed.layout().start_offset() == 0;
         if !is_table || kernel != Kernel::Host || k == 0 {
             return Self::float_matmul(x, weight);
         }
+        kernel.trace(&problem);
         with_type!(x.dtype(), head(x, transposed))
     }
 
@@ -130,17 +132,17 @@ impl DecodeBackend for Flex {
     }
 }
 
-/// A tensor whose memory begins with its first element and has no gaps; a copy where it is not one already.
+/// Returns a contiguous tensor that starts at the beginning of its memory; a copy if `tensor` is not one.
 fn owned(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     if tensor.is_contiguous() && tensor.layout().start_offset() == 0 { tensor } else { tensor.to_contiguous() }
 }
 
-/// The values of a contiguous tensor, which has the dtype of `T`.
+/// The values of a contiguous tensor of dtype `T`.
 fn values<T: Float>(tensor: &FloatTensor<Flex>) -> &[T] {
     tensor.storage()
 }
 
-/// A tensor in the dtype of `T`, without gaps.
+/// Converts a tensor to the dtype of `T`, contiguous.
 fn as_type<T: Float>(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     let tensor = tensor.to_contiguous();
     if tensor.dtype() == T::dtype() {

@@ -4,7 +4,6 @@
 pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod flex;
-pub(crate) mod portable;
 
 use crate::kernels::attention::AttentionShape;
 use burn::backend::fusion::custom::TensorSpec;
@@ -14,10 +13,11 @@ use burn::tensor::Shape;
 use burn_marlin::backend::{OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape};
 use marlin_format::WeightDescriptor;
 
-/// The operations of a backend with the kernels of a decode step.
+/// A backend with the operations of a decode step.
 ///
-/// Operations that return a tensor which they took write it in place, and where it is a cache or a step's state, whoever else holds it: recorded
-/// graphs read and write that very memory. The functions of this crate check shapes and choose; backends assume them.
+/// An operation that returns one of its operands writes it in place. A cache or a step's state is written in place even if other tensors share its
+/// memory, because recorded graphs read and write the same memory. Backends do not check shapes: the functions of this crate do so before they call
+/// an operation.
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
     Flex: cfg(feature = "flex"),
@@ -28,7 +28,7 @@ pub trait DecodeBackend: Backend {
     #[fusion(dtype = x, shape = x)]
     fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self>;
 
-    /// The norm of `residual + x`, and that sum.
+    /// The RMSNorm of `residual + x`, and that sum.
     #[fusion(meta = |x: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &f64| (x.clone(), x.clone()))]
     fn decode_add_rms_norm(
         x: FloatTensor<Self>,
@@ -37,7 +37,7 @@ pub trait DecodeBackend: Backend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// A linear layer of the norm of `residual + x`, and that sum.
+    /// A linear layer applied to the RMSNorm of `residual + x`, and that sum.
     #[fusion(meta = norm_linear_spec)]
     fn decode_norm_linear(
         x: FloatTensor<Self>,
@@ -53,7 +53,7 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = half_spec)]
     fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// The rows of a table that a step's tokens name.
+    /// The rows of an embedding table at the tokens of a step.
     #[fusion(meta = embed_spec)]
     fn decode_embed(table: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
@@ -61,21 +61,21 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = product_spec)]
     fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Products of batches of matrices.
+    /// A batched matmul.
     #[fusion(meta = product_spec)]
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `new` [1, kv_heads, seq, head_dim] at a slot and position of a cache.
+    /// Writes `new` [1, kv_heads, seq, head_dim] to a cache at slot `slot`, from position `start` on.
     #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &usize, _: &usize| cache.clone())]
     fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self>;
 
-    /// Words of a step's state, from word `first` on.
+    /// Writes words to a step's state, from word `first` on.
     #[fusion(meta = |state: &TensorSpec, _: &usize, _: &Vec<i32>| state.clone())]
     fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self>;
 
-    /// Attention of a step; the output, the keys and the values.
+    /// The attention of a step; returns the output, the keys and the values.
     #[fusion(meta = attention_spec)]
-    #[allow(clippy::too_many_arguments, reason = "as many as attention has")]
+    #[allow(clippy::too_many_arguments, reason = "attention has this many operands")]
     fn decode_attention(
         qkv: FloatTensor<Self>,
         rows: IntTensor<Self>,
@@ -89,7 +89,7 @@ pub trait DecodeBackend: Backend {
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The next token of each row; the rows and the bitmaps of the tokens that each slot has seen.
+    /// Chooses the next token of each row; returns the rows, and the bitmaps of the tokens in each slot's sequence.
     #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, seen: &TensorSpec, _: &usize| (rows.clone(), seen.clone()))]
     fn decode_sample(
         logits: FloatTensor<Self>,
@@ -123,7 +123,7 @@ fn embed_spec(table: &TensorSpec, rows: &TensorSpec) -> TensorSpec {
     TensorSpec::new(Shape::new([rows.shape[0], table.shape[1]]), table.dtype)
 }
 
-#[allow(clippy::too_many_arguments, reason = "those of the operation")]
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
 fn attention_spec(
     qkv: &TensorSpec,
     _rows: &TensorSpec,

@@ -16,7 +16,7 @@
 //!
 //! Source: AutoAWQ, `awq/modules/linear/gemm.py`.
 
-use super::layer::LayerTensors;
+use super::layer_tensors::LayerTensors;
 use super::packed::{FileWords, plain_words, unpack_columns};
 use super::{Checkpoint, CheckpointError};
 use crate::layout::{PlainLayout, exchange};

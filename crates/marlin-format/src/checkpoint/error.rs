@@ -1,6 +1,6 @@
 //! The errors of a folder, of a file in it, or of its config.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
@@ -258,6 +258,12 @@ pub enum CheckpointError {
         /// The first by name.
         tensor: String,
     },
+}
+
+impl CheckpointError {
+    pub(super) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
 }
 
 /// A safetensors header that does not hold together, or does not fit its file.

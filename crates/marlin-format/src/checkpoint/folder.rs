@@ -1,7 +1,6 @@
 //! The contents of a folder without `model.safetensors`.
 
 use super::CheckpointError;
-use super::reader::io;
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -49,7 +48,7 @@ impl fmt::Display for InPlaceOfWeights {
 pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, CheckpointError> {
     let entries = std::fs::read_dir(dir).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => CheckpointError::NoWeights { dir: dir.into(), found: InPlaceOfWeights::Nothing },
-        _ => io("read", dir, source),
+        _ => CheckpointError::io("read", dir, source),
     })?;
     let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
     names.sort();

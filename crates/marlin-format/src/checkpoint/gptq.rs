@@ -21,7 +21,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::layer::LayerTensors;
+use super::layer_tensors::LayerTensors;
 use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
 use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
 use crate::layout::PlainLayout;

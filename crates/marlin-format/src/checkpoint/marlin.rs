@@ -11,7 +11,7 @@
 //!
 //! Source: the packer of the Marlin paper's authors (IST-DASLab/marlin).
 
-use super::layer::LayerTensors;
+use super::layer_tensors::LayerTensors;
 use super::packed::plain_words;
 use super::{Checkpoint, CheckpointError};
 use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, TILE_N, Tile, TileTable};

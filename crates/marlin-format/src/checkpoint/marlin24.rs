@@ -15,7 +15,7 @@
 
 use rayon::prelude::*;
 
-use super::layer::LayerTensors;
+use super::layer_tensors::LayerTensors;
 use super::packed::{FileWords, plain_words};
 use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorView};
 use crate::layout::{Marlin24Layout, PlainLayout, TILE_N, Tile, TileTable, gather};

@@ -1,6 +1,6 @@
 //! Hugging Face folders: tensors as their files hold them.
 //!
-//! | what | type |
+//! | task | type |
 //! |---|---|
 //! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
@@ -26,6 +26,7 @@ mod format;
 mod groups;
 mod header;
 mod layer;
+mod layer_tensors;
 mod packed;
 mod quantization;
 mod reader;

@@ -67,7 +67,7 @@ impl Checkpoint {
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
             // A file that is named may be anywhere.
-            checkpoint.add_file(fs::canonicalize(dir).map_err(|source| io("open", dir, source))?)?;
+            checkpoint.add_file(fs::canonicalize(dir).map_err(|source| CheckpointError::io("open", dir, source))?)?;
             return Ok(checkpoint);
         }
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
@@ -179,7 +179,7 @@ impl Checkpoint {
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {
-        let text = read_file(index, MAX_INDEX_BYTES).map_err(|source| io("read", index, source))?;
+        let text = read_file(index, MAX_INDEX_BYTES).map_err(|source| CheckpointError::io("read", index, source))?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|source| CheckpointError::Index { path: index.into(), source })?;
 
         // A first tensor for each shard, to name in errors; every shard is opened once.
@@ -226,12 +226,8 @@ impl Checkpoint {
 }
 
 fn map(path: &Path) -> Result<Mmap, CheckpointError> {
-    let (file, _) = files::open(path).map_err(|source| io("open", path, source))?;
+    let (file, _) = files::open(path).map_err(|source| CheckpointError::io("open", path, source))?;
     // SAFETY: the map is read-only and lives as long as the views into it. That no process truncates the file in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
-    unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))
-}
-
-pub(super) fn io(action: &'static str, path: &Path, source: std::io::Error) -> CheckpointError {
-    CheckpointError::Io { action, path: path.into(), source }
+    unsafe { Mmap::map(&file) }.map_err(|source| CheckpointError::io("map", path, source))
 }

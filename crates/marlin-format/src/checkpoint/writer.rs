@@ -8,7 +8,6 @@ use std::path::{Component, Path, PathBuf};
 use tempfile::TempDir;
 
 use super::header::{self, Entry};
-use super::reader::io;
 use super::{CheckpointError, INDEX_FILE, TensorSpec, WEIGHTS_FILE};
 
 /// Writes a checkpoint: files such as `config.json`, and all tensors in one `model.safetensors`.
@@ -51,15 +50,17 @@ impl CheckpointWriter {
     /// # Errors
     /// [`CheckpointError::TargetNotEmpty`] where `dir` exists with something in it; [`CheckpointError::Io`].
     pub fn create(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        let target = std::path::absolute(dir.as_ref()).map_err(|source| io("resolve", dir.as_ref(), source))?;
+        let target = std::path::absolute(dir.as_ref()).map_err(|source| CheckpointError::io("resolve", dir.as_ref(), source))?;
         refuse_non_empty(&target)?;
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(CheckpointError::TargetNotEmpty { dir: target });
         };
-        fs::create_dir_all(parent).map_err(|source| io("create", parent, source))?;
+        fs::create_dir_all(parent).map_err(|source| CheckpointError::io("create", parent, source))?;
         let prefix = format!(".{}.", name.to_string_lossy());
-        let temporary =
-            tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).map_err(|source| io("create a folder in", parent, source))?;
+        let temporary = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(parent)
+            .map_err(|source| CheckpointError::io("create a folder in", parent, source))?;
         Ok(Self { target, temporary, weights: None })
     }
 
@@ -69,7 +70,7 @@ impl CheckpointWriter {
     /// [`CheckpointError::FileName`] where `name` is not a plain file name or is one of the weights' own; [`CheckpointError::Io`].
     pub fn write_file(&mut self, name: &str, contents: &[u8]) -> Result<(), CheckpointError> {
         let path = self.path_of(name)?;
-        fs::write(&path, contents).map_err(|source| io("write", &path, source))
+        fs::write(&path, contents).map_err(|source| CheckpointError::io("write", &path, source))
     }
 
     /// Copies a file beside the weights, under its own name.
@@ -79,7 +80,7 @@ impl CheckpointWriter {
     pub fn copy_file(&mut self, from: &Path) -> Result<(), CheckpointError> {
         let name = from.file_name().unwrap_or_default().to_string_lossy();
         let path = self.path_of(&name)?;
-        fs::copy(from, &path).map(|_| ()).map_err(|source| io("copy", from, source))
+        fs::copy(from, &path).map(|_| ()).map_err(|source| CheckpointError::io("copy", from, source))
     }
 
     /// Declares the tensors. They are laid out and the header is written; their bytes follow by
@@ -100,7 +101,7 @@ impl CheckpointWriter {
             file.write_all(&bytes)?;
             Ok(file)
         };
-        let file = write().map_err(|source| io("write", &path, source))?;
+        let file = write().map_err(|source| CheckpointError::io("write", &path, source))?;
         let entries = entries.into_iter().map(|entry| (entry.name.clone(), (entry, false))).collect();
         self.weights = Some(Weights { path, file, entries });
         Ok(())
@@ -127,7 +128,7 @@ impl CheckpointWriter {
             .file
             .seek(SeekFrom::Start(entry.start as u64))
             .and_then(|_| weights.file.write_all(bytes))
-            .map_err(|source| io("write", &weights.path, source))?;
+            .map_err(|source| CheckpointError::io("write", &weights.path, source))?;
         *written = true;
         Ok(())
     }
@@ -144,14 +145,14 @@ impl CheckpointWriter {
         if let Some(tensor) = unwritten.next() {
             return Err(CheckpointError::NotWritten { missing: 1 + unwritten.count(), tensor: tensor.clone() });
         }
-        file.sync_all().map_err(|source| io("write", &path, source))?;
+        file.sync_all().map_err(|source| CheckpointError::io("write", &path, source))?;
         drop(file);
 
         refuse_non_empty(&target)?;
         if target.exists() {
-            fs::remove_dir(&target).map_err(|source| io("replace", &target, source))?;
+            fs::remove_dir(&target).map_err(|source| CheckpointError::io("replace", &target, source))?;
         }
-        fs::rename(temporary.path(), &target).map_err(|source| io("rename the temporary folder to", &target, source))?;
+        fs::rename(temporary.path(), &target).map_err(|source| CheckpointError::io("rename the temporary folder to", &target, source))?;
         // Renamed: there is nothing left to remove.
         let _ = temporary.keep();
         Ok(())
@@ -172,6 +173,6 @@ fn refuse_non_empty(dir: &Path) -> Result<(), CheckpointError> {
         Ok(true) => Ok(()),
         Ok(false) => Err(CheckpointError::TargetNotEmpty { dir: dir.into() }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(io("use", dir, source)),
+        Err(source) => Err(CheckpointError::io("use", dir, source)),
     }
 }

@@ -36,7 +36,7 @@ pub enum JoinError {
         /// Index of the weight.
         part: usize,
     },
-    /// More output features than a weight may have.
+    /// More output features or elements than a weight may have.
     #[error(transparent)]
     Format(#[from] FormatError),
 }

@@ -186,6 +186,16 @@ impl PlainWeight {
         self.parts
     }
 
+    /// The weight with its scales rounded to another dtype, or as it is where one of them is too large for that dtype.
+    pub fn with_scales_in(mut self, dtype: ScaleDtype) -> Self {
+        let scales = Scales::from_f32(&self.parts.scales.to_f32(), dtype);
+        if scales.first_not_finite().is_none() {
+            self.parts.scales = scales;
+            self.parts.spec.scale_dtype = dtype;
+        }
+        self
+    }
+
     /// K, input features.
     pub fn k(&self) -> usize {
         self.parts.k

@@ -218,6 +218,8 @@ pub struct QuantSpec {
 impl QuantSpec {
     /// The largest K or N: kernels and file formats count features in 32 signed bits.
     pub const MAX_FEATURES: usize = i32::MAX as usize;
+    /// The largest K * N: kernels count the weights of a matrix in 32 bits.
+    pub const MAX_ELEMENTS: usize = u32::MAX as usize;
 
     /// Symmetric 4-bit values with f16 scales.
     pub const fn int4(group: GroupSize) -> Self {
@@ -242,13 +244,17 @@ impl QuantSpec {
     /// Checks that a weight can have `k` input and `n` output features, in any format.
     ///
     /// # Errors
-    /// [`FormatError::Empty`], [`FormatError::TooLarge`].
+    /// [`FormatError::Empty`], [`FormatError::TooLarge`], [`FormatError::TooManyElements`].
     pub fn check_shape(k: usize, n: usize) -> Result<(), FormatError> {
         if k == 0 || n == 0 {
             return Err(FormatError::Empty { k, n });
         }
         if k > Self::MAX_FEATURES || n > Self::MAX_FEATURES {
             return Err(FormatError::TooLarge { k, n, limit: Self::MAX_FEATURES });
+        }
+        let elements = k.saturating_mul(n);
+        if elements > Self::MAX_ELEMENTS {
+            return Err(FormatError::TooManyElements { k, n, elements, limit: Self::MAX_ELEMENTS });
         }
         Ok(())
     }

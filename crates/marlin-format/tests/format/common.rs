@@ -1,13 +1,17 @@
 //! Random weights and folders.
 
+#[path = "../../../../tests/src/seed.rs"]
+mod seed;
+
 use half::{bf16, f16};
 use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, LayerFormat, TensorData, TensorSpec, layer_tensors, read_layer};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
-use rand::rngs::{StdRng, SysRng};
+use proptest::test_runner::RngSeed;
+use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
-use rand::{RngExt, SeedableRng, TryRng};
+use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 
 /// The layer that tests write and read.
@@ -60,17 +64,14 @@ pub fn natural_groups(weight: &PlainWeight) -> Vec<i32> {
     groups
 }
 
-/// Fresh random numbers; a failing test shows the seed, and `MARLIN_TEST_SEED` repeats it.
+/// A random number generator, whose seed a failing test shows.
 pub fn rng() -> StdRng {
-    let given = std::env::var("MARLIN_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = given.unwrap_or_else(|| SysRng.try_next_u64().unwrap());
-    println!("MARLIN_TEST_SEED={seed}");
-    StdRng::seed_from_u64(seed)
+    StdRng::seed_from_u64(seed::seed())
 }
 
 /// `cases` random cases. A failing one is printed whole, so nothing is kept on disk.
 pub fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed::seed()), ..ProptestConfig::default() }
 }
 
 /// Every way to quantise.

@@ -2,6 +2,8 @@
 
 #[path = "../../../../fuzz/src/errors.rs"]
 mod errors;
+#[path = "../../../../fuzz/src/formats.rs"]
+mod formats;
 #[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
 #[path = "../../../../fuzz/src/seeds.rs"]
@@ -58,7 +60,7 @@ fn tokens() -> Vec<&'static str> {
     [&JSON[..], &TOKENS].concat()
 }
 
-/// Runs a target with random seeds, and prints how much memory the process had at its most before and after.
+/// Runs a target with random seeds, and prints the process's peak memory before and after.
 fn run(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&mut StdRng, &[u8])) {
     let (mut rng, inputs) = (rng(), inputs(20_000));
     let mut run = |inputs| {

@@ -124,7 +124,7 @@ proptest! {
     }
 }
 
-/// Two groups: the packers disagree on whether their scales are permuted.
+/// Two groups: one packer permutes their scales, the other does not.
 #[test]
 fn two_groups_of_each_packer() {
     let spec = QuantSpec::int4(GroupSize::G128);

@@ -25,6 +25,24 @@ fn dequantize_follows_the_formula() {
 }
 
 #[test]
+fn scales_are_rounded_where_all_of_them_fit() {
+    let parts = |scale| PlainParts {
+        k: 1,
+        n: 1,
+        spec: QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::F32),
+        words: [vec![0x8888_8880], vec![0x8888_8888; 7]].concat(),
+        scales: Scales::F32(vec![scale]),
+        zero_points: None,
+        row_permutation: None,
+    };
+    let weight = |scale| PlainWeight::new(parts(scale)).unwrap();
+    let rounded = weight(0.1).with_scales_in(ScaleDtype::F16);
+    assert_eq!((rounded.scales(), rounded.spec().scale_dtype), (&Scales::F16(vec![f16::from_f32(0.1)]), ScaleDtype::F16));
+    assert_eq!(weight(1e6).with_scales_in(ScaleDtype::F16), weight(1e6));
+    assert_eq!(weight(1e6).with_scales_in(ScaleDtype::BF16).spec().scale_dtype, ScaleDtype::BF16);
+}
+
+#[test]
 fn a_small_weight_by_hand() {
     // K = 2, N = 1: q = 0 and 15, scale 0.5.
     let weight = PlainWeight::new(PlainParts {
@@ -116,6 +134,8 @@ fn inconsistent_parts_are_refused() {
     refused(&|parts| parts.k = 0, FormatError::Empty { k: 0, n });
     refused(&|parts| parts.k = 65, FormatError::Length { what: "the packed weight", k: 65, n, expected: 72, found: 64 });
     refused(&|parts| parts.n = usize::MAX, FormatError::TooLarge { k, n: usize::MAX, limit: QuantSpec::MAX_FEATURES });
+    let (elements, limit) = (k << 30, QuantSpec::MAX_ELEMENTS);
+    refused(&|parts| parts.n = 1 << 30, FormatError::TooManyElements { k, n: 1 << 30, elements, limit });
     refused(&|parts| parts.words.truncate(63), length("the packed weight", 64, 63));
     refused(&|parts| parts.words.clear(), length("the packed weight", 64, 0));
     refused(&|parts| parts.words[7] = 0x8888_8887, FormatError::Padding { word: 7, found: 0x8888_8887, bits: Bits::Four });

@@ -75,7 +75,7 @@ fn specs_show_and_serialise() {
 
 #[test]
 fn shapes_are_checked() {
-    for (k, n) in [(1, 1), (33, 8), (64, 1), (344, 7), (QuantSpec::MAX_FEATURES, QuantSpec::MAX_FEATURES)] {
+    for (k, n) in [(1, 1), (33, 8), (64, 1), (344, 7), (QuantSpec::MAX_FEATURES, 2), (2, QuantSpec::MAX_FEATURES), (65537, 65535)] {
         assert_eq!(QuantSpec::check_shape(k, n), Ok(()));
     }
     for (k, n) in [(0, 4), (32, 0), (0, 0)] {
@@ -83,5 +83,13 @@ fn shapes_are_checked() {
     }
     for (k, n) in [(1 << 31, 8), (32, usize::MAX)] {
         assert_eq!(QuantSpec::check_shape(k, n), Err(FormatError::TooLarge { k, n, limit: QuantSpec::MAX_FEATURES }));
+    }
+    for (k, n) in [(65536, 65536), (3, QuantSpec::MAX_FEATURES), (QuantSpec::MAX_FEATURES, QuantSpec::MAX_FEATURES)] {
+        let error = QuantSpec::check_shape(k, n).unwrap_err();
+        assert_eq!(error, FormatError::TooManyElements { k, n, elements: k * n, limit: QuantSpec::MAX_ELEMENTS });
+        let message = error.to_string();
+        for part in [format!("K = {k} by N = {n}"), (k * n).to_string(), "4294967295".into(), "split".into()] {
+            assert!(message.contains(&part), "{message}");
+        }
     }
 }

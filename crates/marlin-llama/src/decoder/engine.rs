@@ -9,8 +9,8 @@ use marlin_decode::{self as decode, Row, RowsRead};
 
 use super::PREFILL_CHUNK;
 use super::scheduler::Engine;
-use crate::generate::token_tensor;
 use crate::model::{Batch, CachePosition};
+use crate::tokens::token_tensor;
 use crate::{KvCache, LlamaError, LlamaModel};
 
 /// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA would take work of other threads into the recording
@@ -62,6 +62,7 @@ impl ModelEngine {
         Ok(Self { model, state: Arc::new(Mutex::new(State { cache, seen })), graphs: BTreeMap::new() })
     }
 
+    /// As [`Decoder::warm_up`](super::Decoder::warm_up).
     pub(super) fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         if !decode::has_kernels(&self.model.device()) {
             return Duration::ZERO;

@@ -91,9 +91,18 @@ impl Decoder {
         Ok(Self { stream, scheduler: Scheduler::new(engine, slots, window, vocab_size) })
     }
 
-    /// Compiles and records the kernels of a prompt of `prompt_tokens` tokens and of a step of one sequence, so that neither takes time later. The
-    /// next prompt overwrites the positions that it writes. Returns the time it took: none if steps do not run as graphs, since there is nothing to
-    /// prepare.
+    /// Runs a prompt of `prompt_tokens` tokens and a step of one sequence ahead of time, and returns the time that this took.
+    ///
+    /// Warmed up afterwards:
+    /// - a prompt of that length, at most the model's window: its kernels are compiled, and Burn has autotuned its operations for these shapes;
+    /// - a step of one sequence: its kernels are compiled, and where the device records graphs, its graph is recorded.
+    ///
+    /// Not warmed up:
+    /// - steps of more sequences: the first step of 2, 4, 8, .. rows compiles its kernels and records its graph;
+    /// - prompts of other lengths: a chunk of another length, or one that begins at another position, may compile and autotune again.
+    ///
+    /// The prompt is written to the first slot, where the next sequence overwrites it. On a device that runs steps in Burn's own operations (Flex,
+    /// autodiff, a runtime that lacks a feature of the kernels) this does nothing and returns zero.
     ///
     /// # Panics
     /// Panics if a sequence has joined.

@@ -172,8 +172,7 @@ impl FileWeights<'_> {
             // A view: a matmul reads a transposed weight as well.
             LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
             LayerWeight::Plain(plain) => {
-                let linear = QuantLinear::new(QuantizedWeight::from_plain_for(&plain, self.activations(), self.device), bias);
-                self.recycle(LayerWeight::Plain(plain));
+                let linear = QuantLinear::new(QuantizedWeight::from_owned_plain(plain, self.activations(), self.device), bias);
                 Ok(Projection::Quant(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
             }
         }

@@ -6,6 +6,7 @@ use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{DType, Device, Distribution, StreamId, Tensor};
 use burn_marlin::{ActivationDtype, QuantLinear, QuantSpec, QuantizedWeight};
+use marlin_kernels::Prologue;
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
 use crate::config::{Declaration, LlamaConfig, MLP_INPUTS_APART};
@@ -50,6 +51,24 @@ pub(crate) enum Part<'a> {
         projection: &'a Projection,
         columns: Range<usize>,
     },
+}
+
+/// A matmul of the model.
+pub(crate) struct Product<'a> {
+    /// The projection's name in a checkpoint.
+    pub(crate) name: String,
+    /// The weight.
+    pub(crate) projection: &'a Projection,
+    /// The operation before the product that is part of the matmul.
+    pub(crate) prologue: Prologue,
+    /// True for the output head.
+    pub(crate) is_head: bool,
+}
+
+impl<'a> Product<'a> {
+    fn plain(name: &str, projection: &'a Projection) -> Self {
+        Self { name: name.into(), projection, prologue: Prologue::None, is_head: false }
+    }
 }
 
 /// The layers that a checkpoint has for the outputs of a group, and which of all outputs' columns each of them makes: `names` has one for each
@@ -103,16 +122,25 @@ impl LlamaModel {
     /// Every projection, the head included, under its name in a checkpoint. Projections that are one matmul come once, as `qkv_proj` and
     /// `gate_up_proj`, whatever the names of their parts.
     pub fn projections(&self) -> impl Iterator<Item = (String, &Projection)> {
+        self.products().map(|product| (product.name, product.projection))
+    }
+
+    /// Every projection, the head included, in the order in which they run.
+    pub(crate) fn products(&self) -> impl Iterator<Item = Product<'_>> {
         let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
             let Layer { self_attn, mlp, .. } = layer;
             let declaration = self.declaration();
-            let mut projections = named(&self_attn.qkv_proj, "self_attn.qkv_proj", "self_attn", declaration.attention_inputs);
-            projections.push(("self_attn.o_proj".into(), &self_attn.o_proj));
-            projections.extend(named(&mlp.gate_up_proj, "mlp.gate_up_proj", "mlp", declaration.mlp_inputs));
-            projections.push(("mlp.down_proj".into(), &mlp.down_proj));
-            projections.into_iter().map(move |(name, projection)| (format!("model.layers.{index}.{name}"), projection))
+            let mut products = named(&self_attn.qkv_proj, "self_attn.qkv_proj", "self_attn", declaration.attention_inputs);
+            products.push(Product::plain("self_attn.o_proj", &self_attn.o_proj));
+            products.extend(named(&mlp.gate_up_proj, "mlp.gate_up_proj", "mlp", declaration.mlp_inputs));
+            products.push(Product::plain("mlp.down_proj", &mlp.down_proj));
+            if index == 0 {
+                // Nothing is added to the stream before the first norm, which is a kernel of its own.
+                products[0].prologue = Prologue::None;
+            }
+            products.into_iter().map(move |product| Product { name: format!("model.layers.{index}.{}", product.name), ..product })
         });
-        of_layers.chain(self.lm_head.iter().map(|head| ("lm_head".to_string(), head)))
+        of_layers.chain(self.lm_head.iter().map(|head| Product { is_head: true, ..Product::plain("lm_head", head) }))
     }
 
     /// The parts of a checkpoint of this model, by name.
@@ -194,10 +222,14 @@ fn group<S: WeightSource>(
 }
 
 /// The projections of a group: `joined` if they are one matmul, or under the names that a checkpoint has for them below `parent`.
-fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&str]) -> Vec<(String, &'a Projection)> {
+fn named<'a>(group: &'a ProjectionGroup, joined: &str, parent: &str, names: &[&str]) -> Vec<Product<'a>> {
+    let product = |name: &str, projection| Product { prologue: group.prologue(), ..Product::plain(name, projection) };
     match group.joined() {
-        Some(projection) => vec![(joined.to_string(), projection)],
-        None => apart(group, names).iter().map(|name| format!("{parent}.{name}")).zip(group.projections()).collect(),
+        Some(projection) => vec![product(joined, projection)],
+        None => {
+            let names = apart(group, names).iter().map(|name| format!("{parent}.{name}"));
+            names.zip(group.projections()).map(|(name, projection)| product(&name, projection)).collect()
+        }
     }
 }
 

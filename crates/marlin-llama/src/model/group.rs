@@ -2,6 +2,7 @@ use std::array;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use marlin_kernels::Prologue;
 
 use super::{Projection, RmsNorm};
 
@@ -33,12 +34,20 @@ impl ProjectionGroup {
 
     /// [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
     pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
-        match self.projections.as_slice() {
-            [joined] => joined.forward_add_norm(x, residual, norm),
+        match (self.prologue(), self.projections.as_slice()) {
+            (Prologue::AddRmsNorm, [joined]) => joined.forward_add_norm(x, residual, norm),
             _ => {
                 let (x, sum) = norm.forward_add(x, residual);
                 (self.forward_joined(x), sum)
             }
+        }
+    }
+
+    /// The prologue of the matmuls in [`forward_add_norm`](Self::forward_add_norm): the norm, where one matmul has all outputs.
+    pub fn prologue(&self) -> Prologue {
+        match self.joined() {
+            Some(_) => Prologue::AddRmsNorm,
+            None => Prologue::None,
         }
     }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::model::{TOLERANCE, check, full};
 use super::support::*;
-use crate::generate::token_tensor;
+use crate::tokens::token_tensor;
 use crate::{Architecture, Llama, LlamaConfig, LlamaModel, OpenOptions, Projection, QuantizeOptions, quantize_folder, save_float};
 use burn::tensor::{Device, FloatDType};
 

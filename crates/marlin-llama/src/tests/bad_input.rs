@@ -13,7 +13,7 @@ fn open_error(dir: &Path, options: &OpenOptions) -> LlamaError {
     Llama::open(dir, &Device::flex(), options).expect_err("must be refused")
 }
 
-/// The message, and what it was caused by.
+/// The error's message and those of its causes.
 fn message(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -190,5 +190,5 @@ fn a_model_that_cannot_be_saved_leaves_nothing() {
 #[should_panic(expected = "97 tokens after 0 do not fit the 96 positions")]
 fn a_sequence_longer_than_the_model_panics_with_both_numbers() {
     let model = LlamaModel::new(&config(), &Device::flex());
-    model.forward_full(crate::generate::token_tensor(&[1; 97], [1, 97], &Device::flex()));
+    model.forward_full(crate::tokens::token_tensor(&[1; 97], [1, 97], &Device::flex()));
 }

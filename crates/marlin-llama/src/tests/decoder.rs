@@ -10,7 +10,7 @@ use rand::RngExt;
 use serde_json::json;
 
 use super::support::*;
-use crate::generate::token_tensor;
+use crate::tokens::token_tensor;
 use crate::{
     Architecture, Decoded, Decoder, Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, Projection, Sampling, SamplingError,
     SequenceOptions, StopReason,
@@ -155,7 +155,8 @@ fn a_sequence_goes_on_while_a_long_prompt_is_read() {
 fn a_decoder_goes_on_on_another_thread() {
     let config = config_with(json!({ "max_position_embeddings": 700 }));
     let model = model(&config);
-    let prompts = [5, 600].map(|length| random_tokens(length, config.vocab_size, &mut rng()));
+    let mut rng = rng();
+    let prompts = [5, 600].map(|length| random_tokens(length, config.vocab_size, &mut rng));
     let options = SequenceOptions { max_new_tokens: 9, ..GREEDY };
     let mut decoder = Decoder::new(model.clone(), 2).unwrap();
     let mut tokens = vec![Vec::new(); 2];
@@ -191,7 +192,8 @@ fn a_decoder_goes_on_on_another_thread() {
 fn two_decoders_of_a_model_run_on_two_threads() {
     let config = config();
     let model = model(&config);
-    let prompts = [6, 30].map(|length| random_tokens(length, config.vocab_size, &mut rng()));
+    let mut rng = rng();
+    let prompts = [6, 30].map(|length| random_tokens(length, config.vocab_size, &mut rng));
     let options = SequenceOptions { max_new_tokens: 12, ..GREEDY };
     let expected = prompts.each_ref().map(|prompt| alone(&model, prompt, &options));
     let found = prompts.map(|prompt| {

@@ -7,7 +7,7 @@ use marlin_format::{GroupSize, QuantSpec, quantize_rtn};
 use serde_json::json;
 
 use super::support::*;
-use crate::generate::token_tensor;
+use crate::tokens::token_tensor;
 use crate::{Llama, LlamaConfig, LlamaModel, OpenOptions, Projection, Sampling, save_float};
 
 pub(super) fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f32> {

@@ -7,7 +7,7 @@ use marlin_format::checkpoint::Dtype;
 use serde_json::json;
 
 use super::support::*;
-use crate::generate::token_tensor;
+use crate::tokens::token_tensor;
 use crate::{GenerateOptions, Llama, LlamaError, OpenOptions, Sampling, SamplingError, StopReason};
 
 /// A random model with room for `max_len` positions.

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::reference;
 use super::support::*;
-use crate::generate::token_tensor;
 use crate::model::Residual;
+use crate::tokens::token_tensor;
 use crate::{Architecture, Llama, LlamaConfig, LlamaModel, OpenOptions};
 
 /// Largest relative error of a whole model in f32; one rotated pair or head gone wrong gives above 0.01.

@@ -16,7 +16,7 @@ fn model(config: &LlamaConfig, weights: &Weights) -> LlamaModel {
     Arc::unwrap_or_clone(open(&dir).model)
 }
 
-/// The sum of -log softmax(logits)[next] over a window, and how many there are.
+/// The sum of -log softmax(logits)[next] over a window, and the number of terms.
 fn expected(config: &LlamaConfig, weights: &Weights, window: &[u32]) -> (f64, usize) {
     let logits = reference::forward(config, weights, window);
     let nll = |logits: &Vec<f64>, next: u32| logits.iter().map(|x| x.exp()).sum::<f64>().ln() - logits[next as usize];

@@ -1,4 +1,4 @@
-//! The cost of a worker for a conversation.
+//! The time that a worker process adds to a conversation.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use marlin_text::{ChatTemplate, Message, TextStream, Tokenizer};
 
 use crate::tokenizers::byte_level;
 
-/// The longest that a turn may take on top of the model's own work.
+/// The most time that a turn may take in addition to the model's own work.
 const TURN: Duration = Duration::from_millis(5);
 
 pub fn tests() -> Vec<Trial> {

@@ -1,20 +1,23 @@
-//! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 200 inputs each, or `MARLIN_FUZZ_INPUTS`.
+//! The fuzz targets of `/fuzz` on mutated valid inputs: 200 inputs each, or `MARLIN_FUZZ_INPUTS`.
 
 #[path = "../../../../fuzz/src/errors.rs"]
 mod errors;
 #[path = "../../../../fuzz/src/mutate.rs"]
 mod mutate;
+#[path = "../../../../tests/src/seed.rs"]
+mod seed;
 #[path = "../../../../fuzz/src/text.rs"]
 mod text;
 
 use libtest_mimic::{Failed, Trial};
-use rand::rngs::{StdRng, SysRng};
-use rand::{RngExt, SeedableRng, TryRng};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 use self::mutate::{JSON, inputs, mutated};
+use self::seed::seed;
 use self::text::{TokenizerFolder, template, template_seeds, tokenizer_seeds};
 
-/// The tokens written into templates: Jinja's words and signs, and what can grow.
+/// The tokens written into templates: Jinja's keywords and delimiters, and expressions whose result can grow.
 const OF_TEMPLATES: [&str; 40] = [
     "{{",
     "}}",
@@ -57,7 +60,7 @@ const OF_TEMPLATES: [&str; 40] = [
     "[:9223372036854775807:-1]",
     "1e308",
 ];
-/// The tokens written into tokenizers beside the signs of JSON: names of parts, patterns, and numbers at edges.
+/// The tokens written into tokenizers, besides [`JSON`]: names of components, patterns, and integers at limits.
 const OF_TOKENIZERS: [&str; 23] = [
     "4294967295",
     "4294967296",
@@ -95,11 +98,7 @@ pub fn tests() -> Vec<Trial> {
 }
 
 fn run(seeds: &[Vec<u8>], tokens: &[&str], target: impl Fn(&[u8]) -> bool) -> Result<(), Failed> {
-    let inputs = inputs(200);
-    let given = std::env::var("MARLIN_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = given.map_or_else(|| SysRng.try_next_u64(), Ok)?;
-    println!("MARLIN_TEST_SEED={seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
+    let (mut rng, inputs) = (StdRng::seed_from_u64(seed()), inputs(200));
     for seed in seeds {
         assert!(target(seed), "a seed is refused: {}", String::from_utf8_lossy(seed));
     }
@@ -110,7 +109,7 @@ fn run(seeds: &[Vec<u8>], tokens: &[&str], target: impl Fn(&[u8]) -> bool) -> Re
         accepted += usize::from(target(&input));
     }
     println!("{inputs} inputs, {accepted} of them accepted");
-    // Neither all changes are fatal, nor does every one go unseen.
+    // Some mutations are refused, and some are not.
     assert!((1..inputs).contains(&accepted), "{accepted} of {inputs}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The helpers of every test.
+//! Helpers shared by the tests.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use marlin_text::{Failure, TextError};
 
-/// The longest that a call may take: its limit of four seconds, plus the start and the end of a process on a busy machine.
+/// The most time that a call may take: its limit of four seconds, and the start and end of a process on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
 /// The expected outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// An error of the library, whose text has this in it.
+    /// An error of the library whose message contains this text.
     Refused(&'static str),
-    /// The end of its time, or of its memory, whichever is first on this machine.
+    /// The limit of time or of memory, whichever is reached first on this machine.
     Bound,
+    /// Nesting deeper than the limit.
     Nesting,
-    /// An error, or none if the library has come to terms with it.
+    /// An error or none, depending on the version of the library; the caller survives.
     Survived,
 }
 

@@ -1,4 +1,4 @@
-//! Chat templates.
+//! Chat templates that are expensive or nested without end.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub fn tests() -> Vec<Trial> {
             "{% set ns = namespace(a=[]) %}{% for i in range(100000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}".into(),
             Nesting,
         ),
-        // Without optimisation the stack does not hold that many.
+        // Without optimisation, the stack is too small for that many.
         ("signs_in_a_row", format!("{{{{ {}1 }}}}", "-".repeat(20_000)), Survived),
         ("brackets_in_a_row", format!("{{{{ {} }}}}", "[".repeat(20_000)), Refused("recursion")),
         ("a_wide_indent", "{{ 'a\nb' | indent(100000000000) }}".into(), Bound),
@@ -51,7 +51,7 @@ pub fn tests() -> Vec<Trial> {
     tests
 }
 
-/// One conversation takes the worker down, and the next one has an answer.
+/// Checks that after a conversation that kills the worker, the next one is rendered.
 fn works_again() -> Result<(), Failed> {
     let text = "{% if messages[0].content == 'bad' %}{{ 'a\nb' | indent(100000000000) }}{% endif %}{{ messages[0].content }}";
     let template = ChatTemplate::compile(text, "chat_template.jinja".into(), BTreeMap::new())?;

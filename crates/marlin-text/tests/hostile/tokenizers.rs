@@ -1,4 +1,4 @@
-//! Files `tokenizer.json`.
+//! Files `tokenizer.json` that are invalid, expensive or large.
 
 use std::fs;
 use std::path::Path;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::support::{Expected, trial};
 
-/// One token a byte.
+/// A tokenizer with one token for each byte.
 pub fn byte_level() -> Value {
     serde_json::from_str(include_str!("../byte_level.json")).expect("valid JSON")
 }
 
-/// Opens a file's text in a folder of its own, and takes a text through it and back.
+/// Writes a file and opens it as a tokenizer, then encodes a text and decodes its tokens.
 pub fn round_trip(text: &[u8]) -> Result<(), TextError> {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let path = dir.path().join("tokenizer.json");
@@ -30,7 +30,7 @@ fn with(field: &str, value: Value) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// With a field that may be no JSON.
+/// The byte-level tokenizer with `value`, which need not be valid JSON, as a field.
 fn with_text(field: &str, value: &str) -> Vec<u8> {
     String::from_utf8_lossy(&with(field, "@".into())).replace("\"@\"", value).into_bytes()
 }
@@ -68,7 +68,7 @@ pub fn tests() -> Vec<Trial> {
     tests
 }
 
-/// A device without end, a folder, a missing file.
+/// Paths that are not regular files: a device without end, a folder, a missing file.
 fn files_that_are_none() -> Result<(), Failed> {
     let dir = tempfile::tempdir()?;
     for path in [Path::new("/dev/zero"), dir.path(), &dir.path().join("tokenizer.json")] {
@@ -78,7 +78,7 @@ fn files_that_are_none() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Of the size of Gemma 3's: 262144 tokens, 514906 merges, 33 MB.
+/// Reads a file with as many tokens and merges as that of Gemma 3, which has 33 MB.
 fn largest_published() -> Result<(), Failed> {
     const TOKENS: usize = 262_144;
     const MERGES: usize = 514_906;
@@ -100,9 +100,14 @@ fn largest_published() -> Result<(), Failed> {
     let vocab: serde_json::Map<String, Value> = words.iter().enumerate().map(|(id, word)| (word.clone(), id.into())).collect();
     let json = json!({ "version": "1.0", "added_tokens": [], "model": { "type": "BPE", "vocab": vocab, "merges": merges } });
     let text = serde_json::to_string_pretty(&json)?;
-    println!("{} MB, {} merges", text.len() >> 20, json["model"]["merges"].as_array().map_or(0, Vec::len));
+    let model = &json["model"];
+    assert_eq!(
+        (model["vocab"].as_object().map(|vocab| vocab.len()), model["merges"].as_array().map(Vec::len)),
+        (Some(TOKENS), Some(MERGES))
+    );
+    assert!(text.len() > 28_000_000, "{} bytes", text.len());
     Ok(round_trip(text.as_bytes()).or_else(|error| match error {
-        // Letters that it has no token for.
+        // The text has letters without a token.
         TextError::Tokenizer { .. } if format!("{error:?}").contains("unk") => Ok(()),
         error => Err(error),
     })?)

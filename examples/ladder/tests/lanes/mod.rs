@@ -1,5 +1,5 @@
-//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products of
-//! tensor cores of it, by the tables of the PTX ISA. Sums are in f64.
+//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products that
+//! tensor cores compute from them, by the tables of the PTX ISA. Sums are in f64.
 
 use half::f16;
 use ladder::LadderError;
@@ -11,7 +11,7 @@ use marlin_format::layout::ScaleLayout;
 
 const LANES: usize = 32;
 
-/// Two halves of a register.
+/// The two halves of a register.
 type Pair = [f16; 2];
 /// Both registers of the fragment B of each eight rows of activations.
 type B = Vec<[Pair; 2]>;
@@ -53,7 +53,7 @@ impl Memory {
         [0, 1, 2, 3, 4, 5, 6, 7].map(|i| self.scales[place + i])
     }
 
-    /// As `multiply`, and `write` at the end: a block's sums over chunks, in the order of its warps.
+    /// Computes as `multiply` and `write` do: a block's sums over chunks, in the order of its warps.
     fn product(&self, load: impl Fn(&Self, usize, u32) -> [Vec<Loaded>; 4]) -> Vec<f16> {
         let n = self.chunks_n as usize * CHUNK;
         let mut out = vec![0.0f64; self.m * n];
@@ -69,7 +69,7 @@ impl Memory {
         out.into_iter().map(f16::from_f64).collect()
     }
 
-    /// The products of 16 rows of K.
+    /// Adds the products of 16 rows of K to `out`.
     fn add_step(&self, lanes: &[Loaded], chunk_n: usize, n: usize, out: &mut [f64]) {
         for j in 0..4 {
             let fragments: Vec<[Pair; 4]> =
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// The result of step 4: operands straight from global memory.
+/// The result of step 4, with operands loaded from global memory.
 pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         [0, 1, 2, 3].map(|step| {
@@ -109,10 +109,10 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// The result of step 5: operands through a stage, activations swizzled and read by `ldmatrix`.
+/// The result of step 5, with operands copied to a stage, and activations swizzled and read by `ldmatrix`.
 pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
-        // The stage, in halves; NaN where nothing was copied.
+        // The stage, as f16; NaN where nothing was copied.
         let (mut scales, mut x) = (vec![f16::NAN; CHUNK], vec![f16::NAN; 8 * memory.tiles * CHUNK]);
         for lane in 0..LANES {
             if lane < 8 {
@@ -145,13 +145,13 @@ pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// As the kernels' `dequantize`.
+/// Computes as `dequantize` of the kernels does.
 fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     let pair = |bits: u32| [f16::from_bits(bits as u16), f16::from_bits((bits >> 16) as u16)];
     let [[low_offset, _], [factor, _], [offset, _]] = [LOW_OFFSET, HIGH_FACTOR, HIGH_OFFSET].map(pair);
     let half = |word: u32| {
         let low = pair((word & 0x000f_000f) | MAGIC).map(|value| (value - low_offset) * low_scale);
-        // In f32 as exact as in one rounding.
+        // The product and the sum are exact in f32, so there is one rounding, as in `fma`.
         let high =
             pair((word & 0x00f0_00f0) | MAGIC).map(|value| f16::from_f32(value.to_f32() * factor.to_f32() + offset.to_f32()) * high_scale);
         [low, high]
@@ -160,7 +160,7 @@ fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
     [a0, a1, a2, a3]
 }
 
-/// `mma.m16n8k16`: the four sums of each lane, by the PTX ISA's tables of ownership.
+/// `mma.m16n8k16`: returns the four sums of each lane, by the PTX ISA's tables of fragments.
 fn mma_m16n8k16(a: &[[Pair; 4]], b: &[[Pair; 2]]) -> Vec<[f64; 4]> {
     let (mut left, mut right) = ([[f64::NAN; 16]; 16], [[f64::NAN; 8]; 16]);
     for lane in 0..LANES {

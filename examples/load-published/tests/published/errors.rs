@@ -1,4 +1,4 @@
-//! Checkpoints that do not fit are refused, with their names.
+//! Checkpoints that do not fit the model are errors that name the tensors.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -15,12 +15,11 @@ fn keys() -> KeyRemapper {
     Bert::from_transformers().unwrap()
 }
 
-/// Asserts that the message has all of this.
+/// Asserts that the message of an error and its causes contains all of `words`.
 #[track_caller]
 fn says(error: &dyn std::error::Error, words: &[&str]) {
     let message: Vec<String> = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
     let message = message.join(": ");
-    println!("{message}");
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }

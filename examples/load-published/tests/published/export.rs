@@ -39,7 +39,7 @@ fn what_was_loaded_is_exported_bit_for_bit_and_loaded_again() {
         if name.contains(".weight_") {
             assert_eq!((written_dtype, written_bytes), (dtype, bytes), "{name}");
         } else {
-            // The model's parameters are f32, and hold what was f16.
+            // The model's parameters are f32, with the values of the f16 tensors.
             assert_eq!(*written_dtype, Dtype::F32, "{name}");
             let (written, source) = (Checkpoint::open(&dir).unwrap(), Checkpoint::open(golden()).unwrap());
             assert_eq!(written.tensor(name).unwrap().to_f32().unwrap(), source.tensor(name).unwrap().to_f32().unwrap(), "{name}");
@@ -60,14 +60,14 @@ fn a_model_that_was_exported_still_takes_a_record() {
     let parent = tempfile::tempdir().unwrap();
     let convert = || W4A16::new(QuantSpec::int4(GroupSize::G32)).quantize(LinearConfig::new(64, 8).init(&Device::flex())).unwrap().0;
     let (model, other) = (convert(), convert());
-    // It reads no placeholder, which would count as a use.
+    // Exporting must not read placeholders, which would count as a use.
     W4A16::export(&model, parent.path().join("model"), &KeyRemapper::new().add_pattern("^", "layer.").unwrap()).unwrap();
     let expected = other.weight.val().try_into_vec_as::<f32>().unwrap();
     let model = model.load_record(other.into_record());
     assert_eq!(model.weight.val().try_into_vec_as::<f32>().unwrap(), expected);
 }
 
-/// Layers of four formats, and one of float.
+/// Layers in four formats, a float layer, and a `QuantLinear`.
 #[derive(Module, Debug)]
 struct Mixed {
     down: Linear,
@@ -92,7 +92,7 @@ impl Mixed {
     }
 }
 
-/// Of one layer of a checkpoint of mixed formats, without `own`.
+/// The layers of [`Mixed`] without `own`, as one layer of a checkpoint with several formats has them.
 #[derive(Module, Debug)]
 struct Layers {
     down: Linear,
@@ -132,7 +132,7 @@ fn formats_of_several_kinds_come_back() {
     let again = Mixed { down, gate, q, v, up, own: mixed.own.clone() };
     assert_eq!(again.weights(), mixed.weights());
 
-    // The layer that is written with the quantised weight, into an ordinary one.
+    // The exported `QuantLinear`, loaded into a `Linear`.
     #[derive(Module, Debug)]
     struct Own {
         own: Linear,

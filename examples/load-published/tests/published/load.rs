@@ -9,7 +9,7 @@ use marlin_format::checkpoint::{Checkpoint, Quantization, read_layer};
 
 use crate::support::{Expected, config, edited, golden, model, relative_error};
 
-/// Of sums of f32 in another order.
+/// The largest relative error that f32 sums in another order may cause.
 const TOLERANCE: f64 = 2e-6;
 
 #[test]
@@ -43,11 +43,11 @@ fn parameters_keep_the_dtype_of_the_model() {
     let hidden = half.encode(expected.ids.clone(), expected.segments.clone());
     assert_eq!(hidden.dtype(), DType::F16);
     let error = relative_error(&hidden.try_into_vec_as::<f32>().unwrap(), &expected.hidden);
-    // The files are f16, the reference f32: activations are rounded some twenty times.
+    // The model computes in f16, the reference in f32: activations are rounded about twenty times.
     assert!(error > 1e-5 && error < 5e-3, "{error}");
 }
 
-/// Turns every parameter into f16.
+/// Casts every parameter to f16.
 struct Half;
 
 impl burn::module::ModuleMapper for Half {
@@ -77,7 +77,7 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
     let weight = read_layer(&checkpoint, name, &format).unwrap().dequantize();
     let classifier = checkpoint.tensor("classifier.weight").unwrap().to_f32().unwrap();
     for layout in [LinearLayout::Row, LinearLayout::Col] {
-        // Used before or not.
+        // Lazy parameters, and initialised ones.
         for touched in [false, true] {
             let linear = |k, n| LinearConfig::new(k, n).with_layout(layout).init(&device);
             let model = Two { column: linear(64, 128), row: linear(64, 3) };

@@ -44,7 +44,7 @@ impl Expected {
         Self { ids: ints("input_ids"), segments: ints("token_type_ids"), hidden: floats("last_hidden_state"), logits: floats("logits") }
     }
 
-    /// Relative errors of the hidden state and the logits of a model.
+    /// The relative errors of a model's hidden state and logits.
     pub fn errors(&self, model: &Bert) -> [f64; 2] {
         let hidden = model.encode(self.ids.clone(), self.segments.clone());
         let logits = model.classify(hidden.clone());
@@ -55,7 +55,7 @@ impl Expected {
     }
 }
 
-/// The norm of the difference over that of `expected`.
+/// The norm of the difference, divided by the norm of `expected`.
 pub fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let difference: f64 = found.iter().zip(expected).map(|(&found, expected)| (f64::from(found) - expected).powi(2)).sum();
@@ -71,7 +71,7 @@ pub fn read_tensors(file: &Path) -> Tensors {
     tensors.tensors().into_iter().map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
 }
 
-/// The golden folder with other tensors.
+/// A copy of the golden folder with edited tensors.
 pub fn edited(edit: impl FnOnce(&mut Tensors)) -> TempDir {
     let mut tensors = read_tensors(&golden().join("model.safetensors"));
     edit(&mut tensors);

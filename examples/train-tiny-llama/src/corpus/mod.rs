@@ -16,17 +16,17 @@ use sources::{Package, SourceFile};
 
 /// Crates that the model never sees in training: its perplexity is measured on their sources. Ordinary Rust, all under MIT OR Apache-2.0.
 const HELD_OUT: [&str; 5] = ["indexmap", "itertools", "regex-syntax", "tempfile", "url"];
-/// Held-out text, shared out among the crates.
+/// Bytes of held-out text, divided among the crates.
 const HELD_OUT_BYTES: usize = 180_000;
-/// One crate's part of the training text at most, so that the model does not learn the style of the largest.
+/// The maximum training text from one crate, in bytes, so that the model does not learn the style of the largest crates.
 const MAX_CRATE_BYTES: usize = 2_000_000;
-/// The folder's files.
+/// The file with the tokens of the training text.
 pub const TRAIN_TOKENS: &str = "train.bin";
-/// Tokens of [`HELD_OUT_TEXT`].
+/// The file with the tokens of [`HELD_OUT_TEXT`].
 pub const HELD_OUT_TOKENS: &str = "heldout.bin";
-/// The held-out text as it is.
+/// The file with the held-out text.
 const HELD_OUT_TEXT: &str = "heldout.txt";
-/// Longest input of the shipped model in tokens.
+/// The longest input of the shipped model, in tokens.
 pub const CONTEXT: usize = 512;
 
 /// Options of `corpus`.
@@ -35,7 +35,7 @@ pub struct Options {
     /// Folder to write: train.bin, heldout.bin, heldout.txt, tokenizer.json, tokenizer_config.json, corpus.json
     #[arg(long)]
     out: PathBuf,
-    /// Training text in bytes at most
+    /// Maximum training text, in bytes
     #[arg(long, default_value_t = 110_000_000)]
     max_bytes: usize,
 }
@@ -44,7 +44,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     fs::create_dir_all(&options.out).map_err(Error::io(&options.out))?;
     let packages = sources::packages()?;
-    // Held-out texts first, so that a copy of one inside another crate counts as seen and is not trained on.
+    // Held-out texts first, so that a copy of one in another crate counts as seen, and is not trained on.
     let mut seen = HashSet::new();
     let held_out = held_out(&packages, &mut seen)?;
     let training = training(&packages, &mut seen, options.max_bytes)?;
@@ -87,7 +87,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 type Selection<'a> = Vec<(&'a Package, Vec<SourceFile>)>;
 
-/// The evaluation text: Rust files under `src/` of the [`HELD_OUT`] crates.
+/// Selects the evaluation text: Rust files under `src/` of the [`HELD_OUT`] crates.
 fn held_out<'a>(packages: &'a [Package], seen: &mut HashSet<u64>) -> Result<Selection<'a>, Error> {
     let mut selection = Vec::new();
     for name in HELD_OUT {
@@ -99,7 +99,7 @@ fn held_out<'a>(packages: &'a [Package], seen: &mut HashSet<u64>) -> Result<Sele
     Ok(limited(selection, HELD_OUT_BYTES, HELD_OUT_BYTES))
 }
 
-/// The training text: everything else but bindings.
+/// Selects the training text: the files of all other crates except bindings.
 fn training<'a>(packages: &'a [Package], seen: &mut HashSet<u64>, max_bytes: usize) -> Result<Selection<'a>, Error> {
     let mut selection = Vec::new();
     for package in packages.iter().filter(|package| !HELD_OUT.contains(&package.name.as_str()) && !sources::is_binding(&package.name)) {
@@ -111,7 +111,7 @@ fn training<'a>(packages: &'a [Package], seen: &mut HashSet<u64>, max_bytes: usi
     Ok(limited(selection, max_bytes, MAX_CRATE_BYTES))
 }
 
-/// Cuts a selection to `budget` bytes in all and `per_crate` bytes a crate.
+/// Limits a selection to `budget` bytes in total and `per_crate` bytes per crate.
 fn limited(selection: Selection<'_>, budget: usize, per_crate: usize) -> Selection<'_> {
     let size = |files: &[SourceFile]| files.iter().map(|file| file.text.len()).sum::<usize>().min(per_crate);
     let sizes: Vec<usize> = selection.iter().map(|(_, files)| size(files)).collect();
@@ -119,13 +119,13 @@ fn limited(selection: Selection<'_>, budget: usize, per_crate: usize) -> Selecti
     selection.into_iter().map(|(package, files)| (package, sources::within(files, share))).collect()
 }
 
-/// Writes the tokens of `texts`, each preceded by the separator, as 16-bit little-endian numbers; returns how many.
+/// Writes the tokens of `texts`, each preceded by the separator, as 16-bit little-endian integers, and returns their number.
 fn write_tokens(path: &Path, tokenizer: &Tokenizer, texts: &[&str]) -> Result<usize, Error> {
     let file = fs::File::create(path).map_err(Error::io(path))?;
     let mut file = BufWriter::new(file);
     let separator = [tokenizer.token_to_id(tokenizer::END_OF_TEXT).unwrap_or(0) as u16];
     let mut count = 0;
-    // An encoding also holds offsets and strings, many times the size of its ids: a few hundred files at a time.
+    // An encoding also holds offsets and strings, many times the size of its ids, so files are encoded a few hundred at a time.
     for texts in texts.chunks(256) {
         for ids in tokenizer::encode(tokenizer, texts)? {
             file.write_all(&to_bytes(&separator)).and_then(|()| file.write_all(&to_bytes(&ids))).map_err(Error::io(path))?;
@@ -140,7 +140,7 @@ fn to_bytes(ids: &[u16]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }
 
-/// Writes indented JSON with a final line end.
+/// Writes indented JSON that ends with a newline.
 pub fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), Error> {
     fs::write(path, format!("{value:#}\n")).map_err(Error::io(path))
 }

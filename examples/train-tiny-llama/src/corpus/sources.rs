@@ -1,4 +1,4 @@
-//! The files of the dependency tree that are text worth learning from.
+//! The files of the dependencies that are used as text.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use serde_json::Value;
 
 use crate::error::Error;
 
-/// Files above this size are mostly tables.
+/// The maximum size of a file: larger ones are mostly tables.
 const MAX_FILE_BYTES: u64 = 200_000;
-/// A file with a line longer than this was not written by hand.
+/// The maximum length of a line: files with longer ones were not written by hand.
 const MAX_LINE_BYTES: usize = 500;
-/// Tables of constants have more digits than this share of their bytes.
+/// The maximum fraction of digits in a file: tables of constants have more.
 const MAX_DIGIT_SHARE: f64 = 0.15;
-/// Bindings to C, the operating system or the browser, beside every crate named `*-sys`: generated, and repetitive.
+/// Bindings to C, the operating system or the browser, in addition to crates named `*-sys`: generated and repetitive code.
 const BINDINGS: [&str; 12] =
     ["ash", "cudarc", "glow", "khronos_api", "libc", "ntapi", "r-efi", "safe_arch", "tracel-ash", "tracel-rspirv", "winapi", "windows"];
-/// Families of such crates.
+/// Prefixes of the names of such crates.
 const BINDING_PREFIXES: [&str; 4] = ["icu_", "objc2", "windows", "winapi"];
 
 /// A dependency from a registry.
@@ -25,9 +25,9 @@ const BINDING_PREFIXES: [&str; 4] = ["icu_", "objc2", "windows", "winapi"];
 pub struct Package {
     /// Crate name.
     pub name: String,
-    /// Version, as in its manifest.
+    /// Version in its manifest.
     pub version: String,
-    /// Licence expression of the manifest, empty where it names a file instead.
+    /// Licence expression in its manifest; empty if the manifest names a file instead.
     pub license: String,
     /// Folder of the unpacked sources.
     pub dir: PathBuf,
@@ -36,13 +36,13 @@ pub struct Package {
 /// One file of a package.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceFile {
-    /// Path inside the package, with `/`.
+    /// Path inside the package, separated by `/`.
     pub path: String,
-    /// The text, with `\n` line ends.
+    /// The text, with `\n` as line ending.
     pub text: String,
 }
 
-/// The registry packages that the workspace around the current directory depends on: the newest version of each, in order of name.
+/// Returns the registry packages that the workspace of the current directory depends on: the newest version of each, sorted by name.
 pub fn packages() -> Result<Vec<Package>, Error> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
@@ -78,7 +78,7 @@ fn parse_metadata(metadata: &Value) -> Result<Vec<Package>, Error> {
     Ok(newest.into_values().collect())
 }
 
-/// The numbers of a version, for comparing two of them; build metadata and pre-release names do not matter here.
+/// Returns the numbers of a version, to compare versions; build metadata and pre-release names are ignored.
 fn version_key(version: &str) -> Vec<u64> {
     let core = version.split(['-', '+']).next().unwrap_or(version);
     core.split('.').map(|number| number.parse().unwrap_or(0)).collect()
@@ -92,9 +92,9 @@ pub fn is_binding(name: &str) -> bool {
         || BINDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The files of a package that pass [`accepts`], sources before the rest, each part in order of path.
+/// Returns the files of a package that pass [`accepts`]: sources first, then the others, both sorted by path.
 ///
-/// `seen` holds the hashes of texts taken before; a text is taken once.
+/// `seen` holds the hashes of earlier texts; every text is returned once.
 pub fn files(package: &Package, seen: &mut HashSet<u64>) -> Result<Vec<SourceFile>, Error> {
     let mut paths = Vec::new();
     walk(&package.dir, &mut paths)?;
@@ -119,7 +119,7 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Collects Rust and Markdown files of a sensible size, in order of name.
+/// Collects Rust and Markdown files up to the maximum size, sorted by name.
 fn walk(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<(), Error> {
     let entries = std::fs::read_dir(dir).map_err(Error::io(dir))?;
     let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(Error::io(dir))?;
@@ -136,7 +136,7 @@ fn walk(dir: &Path, paths: &mut Vec<PathBuf>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rust, or Markdown other than change logs and licences.
+/// Returns true for Rust, and for Markdown other than change logs and licences.
 fn is_text(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let is_list =
@@ -144,7 +144,7 @@ fn is_text(path: &Path) -> bool {
     name.ends_with(".rs") || (name.ends_with(".md") && !is_list)
 }
 
-/// Returns true if a text reads as written by hand: no marker of a generator, no very long lines, no table of numbers, mostly ASCII.
+/// Returns true if a text seems written by hand: no marker of a generator, no very long lines, no table of numbers, mostly ASCII.
 pub fn accepts(text: &str) -> bool {
     let head: String = text.chars().take(1000).collect::<String>().to_lowercase();
     let generated = ["@generated", "automatically generated", "auto-generated", "autogenerated", "generated by", "do not edit"];
@@ -157,7 +157,7 @@ pub fn accepts(text: &str) -> bool {
         && count(|byte| !byte.is_ascii()) <= 0.1 * size
 }
 
-/// The largest size `share` for which the sum of `min(size, share)` stays within `budget`: small members keep all they have.
+/// Returns the largest `share` for which the sum of `min(size, share)` is at most `budget`.
 pub fn fair_share(sizes: &[usize], budget: usize) -> usize {
     let mut sorted = sizes.to_vec();
     sorted.sort_unstable();
@@ -172,7 +172,7 @@ pub fn fair_share(sizes: &[usize], budget: usize) -> usize {
     usize::MAX
 }
 
-/// The files that fit into `share` bytes, in order; one that does not fit is left out and the next one tried.
+/// Returns the files that fit into `share` bytes together, in order, leaving out any that does not fit.
 pub fn within(files: Vec<SourceFile>, share: usize) -> Vec<SourceFile> {
     let mut left = share;
     files

@@ -1,4 +1,4 @@
-//! A byte-level BPE tokenizer in the form Hugging Face tools read.
+//! A byte-level BPE tokenizer in the format of Hugging Face.
 
 use serde_json::json;
 use tokenizers::decoders::byte_level::ByteLevel;
@@ -7,14 +7,14 @@ use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWra
 
 use crate::error::Error;
 
-/// Separates files; also the token a model ends its text with.
+/// The token that separates files; a model ends its text with it.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// Tokens, the special one included.
+/// Tokens of the vocabulary, including the special one.
 pub const VOCAB_SIZE: usize = 4096;
 
 /// Trains a tokenizer of at most `vocab_size` tokens on `texts`; [`END_OF_TEXT`] is token 0.
 ///
-/// Words are split as GPT-2 does, and every byte is a token, so that no text is unknown.
+/// Words are split as in GPT-2. Every byte is a token, so that every text can be encoded.
 pub fn train<'a>(texts: impl Iterator<Item = &'a str> + Send, vocab_size: usize) -> Result<Tokenizer, Error> {
     let mut trainer = BpeTrainer::builder()
         .vocab_size(vocab_size)
@@ -28,12 +28,12 @@ pub fn train<'a>(texts: impl Iterator<Item = &'a str> + Send, vocab_size: usize)
         TokenizerImpl::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(split)).with_decoder(Some(split));
     tokenizer.train(&mut trainer, texts).map_err(Error::Tokenizer)?;
-    // A tokenizer over any model, by way of its file form: the only public conversion.
+    // The only public conversion to a tokenizer of any model is through its file.
     let text = tokenizer.to_string(false).map_err(Error::Tokenizer)?;
     Tokenizer::from_bytes(text).map_err(Error::Tokenizer)
 }
 
-/// The tokens of each text, where [`END_OF_TEXT`] written out in a text is text, not the special token.
+/// Returns the tokens of each text. [`END_OF_TEXT`] in a text is encoded as text, not as the special token.
 pub fn encode(tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Vec<u16>>, Error> {
     let mut plain = tokenizer.clone();
     plain.set_encode_special_tokens(true);
@@ -47,7 +47,7 @@ pub fn encode(tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Vec<u16>>, Er
         .collect()
 }
 
-/// `tokenizer_config.json`, for the Python tools; `context` is the longest input in tokens.
+/// Returns the `tokenizer_config.json` for Python tools; `context` is the longest input in tokens.
 pub fn config(context: usize) -> serde_json::Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",

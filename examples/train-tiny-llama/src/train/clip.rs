@@ -1,4 +1,4 @@
-//! Clipping by the norm of all gradients together. Burn's own clipping looks at one parameter at a time.
+//! Clipping by the norm of all gradients together. Burn's own clipping handles one parameter at a time.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 /// Scales all gradients by one factor so that their joint L2 norm is at most `max_norm`.
 ///
-/// The factor stays on the device: nothing is read back.
+/// The factor is computed and applied on the device.
 pub fn clip_by_global_norm<M: Module>(model: &M, grads: GradientsParams, max_norm: f32) -> GradientsParams {
     let mut norms = SquaredNorms { grads: &grads, squares: Vec::new() };
     model.visit(&mut norms);

@@ -1,4 +1,4 @@
-//! `train`: trains the model on a folder that `corpus` wrote, and keeps the best of its evaluations as a Hugging Face folder.
+//! `train`: trains the model on a folder that `corpus` wrote, and writes the model of the best evaluation as a Hugging Face folder.
 
 mod clip;
 mod output;
@@ -21,7 +21,7 @@ use output::{Output, Progress};
 use schedule::Schedule;
 use trainer::Trainer;
 
-/// Steps between two lines of output: each waits for the device once.
+/// Steps from one line of output to the next; each line waits for the device.
 const REPORT_STEPS: usize = 50;
 
 /// Options of `train`.
@@ -30,22 +30,22 @@ pub struct Options {
     /// Folder that `corpus` wrote
     #[arg(long)]
     data: PathBuf,
-    /// Folder to write the model to: new, empty, or from an earlier training, which is replaced
+    /// Folder to write the model to: new, empty, or from an earlier training, whose model is replaced
     #[arg(long)]
     out: PathBuf,
     /// The device to train on
     #[arg(long, value_enum)]
     device: DeviceKind,
-    /// Steps at most
+    /// Maximum number of steps
     #[arg(long, default_value_t = 8000)]
     steps: usize,
-    /// Seconds at most, evaluations included; the learning rate comes down in time
+    /// Maximum time in seconds, including evaluations; the learning rate falls accordingly
     #[arg(long)]
     max_seconds: Option<u64>,
-    /// Windows a step
+    /// Windows per step
     #[arg(long, default_value_t = 64)]
     batch: usize,
-    /// Tokens a window
+    /// Tokens per window
     #[arg(long, default_value_t = CONTEXT)]
     seq: usize,
     /// Peak learning rate
@@ -54,7 +54,7 @@ pub struct Options {
     /// Steps over which the learning rate rises
     #[arg(long, default_value_t = 200)]
     warmup: usize,
-    /// Steps between two evaluations on the held-out text
+    /// Steps from one evaluation on the held-out text to the next
     #[arg(long, default_value_t = 500)]
     eval_steps: usize,
     /// Seed of the weights and of the order of the text
@@ -79,7 +79,7 @@ impl DeviceKind {
         match self {
             #[cfg(feature = "cuda")]
             Self::Cuda => {
-                // Asked first: using a device that is not there panics inside the driver's loader.
+                // Using a device that is not present panics in the loader of the driver.
                 let found = Device::enumerate(DeviceType::Cuda).into_iter().next();
                 let device = found.ok_or_else(|| Error::Option("--device cuda: no NVIDIA GPU or driver was found".into()))?;
                 let name = device.identity().map_or_else(|| "CUDA device 0".to_owned(), |identity| identity.name);
@@ -169,7 +169,7 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
                 (progress.steps, progress.elapsed, progress.perplexity) = (step, start.elapsed(), perplexity);
                 output.save(&trainer.model(), &config, &progress)?;
             }
-            // Evaluations do not count in the rate.
+            // The rate does not include evaluations.
             last_report = (step, start.elapsed());
         }
         if last {

@@ -1,4 +1,4 @@
-//! The model's folder, replaced whenever an evaluation is the best so far.
+//! The folder of the model, replaced after each evaluation that is the best so far.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use serde_json::json;
 use crate::corpus::{CONTEXT, write_json};
 use crate::error::Error;
 
-/// The record of how the model was trained; its presence marks a folder that may be replaced.
+/// The file that records the training. A folder that has it may be replaced.
 const TRAINING: &str = "training.json";
-/// Files of the corpus folder that belong to the model.
+/// The files of the corpus folder that are copied to the model's folder.
 const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 
 /// The contents of `training.json`.
@@ -21,21 +21,21 @@ const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
 pub struct Progress {
     /// Name of the device.
     pub device: String,
-    /// Windows a step.
+    /// Windows per step.
     pub batch: usize,
-    /// Tokens a window.
+    /// Tokens per window.
     pub seq: usize,
-    /// Seed of weights and order.
+    /// Seed of the weights and of the order of the text.
     pub seed: u64,
     /// Peak learning rate.
     pub lr: f64,
-    /// Mean loss over the last reported steps, in nats a token.
+    /// Mean loss over the last reported steps, in nats per token.
     pub train_loss: f32,
     /// Steps taken.
     pub steps: usize,
-    /// Since the first step.
+    /// Time since the first step.
     pub elapsed: Duration,
-    /// On the held-out text.
+    /// Perplexity on the held-out text.
     pub perplexity: f64,
 }
 
@@ -56,7 +56,7 @@ impl Progress {
     }
 }
 
-/// The folder and its files beside the weights.
+/// The folder, and its files other than the weights.
 #[derive(Debug)]
 pub struct Output {
     dir: PathBuf,
@@ -64,7 +64,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Reads the tokenizer of the corpus folder `data`; refuses a `dir` that holds something other than a trained model.
+    /// Reads the tokenizer of the corpus folder `data`. A `dir` with anything other than a trained model is an error.
     pub fn new(dir: &Path, data: &Path) -> Result<Self, Error> {
         let in_use = dir.is_dir() && fs::read_dir(dir).map_err(Error::io(dir))?.next().is_some();
         if in_use && !dir.join(TRAINING).is_file() {

@@ -1,17 +1,17 @@
-//! The learning rate over a run that ends at a number of steps or at a time, whichever comes first.
+//! The learning rate over a run that ends after a number of steps or a time, whichever comes first.
 
 use std::time::Duration;
 
-/// Linear warm-up, then a half cosine down to a tenth of the peak.
+/// A linear warm-up, then half a cosine down to a tenth of the peak.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    /// Learning rate at the top.
+    /// Peak learning rate.
     pub peak: f64,
     /// Steps of warm-up.
     pub warmup: usize,
     /// Steps of the whole run.
     pub steps: usize,
-    /// Time the run may take; none means that only the steps count.
+    /// Maximum time of the run; `None` for a run limited only by its steps.
     pub limit: Option<Duration>,
 }
 
@@ -19,14 +19,14 @@ pub struct Schedule {
 const FLOOR: f64 = 0.1;
 
 impl Schedule {
-    /// The progress of the run, from 0 to 1: by steps or by time, whichever is further.
+    /// Returns the progress of the run, from 0 to 1: by steps or by time, whichever is further.
     pub fn progress(&self, step: usize, elapsed: Duration) -> f64 {
         let by_steps = step as f64 / self.steps.max(1) as f64;
         let by_time = self.limit.map_or(0.0, |limit| elapsed.as_secs_f64() / limit.as_secs_f64().max(1e-9));
         by_steps.max(by_time).min(1.0)
     }
 
-    /// The learning rate of the step with this number (the first is 0).
+    /// Returns the learning rate of a step; the first step is 0.
     pub fn learning_rate(&self, step: usize, elapsed: Duration) -> f64 {
         let warmup = ((step + 1) as f64 / self.warmup.max(1) as f64).min(1.0);
         let cosine = 0.5 * (1.0 + (std::f64::consts::PI * self.progress(step, elapsed)).cos());

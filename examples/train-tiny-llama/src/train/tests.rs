@@ -1,4 +1,4 @@
-//! Training as a whole, on a model small enough for the processor.
+//! Complete training runs of a small model on the processor.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn small() -> LlamaConfig {
     }
 }
 
-/// A corpus folder whose text counts upwards in steps of 3, modulo the vocabulary: easy to learn.
+/// Writes a corpus folder that is easy to learn: its text counts up in steps of 3, modulo the vocabulary.
 fn corpus_folder(dir: &Path) {
     let tokens = |count: u16| (0..count).flat_map(|i| (i * 3 % 32).to_le_bytes()).collect::<Vec<u8>>();
     fs::write(dir.join(corpus::TRAIN_TOKENS), tokens(2000)).unwrap();

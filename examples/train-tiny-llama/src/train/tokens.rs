@@ -1,4 +1,4 @@
-//! The corpus as tokens, and the windows cut from it.
+//! The tokens of the corpus, and windows over them.
 
 use std::fs;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use crate::error::Error;
 
-/// Reads a file of 16-bit little-endian tokens and checks that each is below `vocab_size` and that at least `least` are there.
+/// Reads a file of 16-bit little-endian tokens, and checks that each is below `vocab_size` and that there are at least `least`.
 pub fn read(path: &Path, vocab_size: usize, least: usize) -> Result<Vec<i32>, Error> {
     let bytes = fs::read(path).map_err(Error::io(path))?;
     let corpus = |problem: String| Error::Corpus { path: path.to_owned(), problem };
@@ -28,11 +28,11 @@ pub fn read(path: &Path, vocab_size: usize, least: usize) -> Result<Vec<i32>, Er
     }
 }
 
-/// Random windows over tokens that lie on the device, so that a step sends no more than the windows' positions.
+/// Random windows over tokens on the device. A step copies only the positions of its windows to the device.
 #[derive(Debug)]
 pub struct Windows {
     tokens: Tensor<1, Int>,
-    /// First tokens that leave room for a whole window.
+    /// Possible positions of the first token of a window.
     starts: Range<i32>,
     /// Positions inside a window, [1, seq + 1].
     within: Tensor<2, Int>,
@@ -40,7 +40,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Windows of `seq` inputs over `tokens`, of which there must be more than `seq`.
+    /// Makes windows of `seq` inputs over `tokens`, of which there must be more than `seq`.
     pub fn new(tokens: Vec<i32>, seq: usize, rng: StdRng, device: &Device) -> Self {
         let starts = 0..(tokens.len() - seq) as i32;
         let within = Tensor::arange(0..seq as i64 + 1, device).unsqueeze_dim(0);
@@ -48,7 +48,7 @@ impl Windows {
         Self { tokens: Tensor::from_data(TensorData::new(tokens, [count]), device), starts, within, rng }
     }
 
-    /// A batch of inputs and, one position later, targets: [batch, seq] each.
+    /// Returns a batch of inputs, and of targets one position later: [batch, seq] each.
     pub fn batch(&mut self, batch: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
         let starts: Vec<i32> = (0..batch).map(|_| self.rng.random_range(self.starts.clone())).collect();
         let starts = Tensor::<2, Int>::from_data(TensorData::new(starts, [batch, 1]), &self.tokens.device());
@@ -59,13 +59,13 @@ impl Windows {
     }
 }
 
-/// Inputs and targets of windows [batch, width]: [batch, width - 1] each.
+/// Returns the inputs and targets of windows [batch, width]: [batch, width - 1] each.
 pub fn split(windows: Tensor<2, Int>) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let [batch, width] = windows.dims();
     (windows.clone().slice([0..batch, 0..width - 1]), windows.slice([0..batch, 1..width]))
 }
 
-/// Windows of `seq` tokens that do not overlap, in batches, and the shorter rest as a batch of its own: [batch, width] each.
+/// Returns batches [batch, width] of windows of `seq` tokens that do not overlap, and a last batch of one shorter window with the remaining tokens.
 pub fn in_order(tokens: &[i32], seq: usize, batch: usize, device: &Device) -> Vec<Tensor<2, Int>> {
     let mut batches = Vec::new();
     let whole = tokens.len() / seq * seq;

@@ -1,4 +1,4 @@
-//! One training step, and its metrics.
+//! A model in training: steps, the loss and the perplexity.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -12,9 +12,9 @@ use super::clip::clip_by_global_norm;
 use super::tokens::{self, Windows};
 use crate::error::Error;
 
-/// Joint L2 norm that the gradients are cut to.
+/// The maximum joint L2 norm of the gradients.
 const MAX_GRADIENT_NORM: f32 = 1.0;
-/// Keeps weights small and free of outliers, which is what 4-bit groups need.
+/// The coefficient of weight decay. It keeps weights small and free of outliers, as 4-bit groups need.
 const WEIGHT_DECAY: f32 = 0.1;
 
 /// A model in training on one device.
@@ -24,12 +24,12 @@ pub struct Trainer {
     windows: Windows,
     batch: usize,
     seq: usize,
-    /// Sum of the losses since they were last read, and their number; it stays on the device.
+    /// The sum of the losses since they were last read, on the device, and their number.
     losses: Option<(Tensor<1>, usize)>,
 }
 
 impl Trainer {
-    /// A model with random weights, and the training tokens, on the device.
+    /// Makes a model with random weights on the device, and copies the training tokens there.
     pub fn new(config: &LlamaConfig, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Self {
         device.seed(options.seed);
         let device = device.clone().autodiff();
@@ -39,7 +39,7 @@ impl Trainer {
         Self { model, optimizer, windows, batch: options.batch, seq: options.seq, losses: None }
     }
 
-    /// Parameters of the model.
+    /// The number of parameters of the model.
     pub fn num_params(&self) -> usize {
         self.model.num_params()
     }
@@ -49,7 +49,7 @@ impl Trainer {
         self.model.valid()
     }
 
-    /// One step of AdamW on a batch of random windows. Hands the work to the device and does not wait for it.
+    /// Takes one step of AdamW on a batch of random windows, without waiting for the device.
     pub fn step(&mut self, learning_rate: f64) -> Result<(), Error> {
         let (inputs, targets) = self.windows.batch(self.batch);
         let loss = token_losses(self.model.forward_full(inputs), targets).mean();
@@ -61,11 +61,11 @@ impl Trainer {
             Some((sum, count)) => (sum + loss, count + 1),
             None => (loss, 1),
         });
-        // Ends the step for Burn's fusion, which then sees the same sequence of operations every time and reuses its plan.
+        // Burn's fusion then gets the same sequence of operations in every step, and reuses its plan.
         self.model.device().flush().map_err(|error| Error::Device(error.to_string()))
     }
 
-    /// The mean training loss of the steps since the last call, in nats a token. Waits for the device.
+    /// Returns the mean training loss of the steps since the last call, in nats per token. Waits for the device.
     pub fn mean_loss(&mut self) -> Result<f32, Error> {
         match self.losses.take() {
             Some((sum, count)) => Ok(read(sum)? / count as f32),
@@ -73,7 +73,7 @@ impl Trainer {
         }
     }
 
-    /// Perplexity over windows of `seq` tokens that do not overlap; each token but a window's first is predicted once.
+    /// Returns the perplexity over windows of `seq` tokens that do not overlap; each token except the first of a window is predicted once.
     pub fn perplexity(&self, tokens: &[i32]) -> Result<f64, Error> {
         let model = self.model();
         let (mut sum, mut count) = (0.0, 0);
@@ -86,7 +86,7 @@ impl Trainer {
     }
 }
 
-/// The negative log-likelihood of each target [batch, seq] under logits [batch, seq, vocab], in nats: [batch * seq].
+/// Returns the negative log-likelihood [batch * seq] of each target [batch, seq] under logits [batch, seq, vocab], in nats.
 fn token_losses(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     let [batch, seq, vocab] = logits.dims();
     let log_probabilities = activation::log_softmax(logits.reshape([batch * seq, vocab]), 1);
@@ -97,7 +97,7 @@ fn read(value: Tensor<1>) -> Result<f32, Error> {
     value.try_into_scalar::<f32>().map_err(|error| Error::Device(error.to_string()))
 }
 
-/// AdamW with decay on matrices, none on the norms' vectors.
+/// AdamW with weight decay for matrices and none for the vectors of norms.
 fn optimizer(model: &LlamaModel) -> ModuleOptimizer {
     let adamw = AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8);
     let mut vectors = Vectors(Vec::new());

@@ -1,12 +1,13 @@
-//! From the sums of teams and shares to the output, always in the same order.
+//! Adds the sums of the lane groups and of the splits, always in the same order, and writes the output.
 
-use super::kernel::{Lengths, Place};
-use super::plan::{AttentionConfig, MAX_SHARES};
+use super::block::{Lengths, Place};
+use super::lane_group::{F8, has_vector, lane_group_max, lane_group_sum, lane_vector, set_shared_vector};
+use super::plan::{AttentionConfig, MAX_SPLITS};
 use super::softmax::{NONE, Sums};
-use super::team::{F8, has_vector, lane_vector, set_shared_vector, team_max, team_sum};
 use cubecl::prelude::*;
 
-/// Adds the teams' sums and writes the output, or leaves them for the last block of the row to add.
+/// Adds the sums of the block's lane groups. Writes the output if the sequence has one split; otherwise writes the sums to `partials`, and the last
+/// block of the row to arrive adds those of all splits.
 #[cube]
 pub(super) fn finish<F: Float>(
     sums: &Sums,
@@ -17,18 +18,18 @@ pub(super) fn finish<F: Float>(
     lengths: &Lengths,
     #[comptime] config: AttentionConfig,
 ) {
-    let (teams, count) = comptime!((config.teams(), config.lane_vectors()));
+    let (lane_groups, count) = comptime!((config.lane_groups(), config.lane_vectors()));
     let outputs = comptime!(config.heads * config.head_dim);
-    let mut best = Shared::<[f32]>::new_slice(comptime!(config.teams() * config.heads));
-    let mut total = Shared::<[f32]>::new_slice(comptime!(config.teams() * config.heads));
-    let mut parts = Shared::<[f32]>::new_aligned_slice(comptime!(config.teams() * config.heads * config.head_dim), 32usize);
-    let first_head = place.team as usize * config.heads;
+    let mut best = Shared::<[f32]>::new_slice(comptime!(config.lane_groups() * config.heads));
+    let mut total = Shared::<[f32]>::new_slice(comptime!(config.lane_groups() * config.heads));
+    let mut parts = Shared::<[f32]>::new_aligned_slice(comptime!(config.lane_groups() * config.heads * config.head_dim), 32usize);
+    let first_head = place.lane_group as usize * config.heads;
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
         best[first_head + head] = sums.best[head];
     }
     sync_cube();
-    // Every team scales its sums to the block's largest score.
+    // Each lane group scales its sums to the block's largest score, so that they can be added.
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
         let kept = (sums.best[head] - block_best(&best, head, config)).exp();
@@ -43,24 +44,24 @@ pub(super) fn finish<F: Float>(
     }
     sync_cube();
 
-    let mut shares = 1u32.runtime();
-    if comptime!(config.is_shared) {
-        shares = max(place.cached.div_ceil(place.share), shares);
+    let mut splits = 1u32.runtime();
+    if comptime!(config.is_split) {
+        splits = max(place.cached.div_ceil(place.split_len), splits);
     }
     let first_output = ((place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32)) as usize;
-    let group = place.row * CUBE_COUNT_Y + CUBE_POS_Y;
-    let partial = ((group * CUBE_COUNT_X + CUBE_POS_X) * comptime!(config.partial() as u32)) as usize;
+    let head_group = place.row * CUBE_COUNT_Y + CUBE_POS_Y;
+    let partial = ((head_group * CUBE_COUNT_X + CUBE_POS_X) * comptime!(config.partial() as u32)) as usize;
     for round in 0..comptime!(outputs.div_ceil(config.threads)) {
         let output = round * config.threads + UNIT_POS_X as usize;
         if output < outputs {
             let head = output / config.head_dim;
             let mut sum = 0.0f32.runtime();
             let mut part = 0.0f32.runtime();
-            for team in 0..teams {
-                sum += total[team * config.heads + head];
-                part += parts[team * outputs + output];
+            for lane_group in 0..lane_groups {
+                sum += total[lane_group * config.heads + head];
+                part += parts[lane_group * outputs + output];
             }
-            if shares == 1 {
+            if splits == 1 {
                 out[first_output + output] = F::cast_from(part / sum);
             } else {
                 partials[partial + output] = part;
@@ -71,71 +72,71 @@ pub(super) fn finish<F: Float>(
             }
         }
     }
-    if comptime!(config.is_shared) {
-        if shares > 1 {
-            combine(out, &*partials, tickets, first_output, group, shares, place, config);
+    if comptime!(config.is_split) {
+        if splits > 1 {
+            combine(out, &*partials, tickets, first_output, head_group, splits, place, config);
         }
     }
 }
 
-/// Takes a ticket; with the last of the row's, adds what all its blocks have left.
+/// Takes a ticket. The block with the last one adds the partial sums of all splits and writes the output.
 #[cube]
 fn combine<F: Float>(
     out: &mut [F],
     partials: &[f32],
     tickets: &mut [Atomic<u32>],
     first_output: usize,
-    group: u32,
-    shares: u32,
+    head_group: u32,
+    splits: u32,
     place: &Place,
     #[comptime] config: AttentionConfig,
 ) {
     let mut arrived = Shared::<u32>::new();
-    // What this block has left is there before its ticket is taken.
+    // This block's partial sums must be visible before its ticket is.
     sync_storage();
     if UNIT_POS_X == 0 {
-        *arrived = tickets[group as usize].fetch_add(1u32);
+        *arrived = tickets[head_group as usize].fetch_add(1u32);
     }
-    // And what the others have left is seen after theirs were.
+    // And the partial sums of the other blocks must be read after their tickets.
     sync_storage();
-    if *arrived + 1 == shares {
+    if *arrived + 1 == splits {
         if UNIT_POS_X == 0 {
-            tickets[group as usize].store(0u32);
+            tickets[head_group as usize].store(0u32);
         }
         let outputs = comptime!(config.heads * config.head_dim);
         let stride = config.partial();
-        let first = group as usize * CUBE_COUNT_X as usize * stride;
-        let shares = shares as usize;
-        let mut weights = Shared::<[f32]>::new_slice(comptime!(config.heads * MAX_SHARES));
+        let first = head_group as usize * CUBE_COUNT_X as usize * stride;
+        let splits = splits as usize;
+        let mut weights = Shared::<[f32]>::new_slice(comptime!(config.heads * MAX_SPLITS));
         let mut totals = Shared::<[f32]>::new_slice(config.heads);
-        for round in 0..config.heads.div_ceil(config.teams()) {
-            let head = min(round * config.teams() + place.team as usize, comptime!(config.heads - 1));
+        for round in 0..config.heads.div_ceil(config.lane_groups()) {
+            let head = min(round * config.lane_groups() + place.lane_group as usize, comptime!(config.heads - 1));
             let best = first + outputs + 2 * head;
-            // Every lane goes as many rounds, the last share again where it has none: a shuffle is for whole planes.
-            let rounds = shares.div_ceil(config.lanes);
+            // A lane without a split reads the last one again: all lanes of a plane take part in its shuffles, so they need equal rounds.
+            let rounds = splits.div_ceil(config.lanes);
             let mut most = NONE.runtime();
             for round in 0..rounds {
-                let share = min(round * config.lanes + place.lane as usize, shares - 1);
-                most = max(most, partials[best + share * stride]);
+                let split = min(round * config.lanes + place.lane as usize, splits - 1);
+                most = max(most, partials[best + split * stride]);
             }
-            most = team_max(most, config);
+            most = lane_group_max(most, config);
             let mut sum = 0.0f32.runtime();
             for round in 0..rounds {
                 let own = round * config.lanes + place.lane as usize;
-                let share = min(own, shares - 1);
-                let weight = (partials[best + share * stride] - most).exp();
-                weights[head * MAX_SHARES + share] = weight;
-                sum += select(own < shares, weight * partials[best + share * stride + 1], 0.0f32.runtime());
+                let split = min(own, splits - 1);
+                let weight = (partials[best + split * stride] - most).exp();
+                weights[head * MAX_SPLITS + split] = weight;
+                sum += select(own < splits, weight * partials[best + split * stride + 1], 0.0f32.runtime());
             }
-            totals[head] = team_sum(sum, config);
+            totals[head] = lane_group_sum(sum, config);
         }
         sync_cube();
         let mut output = UNIT_POS_X as usize;
         while output < outputs {
             let head = output / config.head_dim;
             let mut sum = 0.0f32.runtime();
-            for share in 0..shares {
-                sum += weights[head * MAX_SHARES + share] * partials[first + share * stride + output];
+            for split in 0..splits {
+                sum += weights[head * MAX_SPLITS + split] * partials[first + split * stride + output];
             }
             out[first_output + output] = F::cast_from(sum / totals[head]);
             output += config.threads;
@@ -143,12 +144,12 @@ fn combine<F: Float>(
     }
 }
 
-/// The largest score of a head among the block's teams.
+/// Returns the largest score of a head among the block's lane groups.
 #[cube]
 fn block_best(best: &Shared<[f32]>, head: usize, #[comptime] config: AttentionConfig) -> f32 {
     let mut most = NONE.runtime();
-    for team in 0..config.teams() {
-        most = max(most, best[team * config.heads + head]);
+    for lane_group in 0..config.lane_groups() {
+        most = max(most, best[lane_group * config.heads + head]);
     }
     most
 }

@@ -1,4 +1,5 @@
-use super::kernel::{self, LengthsLaunch};
+use super::block::LengthsLaunch;
+use super::kernel;
 use super::plan::{AttentionConfig, AttentionPlan, AttentionTarget, Held};
 use super::shape::{AttentionShape, VECTOR};
 use crate::kernels::Row;
@@ -7,41 +8,41 @@ use cubecl::prelude::*;
 use marlin_kernels::problem::{expect_at_least, expect_length, expect_presence};
 use marlin_kernels::{KernelError, Runtime, Target};
 
-/// Operands of [`attention`], contiguous, from addresses that are multiples of 32.
+/// Operands of [`attention`]: contiguous buffers, aligned to 32 bytes.
 pub struct AttentionArgs {
     /// The qkv projection's output [rows, (heads + 2 kv_heads) head_dim]: heads of q, of k, of v.
     pub qkv: BufferArg,
     /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
     pub state: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and turned. The token's is written at its row's slot and position.
+    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. Each token's key is written at its row's slot and position.
     pub keys: BufferArg,
-    /// The cache of values, as that of keys.
+    /// The cache of values, in the same shape.
     pub values: BufferArg,
-    /// Cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i + rotary_dim / 2` of a head turn together.
+    /// Cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i + rotary_dim / 2` of a head are rotated as a pair.
     pub cos: BufferArg,
-    /// Sines, as cosines.
+    /// Sines, in the same shape.
     pub sin: BufferArg,
-    /// Weight of the RMSNorm of each head of q, `[head_dim]`; there where the shape has an epsilon.
+    /// Weight of the RMSNorm of the heads of q, `[head_dim]`; present if and only if the shape has an epsilon.
     pub q_norm: Option<BufferArg>,
-    /// That of each head of k.
+    /// Weight of the RMSNorm of the heads of k, as for q.
     pub k_norm: Option<BufferArg>,
-    /// [rows, heads head_dim]; rows that are skipped stay as they are.
+    /// The output [rows, heads head_dim]; skipped rows are not written.
     pub out: BufferArg,
-    /// f32, at least [`AttentionPlan::partials`]; launches that do not run at the same time may share it.
+    /// Workspace of at least [`AttentionPlan::partials`] f32 elements; launches that do not run at the same time may share it.
     pub partials: BufferArg,
-    /// u32, at least [`AttentionPlan::tickets`], zero before the first launch; each launch leaves it so. Launches that do not run at the same time
-    /// may share it.
+    /// Counters, at least [`AttentionPlan::tickets`] u32 elements: zero before the first launch, and zero again after each. Launches that do not run
+    /// at the same time may share it.
     pub tickets: BufferArg,
 }
 
-/// Attention of one decode step, in one launch: normalises and turns q and k, writes k and v to the cache, and attends from each row's token to its
-/// sequence. Rows that are idle, and those whose position or slot is outside of the cache, are skipped.
+/// Launches the attention of one decode step: normalises and rotates q and k, writes k and v to the cache, and attends from each row's token to the
+/// positions of its sequence. Skips rows that are idle, and rows whose position or slot is outside the cache.
 ///
-/// Two rows of a step must not have the same slot: the order of their writes would be anyone's.
+/// Two rows of a step must not have the same slot, because the order of their writes is undefined.
 ///
 /// # Errors
-/// A shape that [`AttentionShape::check`] refuses, a buffer of the wrong length, norms that are there without an epsilon or the reverse, or a dtype
-/// that the device lacks.
+/// Returns an error if [`AttentionShape::check`] rejects the shape, a buffer has the wrong length, norms are given without an epsilon or an epsilon
+/// without norms, or the device does not support the dtype.
 pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -> Result<(), KernelError> {
     let plan = AttentionPlan::new(shape, &AttentionTarget::of(client))?;
     check(client, shape, &plan, &args)?;
@@ -52,12 +53,12 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
     let [blocks, groups, rows] = plan.blocks.map(|count| count as u32);
     let [heads, kv_heads, slots, max_len] = [shape.heads, shape.kv_heads, shape.slots, shape.max_len].map(|length| length as u32);
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
-    let [shares, least, most] = [plan.shares, plan.share[0], plan.share[1]].map(|length| length as u32);
+    let [splits, least, most] = [plan.splits, plan.split_len[0], plan.split_len[1]].map(|length| length as u32);
     let epsilon = shape.norm_epsilon.unwrap_or_default();
     let held = Held::on(client, shape.dtype);
     let config = AttentionConfig { has_views: matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu), ..plan.config };
-    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from. It skips rows whose position or
-    // slot is past the cache, and the grid has a block for every share of every other.
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from. The kernel skips rows whose
+    // position or slot is outside the cache, and the grid has a block for every split of every other row.
     unsafe {
         kernel::attention::launch_unchecked(
             client,
@@ -76,7 +77,7 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
             args.out,
             args.partials,
             args.tickets,
-            LengthsLaunch::new(heads, kv_heads, slots, max_len, window, shares, least, most, epsilon),
+            LengthsLaunch::new(heads, kv_heads, slots, max_len, window, splits, least, most, epsilon),
             config,
             shape.dtype.elem(),
             held.elem,
@@ -85,7 +86,7 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
     Ok(())
 }
 
-/// Checks all that the kernel assumes of its operands and the device.
+/// Checks everything that the kernel assumes of its operands and the device.
 fn check(client: &Client, shape: &AttentionShape, plan: &AttentionPlan, args: &AttentionArgs) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
     let table = shape.max_positions * (shape.rotary_dim / 2);

@@ -1,4 +1,4 @@
-//! How an attention is cut into blocks, from its shape and the device alone.
+//! Divides an attention into blocks, from its shape and the device only.
 
 use super::shape::{AttentionShape, MAX_HEAD_DIM, VECTOR};
 use crate::kernels::shape::shared_memory;
@@ -8,45 +8,45 @@ use marlin_kernels::planes::Planes;
 use marlin_kernels::problem::expect_at_most;
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 
-/// Most shares of a sequence.
-pub(super) const MAX_SHARES: usize = 128;
-/// Fewest positions of a share but the last: two tiles, about what it costs two shares to meet. Estimated, not measured.
-const MIN_SHARE: usize = 128;
-/// Most positions of a share where no other bound holds: one long sequence in a large batch is still cut.
-const MAX_SHARE: usize = 8192;
-/// Registers of a multiprocessor of NVIDIA's cards.
+/// The most splits of a sequence.
+pub(super) const MAX_SPLITS: usize = 128;
+/// The fewest positions of a split other than the last: two tiles, which take about as long as adding the sums of two splits. Estimated, not
+/// measured.
+const MIN_SPLIT_LEN: usize = 128;
+/// The most positions of a split, unless the sequence would then have more than [`MAX_SPLITS`]: so one long sequence in a large batch is split, too.
+const MAX_SPLIT_LEN: usize = 8192;
+/// Registers of a multiprocessor of an NVIDIA card.
 const REGISTERS: usize = 65536;
-/// Registers of a thread that the grid is made for, in blocks of 256 threads and of fewer: what these kernels take at most, so that all blocks run
-/// at once.
+/// Registers per thread that the grid is planned for, in blocks of 256 threads and of fewer. These kernels use no more, so all blocks run at once.
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
-/// Vectors of f32 that the teams' outputs may take in shared memory: 32 KiB.
+/// The most vectors of f32 for the lane groups' outputs in shared memory: 32 KiB.
 const SHARED_VECTORS: usize = 1024;
-/// Shared memory that a block takes at most.
+/// The most bytes of shared memory that a block uses.
 const WANTED_SHARED: usize = 48 * 1024;
-/// Vectors of f32 that a lane holds as its output.
+/// The most vectors of f32 that a lane holds as its output.
 const OUTPUT_VECTORS: usize = 8;
 
-/// What a plan needs to know of a device.
+/// The properties of a device that a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionTarget {
-    /// Multiprocessors that one launch can spread a sequence over; 1 where blocks of a launch cannot rely on each other's writes.
+    /// Multiprocessors over which one launch can divide a sequence; 1 if the blocks of a launch cannot see each other's writes.
     pub multiprocessors: usize,
-    /// Units that can shuffle values among them; 1 where none can.
+    /// Units of a plane, which exchange values by shuffles; 1 if the device has no planes.
     pub plane: usize,
-    /// Most units of a block.
+    /// The most units of a block.
     pub units: usize,
 }
 
 impl AttentionTarget {
-    /// Multiprocessors of a device that does not say how many it has.
-    const SOME: usize = 32;
+    /// Multiprocessors assumed for a device that does not report their number.
+    const DEFAULT_MULTIPROCESSORS: usize = 32;
 
-    /// The target behind a CubeCL client.
+    /// Returns the target of a CubeCL client.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
         let (features, hardware) = (&properties.features, &properties.hardware);
         let plane = Planes::of(client).size;
-        let multiprocessors = hardware.num_streaming_multiprocessors.map_or(Self::SOME, |count| count as usize);
+        let multiprocessors = hardware.num_streaming_multiprocessors.map_or(Self::DEFAULT_MULTIPROCESSORS, |count| count as usize);
         Self {
             multiprocessors: if features.device_memory_scope { multiprocessors } else { 1 },
             plane,
@@ -54,7 +54,7 @@ impl AttentionTarget {
         }
     }
 
-    /// Most units of a block where it has `shared` bytes of shared memory. What the teams leave for each other then takes half of it.
+    /// Returns the most units of a block that has `shared` bytes of shared memory, of which the outputs of its lane groups take at most half.
     fn units(most: usize, shared: usize, plane: usize) -> usize {
         if shared >= WANTED_SHARED {
             return most;
@@ -64,63 +64,63 @@ impl AttentionTarget {
     }
 }
 
-/// What keys and values are read as, kept as until they are used, and written as.
+/// The type as which keys and values are loaded, held in registers and stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
-    /// What holds a part of a vector.
+    /// The type of one component.
     pub elem: ElemType,
-    /// How many hold a vector.
+    /// Components of a vector of [`VECTOR`] elements.
     pub size: usize,
 }
 
 impl Held {
-    /// Words of 32 bits: CUDA's compiler takes halves apart, and so waits for them, right where they are loaded.
+    /// Words of 32 bits. With 16-bit elements CUDA's compiler unpacks the words right after the load, and so waits for it there.
     pub(super) fn words(dtype: ActivationDtype) -> Self {
         Self { elem: ElemType::UInt(UIntKind::U32), size: VECTOR * dtype.elem().size() / size_of::<u32>() }
     }
 
-    /// The elements themselves, which need no other type of the same bits.
+    /// The elements themselves, which need no reinterpretation as another type.
     fn elements(dtype: ActivationDtype) -> Self {
         Self { elem: dtype.elem(), size: VECTOR }
     }
 
-    /// What suits a client's runtime.
+    /// Returns the type for a client's runtime: words on CUDA, elements elsewhere.
     pub(super) fn on(client: &Client, dtype: ActivationDtype) -> Self {
         if Target::of(client).runtime == Runtime::Cuda { Self::words(dtype) } else { Self::elements(dtype) }
     }
 }
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionConfig {
     /// Features of a head.
     pub head_dim: usize,
-    /// Features of a head that are turned.
+    /// Features of a head that rotary embedding applies to.
     pub rotary_dim: usize,
     /// Query heads of a block.
     pub heads: usize,
-    /// Blocks that have a key head's query heads between them.
+    /// Blocks that the query heads of one key head are divided among.
     pub parts: usize,
-    /// Lanes of a team: a power of two.
+    /// Lanes of a lane group; a power of two.
     pub lanes: usize,
     /// Threads of a block.
     pub threads: usize,
-    /// Positions that a team reads at a time.
+    /// Positions that a lane group processes at a time.
     pub positions: usize,
-    /// Whether a sequence may have several shares.
-    pub is_shared: bool,
-    /// Whether elements in a buffer or in shared memory are read and written as vectors, too. CubeCL 0.11.3 compiles such a view to no shader.
+    /// True if a sequence may have several splits.
+    pub is_split: bool,
+    /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL 0.11.3 cannot compile such a view to a shader.
     pub has_views: bool,
 }
 
 impl AttentionConfig {
-    fn new(shape: &AttentionShape, target: &AttentionTarget, is_shared: bool) -> Self {
+    fn new(shape: &AttentionShape, target: &AttentionTarget, is_split: bool) -> Self {
         let vectors = shape.head_dim / VECTOR;
         let lanes = vectors.next_power_of_two().min(power_of_two_below(target.plane));
         let lane_vectors = vectors.div_ceil(lanes);
         let group = shape.heads / shape.kv_heads;
         let most = (OUTPUT_VECTORS / lane_vectors).max(1);
-        // More heads than a block holds are cut evenly, and each part reads the keys again.
+        // More heads than a block can hold are divided evenly, and each block reads the keys again.
         let heads = (1..=group.min(most)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
         let threads = if heads * lane_vectors <= 4 { 256 } else { 128 };
         let threads = power_of_two_below(threads.min(target.units).min(SHARED_VECTORS / (lane_vectors * heads)));
@@ -139,96 +139,99 @@ impl AttentionConfig {
             lanes: lanes.min(threads),
             threads,
             positions,
-            is_shared,
+            is_split,
             has_views: true,
         }
     }
 
-    /// Teams of a block.
-    pub(super) const fn teams(&self) -> usize {
+    /// Returns the number of lane groups of a block.
+    pub(super) const fn lane_groups(&self) -> usize {
         self.threads / self.lanes
     }
 
-    /// Vectors of a head.
+    /// Returns the number of vectors of a head.
     pub(super) const fn vectors(&self) -> usize {
         self.head_dim / VECTOR
     }
 
-    /// Vectors of a head that a lane has, at most.
+    /// Returns the most vectors of a head that a lane has.
     pub(super) const fn lane_vectors(&self) -> usize {
         self.vectors().div_ceil(self.lanes)
     }
 
-    /// Whether every lane has as many.
+    /// Returns true if every lane has the same number of vectors.
     pub(super) const fn is_even(&self) -> bool {
         self.vectors().is_multiple_of(self.lanes)
     }
 
-    /// Whether loops over what a lane holds are written out, so that it stays in registers. A lone unit, which has whole heads, keeps it in memory.
+    /// Returns true if loops over the values that a lane holds are unrolled, which keeps them in registers. Without planes a lane has whole heads,
+    /// and keeps them in memory.
     pub(super) const fn unrolls(&self) -> bool {
         self.heads * self.lane_vectors() <= OUTPUT_VECTORS
     }
 
-    /// Elements that a share leaves in the workspace: its heads' outputs, then a maximum and a sum each.
+    /// Returns the elements that a block writes to the workspace: the outputs of its heads, then a maximum and a sum of each.
     pub(super) const fn partial(&self) -> usize {
         self.heads * (self.head_dim + 2)
     }
 }
 
-/// The largest power of two that is not above `value`, which is at least 1.
+/// Returns the largest power of two that is at most `value`; 1 for 0.
 fn power_of_two_below(value: usize) -> usize {
     1 << value.max(1).ilog2()
 }
 
-/// How an attention is launched. It stays as it is while sequences grow, so that a graph can hold it.
+/// The configuration and the grid of an attention's launch. They do not depend on the lengths of the sequences, so a launch can be recorded in a
+/// graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionPlan {
-    /// What the kernel is compiled for.
+    /// The compile-time parameters of the kernel.
     pub config: AttentionConfig,
-    /// The grid: shares, groups of query heads, rows.
+    /// The grid: splits, groups of query heads, rows.
     pub blocks: [usize; 3],
-    /// Shares that a sequence is cut into while each has [`AttentionPlan::share`] positions or fewer.
-    pub shares: usize,
-    /// The fewest and the most positions of a share. Longer sequences have more shares, up to the grid's.
-    pub share: [usize; 2],
+    /// The planned number of splits of a sequence: a split has about 1 / `splits` of its positions, within [`AttentionPlan::split_len`].
+    pub splits: usize,
+    /// The fewest and the most positions of a split. Shorter sequences have fewer splits than [`AttentionPlan::splits`]; longer ones have more, up
+    /// to the number in the grid.
+    pub split_len: [usize; 2],
 }
 
 impl AttentionPlan {
-    /// The plan for a shape on a device.
+    /// Plans an attention on a device.
     ///
-    /// Sequences are cut so that the blocks of all rows fill the device once. Where the rows alone do so, only long sequences are cut.
+    /// Sequences are split so that the blocks of all rows fill the device once. If the rows fill it without splits, only long sequences are split.
     ///
     /// # Errors
-    /// A shape that [`AttentionShape::check`] refuses, or partials of more elements than 32 bits count.
+    /// Returns an error if [`AttentionShape::check`] rejects the shape, or if there are 2^32 partial sums or more.
     pub fn new(shape: &AttentionShape, target: &AttentionTarget) -> Result<Self, KernelError> {
         shape.check()?;
         let config = AttentionConfig::new(shape, target, target.multiprocessors > 1);
         let groups = shape.heads / config.heads;
         let longest = shape.longest().max(1);
-        if !config.is_shared {
-            return Ok(Self { config, blocks: [1, groups, shape.rows], shares: 1, share: [longest, longest] });
+        if !config.is_split {
+            return Ok(Self { config, blocks: [1, groups, shape.rows], splits: 1, split_len: [longest, longest] });
         }
         let registers = if config.threads >= 256 { THREAD_REGISTERS[0] } else { THREAD_REGISTERS[1] };
         let slots = target.multiprocessors * (REGISTERS / (registers * config.threads)).max(1);
-        let shares = (slots / (groups * shape.rows).max(1)).clamp(1, MAX_SHARES);
-        let most = MAX_SHARE.max(longest.div_ceil(MAX_SHARES));
-        let grid = shares.min(longest.div_ceil(MIN_SHARE)).max(longest.div_ceil(most));
-        let config = AttentionConfig { is_shared: grid > 1, ..config };
-        let plan = Self { config, blocks: [grid, groups, shape.rows], shares, share: [MIN_SHARE, most] };
+        let splits = (slots / (groups * shape.rows).max(1)).clamp(1, MAX_SPLITS);
+        let most = MAX_SPLIT_LEN.max(longest.div_ceil(MAX_SPLITS));
+        let grid = splits.min(longest.div_ceil(MIN_SPLIT_LEN)).max(longest.div_ceil(most));
+        let config = AttentionConfig { is_split: grid > 1, ..config };
+        let plan = Self { config, blocks: [grid, groups, shape.rows], splits, split_len: [MIN_SPLIT_LEN, most] };
         expect_at_most(shape, plan.partials(), u32::MAX as usize)?;
         Ok(plan)
     }
 
-    /// Elements, in f32, of the buffer in which shares of a sequence leave what they have. What it holds before and after a launch does not matter.
+    /// Returns the length, in f32 elements, of the workspace for the partial sums of splits. It need not be initialised.
     pub fn partials(&self) -> usize {
-        let [shares, groups, rows] = self.blocks;
-        if self.config.is_shared { shares * groups * rows * self.config.partial() } else { 1 }
+        let [splits, groups, rows] = self.blocks;
+        if self.config.is_split { splits * groups * rows * self.config.partial() } else { 1 }
     }
 
-    /// Elements, in u32, of the buffer of tickets: zero before the first launch, and after each.
+    /// Returns the length, in u32 elements, of the buffer of tickets, which must be zero before the first launch and is zero after each.
     pub fn tickets(&self) -> usize {
         let [_, groups, rows] = self.blocks;
-        if self.config.is_shared { groups * rows } else { 1 }
+        if self.config.is_split { groups * rows } else { 1 }
     }
 }
 
@@ -259,14 +262,14 @@ mod tests {
         AttentionPlan::new(shape, target).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The length of a share and how many there are, as the kernel works them out.
-    fn shares(plan: &AttentionPlan, cached: usize) -> (usize, usize) {
-        let share = (cached / plan.shares + 1).clamp(plan.share[0], plan.share[1]).next_multiple_of(plan.config.teams());
-        (share, cached.div_ceil(share).max(1))
+    /// The length and the number of splits, as the kernel computes them.
+    fn splits(plan: &AttentionPlan, cached: usize) -> (usize, usize) {
+        let split_len = (cached / plan.splits + 1).clamp(plan.split_len[0], plan.split_len[1]).next_multiple_of(plan.config.lane_groups());
+        (split_len, cached.div_ceil(split_len).max(1))
     }
 
     #[test]
-    fn every_length_has_its_shares_in_the_grid() {
+    fn every_length_has_its_splits_in_the_grid() {
         for target in [H200, AttentionTarget { multiprocessors: 3, ..H200 }, CPU] {
             for rows in [1, 3, 16, 128] {
                 for (heads, kv_heads) in [(32, 32), (32, 8), (64, 8), (28, 4), (6, 6)] {
@@ -274,11 +277,11 @@ mod tests {
                         for window in [None, Some(1), Some(1000)] {
                             let shape = AttentionShape { window, ..shape(rows, heads, kv_heads, max_len) };
                             let plan = plan(&shape, &target);
-                            assert!(plan.blocks[0] <= MAX_SHARES, "{shape}: {plan:?}");
+                            assert!(plan.blocks[0] <= MAX_SPLITS, "{shape}: {plan:?}");
                             let longest = shape.longest();
                             for cached in (0..=longest.min(3000)).chain((0..=longest).rev().step_by(997)) {
-                                let (share, count) = shares(&plan, cached);
-                                assert!(count <= plan.blocks[0], "{shape}, {cached} cached: {count} shares of {share} in {plan:?}");
+                                let (split_len, count) = splits(&plan, cached);
+                                assert!(count <= plan.blocks[0], "{shape}, {cached} cached: {count} splits of {split_len} in {plan:?}");
                             }
                         }
                     }
@@ -288,20 +291,20 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_are_cut_and_many_are_not() {
+    fn few_rows_are_split_and_many_are_not() {
         let blocks = |rows, heads, max_len| plan(&shape(rows, heads, heads, max_len), &H200).blocks[0];
         assert_eq!(blocks(1, 32, 65_536), 8);
         assert_eq!(blocks(1, 8, 131_072), 33);
         assert_eq!(blocks(1, 32, 576), 5);
         assert_eq!(blocks(128, 32, 576), 1);
-        // One long sequence among many is still cut.
+        // One long sequence among many is still split.
         assert_eq!(blocks(128, 32, 131_072), 16);
     }
 
     #[test]
-    fn a_runtime_without_exchange_has_one_share() {
+    fn a_runtime_without_visible_writes_has_one_split() {
         let plan = plan(&shape(1, 32, 8, 131_072), &CPU);
-        assert_eq!((plan.blocks, plan.config.is_shared, plan.partials(), plan.tickets()), ([1, 32, 1], false, 1, 1));
+        assert_eq!((plan.blocks, plan.config.is_split, plan.partials(), plan.tickets()), ([1, 32, 1], false, 1, 1));
         assert_eq!((plan.config.lanes, plan.config.threads), (1, 2));
     }
 
@@ -321,7 +324,7 @@ mod tests {
                     let config = plan(&shape, &target).config;
                     assert!(group.is_multiple_of(config.heads), "{shape}: {config:?}");
                     assert!(config.lanes * config.lane_vectors() * VECTOR >= head_dim, "{shape}: {config:?}");
-                    let shared = 4 * config.teams() * config.heads * head_dim;
+                    let shared = 4 * config.lane_groups() * config.heads * head_dim;
                     assert!(shared <= 32 * 1024, "{shape}: {config:?}");
                     assert!(config.threads.is_multiple_of(config.lanes) && config.threads >= target.plane, "{shape}: {config:?}");
                 }
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_without_sense_are_refused() {
+    fn invalid_shapes_are_rejected() {
         let good = shape(2, 8, 4, 64);
         assert_eq!(good.check(), Ok(()));
         for bad in [

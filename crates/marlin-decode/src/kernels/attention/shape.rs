@@ -6,21 +6,21 @@ use std::fmt;
 
 /// Elements of a vector: 16 bytes of a half-precision type.
 pub(super) const VECTOR: usize = 8;
-/// Most features of a head.
+/// The most features of a head.
 pub(super) const MAX_HEAD_DIM: usize = 512;
 
-/// One decode attention. All but `rows` is fixed by a model and its cache.
+/// The shape of a decode attention. A model and its cache determine everything but `rows`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Sequences of a step.
     pub rows: usize,
     /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values; they divide `heads`.
+    /// Heads of keys and values; a divisor of `heads`.
     pub kv_heads: usize,
     /// Features of a head: a multiple of 8, up to 512.
     pub head_dim: usize,
-    /// Features of a head that are turned: even, at most `head_dim`; 0 for none.
+    /// Features of a head that rotary embedding applies to: even, at most `head_dim`; 0 for none.
     pub rotary_dim: usize,
     /// Sequences that the cache has room for.
     pub slots: usize,
@@ -28,19 +28,19 @@ pub struct AttentionShape {
     pub max_len: usize,
     /// Positions of the tables of cosines and sines: at least `max_len`.
     pub max_positions: usize,
-    /// Only the last so many positions count, the token's own among them; at least 1.
+    /// Length of the sliding window, the token's own position included; at least 1.
     pub window: Option<usize>,
-    /// Epsilon of the RMSNorm of q's and k's heads, where the model has it.
+    /// Epsilon of the RMSNorm of the heads of q and k, if the model has one.
     pub norm_epsilon: Option<f32>,
-    /// Dtype of activations and cache.
+    /// Dtype of the activations and the cache.
     pub dtype: ActivationDtype,
 }
 
 impl AttentionShape {
-    /// Checks what no buffer can show.
+    /// Checks that the dimensions are valid, which the lengths of buffers do not show.
     ///
     /// # Errors
-    /// A dimension of 0, or one that breaks what its field says; more elements than the kernel addresses.
+    /// Returns an error if a dimension is 0 or violates the condition in its field's documentation, or if the kernel cannot address all elements.
     pub fn check(&self) -> Result<(), KernelError> {
         let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, max_positions, .. } = *self;
         let refuse = |reason| Err(KernelError::Shape { problem: self.to_string(), reason });
@@ -65,7 +65,7 @@ impl AttentionShape {
         if rows > usize::from(u16::MAX) || heads > usize::from(u16::MAX) {
             return refuse("at most 65535 rows and heads");
         }
-        // Only the cache has more elements than 32 bits count.
+        // Only the cache may have 2^31 elements or more.
         let largest = [
             rows.saturating_mul(self.qkv_columns()),
             max_len.saturating_mul(head_dim),
@@ -77,17 +77,17 @@ impl AttentionShape {
         expect_at_most(self, self.cache_elements(), isize::MAX as usize / size_of::<f32>())
     }
 
-    /// Features of the qkv projection's output.
+    /// Returns the features of the qkv projection's output.
     pub fn qkv_columns(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Elements of the cache of keys, and of that of values.
+    /// Returns the number of elements of the cache of keys, which is also that of the cache of values.
     pub fn cache_elements(&self) -> usize {
         [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
     }
 
-    /// Positions of which the longest sequence reads keys from the cache.
+    /// Returns the most positions that a row reads from the cache.
     pub(super) fn longest(&self) -> usize {
         (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1)
     }

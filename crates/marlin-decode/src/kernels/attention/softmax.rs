@@ -1,24 +1,27 @@
-//! Online softmax of a team over its positions (arXiv 1805.02867).
+//! The online softmax (arXiv 1805.02867) of a lane group over its positions.
 
-use super::kernel::Place;
+use super::block::Place;
+use super::lane_group::{F8, add_dot, lane_group_sum, staged_vector, widen};
 use super::plan::AttentionConfig;
-use super::team::{F8, add_dot, staged_vector, team_sum, widen};
 use cubecl::prelude::*;
 
-/// Below every score, and still far enough from minus infinity that it can be taken off itself.
+/// The running maximum before the first score: less than every score, and finite, so that `NONE - NONE` is 0 and not NaN.
 pub(super) const NONE: f32 = -1e30;
-/// A score that counts for nothing beside [`NONE`].
+/// The score of a masked position: its exponential is 0 even relative to [`NONE`].
 const MASKED: f32 = -3e38;
 
-/// Online softmax of a team, for each of the block's heads: the largest score, the sum of exponentials, and the lane's part of the output.
+/// The running state of a lane group's online softmax, for each of the block's heads.
 #[derive(CubeType)]
 pub(super) struct Sums {
+    /// The largest score.
     pub best: Array<f32>,
+    /// The sum of the exponentials.
     pub total: Array<f32>,
+    /// The lane's part of the output, not yet divided by the sum.
     pub out: Array<F8>,
 }
 
-/// Sums of nothing; in the first team of the block that has the token, of the token.
+/// Initialises the sums: to no positions, or to the token itself in the first lane group of the block that has it.
 #[cube]
 pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[comptime] config: AttentionConfig) {
     let count = comptime!(config.lane_vectors());
@@ -32,8 +35,8 @@ pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[co
         }
     }
     if place.has_token {
-        // Every team works it out, since a shuffle is for whole planes.
-        let is_mine = place.team == 0;
+        // Every lane group computes it, because all lanes of a plane must take part in a shuffle.
+        let is_mine = place.lane_group == 0;
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
             let mut score = 0.0f32.runtime();
@@ -44,13 +47,13 @@ pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[co
                 let value = staged_vector(staged, comptime!(config.heads + 1), j, place, config);
                 sums.out[head * count + j] = select(is_mine, value, F8::new(0.0));
             }
-            sums.best[head] = select(is_mine, team_sum(score, config), NONE);
+            sums.best[head] = select(is_mine, lane_group_sum(score, config), NONE);
             sums.total[head] = select(is_mine, 1.0f32.runtime(), 0.0f32.runtime());
         }
     }
 }
 
-/// The scores of the team's positions of a tile, of all heads.
+/// Computes the scores of the lane group's positions of a tile, for all of the block's heads. Positions past the end of the split are masked.
 #[cube]
 pub(super) fn score<F: Float, H: Numeric, W: Size>(
     scores: &mut Array<f32>,
@@ -83,16 +86,16 @@ pub(super) fn score<F: Float, H: Numeric, W: Size>(
     }
     #[unroll(config.unrolls())]
     for i in 0..positions {
-        let is_there = first + u32::cast_from(i) * comptime!(config.teams() as u32) + place.team < place.end;
+        let is_there = first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group < place.end;
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
-            let sum = team_sum(scores[head * positions + i], config);
+            let sum = lane_group_sum(scores[head * positions + i], config);
             scores[head * positions + i] = select(is_there, sum, MASKED);
         }
     }
 }
 
-/// Adds the values of a tile to a team's sums.
+/// Adds a tile's values, weighted by the exponentials of its scores, to the lane group's sums.
 #[cube]
 pub(super) fn accumulate<F: Float, H: Numeric, W: Size>(
     sums: &mut Sums,

@@ -1,7 +1,8 @@
-//! The CUDA text of the kernel, without a device.
+//! The CUDA source of the kernel, generated without a device.
 
 use super::AttentionConfig;
-use super::kernel::{LengthsCompilationArg, attention::Attention};
+use super::block::LengthsCompilationArg;
+use super::kernel::attention::Attention;
 use super::plan::Held;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
@@ -9,10 +10,10 @@ use cubecl::std::FastDivmod;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
 
-/// How CubeCL divides by a number that the host knows.
+/// A divisor that the host precomputes for CubeCL.
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
-/// What CubeCL compiles for `config` on a card of compute capability `capability` (80 for 8.0).
+/// Generates the CUDA source for `config` on a card of compute capability `capability` (80 for 8.0).
 pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
     let held = Held::words(dtype);
     let norm = || optional(has_norm);
@@ -37,9 +38,9 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             slots: (),
             max_len: (),
             window: (),
-            shares: Divmod::Fast,
-            share_least: (),
-            share_most: (),
+            splits: Divmod::Fast,
+            split_least: (),
+            split_most: (),
             epsilon: (),
         },
         held.size,

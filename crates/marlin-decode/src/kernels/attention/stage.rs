@@ -1,12 +1,12 @@
-//! From the qkv projection's output to q, the token's key and its value: normalised, turned, in shared memory and in the cache.
+//! Normalises and rotates q and the token's key, and stores them and the token's value in shared memory and in the cache.
 
-use super::kernel::{Lengths, Place};
+use super::block::{Lengths, Place};
+use super::lane_group::{F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector};
 use super::plan::AttentionConfig;
-use super::team::{F8, add_dot, has_vector, lane_vector, narrow, shared_vector, team_sum, vector};
 use cubecl::prelude::*;
 
-/// Puts the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value into shared memory: normalised, turned and,
-/// what goes to the cache, rounded.
+/// Stores the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value in shared memory. q and the key are normalised and rotated;
+/// the key is also rounded to the dtype of the cache.
 #[cube]
 pub(super) fn stage<F: Float>(
     qkv: &[F],
@@ -29,11 +29,11 @@ pub(super) fn stage<F: Float>(
     }
     let elements = if place.has_token { comptime!((heads + 2) * head_dim).runtime() } else { comptime!(heads * head_dim).runtime() };
     let rounds = comptime!((config.heads + 2) * config.head_dim).div_ceil(config.threads);
-    // All that is read is asked for before any of it is used. Threads without an element do the last one again.
+    // All loads are issued before the first result is used. Threads without an element repeat the last one.
     let mut x = Array::<f32>::new(rounds);
     let mut y = Array::<f32>::new(rounds);
-    let mut turn_cos = Array::<f32>::new(rounds);
-    let mut turn_sin = Array::<f32>::new(rounds);
+    let mut rope_cos = Array::<f32>::new(rounds);
+    let mut rope_sin = Array::<f32>::new(rounds);
     #[unroll(config.unrolls())]
     for round in 0..rounds {
         let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
@@ -44,8 +44,8 @@ pub(super) fn stage<F: Float>(
         if comptime!(half > 0) {
             let angle = (place.position * half + feature % half) as usize;
             y[round] = f32::cast_from(qkv[(base + partner(feature, config)) as usize]);
-            turn_cos[round] = cos[angle];
-            turn_sin[round] = sin[angle];
+            rope_cos[round] = cos[angle];
+            rope_sin[round] = sin[angle];
         }
     }
     #[unroll(config.unrolls())]
@@ -53,20 +53,20 @@ pub(super) fn stage<F: Float>(
         let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
         let head = index / head_dim;
         let feature = index % head_dim;
-        let mut turned = x[round] * norm_weight(q_norm, k_norm, &norms, head, feature, config);
+        let mut rotated = x[round] * norm_weight(q_norm, k_norm, &norms, head, feature, config);
         if comptime!(half > 0) {
             let other = y[round] * norm_weight(q_norm, k_norm, &norms, head, partner(feature, config), config);
             let other = select(feature < half, -other, other);
-            let is_turned = feature < comptime!(2 * half);
-            turned = select(is_turned, turned * turn_cos[round] + other * turn_sin[round], turned);
+            let is_rotated = feature < comptime!(2 * half);
+            rotated = select(is_rotated, rotated * rope_cos[round] + other * rope_sin[round], rotated);
         }
-        let key = f32::cast_from(F::cast_from(turned));
+        let key = f32::cast_from(F::cast_from(rotated));
         let token = select(head == heads, key, x[round]);
-        staged[index as usize] = select(head < heads, turned * scale, token);
+        staged[index as usize] = select(head < heads, rotated * scale, token);
     }
 }
 
-/// The feature that turns with this one; itself where it does not turn.
+/// Returns the feature that is rotated together with this one, or the feature itself if it is not rotated.
 #[cube]
 fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
     let half = comptime!(config.rotary_dim as u32 / 2);
@@ -74,7 +74,7 @@ fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
     select(feature < comptime!(2 * half), other, feature)
 }
 
-/// Where in a row of qkv a staged head comes from: the block's query heads, then the key's and the value's.
+/// Returns the head of a row of qkv that a staged head is read from. The staged heads are the block's query heads, then the key and the value.
 #[cube]
 fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) -> u32 {
     if head < comptime!(config.heads as u32) {
@@ -84,26 +84,26 @@ fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: Atten
     }
 }
 
-/// Leaves 1 / sqrt(mean of squares + epsilon) of each of the block's heads of q and of the token's key.
+/// Stores 1 / sqrt(mean of squares + epsilon) of each of the block's heads of q, and of the token's key, in `norms`.
 #[cube]
 fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) {
     let rows = place.row * (lengths.heads + 2 * lengths.kv_heads);
     #[unroll]
-    for round in 0..comptime!((config.heads + 1).div_ceil(config.teams())) {
-        // Teams without a head take the last one again: a shuffle is for whole planes.
-        let head = min(comptime!((round * config.teams()) as u32) + place.team, comptime!(config.heads as u32));
+    for round in 0..comptime!((config.heads + 1).div_ceil(config.lane_groups())) {
+        // A lane group without a head repeats the last one, because all lanes of a plane must take part in a shuffle.
+        let head = min(comptime!((round * config.lane_groups()) as u32) + place.lane_group, comptime!(config.heads as u32));
         let base = (rows + source(head, place, lengths, config)) * comptime!(config.vectors() as u32);
         let mut squares = 0.0f32.runtime();
         for j in 0..config.lane_vectors() {
             let x: F8 = vector(qkv, (base + lane_vector(j, place, config)) as usize, config);
             squares = select(has_vector(j, place, config), add_dot(squares, x, x), squares);
         }
-        squares = team_sum(squares, config);
+        squares = lane_group_sum(squares, config);
         norms[head as usize] = (squares * comptime!(1.0 / config.head_dim as f32) + lengths.epsilon).inverse_sqrt();
     }
 }
 
-/// What RMSNorm multiplies a feature of a staged head by.
+/// Returns the factor by which RMSNorm multiplies a feature of a staged head: 1 without a norm.
 #[cube]
 fn norm_weight<F: Float>(
     q_norm: &ComptimeOption<&[F]>,

@@ -1,4 +1,4 @@
-//! Top-k and top-p: where the tokens end that they keep, from the most likely on.
+//! Top-k and top-p: the last token that they keep, in the order from the most likely to the least.
 //!
 //! Tokens are ordered by place: how far the key of their logit is below the largest, then the token, in one integer. A token counts 1 for
 //! top-k, and for top-p its probability as an integer. The last token kept is the first at which the sum of all up to it reaches k, or p of
@@ -8,7 +8,7 @@
 //! What cannot be kept is not looked at: of k blocks, each has a token at least as likely as the least of their best ones, and tokens whose
 //! probabilities together are below 1 - p are past the end. So few blocks are on the shortlist of most rows.
 
-use super::floats::SharedValues;
+use super::floats::{SharedValues, SharedWords};
 use super::logits::Logits;
 use super::noise::{key, ln, mass, value};
 use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, RECORD, TOKEN_BITS};
@@ -18,9 +18,10 @@ use cubecl::prelude::*;
 const DIGIT_BITS: usize = 9;
 /// Sums by such bits.
 const BINS: usize = 1 << DIGIT_BITS;
-/// Bytes of shared memory that the search takes, with a shortlist of so many blocks.
+
+/// Bytes of shared memory that the search takes with a shortlist of `blocks` blocks.
 pub(super) const fn shared_bytes(blocks: usize) -> usize {
-    size_of::<u32>() * (blocks + 1 + 2 * BINS) + size_of::<u64>() * FOUND
+    size_of::<u32>() * (blocks + 2 + 2 * BINS) + size_of::<u64>() * FOUND
 }
 
 /// Values that a search leaves.
@@ -46,26 +47,26 @@ pub(super) struct Filter {
 /// Blocks of 32 tokens, in any order.
 #[derive(CubeType)]
 pub(super) struct Shortlist {
-    blocks: Shared<[u32]>,
+    blocks: SharedWords,
     length: Shared<[Atomic<u32>]>,
 }
 
 #[cube]
 impl Shortlist {
     /// Room for so many.
-    pub fn new(#[comptime] blocks: usize) -> Self {
-        Shortlist { blocks: Shared::<[u32]>::new_slice(blocks), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
+    pub fn new(#[comptime] blocks: usize, #[comptime] is_loose: bool) -> Self {
+        Shortlist { blocks: SharedWords::new(blocks, is_loose), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
     }
 
-    /// How many times four tokens there are.
+    /// The number of runs of four tokens.
     pub fn fours(&self) -> u32 {
         self.length[0].load() * comptime!(BLOCK as u32 / 4)
     }
 
-    /// The first token of four.
+    /// The first token of a run of four.
     pub fn token(&self, four: u32) -> u32 {
         let fours = comptime!(BLOCK as u32 / 4);
-        self.blocks[(four / fours) as usize] * comptime!(BLOCK as u32) + four % fours * 4
+        self.blocks.get((four / fours) as usize) * comptime!(BLOCK as u32) + four % fours * 4
     }
 }
 
@@ -176,7 +177,7 @@ impl Filter {
         records[(self.record + block / chunk_blocks) as usize * RECORD + 2 + (block % chunk_blocks) as usize]
     }
 
-    /// How far the keys of the `k` most likely tokens are below the largest at most, from blocks alone.
+    /// An upper bound of the distance of the `k` most likely tokens' keys from the largest key, from the keys of blocks only.
     fn span_of_k(&self, k: u32, records: &[u32], bins: &mut Bins, sums: &mut SharedValues, #[comptime] units: usize) -> u32 {
         let mut known = 0u64.runtime();
         let mut target = u64::cast_from(k);
@@ -210,7 +211,7 @@ impl Filter {
         span
     }
 
-    /// How far the keys are below the largest at most of tokens that are not all past the end, where the tokens past it have `rest` of mass.
+    /// An upper bound of the distance of the kept tokens' keys from the largest key, where the tokens past the last kept one have a mass of `rest`.
     fn span_of_rest(&self, rest: u64) -> u32 {
         // Tokens of less mass than this are less than the rest, all together. Half of it leaves room for rounding.
         let least = max(rest / u64::cast_from(self.logits.vocab) / 2, 1u64.runtime());
@@ -232,7 +233,7 @@ impl Filter {
             let key = self.block(records, block);
             if key != 0 && self.largest - key <= span {
                 let at = shortlist.length[0].fetch_add(1u32);
-                shortlist.blocks[at as usize] = block;
+                shortlist.blocks.set(at as usize, block);
             }
             block += comptime!(units as u32);
         }
@@ -344,7 +345,7 @@ fn reach<F: Float, N: Size>(
         known = (known << (unknown - shift)) | found.bin;
         unknown = shift;
 
-        // What each token of the bin counts, where that is the same for all.
+        // The count of each token of the bin, where it is the same for all.
         let mut each = 1u64.runtime();
         if by_mass {
             each = 0u64.runtime();

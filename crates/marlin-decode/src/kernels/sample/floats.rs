@@ -64,10 +64,42 @@ fn quotient(a: f32, b: f32) -> f32 {
     f32::reinterpret(bits)
 }
 
-/// Values of 64 bits that the units of a cube leave for each other.
+/// Words that the units of a cube leave for each other.
 ///
 /// CubeCL 0.11.3 tells no compiler of SPIR-V that others see a plain store to shared memory (`NonPrivatePointer` of the Vulkan memory model): a loose
 /// one may keep a value in a register over barriers. Atomics are seen.
+#[derive(CubeType)]
+pub(super) struct SharedWords {
+    plain: Shared<[u32]>,
+    atomic: Shared<[Atomic<u32>]>,
+    #[cube(comptime)]
+    is_loose: bool,
+}
+
+#[cube]
+impl SharedWords {
+    pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
+        SharedWords {
+            plain: Shared::<[u32]>::new_slice(comptime!(if is_loose { 1 } else { length })),
+            atomic: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { length } else { 1 })),
+            is_loose,
+        }
+    }
+
+    pub fn get(&self, index: usize) -> u32 {
+        if comptime!(self.is_loose) { self.atomic[index].load() } else { self.plain[index] }
+    }
+
+    pub fn set(&mut self, index: usize, value: u32) {
+        if comptime!(self.is_loose) {
+            self.atomic[index].store(value);
+        } else {
+            self.plain[index] = value;
+        }
+    }
+}
+
+/// Values of 64 bits, as [`SharedWords`].
 #[derive(CubeType)]
 pub(super) struct SharedValues {
     plain: Shared<[u64]>,

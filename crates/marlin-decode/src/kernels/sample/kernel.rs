@@ -178,7 +178,7 @@ pub(super) fn choose<F: Float, N: Size>(
             record: row * lengths.chunks,
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
-        let mut shortlist = Shortlist::new(blocks);
+        let mut shortlist = Shortlist::new(blocks, is_loose);
         let last =
             last_kept::<F, N>(&filter, options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
 

@@ -21,7 +21,7 @@ pub use config::QuantizationConfig;
 
 use rayon::prelude::*;
 
-use super::layer::LayerTensors;
+use super::layer_tensors::LayerTensors;
 use super::packed::{
     FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, natural_words, pack_columns, permuted_words, plain_words, transpose_into,
     transposed, unpack_columns,

@@ -11,7 +11,9 @@
 //!
 //! Sources: AutoRound `export/export_to_autoround/export.py`, `inference/{convert_model,backend,utils}.py`; vLLM `quantization/auto_round.py`.
 
-use super::json::{Fields, Json};
+use serde_json::Value;
+
+use super::fields::Fields;
 use super::pattern::{Pattern, is_pattern};
 use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
@@ -23,7 +25,7 @@ const FLOAT_BITS: i64 = 16;
 /// The rules of an AutoRound config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     for transform in ["rotation_config", "spinquant_config"] {
-        if let Some(found) = root.get(transform).filter(|found| **found != Json::Object(Default::default())) {
+        if let Some(found) = root.get(transform).filter(|found| **found != Value::Object(Default::default())) {
             return Err(root.unsupported(transform, "null: no rotated activations", found));
         }
     }
@@ -52,7 +54,7 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     if fields.integer("bits")?.is_some_and(|bits| bits >= FLOAT_BITS) {
         return Ok(LayerFormat::Float);
     }
-    if let Some(found) = fields.get("data_type").filter(|kind| **kind != "int".into()) {
+    if let Some(found) = fields.get("data_type").filter(|kind| **kind != "int") {
         return Err(fields.unsupported("data_type", "`int`", found));
     }
     if let Some(bits) = fields.integer("act_bits")?.filter(|&bits| bits < FLOAT_BITS) {

@@ -15,7 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use super::json::{Fields, Json};
+use serde_json::Value;
+
+use super::fields::Fields;
 use super::pattern::Pattern;
 use super::rules::{Rules, Selector};
 use super::spec;
@@ -46,7 +48,7 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
         targets.extend(named.into_iter().map(|target| (target, (group.path("targets"), format))));
     }
     if targets.is_empty() {
-        return Err(root.unsupported("config_groups", "at least one group with targets", &Json::Object(Default::default())));
+        return Err(root.unsupported("config_groups", "at least one group with targets", &Value::Object(Default::default())));
     }
     let mut targets: Vec<_> = targets.into_iter().collect();
     targets.sort_by_key(|(target, _)| (*target == LINEAR, target.starts_with(PATTERN_PREFIX)));
@@ -91,21 +93,21 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     }
 }
 
-/// The spec of a group's `weights`, and whether it is activation-ordered.
+/// The spec of a group's `weights`, and true if they are activation-ordered.
 fn weights_spec(weights: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> {
-    if let Some(found) = weights.get("type").filter(|kind| **kind != "int".into()) {
+    if let Some(found) = weights.get("type").filter(|kind| **kind != "int") {
         return Err(weights.unsupported("type", "`int`", found));
     }
-    if let Some(found) = weights.get("dynamic").filter(|dynamic| **dynamic != Json::Bool(false)) {
+    if let Some(found) = weights.get("dynamic").filter(|dynamic| **dynamic != Value::Bool(false)) {
         return Err(weights.unsupported("dynamic", "false", found));
     }
     let symmetric = weights.boolean("symmetric")?.unwrap_or(true);
     // Rows in their natural order are `weight` or null; `group` (or its older name, true) comes with `weight_g_idx`.
     let act_order = match weights.get("actorder") {
-        None | Some(Json::Bool(false)) => false,
-        Some(Json::Bool(true)) => true,
-        Some(Json::String(order)) if ["weight", "static"].contains(&order.as_str()) => false,
-        Some(Json::String(order)) if ["group", "dynamic"].contains(&order.as_str()) => true,
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Bool(true)) => true,
+        Some(Value::String(order)) if ["weight", "static"].contains(&order.as_str()) => false,
+        Some(Value::String(order)) if ["group", "dynamic"].contains(&order.as_str()) => true,
         Some(found) => return Err(weights.unsupported("actorder", "`group`, `weight` or null", found)),
     };
     Ok((spec::spec(spec::bits(weights, &["num_bits"])?, group_size(weights)?, symmetric), act_order))
@@ -127,7 +129,7 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
 /// Weights that are stored in another way than their format declares, and transforms of a layer's input or output.
 fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(sparsity) = root.object("sparsity_config")?
-        && let Some(found) = sparsity.get("format").filter(|format| **format != "dense".into())
+        && let Some(found) = sparsity.get("format").filter(|format| **format != "dense")
     {
         return Err(sparsity.unsupported("format", "`dense`", found));
     }

@@ -8,7 +8,7 @@
 //! | `checkpoint_format`, or else `format` | GPTQ | `gptq` (where absent), `gptq_v2`, `marlin` (also as `is_marlin_format`), `marlin_24` |
 //! | `zero_point`, or else not `sym` | AWQ | zero points (where absent: true) |
 //! | `version`, or else `format` | AWQ | `gemm` (where absent) |
-//! | `lm_head` | both | whether the output head is quantised (where absent: false) |
+//! | `lm_head` | both | true if the output head is quantised (where absent: false) |
 //! | `dynamic` | both | a pattern by layer, the first that matches counts: `-:` is not quantised, `+:` or neither overrides fields |
 //! | `block_name_to_quantize` | GPTQ | names of blocks or of their parent, as a list or separated by commas: layers elsewhere are not quantised |
 //! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
@@ -17,7 +17,9 @@
 //! Sources: GPTQModel `quantization/config.py`; AutoAWQ `models/_config.py`, `utils/module.py`; transformers `quantizers/quantizers_utils.py`;
 //! Optimum `gptq/quantizer.py`; vLLM `quantization/utils/gptq_utils.py`.
 
-use super::json::{Fields, Json};
+use serde_json::Value;
+
+use super::fields::Fields;
 use super::pattern::{Pattern, is_pattern};
 use super::rules::{Rules, Selector, push_outside_blocks};
 use super::spec;
@@ -66,7 +68,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     let (name, format) = match fields.first(&["checkpoint_format", "format"]) {
         _ if old_marlin => ("is_marlin_format", "marlin".to_string()),
         None => ("checkpoint_format", "gptq".to_string()),
-        Some((name, Json::String(format))) => (name, format.to_lowercase()),
+        Some((name, Value::String(format))) => (name, format.to_lowercase()),
         Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
     };
     // Some of the oldest Marlin checkpoints have only the group size.
@@ -78,7 +80,7 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
         "gptq_v2" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order })),
         "marlin" => marlin(true).map(|()| LayerFormat::Marlin(spec)),
         "marlin_24" => marlin(false).map(|()| LayerFormat::Marlin24(spec, Marlin24Names::Gptq)),
-        _ => Err(fields.unsupported(name, FORMATS, &Json::String(format))),
+        _ => Err(fields.unsupported(name, FORMATS, &Value::String(format))),
     }
 }
 
@@ -88,10 +90,10 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
     const BITS: &[&str] = &["bits", "w_bit"];
     match fields.first(&["version", "format", "checkpoint_format"]) {
         None => {}
-        Some((_, Json::String(version))) if version.eq_ignore_ascii_case("gemm") => {}
+        Some((_, Value::String(version))) if version.eq_ignore_ascii_case("gemm") => {}
         Some((name, found)) => return Err(fields.unsupported(name, VERSIONS, found)),
     }
-    if let Some(found) = fields.get("backend").filter(|backend| **backend == Json::String("llm-awq".into())) {
+    if let Some(found) = fields.get("backend").filter(|backend| **backend == "llm-awq") {
         return Err(fields.unsupported("backend", "the packing of AutoAWQ", found));
     }
     let group = spec::group_size(fields, &["group_size", "q_group_size"])?;
@@ -140,7 +142,7 @@ fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(found) = root.get("activation") {
         return Err(root.unsupported("activation", "null: activations in 16 or 32 bits", found));
     }
-    if let Some(found) = root.get("pack_dtype").filter(|dtype| **dtype != Json::String("int32".into())) {
+    if let Some(found) = root.get("pack_dtype").filter(|dtype| **dtype != "int32") {
         return Err(root.unsupported("pack_dtype", "`int32`", found));
     }
     Ok(())

@@ -10,8 +10,8 @@
 
 mod auto_round;
 mod compressed_tensors;
+mod fields;
 mod gptq;
-mod json;
 mod pattern;
 mod rules;
 mod spec;
@@ -20,10 +20,11 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use self::json::{Fields, Json};
+use serde_json::Value;
+
+use self::fields::Fields;
 use self::rules::Rules;
 use super::files::{MAX_CONFIG_BYTES, read_file};
-use super::reader::io;
 use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
 /// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
@@ -78,7 +79,7 @@ impl Quantization {
     /// # Errors
     /// [`ConfigError`], with the field and its value, for every method, format or option that is not supported.
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
-        let json: Json = serde_json::from_slice(text)?;
+        let json: Value = serde_json::from_slice(text)?;
         let config = Fields::new(&json, String::new())?;
         let own = config.first(&CONFIG_FIELDS);
         let found = match own {
@@ -93,18 +94,18 @@ impl Quantization {
     /// # Errors
     /// As [`from_config`](Self::from_config).
     pub fn from_quantize_config(text: &[u8]) -> Result<Self, ConfigError> {
-        let json: Json = serde_json::from_slice(text)?;
+        let json: Value = serde_json::from_slice(text)?;
         let fields = Fields::new(&json, String::new())?;
         let old_awq = fields.first(&["zero_point", "w_bit"]).is_some();
         Self::new(&json, Some(if old_awq { "awq" } else { "gptq" }))
     }
 
     /// `method` is that of a config that does not name it.
-    fn new(config: &Json, method: Option<&str>) -> Result<Self, ConfigError> {
+    fn new(config: &Value, method: Option<&str>) -> Result<Self, ConfigError> {
         const METHOD_FIELDS: [&str; 2] = ["quant_method", "method"];
         let root = Fields::new(config, String::new())?;
         let (name, method) = match (root.first(&METHOD_FIELDS), method) {
-            (Some((name, Json::String(method))), _) => (name, method.to_lowercase()),
+            (Some((name, Value::String(method))), _) => (name, method.to_lowercase()),
             (Some((name, found)), _) => return Err(root.unsupported(name, METHODS, found)),
             // The oldest of compressed-tensors.
             (None, _) if root.get("config_groups").is_some() => ("quant_method", "compressed-tensors".into()),
@@ -149,6 +150,6 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
     match read_file(path, MAX_CONFIG_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io("read", path, error)),
+        Err(error) => Err(CheckpointError::io("read", path, error)),
     }
 }

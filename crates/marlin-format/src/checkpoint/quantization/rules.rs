@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::json::{Fields, Json};
+use serde_json::Value;
+
+use super::fields::Fields;
 use super::pattern::Pattern;
 use crate::checkpoint::{ConfigError, LayerFormat};
 
@@ -111,7 +113,7 @@ impl Selector {
 pub(super) fn push_outside_blocks(rules: &mut Rules, root: &Fields<'_>, fields: &[&str]) -> Result<(), ConfigError> {
     let Some((name, found)) = root.first(fields) else { return Ok(()) };
     let blocks = match found {
-        Json::String(names) => names.split(',').map(str::trim).collect(),
+        Value::String(names) => names.split(',').map(str::trim).collect(),
         _ => root.strings(name)?.unwrap_or_default(),
     };
     let blocks: Vec<String> = blocks.into_iter().filter(|block| !block.is_empty()).map(String::from).collect();

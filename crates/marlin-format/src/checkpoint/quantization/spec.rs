@@ -1,6 +1,8 @@
 //! Bits, groups and symmetry, from the fields of configs.
 
-use super::json::{Fields, Json};
+use serde_json::Value;
+
+use super::fields::Fields;
 use crate::checkpoint::ConfigError;
 use crate::{Bits, GroupSize, QuantSpec};
 
@@ -57,10 +59,10 @@ pub(super) fn check_marlin(
     ];
     match names.into_iter().zip(checks).find(|(_, (holds, _))| !holds) {
         None => Ok(()),
-        Some((name, (_, expected))) => Err(fields.unsupported(name, expected, fields.get(name).unwrap_or(&Json::Null))),
+        Some((name, (_, expected))) => Err(fields.unsupported(name, expected, fields.get(name).unwrap_or(&Value::Null))),
     }
 }
 
-fn required<'a>(fields: &Fields<'a>, names: &[&'static str], expected: &'static str) -> Result<(&'static str, &'a Json), ConfigError> {
+fn required<'a>(fields: &Fields<'a>, names: &[&'static str], expected: &'static str) -> Result<(&'static str, &'a Value), ConfigError> {
     fields.first(names).ok_or_else(|| fields.missing(names.first().copied().unwrap_or_default(), expected))
 }

@@ -16,7 +16,7 @@ pub use source::source;
 use crate::device::{MIN_CAPABILITY, vector_size};
 use crate::planes::Planes;
 use crate::problem::expect_length;
-use crate::{ActivationDtype, FloatProblem, KernelError, Target};
+use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -72,6 +72,7 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
     if m > most {
         return Err(KernelError::Outside { what: "rows", problem: problem.to_string(), end: m, limit: most });
     }
+    Kernel::Head(kernel).trace(problem);
     let HeadOperands { x, weight, out } = operands;
     if out.is_empty() {
         return Ok(());

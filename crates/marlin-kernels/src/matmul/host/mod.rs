@@ -28,7 +28,7 @@ mod weight;
 mod tests;
 
 use crate::problem::expect_length;
-use crate::{KernelError, QuantProblem};
+use crate::{Kernel, KernelError, QuantProblem};
 pub use float::HostFloat;
 use weight::Reader;
 pub use weight::{Floats, HostWeight};
@@ -39,6 +39,7 @@ pub use weight::{Floats, HostWeight};
 /// A buffer of the wrong length, or an operand that does not fit the format.
 pub fn matmul(problem: &QuantProblem, x: &[f32], weight: HostWeight<'_>, bias: Option<&[f32]>) -> Result<Vec<f32>, KernelError> {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
+    Kernel::Host.trace(problem);
     weight.check(problem)?;
     expect_length(problem, "activations", m * k, x.len())?;
     if let Some(bias) = bias {

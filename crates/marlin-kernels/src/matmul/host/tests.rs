@@ -1,5 +1,8 @@
 //! The host kernels against f64, with all of this processor's instructions and with plain Rust.
 
+#[path = "../../../../../tests/src/seed.rs"]
+mod seed;
+
 use super::simd::tests::{ALL, set_best};
 use super::simd::{Kernel, LANES, Scalar, Simd, dispatch};
 use super::*;
@@ -7,16 +10,10 @@ use crate::ActivationDtype;
 use half::{bf16, f16};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{GroupSize, QuantSpec, WeightDescriptor, WeightFormat};
-use rand::rngs::{StdRng, SysRng};
-use rand::{RngExt, SeedableRng, TryRng};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use seed::seed;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Printed, so that a run can be repeated.
-pub(super) fn fresh_seed() -> u64 {
-    let seed = SysRng.try_next_u64().unwrap();
-    println!("seed {seed}");
-    seed
-}
 
 struct Case {
     problem: QuantProblem,
@@ -107,7 +104,7 @@ fn specs() -> Vec<QuantSpec> {
 
 #[test]
 fn products_agree_with_f64_for_any_rows_and_shapes() {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
         let ks: &[usize] = if spec.group == GroupSize::Channel { &[1, 7, 129, 300, 513] } else { &[33, 128, 200, 344, 384] };
@@ -129,7 +126,7 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
 /// Large enough for all cores.
 #[test]
 fn threads_share_the_columns() {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for m in [1, 8, 40] {
         let case = Case::random(m, 1000, 512, QuantSpec::int4(GroupSize::G64).with_zero_points(), true, rng);
@@ -140,7 +137,7 @@ fn threads_share_the_columns() {
 
 #[test]
 fn the_float_weight_is_in_natural_order() {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
         for (k, n) in [(128, 9), (256, 64), (384, 301), (1024, 17), (128, 2100), (344, 33), (100, 9), (33, 70)] {
@@ -208,7 +205,7 @@ impl Kernel for Methods {
 
 #[test]
 fn plain_rust_gives_what_vector_instructions_give() {
-    let seed = fresh_seed();
+    let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for _ in 0..1000 {
         let (floats, words) = (std::array::from_fn(|_| rng.random_range(-100f32..100.0)), std::array::from_fn(|_| rng.random()));

@@ -15,9 +15,7 @@ fn chosen(logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
 }
 
 fn seeded() -> StdRng {
-    let seed = rand::random();
-    println!("seed {seed}");
-    StdRng::seed_from_u64(seed)
+    StdRng::seed_from_u64(crate::seed::seed())
 }
 
 #[test]

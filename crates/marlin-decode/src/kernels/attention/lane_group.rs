@@ -1,16 +1,16 @@
-//! Teams of lanes: what a lane reads of a head, and sums over a team.
+//! The lane group: its lanes' parts of a head, and reductions over its lanes.
 
-use super::kernel::Place;
+use super::block::Place;
 use super::plan::AttentionConfig;
 use super::shape::VECTOR;
 use cubecl::prelude::*;
 
-/// Elements that are read at a time.
+/// The number of elements of a vector.
 pub(super) type N = Const<VECTOR>;
-/// Those in f32.
+/// A vector in f32.
 pub(super) type F8 = Vector<f32, N>;
 
-/// Reads the vectors of keys or values that a lane has at the team's positions of a tile. Past the share's end it reads its last position again.
+/// Loads the lane's vectors of keys or values at the lane group's positions of a tile. Past the end of the split it loads the last position again.
 #[cube]
 pub(super) fn load<H: Numeric, W: Size>(
     cache: &[Vector<H, W>],
@@ -22,7 +22,7 @@ pub(super) fn load<H: Numeric, W: Size>(
     let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
     #[unroll(config.unrolls())]
     for i in 0..config.positions {
-        let position = min(first + u32::cast_from(i) * comptime!(config.teams() as u32) + place.team, place.end - 1);
+        let position = min(first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group, place.end - 1);
         #[unroll(config.unrolls())]
         for j in 0..count {
             let vector = lane_vector(j, place, config);
@@ -31,19 +31,21 @@ pub(super) fn load<H: Numeric, W: Size>(
     }
 }
 
-/// The number in its head of a lane's vector. A lane that has none takes the last, whose part of q is then 0.
+/// Returns the index in a head of the lane's `j`th vector. A lane without such a vector reads the last one, and takes 0 for its part of q
+/// ([`staged_vector`]).
 #[cube]
 pub(super) fn lane_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> u32 {
     let vector = u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane;
     if comptime!(config.is_even()) { vector } else { min(vector, comptime!(config.vectors() as u32 - 1)) }
 }
 
+/// Returns true if the lane has a `j`th vector.
 #[cube]
 pub(super) fn has_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> bool {
     u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane < comptime!(config.vectors() as u32)
 }
 
-/// A vector of a buffer's elements, in f32.
+/// Reads a vector of a buffer's elements, in f32.
 #[cube]
 pub(super) fn vector<F: Float>(buffer: &[F], vector: usize, #[comptime] config: AttentionConfig) -> F8 {
     let mut elements = F8::new(0.0);
@@ -58,7 +60,7 @@ pub(super) fn vector<F: Float>(buffer: &[F], vector: usize, #[comptime] config: 
     elements
 }
 
-/// A vector in shared memory.
+/// Reads a vector from shared memory.
 #[cube]
 pub(super) fn shared_vector(shared: &Shared<[f32]>, vector: usize, #[comptime] config: AttentionConfig) -> F8 {
     let mut elements = F8::new(0.0);
@@ -73,7 +75,7 @@ pub(super) fn shared_vector(shared: &Shared<[f32]>, vector: usize, #[comptime] c
     elements
 }
 
-/// Puts a vector into shared memory.
+/// Writes a vector to shared memory.
 #[cube]
 pub(super) fn set_shared_vector(shared: &mut Shared<[f32]>, vector: usize, elements: F8, #[comptime] config: AttentionConfig) {
     if comptime!(config.has_views) {
@@ -87,26 +89,26 @@ pub(super) fn set_shared_vector(shared: &mut Shared<[f32]>, vector: usize, eleme
     }
 }
 
-/// A lane's vector of a staged head, 0 where it has none.
+/// Reads the lane's `j`th vector of a staged head; zeros if it has none.
 #[cube]
 pub(super) fn staged_vector(staged: &Shared<[f32]>, head: usize, j: usize, place: &Place, #[comptime] config: AttentionConfig) -> F8 {
     let vector = shared_vector(staged, head * comptime!(config.vectors()) + lane_vector(j, place, config) as usize, config);
     if comptime!(config.is_even()) { vector } else { select(has_vector(j, place, config), vector, F8::new(0.0)) }
 }
 
-/// Elements in f32 of the vector that holds them, which is the elements themselves or their words ([`Held`](super::plan::Held)).
+/// Converts a stored vector of keys or values ([`Held`](super::plan::Held)) to f32.
 #[cube]
 pub(super) fn widen<F: Float, H: Numeric, W: Size>(held: Vector<H, W>) -> F8 {
     F8::cast_from(Vector::<F, N>::reinterpret(held))
 }
 
-/// Elements rounded, as they are held.
+/// Rounds elements to the dtype of the cache and returns them as they are stored ([`Held`](super::plan::Held)).
 #[cube]
 pub(super) fn narrow<F: Float, H: Numeric, W: Size>(elements: F8) -> Vector<H, W> {
     Vector::<H, W>::reinterpret(Vector::<F, N>::cast_from(elements))
 }
 
-/// A sum and the sum of two vectors' products.
+/// Returns `sum` plus the dot product of two vectors.
 #[cube]
 pub(super) fn add_dot(sum: f32, a: F8, b: F8) -> f32 {
     let mut sum = sum;
@@ -117,9 +119,9 @@ pub(super) fn add_dot(sum: f32, a: F8, b: F8) -> f32 {
     sum
 }
 
-/// The sum over a team's lanes, in every lane.
+/// Returns the sum over the lanes of the lane group, in every lane.
 #[cube]
-pub(super) fn team_sum(value: f32, #[comptime] config: AttentionConfig) -> f32 {
+pub(super) fn lane_group_sum(value: f32, #[comptime] config: AttentionConfig) -> f32 {
     let mut sum = value;
     #[unroll]
     for i in 0..comptime!(config.lanes.ilog2()) {
@@ -128,9 +130,9 @@ pub(super) fn team_sum(value: f32, #[comptime] config: AttentionConfig) -> f32 {
     sum
 }
 
-/// The largest value of a team's lanes, in every lane.
+/// Returns the largest value among the lanes of the lane group, in every lane.
 #[cube]
-pub(super) fn team_max(value: f32, #[comptime] config: AttentionConfig) -> f32 {
+pub(super) fn lane_group_max(value: f32, #[comptime] config: AttentionConfig) -> f32 {
     let mut most = value;
     #[unroll]
     for i in 0..comptime!(config.lanes.ilog2()) {

@@ -1,8 +1,10 @@
-//! The parts of a decode step in Burn's own operations, for every backend. Rows are read to the host where an operation needs their numbers.
+//! The parts of a decode step in Burn's own operations, for every backend. Operations that need the rows' values read them to the host.
 
-use crate::functions::{AttentionParts, LayerCache, read_rows, rotate, write_cache as write, write_rows, write_words as write_state};
+use crate::attention_parts::AttentionParts;
 use crate::kernels::sample::sample_host;
 use crate::kernels::{Row, RowState};
+use crate::kv::{LayerCache, write_cache};
+use crate::rows::{read_rows, write_rows, write_words};
 use burn::tensor::{DType, Element, FloatDType, Int, Tensor, TensorData, activation};
 
 pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
@@ -30,17 +32,6 @@ pub(crate) fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
     table.select(0, Tensor::from_data(TensorData::new(tokens, [count]), (&device, DType::I32))) * kept
 }
 
-pub(crate) fn write_cache(cache: Tensor<4>, new: Tensor<4>, slot: usize, start: usize) -> Tensor<4> {
-    let [_, heads, seq, head_dim] = new.dims();
-    cache.slice_assign([slot..slot + 1, 0..heads, start..start + seq, 0..head_dim], new)
-}
-
-pub(crate) fn write_words(tensor: Tensor<2, Int>, first: usize, words: Vec<i32>) -> Tensor<2, Int> {
-    let (shape, device, count) = (tensor.dims(), tensor.device(), words.len());
-    let new = Tensor::from_data(TensorData::new(words, [count]), (&device, DType::I32));
-    tensor.reshape([shape[0] * shape[1]]).slice_assign(first..first + count, new).reshape(shape)
-}
-
 pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache<'_>, parts: &AttentionParts) -> Tensor<2> {
     let [slots, kv_heads, max_len, head_dim] = cache.keys.dims();
     let heads = parts.heads;
@@ -61,15 +52,15 @@ pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
             qkv.clone().slice([index..index + 1, start..end]).reshape([1, count, 1, head_dim])
         };
         let (queries, new_keys, new_values) = (take(heads), take(kv_heads), take(kv_heads));
-        let turn = |x: Tensor<4>, norm: usize| {
+        let normalise_and_rotate = |x: Tensor<4>, norm: usize| {
             let x = match &parts.norms {
                 Some((weights, epsilon)) => rms_norm(x, weights[norm].clone(), *epsilon),
                 None => x,
             };
             rotate_at(x, &parts.rope, position)
         };
-        write(keys, turn(new_keys, 1).cast(dtype), slot, position);
-        write(values, new_values, slot, position);
+        write_cache(keys, normalise_and_rotate(new_keys, 1).cast(dtype), slot, position);
+        write_cache(values, new_values, slot, position);
 
         let first = parts.window.map_or(0, |window| (position + 1).saturating_sub(window));
         // [kv_heads, positions, head_dim]
@@ -77,14 +68,30 @@ pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
             let part = cache.clone().slice([slot..slot + 1, 0..kv_heads, first..position + 1, 0..head_dim]);
             part.reshape([kv_heads, position + 1 - first, head_dim]).cast(FloatDType::F32)
         };
-        let queries = turn(queries, 0).reshape([kv_heads, heads / kv_heads, head_dim]) / (head_dim as f64).sqrt();
+        let queries = normalise_and_rotate(queries, 0).reshape([kv_heads, heads / kv_heads, head_dim]) / (head_dim as f64).sqrt();
         let weights = activation::softmax(queries.matmul(of_slot(keys).swap_dims(1, 2)), 2);
         weights.matmul(of_slot(values)).reshape([1, heads * head_dim]).cast(dtype)
     });
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// Turns heads by a position, in f32.
+/// Rotary position embedding (arXiv 2104.09864) of `x` [batch, heads, seq, head_dim]: rotates features `i` and `i + half` of a head, as a pair, by
+/// the angle whose cosine and sine are at `i` of `cos` and `sin` [1, 1, seq, half], in the dtype of `x`. Features from `2 * half` on are not
+/// changed.
+pub fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4> {
+    let (half, head_dim) = (cos.dims()[3], x.dims()[3]);
+    let first = x.clone().slice_dim(3, 0..half);
+    let second = x.clone().slice_dim(3, half..2 * half);
+    let rotated_first = first.clone() * cos.clone() - second.clone() * sin.clone();
+    let rotated_second = second * cos.clone() + first * sin.clone();
+    let mut parts = vec![rotated_first, rotated_second];
+    if 2 * half < head_dim {
+        parts.push(x.slice_dim(3, 2 * half..head_dim));
+    }
+    Tensor::cat(parts, 3)
+}
+
+/// Rotates heads by the angles of a position, in f32.
 fn rotate_at(x: Tensor<4>, tables: &[Tensor<2>; 2], position: usize) -> Tensor<4> {
     let [cos, sin] = tables.each_ref().map(|table| table.clone().slice_dim(0, position..position + 1).unsqueeze::<4>());
     rotate(x.cast(FloatDType::F32), &cos, &sin)
@@ -102,7 +109,7 @@ pub(crate) fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Te
         sample_host(logits, row, &mut of_slot, max_len as u32);
         bitmap.iter_mut().zip(of_slot).for_each(|(word, new)| *word = new as i32);
     }
-    write_state(seen, 0, bitmaps);
+    write_words(seen, 0, bitmaps);
     write_rows(rows, 0, &sampled);
 }
 
@@ -110,10 +117,10 @@ fn host<E: Element>(data: TensorData) -> Vec<E> {
     data.try_into_vec::<E>().unwrap_or_else(|error| panic!("{error:?}"))
 }
 
-/// A step's rows on the host.
+/// Reads a step's rows to the host.
 ///
 /// # Panics
-/// Where the device fails, as all of Burn's operations do.
+/// Panics if the device fails, as all of Burn's operations do.
 fn host_rows(rows: &Tensor<2, Int>) -> Vec<Row> {
     read_rows(rows).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -1,0 +1,86 @@
+//! The work of one block: the lengths of the problem, and the block's place in it.
+
+use super::plan::AttentionConfig;
+use cubecl::prelude::*;
+use cubecl::std::FastDivmod;
+
+/// Lengths of a problem as the kernel sees them; see [`AttentionShape`](super::AttentionShape) and [`AttentionPlan`](super::AttentionPlan).
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Lengths {
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub slots: u32,
+    pub max_len: u32,
+    /// Positions of the sliding window; `u32::MAX` without one.
+    pub window: u32,
+    /// Divides by the planned number of splits of a sequence ([`AttentionPlan::splits`](super::AttentionPlan::splits)).
+    pub splits: FastDivmod<u32>,
+    /// The fewest positions of a split.
+    pub split_least: u32,
+    /// The most positions of a split.
+    pub split_most: u32,
+    pub epsilon: f32,
+}
+
+/// The part of the problem that a block computes, and the position of the thread in the block.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    pub row: u32,
+    /// The position of the row's token.
+    pub position: u32,
+    /// The first of the block's query heads.
+    pub head: u32,
+    /// The key head of the block's query heads.
+    pub kv_head: u32,
+    /// True if the block has the first query heads of the key head.
+    pub is_first: bool,
+    /// The first vector of the slot's keys, and of its values.
+    pub cache: usize,
+    /// The first cached position of the block's split.
+    pub start: u32,
+    /// One past the last cached position of the block's split.
+    pub end: u32,
+    /// Cached positions that the row attends to: those before the token's, in the window.
+    pub cached: u32,
+    /// Positions of a split; the last split may have fewer.
+    pub split_len: u32,
+    /// True if the block also attends to the token itself.
+    pub has_token: bool,
+    pub lane_group: u32,
+    /// The thread's number in its lane group.
+    pub lane: u32,
+}
+
+/// Returns the place of the current block and thread.
+#[cube]
+pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] config: AttentionConfig) -> Place {
+    let kv_head = CUBE_POS_Y / comptime!(config.parts as u32);
+    let cached = min(position, lengths.window - 1);
+    let first = position - cached;
+    let mut place = Place {
+        row,
+        position,
+        head: CUBE_POS_Y * comptime!(config.heads as u32),
+        kv_head,
+        is_first: kv_head * comptime!(config.parts as u32) == CUBE_POS_Y,
+        cache: (slot * lengths.kv_heads + kv_head) as usize * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
+        start: first,
+        end: position,
+        cached,
+        split_len: cached,
+        has_token: true.runtime(),
+        lane_group: UNIT_POS_X / comptime!(config.lanes as u32),
+        lane: UNIT_POS_X % comptime!(config.lanes as u32),
+    };
+    if comptime!(config.is_split) {
+        let lane_groups = comptime!(config.lane_groups() as u32);
+        let split_len = clamp(lengths.splits.div(cached) + 1, lengths.split_least, lengths.split_most);
+        let split_len = split_len.div_ceil(lane_groups) * lane_groups;
+        let before = min(CUBE_POS_X * split_len, cached);
+        place.start = first + before;
+        place.end = first + min(before + split_len, cached);
+        place.split_len = split_len;
+        place.has_token = place.end == position && (before < cached || CUBE_POS_X == 0);
+    }
+    place
+}

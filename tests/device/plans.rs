@@ -1,0 +1,132 @@
+//! The kernels that a model's plans name, against those that its prompts and steps launch.
+
+use crate::llama::quantised_to;
+use crate::setup::{Named, trial};
+use burn::tensor::{Device, FloatDType};
+use burn_marlin::{GroupSize, QuantSpec};
+use libtest_mimic::Trial;
+use marlin_kernels::{Kernel, Problem, Prologue, PrologueStage};
+use marlin_llama::{Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry};
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named) {
+    // CubeCL's CPU runtime would compile the kernels of a whole model for minutes.
+    if device.name != "cpu" {
+        tests.push(trial(device, "plans::steps_and_prompts_launch_what_is_planned", launched_as_planned));
+    }
+}
+
+/// A format that no other test gives the shipped model: launches of all tests that run at the time are traced.
+const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G64);
+
+/// A problem and the kernel that was launched for it, in text.
+type Launch = (String, String);
+
+/// Collects the launches of the process, on whatever thread.
+#[derive(Default)]
+struct Launches(Arc<Mutex<Vec<Launch>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Launches {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut launch = LaunchFields::default();
+        event.record(&mut launch);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((launch.problem, launch.kernel));
+    }
+}
+
+#[derive(Default)]
+struct LaunchFields {
+    problem: String,
+    kernel: String,
+}
+
+impl Visit for LaunchFields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "problem" => self.problem = format!("{value:?}"),
+            "kernel" => self.kernel = format!("{value:?}"),
+            _ => {}
+        }
+    }
+}
+
+static LAUNCHES: LazyLock<Arc<Mutex<Vec<Launch>>>> = LazyLock::new(|| {
+    let launches = Launches::default();
+    let collected = launches.0.clone();
+    let filter = Targets::new().with_target("marlin_kernels::launch", LevelFilter::TRACE);
+    Registry::default().with(launches.with_filter(filter)).init();
+    collected
+});
+
+/// The launches so far with a quantised weight in [`SPEC`], each with its number.
+fn launches() -> BTreeMap<Launch, usize> {
+    let mut counts = BTreeMap::new();
+    for launch in LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(problem, _)| problem.contains("int4 g64")) {
+        *counts.entry(launch.clone()).or_default() += 1;
+    }
+    counts
+}
+
+/// The planned launches with a quantised weight, each with its number; the head's float weight comes second.
+fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<Launch>) {
+    let (mut counts, mut head) = (BTreeMap::new(), None);
+    for found in model.plans(rows) {
+        let kernel = found.plan.kernel.to_string();
+        match found.problem {
+            Problem::Quant(problem) => {
+                // A norm before the kernel is a launch of its own, and the problem has none then.
+                let norm_before = found.plan.prologue == PrologueStage::Before;
+                let problem = if norm_before { problem.with_prologue(Prologue::None) } else { problem };
+                *counts.entry((problem.to_string(), kernel)).or_default() += 1;
+            }
+            Problem::Float(_) if found.plan.kernel == Kernel::FloatMatmul => {}
+            Problem::Float(problem) => head = Some((problem.to_string(), kernel)),
+        }
+    }
+    (counts, head)
+}
+
+fn launched_as_planned(device: &Device) {
+    LazyLock::force(&LAUNCHES);
+    let (_guard, folder) = quantised_to(&SPEC);
+    let dtype = if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 };
+    let options = OpenOptions { dtype: Some(dtype), max_len: Some(64), with_tokenizer: false, head: None };
+    let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
+    // Three sequences run as four rows. All tokens of a prompt but the last are read as one matmul's rows.
+    for (sequences, prompt_rows, step_rows) in [(1, 37, 1), (3, 21, 4)] {
+        let before = launches();
+        let mut decoder = Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
+        for seed in 0..sequences as u64 {
+            let prompt = vec![3 + seed as u32; prompt_rows + 1];
+            let options = SequenceOptions { sampling: Sampling::GREEDY, seed, stop_tokens: Vec::new(), max_new_tokens: 4 };
+            decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
+        }
+        while decoder.sequences() > 0 {
+            decoder.step().unwrap_or_else(|error| panic!("{error}"));
+        }
+        let mut found = launches();
+        found.retain(|launch, count| {
+            *count -= before.get(launch).copied().unwrap_or_default();
+            *count > 0
+        });
+        let ((step, head), (prompt, _)) = (planned(&llama.model, step_rows), planned(&llama.model, prompt_rows));
+        for (name, planned) in [("step", &step), ("prompt", &prompt)] {
+            let times: BTreeSet<usize> = planned.iter().map(|(launch, count)| found.remove(launch).unwrap_or_default() / count).collect();
+            assert!(times.len() == 1 && !times.contains(&0), "launches of a {name}, planned {planned:?}: each {times:?} times");
+        }
+        assert!(found.is_empty(), "launched and not planned: {found:?}");
+        if let Some(head) = head {
+            let launched = LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).contains(&head);
+            assert!(launched, "the head {head:?} was not launched");
+        }
+        println!("{} and {} launches of a step and a prompt", step.values().sum::<usize>(), prompt.values().sum::<usize>());
+    }
+}
