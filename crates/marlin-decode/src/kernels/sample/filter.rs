@@ -21,7 +21,7 @@ const BINS: usize = 1 << DIGIT_BITS;
 
 /// Bytes of shared memory that the search takes with a shortlist of `blocks` blocks.
 pub(super) const fn shared_bytes(blocks: usize) -> usize {
-    size_of::<u32>() * (blocks + 2 + 2 * BINS) + size_of::<u64>() * FOUND
+    size_of::<u32>() * (blocks + 2 + 3 * BINS) + size_of::<u64>() * FOUND
 }
 
 /// Values that a search leaves.
@@ -70,14 +70,24 @@ impl Shortlist {
     }
 }
 
-/// Sums of 64 bits by bin, and the bin that a search ends in. The halves of a sum are apart because atomics of 64 bits in shared memory are
-/// slow.
+/// Bits of a limb of a sum on loose compilers: 2^[`TOKEN_BITS`] limbs add up without a carry.
+const LIMB_BITS: u64 = 32 - TOKEN_BITS as u64;
+/// The mask of a limb.
+const LIMB: u64 = (1 << LIMB_BITS) - 1;
+
+/// Sums of 64 bits by bin, and the bin that a search ends in.
+///
+/// A sum lies in words of 32 bits because atomics of 64 bits in shared memory are slow: in two with a carry, or with a loose compiler in three
+/// without. On an H200, Vulkan's carries came out too many: sums of masses were up to 20 % too large.
 #[derive(CubeType)]
 struct Bins {
     low: Shared<[Atomic<u32>]>,
+    middle: Shared<[Atomic<u32>]>,
     high: Shared<[Atomic<u32>]>,
     /// [bin, sum before it, sum through it].
     found: SharedValues,
+    #[cube(comptime)]
+    is_loose: bool,
 }
 
 #[derive(CubeType, Clone, Copy)]
@@ -94,34 +104,54 @@ impl Bins {
     fn new(#[comptime] is_loose: bool) -> Self {
         Bins {
             low: Shared::<[Atomic<u32>]>::new_slice(BINS),
+            middle: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { BINS } else { 1 })),
             high: Shared::<[Atomic<u32>]>::new_slice(BINS),
             found: SharedValues::new(FOUND, is_loose),
+            is_loose,
         }
     }
 
     fn clear(&self, #[comptime] units: usize) {
         for turn in 0..comptime!(BINS / units) {
-            self.low[turn * units + UNIT_POS_X as usize].store(0u32);
-            self.high[turn * units + UNIT_POS_X as usize].store(0u32);
+            let bin = turn * units + UNIT_POS_X as usize;
+            self.low[bin].store(0u32);
+            self.high[bin].store(0u32);
+            if comptime!(self.is_loose) {
+                self.middle[bin].store(0u32);
+            }
         }
         sync_cube();
     }
 
     fn add(&self, bin: u64, value: u64) {
-        let low = u32::cast_from(value);
-        let sum = self.low[bin as usize].fetch_add(low) + low;
-        let mut high = u32::cast_from(value >> 32);
-        // It wrapped round.
-        if sum < low {
-            high += 1;
-        }
-        if high > 0 {
-            self.high[bin as usize].fetch_add(high);
+        let bin = bin as usize;
+        if comptime!(self.is_loose) {
+            self.low[bin].fetch_add(u32::cast_from(value & LIMB));
+            if value > LIMB {
+                self.middle[bin].fetch_add(u32::cast_from((value >> LIMB_BITS) & LIMB));
+                self.high[bin].fetch_add(u32::cast_from(value >> comptime!(2 * LIMB_BITS)));
+            }
+        } else {
+            let low = u32::cast_from(value);
+            let sum = self.low[bin].fetch_add(low) + low;
+            let mut high = u32::cast_from(value >> 32);
+            // It wrapped round.
+            if sum < low {
+                high += 1;
+            }
+            if high > 0 {
+                self.high[bin].fetch_add(high);
+            }
         }
     }
 
     fn get(&self, bin: usize) -> u64 {
-        (u64::cast_from(self.high[bin].load()) << 32) | u64::cast_from(self.low[bin].load())
+        let (low, high) = (u64::cast_from(self.low[bin].load()), u64::cast_from(self.high[bin].load()));
+        if comptime!(self.is_loose) {
+            low + (u64::cast_from(self.middle[bin].load()) << LIMB_BITS) + (high << comptime!(2 * LIMB_BITS))
+        } else {
+            (high << 32) | low
+        }
     }
 
     /// The bin at which the sum of all up to it reaches `target`, or the total where that is less. There must be a sum above 0.
