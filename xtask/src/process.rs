@@ -41,8 +41,16 @@ pub fn target() -> PathBuf {
 }
 
 /// Returns a command of the `cargo` that runs this task, in the root folder of the workspace.
+///
+/// The command gets none of the variables that describe xtask's own package: build scripts of dependencies (ring's) rerun if they change, so running
+/// `cargo test` and `cargo xtask test` by turns would compile Burn anew every time.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
     command.args(args).current_dir(root());
     command
 }
@@ -51,13 +59,6 @@ pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
 pub fn run(command: &mut Command) -> Result<(), Error> {
     let status = command.status().map_err(|source| Error::Start { command: show(command), source })?;
     if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
-}
-
-/// Runs a command to its end and prints its output then, for one that runs beside another.
-pub fn run_captured(command: &mut Command) -> Result<(), Error> {
-    let output = command.output().map_err(|source| Error::Start { command: show(command), source })?;
-    print!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status: output.status }) }
 }
 
 /// Runs one named step, printing its name before and its duration after.

@@ -1,9 +1,7 @@
 //! The checks of the project, in the order in which a failure is cheapest to learn of.
 
-use crate::process::{Error, cargo, run, run_captured, step};
+use crate::process::{Error, cargo, run, step};
 use crate::{book, llvm, nvidia};
-use std::path::Path;
-use std::thread;
 
 /// Runs every check; stops at the first that fails.
 pub fn run_all() -> Result<(), Error> {
@@ -17,25 +15,12 @@ pub fn run_all() -> Result<(), Error> {
         ["clippy", "--package", "marlin-llama", "--no-default-features", "--features", "flex", "--", "--deny", "warnings"];
     step("without a CubeCL runtime", || run(&mut cargo(without_runtime)))?;
     step("docs", || run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings")))?;
-    step("tests", || run_tests(compiler.as_deref()))?;
+    let mut tests = cargo(["test", "--workspace", "--all-targets"]);
+    // Where there is none, the tests that need it say that they were left out.
+    tests.envs(compiler.map(|folder| (nvidia::VARIABLE, folder)));
+    step("tests", || run(&mut tests))?;
     step("doc tests", || run(&mut cargo(["test", "--workspace", "--doc"])))?;
     step("book", book::build)
-}
-
-/// Runs all tests. Those on CubeCL's CPU runtime run beside the others: they take as long as all others together and keep one core busy.
-fn run_tests(compiler: Option<&Path>) -> Result<(), Error> {
-    run(&mut cargo(["test", "--workspace", "--all-targets", "--no-run"]))?;
-    let mut on_cpu = cargo(["test", "--workspace", "--test", "device", "--", "--device", "cpu"]);
-    let mut others = cargo(["test", "--workspace", "--all-targets"]);
-    others.env("MARLIN_TEST_DEVICES", "flex");
-    // Where there is no compiler, the tests that need it say that they were left out.
-    others.envs(compiler.map(|folder| (nvidia::VARIABLE, folder)));
-    thread::scope(|scope| {
-        let on_cpu = scope.spawn(|| run_captured(&mut on_cpu));
-        let others = run(&mut others);
-        let on_cpu = on_cpu.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        others.and(on_cpu)
-    })
 }
 
 /// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers and models on Flex.

@@ -188,7 +188,7 @@ pub struct LogitsArgs {
 pub struct KernelsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Rows of activations (batch times sequence) to plan for. May be given several times.
+    /// Rows of activations to plan for: sequences of a decode step, or tokens of a prompt. May be given several times.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
     pub rows: Vec<usize>,
     /// A line for every layer; without it, equal ones share a line.

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 pub struct Planes {
     /// Units that are in one plane whichever of its sizes the device chooses: the smallest of them; 1 where units exchange nothing.
     pub size: usize,
-    /// Whether the device has planes of that size alone.
+    /// True if all planes of the device have that size.
     pub is_only_size: bool,
 }
 

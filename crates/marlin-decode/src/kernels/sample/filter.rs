@@ -5,8 +5,8 @@
 //! the whole. It is found some bits of the place at a time: sums of tokens by these bits, the bits at which the sum is reached, and again
 //! with the next bits among the tokens that have them. Sums of integers are the same in any order.
 //!
-//! What cannot be kept is not looked at: of k blocks, each has a token at least as likely as the least of their best ones, and tokens whose
-//! probabilities together are below 1 - p are past the end. So few blocks are on the shortlist of most rows.
+//! Blocks that cannot have kept tokens are skipped: each of k blocks has a token at least as likely as the least likely of the blocks' best tokens, and tokens
+//! whose probabilities add up to less than 1 - p are past the end. So the shortlist of most rows has few blocks.
 
 use super::floats::{SharedValues, SharedWords};
 use super::logits::Logits;
@@ -195,7 +195,7 @@ impl Filter {
         place
     }
 
-    /// What a token counts for top-p: its probability over that of the most likely one.
+    /// The count of a token for top-p: its probability over that of the most likely one.
     fn mass(&self, logit: f32) -> u64 {
         let floats = &self.logits.floats;
         mass(floats.rounded(floats.rounded(logit - value(self.largest)) * self.inverse_temperature))

@@ -1,4 +1,4 @@
-//! What compilers make of float arithmetic and of shared memory, where kernels and the host are to agree to the last bit.
+//! Float arithmetic and shared memory under compilers that change them, for kernels that agree with the host to the last bit.
 
 use cubecl::prelude::*;
 
@@ -8,9 +8,9 @@ use cubecl::prelude::*;
 /// Operation of SPIR-V Instructions"), make one operation of a product and a sum, and rearrange: 1 - (1 - x) is x. CubeCL 0.11.3 cannot forbid it.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Floats {
-    /// 0, of which the compiler does not know.
+    /// 0, a value that the compiler does not know.
     pub zero: u32,
-    /// Whether the compiler is loose.
+    /// True if the compiler is loose.
     #[cube(comptime)]
     pub is_loose: bool,
 }

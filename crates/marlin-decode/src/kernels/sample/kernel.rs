@@ -19,7 +19,7 @@ pub(super) struct Lengths {
     pub max_len: u32,
 }
 
-/// What a row of the state says.
+/// The options in a row of the state.
 #[derive(CubeType, Clone, Copy)]
 struct Options {
     /// Negative where the row is skipped.

@@ -14,7 +14,7 @@ const SCORE_UNITS: u32 = 256;
 /// Units of a cube of `choose`, likewise: of 1024, each would have too few registers.
 const CHOOSE_UNITS: u32 = 512;
 
-/// What [`sample`] is launched for.
+/// The problem that [`sample`] is launched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleShape {
     /// Rows of the step.
@@ -70,7 +70,7 @@ pub fn workspace_words(shape: &SampleShape) -> usize {
 /// Nothing else depends on what the buffers hold, so that the launches can be recorded once and replayed.
 ///
 /// # Errors
-/// What [`check_device`] says, a buffer of the wrong length, operands past what 32-bit indices reach, or a dtype that the device lacks.
+/// An error of [`check_device`], a buffer of the wrong length, operands past what 32-bit indices reach, or a dtype that the device lacks.
 pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<(), KernelError> {
     let blocks = check_device(client, shape)?;
     check(client, shape, &args)?;

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 /// The logits, or places, of four tokens.
 pub(super) type Four = Vector<f32, Const<4>>;
 
-/// Where a row's logits are, and its slot's bitmap.
+/// The places of a row's logits and of its slot's bitmap.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Logits {
     /// The row's first logit.
