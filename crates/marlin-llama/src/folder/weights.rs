@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_marlin::backend::activation_dtype;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
 use marlin_format::{JoinError, PlainWeight};
@@ -189,11 +190,7 @@ impl FileWeights<'_> {
 
     /// The dtype of activations to lay a weight out for.
     fn activations(&self) -> ActivationDtype {
-        match self.dtype {
-            FloatDType::F16 => ActivationDtype::F16,
-            FloatDType::BF16 => ActivationDtype::BF16,
-            _ => ActivationDtype::F32,
-        }
+        activation_dtype(self.dtype.into()).unwrap_or(ActivationDtype::F32)
     }
 
     /// The next layers are read into the memory of this one.

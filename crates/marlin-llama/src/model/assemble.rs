@@ -61,13 +61,12 @@ pub(crate) struct Product<'a> {
     pub(crate) projection: &'a Projection,
     /// The operation before the product that is part of the matmul.
     pub(crate) prologue: Prologue,
-    /// True for the output head.
-    pub(crate) is_head: bool,
 }
 
 impl<'a> Product<'a> {
-    fn plain(name: &str, projection: &'a Projection) -> Self {
-        Self { name: name.into(), projection, prologue: Prologue::None, is_head: false }
+    /// Without a prologue.
+    pub(crate) fn plain(name: &str, projection: &'a Projection) -> Self {
+        Self { name: name.into(), projection, prologue: Prologue::None }
     }
 }
 
@@ -122,12 +121,13 @@ impl LlamaModel {
     /// Every projection, the head included, under its name in a checkpoint. Projections that are one matmul come once, as `qkv_proj` and
     /// `gate_up_proj`, whatever the names of their parts.
     pub fn projections(&self) -> impl Iterator<Item = (String, &Projection)> {
-        self.products().map(|product| (product.name, product.projection))
+        let head = self.lm_head.iter().map(|head| ("lm_head".to_string(), head));
+        self.layer_products().map(|product| (product.name, product.projection)).chain(head)
     }
 
-    /// Every projection, the head included, in the order in which they run.
-    pub(crate) fn products(&self) -> impl Iterator<Item = Product<'_>> {
-        let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
+    /// Every projection of the layers, in the order in which they run.
+    pub(crate) fn layer_products(&self) -> impl Iterator<Item = Product<'_>> {
+        self.layers.iter().enumerate().flat_map(|(index, layer)| {
             let Layer { self_attn, mlp, .. } = layer;
             let declaration = self.declaration();
             let mut products = named(&self_attn.qkv_proj, "self_attn.qkv_proj", "self_attn", declaration.attention_inputs);
@@ -139,8 +139,7 @@ impl LlamaModel {
                 products[0].prologue = Prologue::None;
             }
             products.into_iter().map(move |product| Product { name: format!("model.layers.{index}.{}", product.name), ..product })
-        });
-        of_layers.chain(self.lm_head.iter().map(|head| Product { is_head: true, ..Product::plain("lm_head", head) }))
+        })
     }
 
     /// The parts of a checkpoint of this model, by name.

@@ -34,9 +34,9 @@ impl ProjectionGroup {
 
     /// [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
     pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
-        match (self.prologue(), self.projections.as_slice()) {
-            (Prologue::AddRmsNorm, [joined]) => joined.forward_add_norm(x, residual, norm),
-            _ => {
+        match self.joined() {
+            Some(joined) => joined.forward_add_norm(x, residual, norm),
+            None => {
                 let (x, sum) = norm.forward_add(x, residual);
                 (self.forward_joined(x), sum)
             }

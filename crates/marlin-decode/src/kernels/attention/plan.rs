@@ -5,7 +5,7 @@ use crate::kernels::shape::shared_memory;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
 use marlin_kernels::planes::Planes;
-use marlin_kernels::problem::expect_at_most;
+use marlin_kernels::problem::{MAX_ELEMENTS, expect_at_most};
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 
 /// The most splits of a sequence.
@@ -218,7 +218,7 @@ impl AttentionPlan {
         let grid = splits.min(longest.div_ceil(MIN_SPLIT_LEN)).max(longest.div_ceil(most));
         let config = AttentionConfig { is_split: grid > 1, ..config };
         let plan = Self { config, blocks: [grid, groups, shape.rows], splits, split_len: [MIN_SPLIT_LEN, most] };
-        expect_at_most(shape, plan.partials(), u32::MAX as usize)?;
+        expect_at_most(shape, plan.partials(), MAX_ELEMENTS)?;
         Ok(plan)
     }
 

@@ -5,7 +5,7 @@ use crate::kernels::shape::shared_memory;
 use crate::kernels::{Row, lacks};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_kernels::problem::{expect_at_least, expect_at_most, expect_length};
+use marlin_kernels::problem::{MAX_ELEMENTS, expect_at_least, expect_at_most, expect_length};
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 use std::fmt;
 
@@ -162,7 +162,7 @@ fn twice(operand: &'static str, shape: &SampleShape, arg: BufferArg) -> Result<[
 fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), KernelError> {
     let SampleShape { rows, vocab, slots, dtype, .. } = *shape;
     let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.bitmap_words()));
-    expect_at_most(shape, elements, u32::MAX as usize)?;
+    expect_at_most(shape, elements, MAX_ELEMENTS)?;
     dtype.expect_on(client)?;
     expect_length(shape, "logits", rows * vocab, args.logits.len())?;
     expect_length(shape, "state", rows * Row::WORDS, args.state.len())?;
