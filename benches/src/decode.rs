@@ -5,7 +5,7 @@ use crate::kernels::{Rates, rates};
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
-use marlin_format::{GroupSize, QuantSpec};
+use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
 use marlin_llama::{Decoder, LlamaConfig, LlamaModel, PREFILL_CHUNK, Projection, Sampling, SequenceOptions};
 use serde::Serialize;
 use serde_json::json;
@@ -62,8 +62,23 @@ enum Model {
 enum Weights {
     /// 4 bits, groups of 128, symmetric.
     W4a16,
+    /// The same, 2:4.
+    #[value(name = "w4a16-24")]
+    W4a16TwoFour,
     /// Burn's own layers in f16.
     F16,
+}
+
+impl Weights {
+    /// The format of quantised layers.
+    fn format(self) -> Option<WeightFormat> {
+        let dense = WeightFormat::dense(QuantSpec::int4(GroupSize::G128));
+        match self {
+            Self::W4a16 => Some(dense),
+            Self::W4a16TwoFour => Some(dense.with_sparsity(Sparsity::TwoFour)),
+            Self::F16 => None,
+        }
+    }
 }
 
 /// One run.
@@ -124,23 +139,23 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let name = burn_marlin::device::device_name(&device);
     println!("{name}: {} prompt tokens, f16 activations and head", args.prompt);
     println!(
-        "{:16} {:6} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
+        "{:16} {:8} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
         "model", "weights", "batch", "new", "TTFT ms", "prefill t/s", "TPOT ms", "tokens/s", "GB/s", "read"
     );
     let mut rows = Vec::new();
     for &model in &args.models {
         for &weights in &args.weights {
-            let spec = (weights == Weights::W4a16).then_some(QuantSpec::int4(GroupSize::G128));
+            let format = weights.format();
             let config = model.config()?;
             let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
             let joining = args.batch.iter().map(|&batch| joining_steps(batch, args.prompt)).max().unwrap_or(0);
             let max_len = args.max_len.unwrap_or(args.prompt + longest + joining).min(config.max_position_embeddings);
-            let needed = float_bytes(&config) * if spec.is_some() { 1 } else { 4 } / 4;
+            let needed = float_bytes(&config) * if format.is_some() { 1 } else { 4 } / 4;
             if burn_marlin::device::free_memory(&device).is_some_and(|free| free < needed) {
-                println!("{:16} {:6} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
+                println!("{:16} {:8} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
                 continue;
             }
-            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, spec, &device).map_err(failed)?);
+            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, format, &device).map_err(failed)?);
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
@@ -273,7 +288,7 @@ fn report(
         read_fraction,
     };
     println!(
-        "{:16} {:6} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>6}",
+        "{:16} {:8} {batch:>5} {new_tokens:>5}  {:>9.2} {:>11.0} {:>9.3} {:>10.1} {:>8.0} {:>6}",
         row.model,
         row.weights,
         row.ttft_ms,

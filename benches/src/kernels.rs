@@ -7,7 +7,7 @@ use crate::timing::time;
 use crate::{BenchError, KernelArgs};
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
-use marlin_format::{QuantSpec, ScaleDtype, WeightDescriptor, WeightFormat, WeightLayout};
+use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightLayout};
 use marlin_kernels::inspect::{Routine, digest};
 use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
 
@@ -36,18 +36,19 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let dtype = if args.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
     let mut spec = QuantSpec::int4(args.group).with_scale_dtype(if args.bf16 { ScaleDtype::BF16 } else { ScaleDtype::F16 });
     spec.zero_points = args.zero_points;
+    let sparsity = if args.sparse { Sparsity::TwoFour } else { Sparsity::Dense };
+    let format = WeightFormat::dense(spec).with_permutation(args.act_order).with_sparsity(sparsity);
 
     let name = client.properties().identity.name.clone();
-    println!("{name}: {spec} {dtype}{}", if args.act_order { " act-order" } else { "" });
+    println!("{name}: {format} {dtype}");
     println!(
         "{:12} {:>6} {:>6} {:>5}  {:28} {:>9} {:>9} {:>6} {:>8}",
         "shape", "K", "N", "M", "kernel", "us", "floor us", "floor", "TFLOP/s"
     );
     let mut rows = Vec::new();
     for shape in named(&args.shapes)? {
-        let weights = Weights::random(&client, &shape, spec, dtype);
+        let weights = Weights::random(&client, &shape, format, dtype);
         for &m in &args.m {
-            let format = WeightFormat::dense(spec).with_permutation(args.act_order);
             let weight = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile);
             let problem = QuantProblem::new(m, weight, dtype);
             let launches =
@@ -98,9 +99,14 @@ fn time_launch(
 /// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the products, whichever is longer.
 fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // 4 bits for each weight and a scale of 2 bytes for each 128, as in the figures published for other kernels.
-    let bytes = k * n * (0.5 + 2.0 / 128.0) + 2.0 * m * (k + n);
-    rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / rates.flops) * 1e6)
+    // 4 bits for each weight, of a 2:4 one 2 and 1 of metadata, and a scale of 2 bytes for each 128, as in the figures published for other kernels. Sparse
+    // tensor cores take half the time for as many products.
+    let (weight, flops) = match problem.weight.format.sparsity {
+        Sparsity::Dense => (0.5, 1.0),
+        Sparsity::TwoFour => (0.375, 2.0),
+    };
+    let bytes = k * n * (weight + 2.0 / 128.0) + 2.0 * m * (k + n);
+    rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
 }
 
 fn report(shape: &Shape, problem: &QuantProblem, launch: tile::Launch, us: f64, floor_us: Option<f64>) -> Row {
@@ -121,6 +127,7 @@ fn report(shape: &Shape, problem: &QuantProblem, launch: tile::Launch, us: f64, 
         group: spec.group.as_i64(),
         zero_points: spec.zero_points,
         act_order: problem.weight.format.permuted,
+        sparsity: problem.weight.format.sparsity.to_string(),
         dtype: problem.activations.name(),
         us,
         floor_us,

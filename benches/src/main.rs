@@ -71,6 +71,9 @@ struct KernelArgs {
     /// With act-order.
     #[arg(long)]
     act_order: bool,
+    /// A 2:4 weight; the floor is that of its bytes.
+    #[arg(long)]
+    sparse: bool,
     /// Activations and scales in bf16 instead of f16.
     #[arg(long)]
     bf16: bool,

@@ -5,7 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use half::{bf16, f16};
-use marlin_format::{QuantSpec, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::{ActivationDtype, WeightBuffers};
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -21,11 +21,13 @@ pub struct Weights {
 
 impl Weights {
     /// Random weights in the tile layout.
-    pub fn random(client: &Client, shape: &Shape, spec: QuantSpec, dtype: ActivationDtype) -> Self {
-        let tensors = WeightDescriptor::plain(spec, shape.k, shape.n).in_layout(WeightLayout::Tile).tensors();
+    pub fn random(client: &Client, shape: &Shape, format: WeightFormat, dtype: ActivationDtype) -> Self {
+        let format = format.with_permutation(false);
+        let tensors = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile).tensors();
         let mut rng = SmallRng::seed_from_u64(1);
         let host = tensors.map(|role, tensor| match role {
-            marlin_format::WeightTensor::Scales => (bytes(tensor.elements(), dtype, || rng.random_range(0.002..0.02)), tensor.elements()),
+            WeightTensor::Scales => (bytes(tensor.elements(), dtype, || rng.random_range(0.002..0.02)), tensor.elements()),
+            WeightTensor::Metadata => (random_metadata(&mut rng, 4 * tensor.elements()), tensor.elements()),
             _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
         });
         let copies = WEIGHT_BYTES.div_ceil(host.words.0.len()).max(1);
@@ -69,6 +71,12 @@ pub fn random_bytes(count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     SmallRng::seed_from_u64(1).fill(&mut bytes[..]);
     bytes
+}
+
+/// Makes bytes of metadata: two of the nibbles that name two rows in order. The product of others is not defined.
+fn random_metadata(rng: &mut SmallRng, count: usize) -> Vec<u8> {
+    const NIBBLES: [u8; 6] = [4, 8, 9, 12, 13, 14];
+    (0..count).map(|_| NIBBLES[rng.random_range(0..6)] | NIBBLES[rng.random_range(0..6)] << 4).collect()
 }
 
 fn bytes(count: usize, dtype: ActivationDtype, mut value: impl FnMut() -> f32) -> Vec<u8> {

@@ -23,6 +23,8 @@ pub struct Row {
     pub zero_points: bool,
     /// Act-order.
     pub act_order: bool,
+    /// `dense` or `2:4`.
+    pub sparsity: String,
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,

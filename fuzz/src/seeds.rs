@@ -89,6 +89,7 @@ fn plain(format: &LayerFormat) -> Option<PlainWeight> {
         n,
         spec,
         words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| ((row * 5 + column * 3) % 16) as u8),
+        metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.125); groups * n]),
         zero_points: spec.zero_points.then(|| (0..groups * n).map(|i| (i % 15) as u8).collect()),
         row_permutation: format.act_order().then(|| (0..k as u32).rev().collect()),

@@ -1,5 +1,6 @@
 //! Conversion of ordinary Burn models with one call.
 
+use crate::convert_models::outcome;
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, computes, trial};
@@ -12,6 +13,7 @@ use burn_marlin::convert::{LayerReport, LeftReason, Outcome};
 use burn_marlin::fusion::fusion_count;
 use burn_marlin::{Bits, Error, GroupSize, QuantLinear, QuantSpec, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
+use marlin_format::{FormatError, Sparsity, check_two_four};
 use marlin_kernels::Kernel;
 use marlin_tests::relative_error;
 
@@ -29,6 +31,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "convert::half_precision", half_precision));
     tests.push(trial(device, "convert::patterns_and_report", patterns));
     tests.push(trial(device, "convert::record_and_device", record));
+    tests.push(trial(device, "convert::pruned_to_two_of_four", pruned));
     tests.push(trial(device, "convert::gradient_passes_through", gradient));
     tests.push(trial(device, "convert::nan_weights_are_refused", nan));
     tests.push(trial(device, "convert::a_second_conversion_leaves_the_first", twice));
@@ -250,6 +253,52 @@ fn record(device: &Device) {
         let moved = model.to_device(&Device::flex());
         close(&values(moved.forward(on_flex(&x))), &expected, SAME_WEIGHTS, "moved to another backend");
     }
+}
+
+/// Checks models pruned to 2:4: what they compute, their records on the same device and on Flex, and a move there.
+fn pruned(device: &Device) {
+    let dtype = if *device == Device::flex() { FloatDType::F32 } else { FloatDType::F16 };
+    for (spec, _) in widths(GroupSize::G64) {
+        let fresh = || cast(Mlp::new([256, 96, 66], LinearLayout::Row, true, device), dtype);
+        let float = fresh();
+        let (model, report) = W4A16::new(spec).sparse24().quantize(float.clone()).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
+        let formats = report.layers.iter().filter_map(|layer| match &layer.outcome {
+            Outcome::Quantized { format, .. } => Some(format.sparsity),
+            Outcome::Left(_) => None,
+        });
+        assert!(formats.into_iter().all(|sparsity| sparsity == Sparsity::TwoFour), "{report:#}");
+        let reference = cast(dense(&model), FloatDType::F32);
+        for (name, linear) in [("up", &reference.up), ("down", &reference.down)] {
+            let [k, n] = linear.weight.dims();
+            let weight: Vec<f32> = values(linear.weight.val()).into_iter().map(|value| value as f32).collect();
+            assert_eq!(check_two_four(&weight, k, n), Ok(()), "{name}");
+        }
+        let x = Tensor::<2>::random([3, 256], Distribution::Normal(0.0, 1.0), device).cast(dtype);
+        let expected = values(model.forward(x.clone()));
+        let limit = if dtype == FloatDType::F32 { SAME_WEIGHTS } else { 3e-3 };
+        close(&expected, &values(reference.forward(on_flex(&x).cast(FloatDType::F32))), limit, "against the dequantised model");
+
+        let bytes = model.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
+        let record = || ModuleRecord::from_bytes(bytes.clone()).unwrap_or_else(|error| panic!("{error}"));
+        // A model of another format takes the record's.
+        let unloaded = |model: Mlp| W4A16::new(spec).unloaded(model).unwrap_or_else(|error| panic!("{error}")).0;
+        let loaded = unloaded(fresh()).try_load_record(record()).unwrap_or_else(|error| panic!("{error}"));
+        assert!(values(loaded.forward(x.clone())) == expected, "{spec}: a reloaded model gives the same bits");
+        let flex = Device::flex();
+        let on_host = unloaded(cast(Mlp::new([256, 96, 66], LinearLayout::Row, true, &flex), dtype));
+        let on_host = on_host.try_load_record(record()).unwrap_or_else(|error| panic!("{error}"));
+        close(&values(on_host.forward(on_flex(&x).cast(dtype))), &expected, limit, "loaded on Flex");
+        let moved = model.to_device(&flex);
+        close(&values(moved.forward(on_flex(&x).cast(dtype))), &expected, limit, "moved to Flex");
+    }
+    // Three of four rows cannot be pruned to two.
+    let (_, report) = W4A16::new(QuantSpec::int4(GroupSize::Channel))
+        .sparse24()
+        .quantize(Mlp::new([66, 64, 8], LinearLayout::Row, true, device))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(outcome(&report, "up.weight"), &Outcome::Left(LeftReason::Shape { error: FormatError::SparseRows { k: 66 } }), "{report:#}");
+    assert!(matches!(outcome(&report, "down.weight"), Outcome::Quantized { .. }), "{report:#}");
 }
 
 fn gradient(device: &Device) {

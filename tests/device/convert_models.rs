@@ -193,7 +193,7 @@ fn mixed(device: &Device) -> Mixed {
     }
 }
 
-fn outcome<'a>(report: &'a Report, path: &str) -> &'a Outcome {
+pub fn outcome<'a>(report: &'a Report, path: &str) -> &'a Outcome {
     let layer = report.layers.iter().find(|layer| layer.path == path);
     &layer.unwrap_or_else(|| panic!("{path} is not in\n{report:#}")).outcome
 }
@@ -212,7 +212,7 @@ fn other_linear(device: &Device) {
 fn specs(device: &Device) {
     let stack = Stack { layers: [64, 96, 100, 128].map(|k| LinearConfig::new(k, 8).init(device)).to_vec() };
     let spec_of = |report: &Report, layer: usize| match outcome(report, &format!("layers.{layer}.weight")) {
-        Outcome::Quantized { spec, .. } => Some(*spec),
+        Outcome::Quantized { format, .. } => Some(format.spec),
         Outcome::Left(_) => None,
     };
     let (int4, int8) = (QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G64));

@@ -47,7 +47,8 @@ fn weights() -> BTreeMap<String, PlainWeight> {
 fn comes_back(device: &Device) {
     for (name, weight) in weights() {
         let found = QuantizedWeight::from_plain(&weight, device).to_plain().unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(found == weight, "{name}: the device gives another weight");
+        // Devices without sparse tensor cores hold a 2:4 weight dense.
+        assert!(found.to_dense() == weight.to_dense(), "{name}: the device gives another weight");
     }
 }
 

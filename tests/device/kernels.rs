@@ -7,12 +7,12 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use half::{bf16, f16};
 use libtest_mimic::Trial;
-use marlin_format::WeightTensors;
+use marlin_format::{TensorDescriptor, WeightDescriptor, WeightTensors};
 use marlin_kernels::{
     ActivationDtype, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, Target, WeightBuffers,
     dequantize, launch, plan,
 };
-use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
+use marlin_tests::{Case, Operands, cases, plain_bytes, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
@@ -64,15 +64,15 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
     buffer(client, &bytes, bytes.len() / 4)
 }
 
-/// Makes the buffers of a weight in the plain layout.
-fn weight_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
-    let weight = &operands.weight;
-    WeightTensors {
-        words: words(client, weight.words().iter().copied()),
-        scales: buffer(client, weight.scales().as_bytes(), weight.scales().len()),
-        zero_points: weight.zero_point_words().map(|zeros| words(client, zeros.into_iter())),
-        row_permutation: weight.row_permutation().map(|rows| words(client, rows.iter().copied())),
-    }
+/// Makes the buffers of a weight's tensors.
+pub fn weight_buffers(client: &Client, descriptor: &WeightDescriptor, tensors: WeightTensors<Vec<u8>>) -> WeightBuffers {
+    let elements = descriptor.tensors();
+    tensors.map(|role, bytes| buffer(client, &bytes, elements.get(role).map_or(0, TensorDescriptor::elements)))
+}
+
+/// Makes those of a case in the plain layout.
+fn plain_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
+    weight_buffers(client, &operands.weight.descriptor(), plain_bytes(&operands.weight))
 }
 
 /// Runs a case on an output filled with NaN, and returns the bytes of the output.
@@ -84,7 +84,7 @@ fn run(client: &Client, case: &Case, operands: &Operands) -> Vec<u8> {
     let launched = LaunchOperands {
         x: buffer(client, &bytes(&operands.x, case.activations), operands.x.len()),
         norm: None,
-        weight: weight_buffers(client, operands),
+        weight: plain_buffers(client, operands),
         bias: Some(buffer(client, &bytes(&operands.bias, case.activations), case.n)),
         // SAFETY: the buffer was made for M x N elements.
         out: unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) },
@@ -116,7 +116,7 @@ fn dequantize_is_exact(device: &Device, seed: u64) {
         let poison = client.create_from_slice(&bytes(&vec![f32::NAN; case.k * case.n], ActivationDtype::F32));
         // SAFETY: the buffer was made for K x N elements.
         let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.k * case.n) };
-        dequantize(&client, &case.problem(), weight_buffers(&client, &operands), out).unwrap_or_else(|error| panic!("{case}: {error}"));
+        dequantize(&client, &case.problem(), plain_buffers(&client, &operands), out).unwrap_or_else(|error| panic!("{case}: {error}"));
         let found = values(&client.read_one(poison).unwrap_or_else(|error| panic!("{case}: {error}")), ActivationDtype::F32);
         let expected: Vec<f64> = operands.weight.dequantize().into_iter().map(f64::from).collect();
         assert!(found == expected, "{case}, seed {seed}: relative error {:e}", relative_error(&found, &expected, &expected));
@@ -146,7 +146,7 @@ fn refusals(device: &Device, seed: u64) {
         LaunchOperands {
             x: buffer(&client, &bytes(&zeros[..x], case.activations), x),
             norm: None,
-            weight: weight_buffers(&client, &operands),
+            weight: plain_buffers(&client, &operands),
             bias: None,
             out: buffer(&client, &bytes(&zeros[..out], case.activations), out),
         }

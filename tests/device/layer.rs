@@ -9,8 +9,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorD
 use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
 use burn_marlin::{Bits, GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
-use marlin_format::layout::ScaleLayout;
-use marlin_format::{PlainWeight, ScaleDtype, Scales, WeightLayout};
+use marlin_format::{PlainWeight, ScaleDtype, Scales, Sparsity, WeightLayout};
 use marlin_kernels::{ActivationDtype, Kernel, Prologue};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
@@ -93,7 +92,7 @@ fn norm_in_front(device: &Device, seed: u64) {
             (1, 1096, GroupSize::G128, false),
         ] {
             let spec = QuantSpec::int4(group).with_zero_points().with_scale_dtype(scales);
-            let case = Case { m, k, n: 65, spec, activations: dtype, permuted };
+            let case = Case { m, k, n: 65, spec, activations: dtype, permuted, sparsity: Sparsity::Dense };
             let mut operands = Operands::random(&case, seed);
             let random = |seed| tensor(&Operands::random(&case, seed).x, [m, k], dtype, device);
             let (x, residual, norm) = (random(seed), random(seed + 1), random(seed + 2).slice_dim(0, 0..1).reshape([k]));
@@ -114,7 +113,7 @@ fn norm_in_front(device: &Device, seed: u64) {
 
 fn any_rank(device: &Device, seed: u64) {
     let spec = QuantSpec::int4(GroupSize::G32);
-    let case = Case { m: 12, k: 64, n: 40, spec, activations: ActivationDtype::F32, permuted: false };
+    let case = Case { m: 12, k: 64, n: 40, spec, activations: ActivationDtype::F32, permuted: false, sparsity: Sparsity::Dense };
     let operands = Operands::random(&case, seed);
     let layer = layer(&case, &operands, device);
     let x = tensor(&operands.x, [12, 64], case.activations, device);
@@ -136,7 +135,8 @@ fn any_rank(device: &Device, seed: u64) {
 /// Checks rows that are a view into a tensor, at an address that is not a multiple of 16.
 fn unaligned(device: &Device, seed: u64) {
     for activations in [ActivationDtype::F32, ActivationDtype::F16].into_iter().filter(|&dtype| computes(device, dtype)) {
-        let case = Case { m: 3, k: 64, n: 40, spec: QuantSpec::int4(GroupSize::G32), activations, permuted: false };
+        let case =
+            Case { m: 3, k: 64, n: 40, spec: QuantSpec::int4(GroupSize::G32), activations, permuted: false, sparsity: Sparsity::Dense };
         let operands = Operands::random(&case, seed);
         let layer = layer(&case, &operands, device);
         for start in [1, 3, 8] {
@@ -151,7 +151,15 @@ fn unaligned(device: &Device, seed: u64) {
 /// Checks that several threads at a time get the same bits, from a column that is split over many blocks.
 fn threads(device: &Device, seed: u64) {
     let dtype = if device.supports_dtype(FloatDType::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
-    let case = Case { m: 2, k: 2048, n: 72, spec: QuantSpec::int4(GroupSize::G128), activations: dtype, permuted: false };
+    let case = Case {
+        m: 2,
+        k: 2048,
+        n: 72,
+        spec: QuantSpec::int4(GroupSize::G128),
+        activations: dtype,
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    };
     let operands = Operands::random(&case, seed);
     let layer = layer(&case, &operands, device);
     let run = |layer: &QuantLinear| values(layer.forward(tensor(&operands.x, [case.m, case.k], dtype, device)));
@@ -188,9 +196,9 @@ fn tile_layout(device: &Device, seed: u64) {
     for case in cases().iter().filter(takes) {
         let operands = Operands::random(case, seed);
         let (plain, descriptor) = (plain_weight(&operands.weight, device), operands.weight.descriptor());
-        let tile = Dispatch::quant_repack(plain.clone(), descriptor, WeightLayout::Tile);
+        let tile = Dispatch::quant_repack(plain.clone(), descriptor, descriptor.in_layout(WeightLayout::Tile));
         // Padding must be zeros, so that padded products are zero.
-        let layout = ScaleLayout::new(&descriptor.tiles(), case.spec.group);
+        let layout = descriptor.tile_scales();
         let scales = Scales::F32(operands.weight.scales().to_f32());
         let padded = layout.pack(&scales).unwrap_or_else(|error| panic!("{case}: {error}")).to_f32();
         let found = values(Tensor::<2>::from_dispatch(tile.scales.clone()));
@@ -219,6 +227,7 @@ fn plain_weight(weight: &PlainWeight, device: &Device) -> QuantTensors<Dispatch>
     let rows = weight.row_permutation().map(|rows| int(rows, [1, rows.len()]).reshape([rows.len()]));
     QuantTensors {
         words: int(weight.words(), shapes.words.matrix_shape()).into_dispatch(),
+        metadata: weight.metadata().zip(shapes.metadata).map(|(words, shape)| int(words, shape.matrix_shape()).into_dispatch()).into(),
         scales: tensor(&weight.scales().to_f32(), shapes.scales.matrix_shape(), ActivationDtype::F32, device).into_dispatch(),
         zero_points: zeros.map(|(words, shape)| int(&words, shape.matrix_shape()).into_dispatch()).into(),
         row_permutation: rows.map(Tensor::<1, Int>::into_dispatch).into(),
@@ -248,26 +257,23 @@ fn round_trips(device: &Device, seed: u64) {
     for (i, case) in cases().iter().filter(|case| case.activations == ActivationDtype::F32).enumerate() {
         let operands = Operands::random(case, seed.wrapping_add(i as u64));
         let weight = QuantizedWeight::from_plain(&operands.weight, device);
-        let back = weight.to_plain().unwrap_or_else(|error| panic!("{case}: {error}"));
-        assert_eq!(back, operands.weight, "{case}");
+        // Devices without sparse tensor cores hold a 2:4 weight dense.
+        let back = |weight: &QuantizedWeight| weight.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")).into_dense();
+        assert_eq!(back(&weight), *operands.weight.to_dense(), "{case}");
         let moved = weight.clone().to_device(&flex).to_device(device);
-        assert_eq!(moved.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")), operands.weight, "{case} moved");
+        assert_eq!(back(&moved), *operands.weight.to_dense(), "{case} moved");
 
         let bytes = weight.into_record().into_bytes().unwrap_or_else(|error| panic!("{case}: {error}"));
         let other = Operands::random(case, seed.wrapping_add(1 + i as u64));
         let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{case}: {error}"));
         let loaded =
             QuantizedWeight::from_plain(&other.weight, &flex).try_load_record(record).unwrap_or_else(|error| panic!("{case}: {error}"));
-        assert_eq!(
-            loaded.to_plain().unwrap_or_else(|error| panic!("{case}: {error}")),
-            operands.weight,
-            "{case} reloaded on another device"
-        );
+        assert_eq!(back(&loaded), *operands.weight.to_dense(), "{case} reloaded on another device");
     }
 }
 
 fn other_format(device: &Device, seed: u64) {
-    let case = |spec, k, permuted| Case { m: 1, k, n: 24, spec, activations: ActivationDtype::F32, permuted };
+    let case = |spec, k, permuted| Case { m: 1, k, n: 24, spec, activations: ActivationDtype::F32, permuted, sparsity: Sparsity::Dense };
     let weight = |case: &Case| QuantizedWeight::from_plain(&Operands::random(case, seed).weight, device);
     let record = |weight: &QuantizedWeight| {
         let bytes = weight.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
@@ -304,7 +310,7 @@ fn gradient(device: &Device, seed: u64) {
 }
 
 fn gradient_of(k: usize, spec: QuantSpec, device: &Device, seed: u64) {
-    let case = Case { m: 6, k, n: 24, spec, activations: ActivationDtype::F32, permuted: true };
+    let case = Case { m: 6, k, n: 24, spec, activations: ActivationDtype::F32, permuted: true, sparsity: Sparsity::Dense };
     let operands = Operands::random(&case, seed);
     let device = device.clone().autodiff();
     let layer = layer(&case, &operands, &device);

@@ -1,18 +1,17 @@
 //! The Marlin kernel, launched on raw buffers: every tile and format, shapes at tile edges, outputs filled with NaN.
 
-use crate::kernels::{buffer, bytes, client, must, values, words};
+use crate::kernels::{buffer, bytes, client, must, values, weight_buffers};
 use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
-use marlin_format::layout::{ScaleLayout, ZeroLayout};
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, WeightLayout, WeightTensors};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightLayout, WeightTensors};
 use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{
     ActivationDtype, Card, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, launch,
 };
-use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
+use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tile_bytes, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
@@ -57,20 +56,10 @@ impl Bench {
     }
 
     pub fn operands(&self, case: &Case, operands: &Operands, out: BufferArg) -> LaunchOperands {
-        let weight = &operands.weight;
-        let layout = problem(case).weight.tiles();
-        let scales = ScaleLayout::new(&layout, case.spec.group);
-        let zeros = ZeroLayout::new(&layout, case.spec.group);
-        let packed_scales = must(case, scales.pack(weight.scales()));
         LaunchOperands {
             x: buffer(&self.client, &bytes(&operands.x, case.activations), operands.x.len()),
             norm: None,
-            weight: WeightTensors {
-                words: words(&self.client, must(case, layout.pack(weight)).into_iter()),
-                scales: buffer(&self.client, packed_scales.as_bytes(), packed_scales.len()),
-                zero_points: weight.zero_points().map(|values| words(&self.client, must(case, zeros.pack(values)).into_iter())),
-                row_permutation: weight.row_permutation().map(|rows| words(&self.client, rows.iter().copied())),
-            },
+            weight: weight_buffers(&self.client, &problem(case).weight, must(case, tile_bytes(&operands.weight))),
             bias: Some(buffer(&self.client, &bytes(&operands.bias, case.activations), case.n)),
             out,
         }
@@ -124,8 +113,8 @@ const SPLIT: [(GroupSize, bool, ScaleDtype); 3] =
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
     // The second K has an odd number of chunks, and a last group of 24 rows.
-    for k in [4096, 4120] {
-        let case = Case { m, k, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false };
+    for (k, sparsity) in [4096, 4120].into_iter().flat_map(|k| [(k, Sparsity::Dense), (k, Sparsity::TwoFour)]) {
+        let case = Case { m, k, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false, sparsity };
         let operands = Operands::random(&case, seed);
         for launch in tile::launches(&problem(&case), &bench.card) {
             for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
@@ -138,7 +127,15 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    let case = Case { m: 16, k: 16384, n: 64, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+    let case = Case {
+        m: 16,
+        k: 16384,
+        n: 64,
+        spec: QuantSpec::int4(GroupSize::G128),
+        activations: ActivationDtype::F16,
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    };
     let mut operands = Operands::random(&case, seed);
     let half = case.k / 2;
     for row in operands.x.chunks_mut(case.k) {
@@ -157,7 +154,15 @@ fn large_sums(device: &Device, seed: u64) {
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     for m in [1, 16, 64] {
-        let case = Case { m, k: 8192, n: 832, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+        let case = Case {
+            m,
+            k: 8192,
+            n: 832,
+            spec: QuantSpec::int4(GroupSize::G128),
+            activations: ActivationDtype::F16,
+            permuted: false,
+            sparsity: Sparsity::Dense,
+        };
         let operands = Operands::random(&case, seed);
         let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
         for launch in tile::launches(&problem(&case), &bench.card) {
@@ -172,7 +177,7 @@ fn repeats(device: &Device, seed: u64) {
 fn refusals(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let spec = QuantSpec::int4(GroupSize::Channel);
-    let case = Case { m: 3, k: 72, n: 40, spec, activations: ActivationDtype::F16, permuted: false };
+    let case = Case { m: 3, k: 72, n: 40, spec, activations: ActivationDtype::F16, permuted: false, sparsity: Sparsity::Dense };
     let operands = Operands::random(&case, seed);
     let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
     let run = |case: &Case, outputs: usize| {
@@ -196,7 +201,15 @@ fn refusals(device: &Device, seed: u64) {
 fn fault(device: &Device) {
     let bench = Bench::new(device);
     let (k, n) = (65536, 32768);
-    let case = Case { m: 1, k, n, spec: QuantSpec::int4(GroupSize::Channel), activations: ActivationDtype::F16, permuted: false };
+    let case = Case {
+        m: 1,
+        k,
+        n,
+        spec: QuantSpec::int4(GroupSize::Channel),
+        activations: ActivationDtype::F16,
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    };
     let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));
     let operands = LaunchOperands {
         x: buffer(&bench.client, &vec![0; k * 2], k),
@@ -204,6 +217,7 @@ fn fault(device: &Device) {
         weight: WeightTensors {
             // SAFETY: none. The kernel reads past the buffer, which is the fault that this test is about.
             words: unsafe { BufferArg::from_raw_parts(bench.client.empty(16), problem(&case).weight.tensors().words.elements()) },
+            metadata: None,
             scales: buffer(&bench.client, &vec![0; n * 2], n),
             zero_points: None,
             row_permutation: None,

@@ -6,7 +6,7 @@ use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::matmul::norm_gemv::CLUSTERS;
 use marlin_kernels::{
     ActivationDtype, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage, Reason, launch,
@@ -104,7 +104,7 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
     {
         let spec = QuantSpec { zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
         for [k, n] in shapes(group) {
-            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false };
+            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity: Sparsity::Dense };
             let row = Row::random(&case, seed);
             // Some of these have more warps than there are steps.
             for blocks in CLUSTERS {
@@ -121,7 +121,15 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
 
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    let case = Case { m: 1, k: 8192, n: 832, spec: QuantSpec::int4(GroupSize::G128), activations: ActivationDtype::F16, permuted: false };
+    let case = Case {
+        m: 1,
+        k: 8192,
+        n: 832,
+        spec: QuantSpec::int4(GroupSize::G128),
+        activations: ActivationDtype::F16,
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    };
     let row = Row::random(&case, seed);
     for blocks in CLUSTERS {
         let first = row.run(&bench, &case, blocks);
@@ -134,7 +142,7 @@ fn repeats(device: &Device, seed: u64) {
 fn refusals(device: &Device, seed: u64) {
     let bench = Bench::new(device);
     let spec = QuantSpec::int4(GroupSize::G64);
-    let case = Case { m: 1, k: 128, n: 64, spec, activations: ActivationDtype::F16, permuted: false };
+    let case = Case { m: 1, k: 128, n: 64, spec, activations: ActivationDtype::F16, permuted: false, sparsity: Sparsity::Dense };
     let operands = Operands::random(&case, seed);
     let run = |case: Case, features: usize, blocks: usize| {
         let zeros = |elements: usize| buffer(&bench.client, &vec![0; 2 * elements], elements);

@@ -7,11 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_format::layout::{PlainLayout, ScaleLayout, ZeroLayout};
+use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, QuantSpec, ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::tile::row_length;
 use marlin_kernels::{KernelError, repack};
-use marlin_tests::{Case, Operands, cases};
+use marlin_tests::{Case, Operands, cases, plain_bytes, tile_bytes};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
@@ -43,10 +43,6 @@ impl Poisoned {
     }
 }
 
-fn little_endian(words: Vec<u32>) -> Vec<u8> {
-    words.into_iter().flat_map(u32::to_le_bytes).collect()
-}
-
 /// Checks every shape and format; the rows of activations do not matter.
 fn weights(device: &Device, seed: u64) {
     let client = client(device);
@@ -59,20 +55,8 @@ fn weights(device: &Device, seed: u64) {
         let weight = &operands.weight;
         let (tile, plain) = (WeightLayout::Tile, WeightLayout::Plain);
 
-        let layout = problem.weight.tiles();
-        let (scales, zeros) = (ScaleLayout::new(&layout, case.spec.group), ZeroLayout::new(&layout, case.spec.group));
-        let tiles = WeightTensors {
-            words: little_endian(must(case, layout.pack(weight))),
-            scales: must(case, scales.pack(weight.scales())).as_bytes().to_vec(),
-            zero_points: weight.zero_points().map(|values| little_endian(must(case, zeros.pack(values)))),
-            row_permutation: None,
-        };
-        let rows = WeightTensors {
-            words: little_endian(weight.words().to_vec()),
-            scales: weight.scales().as_bytes().to_vec(),
-            zero_points: weight.zero_point_words().map(little_endian),
-            row_permutation: None,
-        };
+        let tiles = WeightTensors { row_permutation: None, ..must(case, tile_bytes(weight)) };
+        let rows = plain_bytes(weight);
         for (role, expected) in tiles.iter() {
             let (Some(source), each) = (rows.get(role), if role == WeightTensor::Scales { 2 } else { 4 }) else { continue };
             let found = Poisoned::new(&client, expected.len() / each, each);

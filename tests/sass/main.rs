@@ -17,7 +17,7 @@ mod toolchain;
 
 use cache::Cache;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use marlin_format::GroupSize;
+use marlin_format::{GroupSize, Sparsity};
 use marlin_kernels::inspect::{Source, shared_limit};
 use marlin_kernels::matmul::{mma_sync, wgmma};
 use marlin_kernels::tile::{Config, Tile, configs};
@@ -83,8 +83,7 @@ fn main() -> ExitCode {
 
 /// Returns a test of all configurations of one tile on one card, which fails with every rule that any of them breaks.
 fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Arc<Toolchain>>, report: Arc<Report>) -> Trial {
-    let name = format!("{}::{}x{}x{}_stages{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages)
-        + if tile.is_wgmma() { "_wgmma" } else { "" };
+    let name = format!("{}::{}x{}x{}_stages{}_{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages, tile.product);
     Trial::ignorable_test(name, move || {
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
@@ -144,11 +143,17 @@ fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
 fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
     for group in GroupSize::ALL {
         for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
-            if !configs.iter().any(|config| config.group == group && config.zero_points == zero_points && config.bf16 == bf16) {
-                let limit = shared_limit(card.capability);
-                return Err(Failed::from(format!(
-                    "no configuration fits {limit} bytes of shared memory with group {group}, zero points {zero_points}, bf16 {bf16}"
-                )));
+            for sparsity in [Sparsity::Dense, Sparsity::TwoFour] {
+                let is_there = |config: &Config| {
+                    (config.group, config.zero_points, config.bf16, config.tile.sparsity()) == (group, zero_points, bf16, sparsity)
+                };
+                if !configs.iter().any(is_there) {
+                    let limit = shared_limit(card.capability);
+                    return Err(Failed::from(format!(
+                        "no configuration of {sparsity} weights fits {limit} bytes of shared memory with group {group}, zero points {zero_points}, \
+                         bf16 {bf16}"
+                    )));
+                }
             }
         }
     }

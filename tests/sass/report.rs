@@ -57,11 +57,10 @@ impl Proof {
 /// Returns the name of a configuration: card, tile, group, dtype, zero points.
 pub fn name(card: Card, config: &Config) -> String {
     let tile = config.tile;
-    let product = if tile.is_wgmma() { " wgmma" } else { "" };
-    let size = format!("{}x{}x{}{product}", tile.rows(), tile.columns(), tile.depth());
+    let size = format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product);
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { "zeros" } else { "no zeros" };
-    format!("{:6} {size:16} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
+    format!("{:6} {size:22} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
 }
 
 /// The results of this run, and the number of configurations that had passed before.

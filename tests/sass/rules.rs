@@ -3,7 +3,7 @@
 use crate::listing::{Code, Usage};
 use marlin_format::GroupSize;
 use marlin_kernels::inspect::{Source, shared_limit};
-use marlin_kernels::tile::Config;
+use marlin_kernels::tile::{Config, Product};
 
 /// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
 const REGISTERS: usize = 16384;
@@ -19,7 +19,8 @@ pub struct Counts {
     pub copies: usize,
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
-    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype, with f32 sums.
+    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype, with f32 sums; of a 2:4 weight `mma.sp.m16n8k32` or
+    /// `wgmma.sp.m64nNk32`.
     pub products: usize,
     /// Waits for `wgmma`.
     pub waits: usize,
@@ -33,9 +34,18 @@ pub struct Counts {
 impl Counts {
     /// Counts the instructions of a kernel of `config`.
     pub fn of(config: &Config, code: &Code) -> Self {
-        let warpgroup = format!("64x{}x16", config.tile.rows());
-        let (mnemonic, shape) = if config.tile.is_wgmma() { ("HGMMA", &warpgroup[..]) } else { ("HMMA", "16816") };
-        let (products, products_bf16) = (code.count(mnemonic, &[shape, "F32"]), code.count(mnemonic, &[shape, "F32", "BF16"]));
+        let rows = config.tile.rows();
+        let (mnemonic, shape) = match config.tile.product {
+            Product::MmaSync => ("HMMA", "16816".to_owned()),
+            Product::SparseMmaSync => ("HMMA", "16832".to_owned()),
+            Product::Wgmma => ("HGMMA", format!("64x{rows}x16")),
+            Product::SparseWgmma => ("HGMMA", format!("64x{rows}x32")),
+        };
+        let of = |modifiers: &[&str]| {
+            let sparse: &[&str] = if config.tile.is_sparse() { &["SP"] } else { &[] };
+            code.count(mnemonic, &[&[&shape, "F32"], sparse, modifiers].concat())
+        };
+        let (products, products_bf16) = (of(&[]), of(&["BF16"]));
         // 1024 in f16 and 128 in bf16, twice: a nibble is or-ed into it.
         let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
         Self {
@@ -93,36 +103,37 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     let counts = Counts::of(config, code);
     // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // A product takes 16 of a warp's columns by 16 rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
+    // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
     // is not unrolled.
-    let (instruction, rows) = if tile.is_wgmma() { ("wgmma (HGMMA)", tile.rows()) } else { ("mma.sync (HMMA.16816.F32)", 8) };
+    let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
+    let stored = tile.sparsity().stored_rows(depth);
     // One more for all 64 columns if the activations themselves are summed.
-    let products = (columns / 16 + usize::from(config.multiplies_stored())) * (depth / 16) * (tile.rows() / rows);
-    rule(counts.products == products, format!("{} {instruction} where the tile takes {products}", counts.products));
+    let products = (columns / 16 + usize::from(config.multiplies_stored())) * (stored / 16) * (tile.rows() / rows);
+    rule(counts.products == products, format!("{} {} (HMMA, HGMMA) where the tile takes {products}", counts.products, tile.product));
     // There is no matrix product of another instruction, shape or accumulator.
     let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
     rule(all == counts.products, format!("{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype", counts.products));
-    // One wait for each 16 rows of K, one for each group with a separate sum, and one at the end: ptxas has inserted any others between products.
+    // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the end: ptxas has inserted any others between products.
     let groups = if config.multiplies_stored() { config.groups_in_chunk() } else { 0 };
-    let waits = if tile.is_wgmma() { depth / 16 + groups + 1 } else { 0 };
+    let waits = if tile.is_wgmma() { stored / 16 + groups + 1 } else { 0 };
     rule(counts.waits == waits, format!("{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}", counts.waits));
     // An ldmatrix.x4 loads 512 bytes; wgmma reads shared memory itself.
     let loads = if tile.is_wgmma() { 0 } else { tile.rows() * depth * 2 / 512 };
     rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
     // One instruction for each pair of weights of the lane.
-    let pairs = columns * depth / 32 / 2;
+    let pairs = columns * stored / 32 / 2;
     rule(counts.masks >= pairs, format!("{} lop3 that mask weights where {pairs} pairs take one each", counts.masks));
     if tile.is_wgmma() {
-        // For each row of chunks four rows of tiles, scales and zero points of each group, and a box of activations. A producer starts those of
-        // a step; warps without one start a row of tiles and one of the others each. The compiler may have unrolled the loop around them.
-        let groups = match config.group {
-            GroupSize::Channel => 0,
-            GroupSize::G32 => 2,
-            _ => 1,
-        };
+        // For each row of chunks four rows of tiles, two of metadata, scales and zero points of each group, and a box of activations for each 64 rows of K. A
+        // producer starts those of a step; warps without one start a row of tiles and one of the others each. The compiler may have unrolled the
+        // loop around them.
+        let groups = if config.group == GroupSize::Channel { 0 } else { config.groups_in_chunk() };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
-        let (boxes, bulk) =
-            if config.has_producer() { (tile.warps_k, tile.warps_k * (4 + groups + zeros)) } else { (1, 1 + groups + zeros) };
+        let (atoms, metadata) = (tile.chunk_rows() / 64, if tile.is_sparse() { 2 } else { 0 });
+        let (boxes, bulk) = match config.has_producer() {
+            true => (tile.warps_k * atoms, tile.warps_k * (4 + metadata + groups + zeros)),
+            false => (atoms, 1 + metadata / 2 + groups + zeros),
+        };
         let found = code.count("UTMALDG", &["2D"]);
         rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
         let bulk = bulk * (found / boxes).max(1);
@@ -131,7 +142,8 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));
     } else {
         // Only the weight of one step, 16 bytes for each lane.
-        let copies = columns * depth / 2 / 512;
+        let metadata = if tile.is_sparse() { 2 } else { 0 };
+        let copies = columns * stored / 2 / 512 + metadata;
         rule(
             counts.copies >= copies,
             format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies),

@@ -1,6 +1,6 @@
 use half::{bf16, f16};
-use marlin_format::layout::PlainLayout;
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, WeightDescriptor, WeightFormat};
+use marlin_format::layout::{MetadataLayout, PlainLayout, SparseLayout};
+use marlin_format::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightTensors};
 use marlin_kernels::{ActivationDtype, QuantProblem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -21,13 +21,15 @@ pub struct Case {
     pub activations: ActivationDtype,
     /// Act-order.
     pub permuted: bool,
+    /// The values that are stored.
+    pub sparsity: Sparsity,
 }
 
 impl Case {
     /// Returns the problem for the kernels, with scales in the dtype of the format.
     pub fn problem(&self) -> QuantProblem {
-        let Self { m, k, n, spec, activations, permuted } = *self;
-        let format = WeightFormat::dense(spec).with_permutation(permuted);
+        let Self { m, k, n, spec, activations, permuted, sparsity } = *self;
+        let format = WeightFormat::dense(spec).with_permutation(permuted).with_sparsity(sparsity);
         QuantProblem::new(m, WeightDescriptor::plain(format, k, n), activations)
     }
 }
@@ -56,7 +58,7 @@ pub struct Operands {
 impl Operands {
     /// Draws the operands of a case from a seed.
     pub fn random(case: &Case, seed: u64) -> Self {
-        let Case { m, k, n, spec, activations, permuted } = *case;
+        let Case { m, k, n, spec, activations, permuted, sparsity } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
         let round = |value: f32| match activations {
             ActivationDtype::F32 => value,
@@ -66,7 +68,9 @@ impl Operands {
         let groups = spec.group.count(k);
         let max = spec.bits.max();
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
-        let words = PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]);
+        let layout = PlainLayout::new(sparsity.stored_rows(k), n, spec.bits);
+        let words = layout.pack_with(|row, column| q[row * n + column]);
+        let metadata = (sparsity == Sparsity::TwoFour).then(|| random_metadata(&mut rng, k, n));
         let scales: Vec<f32> = (0..groups * n).map(|_| rng.random_range(0.002..0.02)).collect();
         let zero_points = spec.zero_points.then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
         let row_permutation = permuted.then(|| {
@@ -77,7 +81,7 @@ impl Operands {
             rows
         });
         let scales = Scales::from_f32(&scales, spec.scale_dtype);
-        let parts = PlainParts { k, n, spec, words, scales, zero_points, row_permutation };
+        let parts = PlainParts { k, n, spec, words, metadata, scales, zero_points, row_permutation };
         let weight = PlainWeight::new(parts).unwrap_or_else(|error| panic!("{case}: {error}"));
         let x: Vec<f32> = (0..m * k).map(|_| round(rng.random_range(-1.0..1.0))).collect();
         let bias: Vec<f32> = (0..n).map(|_| round(rng.random_range(-1.0..1.0))).collect();
@@ -91,15 +95,66 @@ impl Operands {
     }
 }
 
+/// The bytes of a weight's tensors in the plain layout, as a device holds them.
+pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
+    WeightTensors {
+        words: little_endian(weight.words()),
+        metadata: weight.metadata().map(little_endian),
+        scales: weight.scales().as_bytes().to_vec(),
+        zero_points: weight.zero_point_words().map(|words| little_endian(&words)),
+        row_permutation: weight.row_permutation().map(little_endian),
+    }
+}
+
+/// The same in the tile layout.
+///
+/// # Errors
+/// A weight of 8 bits.
+pub fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatError> {
+    let descriptor = weight.descriptor();
+    let metadata = weight.metadata().map(|metadata| SparseLayout::new(descriptor.k, descriptor.n).pack_metadata(metadata));
+    let zero_points = weight.zero_points().map(|zeros| descriptor.tile_zeros().pack(zeros));
+    Ok(WeightTensors {
+        words: little_endian(&descriptor.tiles().pack(weight)?),
+        metadata: metadata.transpose()?.map(|words| little_endian(&words)),
+        scales: descriptor.tile_scales().pack(weight.scales())?.as_bytes().to_vec(),
+        zero_points: zero_points.transpose()?.map(|words| little_endian(&words)),
+        row_permutation: weight.row_permutation().map(little_endian),
+    })
+}
+
+fn little_endian(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The row, in the order of groups, of a stored value.
+fn row_of(weight: &PlainWeight, stored: usize, column: usize) -> usize {
+    let Some(metadata) = weight.metadata() else { return stored };
+    let nibble = MetadataLayout::new(weight.k(), weight.n()).index(stored / 2, column).read(metadata);
+    let place = if stored.is_multiple_of(2) { nibble & 3 } else { nibble >> 2 };
+    stored / 2 * 4 + usize::from(place)
+}
+
+/// Draws the places of the values of a 2:4 weight.
+fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
+    let layout = MetadataLayout::new(k, n);
+    let mut metadata = vec![MetadataLayout::PADDING_WORD; layout.words()];
+    for four in 0..k / 4 {
+        (0..n).for_each(|column| layout.index(four, column).write(&mut metadata, [4, 8, 9, 12, 13, 14][rng.random_range(0..6)]));
+    }
+    metadata
+}
+
 /// Computes x W + bias in f64 and the magnitudes, from the definition of the format and without the code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
     let (k, n) = (weight.k(), weight.n());
     let rows = weight.spec().group.rows(k);
     let mut dense = vec![0.0f64; k * n];
-    for stored in 0..k {
-        let natural = weight.row_permutation().map_or(stored, |rows| rows[stored] as usize);
+    for stored in 0..weight.sparsity().stored_rows(k) {
         for column in 0..n {
-            let group = (stored / rows) * n + column;
+            let row = row_of(weight, stored, column);
+            let natural = weight.row_permutation().map_or(row, |rows| rows[row] as usize);
+            let group = (row / rows) * n + column;
             let zero = weight.zero_points().map_or(weight.spec().bits.midpoint(), |zeros| zeros[group]);
             let q = f64::from(weight.q(stored, column)) - f64::from(zero);
             dense[natural * n + column] = q * f64::from(weight.scales().get(group));

@@ -1,5 +1,5 @@
 use crate::Case;
-use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::ActivationDtype;
 
 /// Rows of activations around the edges of every tile.
@@ -35,23 +35,26 @@ pub fn cases() -> Vec<Case> {
             ] {
                 let spec = spec.with_scale_dtype(scales);
                 for [k, n] in shapes(spec.group) {
-                    for permuted in [false, true] {
-                        let m = rows.next().unwrap_or(1);
-                        cases.push(Case { m, k, n, spec, activations, permuted });
+                    for (permuted, sparsity) in [(false, Sparsity::Dense), (true, Sparsity::Dense), (false, Sparsity::TwoFour)] {
+                        if sparsity == Sparsity::Dense || k.is_multiple_of(4) {
+                            let m = rows.next().unwrap_or(1);
+                            cases.push(Case { m, k, n, spec, activations, permuted, sparsity });
+                        }
                     }
                 }
             }
         }
     }
     for m in ROWS {
-        let case = |spec| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false };
-        cases.extend([QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128)].map(case));
+        let case = |(spec, sparsity)| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
+        let (int4, int8) = (QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128));
+        cases.extend([(int4, Sparsity::Dense), (int8, Sparsity::Dense), (int4, Sparsity::TwoFour)].map(case));
     }
     // Scales in f32, as models quantised in f32 have; for tensor cores, a layer casts them to the dtype of the activations.
     for activations in [ActivationDtype::F32, ActivationDtype::F16] {
         for spec in [QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)] {
             let spec = spec.with_scale_dtype(ScaleDtype::F32);
-            cases.extend([1, 9].map(|m| Case { m, k: 96, n: 65, spec, activations, permuted: m > 1 }));
+            cases.extend([1, 9].map(|m| Case { m, k: 96, n: 65, spec, activations, permuted: m > 1, sparsity: Sparsity::Dense }));
         }
     }
     cases

@@ -75,13 +75,15 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FormatName {
     /// compressed-tensors, pack-quantized.
-    #[default]
     CompressedTensors,
     /// GPTQ, version 2.
     Gptq,
+    /// compressed-tensors, marlin-24: two of every four weights.
+    #[value(name = "marlin-24")]
+    Marlin24,
 }
 
 #[derive(Debug, Args)]
@@ -99,9 +101,12 @@ pub struct QuantizeArgs {
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Form of the files: llm-compressor's or GPTQModel's.
-    #[arg(long, value_enum, default_value_t)]
-    pub format: FormatName,
+    /// Keep two of every four weights, those of the largest magnitude (2:4).
+    #[arg(long)]
+    pub sparse24: bool,
+    /// Form of the files: llm-compressor's, GPTQModel's, or of 2:4 weights; by default compressed-tensors, with --sparse24 marlin-24.
+    #[arg(long, value_enum)]
+    pub format: Option<FormatName>,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,

@@ -109,6 +109,49 @@ pub enum FormatError {
         /// The largest value of the weight's bits.
         max: u8,
     },
+    /// A 2:4 weight whose K is not a multiple of 4.
+    #[error("a 2:4 weight of K = {k}; K must be a multiple of 4, of which two values are kept: keep this weight dense")]
+    SparseRows {
+        /// Input features.
+        k: usize,
+    },
+    /// A 2:4 weight with act-order: sorted rows are not the four neighbours that were pruned together.
+    #[error("a 2:4 weight with act-order; its rows must be in their natural order: keep this weight dense, or quantise without act-order")]
+    SparsePermuted,
+    /// A weight that is not 2:4 where 2:4 is asked for.
+    #[error(
+        "rows {row} to {} of column {column} have {found} values that are not zero; a 2:4 weight has at most two of every four: prune it, or \
+         keep it dense", row + 3
+    )]
+    NotTwoFour {
+        /// The first of the four rows.
+        row: usize,
+        /// Output feature.
+        column: usize,
+        /// Values that are not zero.
+        found: usize,
+    },
+    /// A spec that the published 2:4 files do not hold.
+    #[error(
+        "`marlin-24` files hold symmetric weights in groups of 128 rows or one a channel, this one is {found}; choose such a spec, or another format"
+    )]
+    Marlin24Spec {
+        /// The spec found.
+        found: crate::QuantSpec,
+    },
+    /// Metadata that do not name two rows in ascending order, or padding that does not name the first two.
+    #[error(
+        "the metadata of rows {row} to {} of column {column} are {found:#x}; they must name two rows in ascending order: 4, 8, 9, 12, 13 or 14, \
+         and 4 in padding", row + 3
+    )]
+    Metadata {
+        /// The first of the four rows.
+        row: usize,
+        /// Output feature.
+        column: usize,
+        /// The nibble found.
+        found: u8,
+    },
     /// A row permutation that names a row outside the weight.
     #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
     PermutationRange {

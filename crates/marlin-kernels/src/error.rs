@@ -98,7 +98,7 @@ pub enum KernelError {
         limit: usize,
     },
     /// A weight of a width that the tile layout, and so the tensor-core kernel, does not hold.
-    #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `layout_for` says")]
+    #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `held_on` says")]
     TileBits {
         /// Width of the weight.
         bits: Bits,

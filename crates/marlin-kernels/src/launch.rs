@@ -57,8 +57,7 @@ pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Op
             norm_gemv::launch(client, problem, blocks, operands)
         }
         (Kernel::Portable { rows }, _) => {
-            let weight = repack::to_plain(client, problem, operands.weight)?;
-            let problem = problem.in_layout(marlin_format::WeightLayout::Plain);
+            let (problem, weight) = repack::to_portable(client, problem, operands.weight)?;
             portable::launch(client, &problem, rows, Operands { weight, ..operands })
         }
         (kernel, _) => Err(KernelError::NotLaunchable { kernel, runtime: target.runtime }),
@@ -106,6 +105,6 @@ fn is_aligned(buffer: &BufferArg) -> bool {
 /// # Errors
 /// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the device lacks.
 pub fn dequantize(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
-    let weight = repack::to_plain(client, problem, weight)?;
-    portable::dequantize(client, &problem.in_layout(marlin_format::WeightLayout::Plain), weight, out)
+    let (problem, weight) = repack::to_portable(client, problem, weight)?;
+    portable::dequantize(client, &problem, weight, out)
 }

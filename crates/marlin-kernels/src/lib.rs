@@ -32,5 +32,5 @@ pub mod tile;
 pub use device::{Card, Runtime, Target};
 pub use error::KernelError;
 pub use launch::{NormOperands, Operands, WeightBuffers, dequantize, launch};
-pub use plan::{Kernel, Plan, PrologueStage, Reason, layout_for, plan, plan_converted};
+pub use plan::{Kernel, Plan, PrologueStage, Reason, held_on, plan, plan_converted};
 pub use problem::{ActivationDtype, FloatProblem, Problem, Prologue, QuantProblem};

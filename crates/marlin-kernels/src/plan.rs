@@ -3,7 +3,7 @@
 use crate::matmul::{head, host, norm_gemv};
 use crate::tile::{self, Launch};
 use crate::{ActivationDtype, Card, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
-use marlin_format::{Bits, WeightLayout};
+use marlin_format::{Bits, Sparsity, WeightDescriptor, WeightLayout};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -249,11 +249,12 @@ fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reas
     Ok((launch, Reason::TensorCores { capability: card.capability }))
 }
 
-/// The layout in which a device should hold a weight for activations of the problem's dtype, whatever their rows.
-pub fn layout_for(problem: &QuantProblem, target: &Target) -> WeightLayout {
+/// The weight as a device should hold it for activations of the problem's dtype, whatever their rows: in the layout that its kernel reads, and a 2:4
+/// weight dense where no kernel knows its metadata.
+pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     match tensor_cores(problem, target) {
-        Ok(_) => WeightLayout::Tile,
-        Err(_) => WeightLayout::Plain,
+        Ok(_) => problem.weight.in_layout(WeightLayout::Tile),
+        Err(_) => problem.in_layout(WeightLayout::Plain).with_sparsity(Sparsity::Dense).weight,
     }
 }
 
@@ -309,7 +310,7 @@ mod tests {
             assert!(matches!(plan.kernel, Kernel::Marlin(launch) if launch.blocks > 0), "M = {m}: {plan:?}");
             assert_eq!(plan.reason, Reason::TensorCores { capability: 80 }, "M = {m}");
         }
-        assert_eq!(layout_for(&problem(1), &cuda(80)), WeightLayout::Tile);
+        assert_eq!(held_on(&problem(1), &cuda(80)), problem(1).weight.in_layout(WeightLayout::Tile));
     }
 
     #[test]
@@ -333,7 +334,7 @@ mod tests {
                 let expected = Plan::without_prologue(Kernel::Portable { rows: 1 }, reason);
                 assert_eq!(plan(problem.in_layout(layout), &target), expected);
             }
-            assert_eq!(layout_for(&problem, &target), WeightLayout::Plain);
+            assert_eq!(held_on(&problem, &target).layout, WeightLayout::Plain);
         }
         assert_eq!(plan(problem(1), &cuda(90)).reason, Reason::PlainLayout);
     }

@@ -4,7 +4,7 @@ use crate::{KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
-use marlin_format::{Bits, QuantSpec, ScaleDtype, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{Bits, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors};
 use std::fmt;
 
 /// The dtype of activations and output. Products accumulate in f32 whatever it is.
@@ -149,6 +149,12 @@ impl QuantProblem {
         Self { weight: self.weight.in_layout(layout), ..self }
     }
 
+    /// The same problem on a weight that stores the values of a pattern.
+    pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
+        let format = self.weight.format.with_sparsity(sparsity);
+        Self { weight: WeightDescriptor { format, ..self.weight }, ..self }
+    }
+
     /// Input features.
     pub fn k(&self) -> usize {
         self.weight.k
@@ -176,6 +182,7 @@ impl QuantProblem {
                 expect_length(self, tensor.name(), expected.elements(), *found)?;
             }
         }
+        expect_presence(self, "metadata", expected.metadata.is_some(), found.metadata.is_some())?;
         expect_presence(self, "zero_points", expected.zero_points.is_some(), found.zero_points.is_some())?;
         expect_presence(self, "row_permutation", expected.row_permutation.is_some(), found.row_permutation.is_some())
     }

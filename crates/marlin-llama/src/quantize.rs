@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq};
-use marlin_format::{Bits, PlainWeight, QuantSpec, memory_short_of, quantize_rtn};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq, marlin24};
+use marlin_format::{
+    FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat, memory_short_of, quantize_rtn, quantize_two_four,
+};
 
 use crate::LlamaError;
 use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
@@ -34,13 +36,17 @@ pub enum FileFormat {
     /// GPTQ, version 2: GPTQModel's form. K and N of every layer fill whole words. The `gate_up_proj` of Phi-3 is two layers,
     /// `gate_proj` and `up_proj`, as GPTQModel has them from 7.0 on; transformers takes Phi-3 in compressed-tensors' form.
     Gptq,
+    /// compressed-tensors, marlin-24: two of every four weights. Weights are 2:4, symmetric, in groups of 128 or a whole column; K is a multiple of
+    /// 32, N of 64.
+    Marlin24,
 }
 
 impl FileFormat {
     /// Checks that readers of this form accept a layer [K, N].
-    fn check(self, layer: &str, k: usize, n: usize, bits: Bits) -> Result<(), LlamaError> {
-        let multiple = bits.per_word();
+    fn check(self, layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Result<(), LlamaError> {
+        let multiple = spec.bits.per_word();
         match self {
+            Self::Marlin24 => marlin24::check(k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.into(), source }),
             Self::Gptq if !(k.is_multiple_of(multiple) && n.is_multiple_of(multiple)) => {
                 Err(LlamaError::GptqShape { layer: layer.into(), multiple, k, n })
             }
@@ -60,14 +66,17 @@ impl FileFormat {
         match self {
             Self::CompressedTensors => compressed_tensors::tensor_specs(layer, k, n, spec, false),
             Self::Gptq => gptq::tensor_specs(layer, k, n, spec),
+            Self::Marlin24 => marlin24::tensor_specs(layer, k, n, spec),
         }
     }
 
-    fn tensors_of(self, layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
-        match self {
-            Self::CompressedTensors => compressed_tensors::tensors_of(layer, weight),
-            Self::Gptq => gptq::tensors_of(layer, weight),
-        }
+    /// The tensors of a layer, and the bits that they hold for each weight.
+    fn tensors_of(self, layer: &str, weight: &PlainWeight) -> Result<(Vec<TensorData>, f64), FormatError> {
+        Ok(match self {
+            Self::CompressedTensors => (compressed_tensors::tensors_of(layer, weight), weight.to_dense().bits_per_weight()),
+            Self::Gptq => (gptq::tensors_of(layer, weight), weight.to_dense().bits_per_weight()),
+            Self::Marlin24 => (marlin24::tensors_of(layer, weight)?, weight.to_two_four()?.bits_per_weight()),
+        })
     }
 }
 
@@ -76,6 +85,8 @@ impl FileFormat {
 pub struct QuantizeOptions {
     /// The form of the files.
     pub format: FileFormat,
+    /// 2:4 prunes every layer before it is rounded: of every four weights of an output feature the two of the largest magnitude stay.
+    pub sparsity: Sparsity,
     /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
     /// of the name.
     pub exclude: Vec<String>,
@@ -114,7 +125,9 @@ pub struct QuantizedLayer {
     pub k: usize,
     /// Output features.
     pub n: usize,
-    /// Bits for each weight, scales and zero points counted.
+    /// The pattern of its values: 2:4 also where the float weight was that.
+    pub sparsity: Sparsity,
+    /// Bits for each weight as the file holds it, scales and zero points counted.
     pub bits_per_weight: f64,
 }
 
@@ -163,19 +176,20 @@ pub fn quantize_folder(
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec.bits, options.format, &quantization, &mut excluded)?;
+    let plans = plan(&checkpoint, spec, options, &quantization, &mut excluded)?;
     let mut writer = CheckpointWriter::create(target)?;
     let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format)).collect();
     writer.declare(specs)?;
 
     let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
     for (index, plan) in plans.iter().enumerate() {
-        let view = plan.run(spec, options.format, &mut writer, &mut report)?;
+        let view = plan.run(spec, options, &mut writer, &mut report)?;
         on_progress(QuantizeProgress { tensor: view.name(), done: index + 1, total: plans.len() });
     }
     if let Some(config) = config.as_object_mut() {
         let quantization = match options.format {
             FileFormat::CompressedTensors => quantization.to_json(),
+            FileFormat::Marlin24 => quantization.as_marlin_24().to_json(),
             FileFormat::Gptq => gptq::quantization_config(spec, false, false, &report.excluded),
         };
         config.insert("quantization_config".into(), quantization);
@@ -195,11 +209,12 @@ pub fn quantize_folder(
 /// Plans every tensor. Refuses layers that cannot be written.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
-    bits: Bits,
-    format: FileFormat,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
     quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
+    let QuantizeOptions { format, sparsity, .. } = *options;
     let mut plans = Vec::new();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
@@ -219,13 +234,14 @@ fn plan<'a>(
                 plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")) });
                 excluded.push(layer);
             } else {
-                QuantSpec::check_shape(k, n).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                let descriptor = WeightDescriptor::plain(WeightFormat::dense(*spec).with_sparsity(sparsity), k, n);
+                descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
                 let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
                 if let Some(available) = memory_short_of(needed) {
                     return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
                 }
-                format.check(&layer, k, n, bits)?;
+                format.check(&layer, k, n, spec)?;
                 plans.push(Plan { view, rows, target: Target::Quantize { layer, k } });
             }
         }
@@ -256,7 +272,7 @@ impl<'a> Plan<'a> {
     fn run(
         &self,
         spec: &QuantSpec,
-        format: FileFormat,
+        options: &QuantizeOptions,
         writer: &mut CheckpointWriter,
         report: &mut QuantizeReport,
     ) -> Result<TensorView<'a>, LlamaError> {
@@ -272,12 +288,18 @@ impl<'a> Plan<'a> {
             Target::Quantize { layer, k } => {
                 let (k, n) = (*k, rows.len());
                 let weight = transposed(&view.to_f32()?[rows.start * k..rows.end * k], n, k);
-                let plain = quantize_rtn(&weight, k, n, spec).map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
-                for tensor in format.tensors_of(layer, &plain) {
+                let failed = |source| LlamaError::Quantize { layer: layer.clone(), source };
+                let plain = match options.sparsity {
+                    Sparsity::Dense => quantize_rtn(&weight, k, n, spec).map(PlainWeight::as_found),
+                    Sparsity::TwoFour => quantize_two_four(weight, k, n, spec),
+                };
+                let plain = plain.map_err(failed)?;
+                let (tensors, bits_per_weight) = options.format.tensors_of(layer, &plain).map_err(failed)?;
+                for tensor in tensors {
                     report.target_bytes += tensor.bytes.len();
                     writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
                 }
-                report.quantized.push(QuantizedLayer { name: layer.clone(), k, n, bits_per_weight: plain.bits_per_weight() });
+                report.quantized.push(QuantizedLayer { name: layer.clone(), k, n, sparsity: plain.sparsity(), bits_per_weight });
             }
         }
         Ok(*view)

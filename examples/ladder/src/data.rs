@@ -39,7 +39,16 @@ impl Data {
         let words = PlainLayout::new(k, n, problem.spec().bits).pack_with(|row, column| q[row * n + column]);
         let scales: Vec<f32> = (0..problem.spec().group.count(k) * n).map(|_| rng.random_range(0.002..0.02)).collect();
         let scales = Scales::from_f32(&scales, problem.spec().scale_dtype);
-        let weight = PlainWeight::new(PlainParts { k, n, spec: problem.spec(), words, scales, zero_points: None, row_permutation: None })?;
+        let weight = PlainWeight::new(PlainParts {
+            k,
+            n,
+            spec: problem.spec(),
+            words,
+            metadata: None,
+            scales,
+            zero_points: None,
+            row_permutation: None,
+        })?;
         let x: Vec<f16> = (0..m * k).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect();
 
         // A 4-bit number times an f16 scale is exact in f32.

@@ -23,7 +23,7 @@ use marlin_kernels::{Operands, QuantProblem, Target, plan};
 pub(crate) fn launch(client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
     let problem = problem.in_layout(WeightLayout::Tile);
     let plan = plan(problem, &Target::of(client));
-    let weight = WeightTensors { words: args.words, scales: args.scales, zero_points: None, row_permutation: None };
+    let weight = WeightTensors { words: args.words, metadata: None, scales: args.scales, zero_points: None, row_permutation: None };
     Ok(marlin_kernels::launch(client, &problem, &plan, Operands { x: args.x, norm: None, weight, bias: None, out: args.out })?)
 }
 // ANCHOR_END: launch

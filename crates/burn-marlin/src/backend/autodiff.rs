@@ -16,7 +16,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
-use marlin_format::{WeightDescriptor, WeightLayout};
+use marlin_format::WeightDescriptor;
 
 /// The product with a weight; the backward pass keeps the packed weight, never a float copy.
 #[derive(Debug)]
@@ -128,10 +128,11 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
         }
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, layout: WeightLayout) -> QuantTensors<Self> {
-        let weight = B::quant_repack(inner::<B, C>(weight), descriptor, layout);
+    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
+        let weight = B::quant_repack(inner::<B, C>(weight), descriptor, to);
         QuantTensors {
             words: weight.words,
+            metadata: weight.metadata.into_option().into(),
             scales: <Self as AutodiffBackend>::from_inner(weight.scales),
             zero_points: weight.zero_points.into_option().into(),
             row_permutation: weight.row_permutation.into_option().into(),
@@ -144,6 +145,7 @@ fn inner<B: Backend, C: CheckpointStrategy>(weight: QuantTensors<Autodiff<B, C>>
     let int = |tensor: OptionalInt<Autodiff<B, C>>| OptionalInt::from(tensor.into_option());
     QuantTensors {
         words: weight.words,
+        metadata: int(weight.metadata),
         scales: <Autodiff<B, C> as AutodiffBackend>::inner(weight.scales),
         zero_points: int(weight.zero_points),
         row_permutation: int(weight.row_permutation),

@@ -1,6 +1,6 @@
 //! The operations on every CubeCL runtime.
 
-use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape, repacked_shapes};
+use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape};
 use crate::count::count_dequantized;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
@@ -43,8 +43,8 @@ impl QuantBackend for CubeBackend {
         dequantize_adapted(weight, descriptor, a, b, scale, dtype)
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, layout: WeightLayout) -> QuantTensors<Self> {
-        launched(launch_repack(weight.into(), &descriptor, layout)).into()
+    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
+        launched(launch_repack(weight.into(), &descriptor, &to)).into()
     }
 }
 
@@ -142,25 +142,35 @@ fn launch_dequantize(weight: WeightTensors<CubeTensor>, descriptor: &WeightDescr
     Ok(out)
 }
 
+/// A weight in the layout of `to`, and with all values where it is 2:4 and `to` is dense: these are only in the plain layout.
 fn launch_repack(
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
-    to: WeightLayout,
+    to: &WeightDescriptor,
 ) -> Result<WeightTensors<CubeTensor>, KernelError> {
-    let weight = WeightTensors { row_permutation: None, ..weight };
-    if descriptor.layout == to {
+    let mut weight = WeightTensors { row_permutation: None, ..weight };
+    let scales = activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32);
+    let problem = |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
+    let client = weight.words.client.clone();
+    let mut from = *descriptor;
+    if from.format.sparsity != to.format.sparsity {
+        let plain = from.in_layout(WeightLayout::Plain);
+        weight = launch_repack(weight, &from, &plain)?;
+        let dense = to.in_layout(WeightLayout::Plain).tensors();
+        let out = empty(&weight.words, Shape::new(dense.words.matrix_shape()), weight.words.dtype);
+        repack::expand(&client, &problem(&plain), weight_buffers(weight.clone()), out.clone().into_buffer_arg())?;
+        weight = WeightTensors { words: out, metadata: None, ..weight };
+        from.layout = WeightLayout::Plain;
+    }
+    if from.layout == to.layout {
         return Ok(weight);
     }
-    let problem = QuantProblem {
-        scales: activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32),
-        ..QuantProblem::new(0, *descriptor, ActivationDtype::F32)
-    };
-    let shapes = repacked_shapes(descriptor, to);
-    let client = weight.words.client.clone();
+    from.format.sparsity = to.format.sparsity;
+    let (problem, shapes) = (problem(&from), to.tensors());
     weight.try_map(|role, tensor| {
         let Some(shape) = shapes.get(role) else { return Ok(tensor) };
         let out = empty(&tensor, Shape::new(shape.matrix_shape()), tensor.dtype);
-        repack::tensor(&client, &problem, role, to, buffer(tensor), out.clone().into_buffer_arg())?;
+        repack::tensor(&client, &problem, role, to.layout, buffer(tensor), out.clone().into_buffer_arg())?;
         Ok(out)
     })
 }

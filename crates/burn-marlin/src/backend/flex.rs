@@ -8,7 +8,7 @@ use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{WeightDescriptor, WeightTensors, expand_two_four};
 use marlin_kernels::matmul::host::{self, Floats, HostFloat, HostWeight};
 use marlin_kernels::{ActivationDtype, KernelError, QuantProblem};
 use std::borrow::Cow;
@@ -50,9 +50,10 @@ impl QuantBackend for Flex {
         dequantize_adapted(weight, descriptor, a, b, scale, dtype)
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, layout: WeightLayout) -> QuantTensors<Self> {
-        assert!(layout == descriptor.layout, "Flex holds weights in the plain layout only, asked for {layout}");
-        QuantTensors { row_permutation: super::OptionalInt::Absent, ..weight }
+    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
+        assert!(to.layout == descriptor.layout, "Flex holds weights in the plain layout only, asked for {}", to.layout);
+        let weight = QuantTensors { row_permutation: super::OptionalInt::Absent, ..weight };
+        if to.format.sparsity == descriptor.format.sparsity { weight } else { expanded(weight, &descriptor) }
     }
 }
 
@@ -62,6 +63,16 @@ fn dequantize<T: HostFloat + Pod>(weight: QuantTensors<Flex>, descriptor: &Weigh
     let mut buffer = Pooled::new::<T>(k * n);
     with_host_weight(weight.into(), |weight| host::dequantize::<T>(&problem, weight, buffer.elements()));
     FloatTensor::<Flex>::from_data(TensorData::from_bytes(buffer.into_bytes(), Shape::new([k, n]), dtype))
+}
+
+/// A 2:4 weight with all of its values.
+fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantTensors<Flex> {
+    let weight = WeightTensors::from(weight).map(|_, tensor: FlexTensor| tensor.to_contiguous());
+    let zero_points = weight.zero_points.as_ref().map(words);
+    let dense = expand_two_four(descriptor, words(&weight.words), weight.metadata.as_ref().map(words).unwrap_or_default(), zero_points);
+    let shape = descriptor.expanded().tensors().words.matrix_shape();
+    let words = FloatTensor::<Flex>::from_data(TensorData::new(bytemuck::cast_vec::<u32, i32>(dense), shape));
+    WeightTensors { words, metadata: None, ..weight }.into()
 }
 
 fn weight_problem(weight: &QuantTensors<Flex>, descriptor: &WeightDescriptor, m: usize, dtype: DType) -> QuantProblem {

@@ -15,7 +15,7 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
-use marlin_format::{TensorDescriptor, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{TensorDescriptor, WeightDescriptor, WeightTensors};
 use marlin_kernels::ActivationDtype;
 
 /// Name of the dequantise operation in a fusion stream.
@@ -80,6 +80,9 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
 pub struct QuantTensors<B: Backend> {
     /// The packed values.
     pub words: IntTensor<B>,
+    /// The places of a 2:4 weight's values.
+    #[extension_type]
+    pub metadata: OptionalInt<B>,
     /// In f16, bf16 or f32.
     pub scales: FloatTensor<B>,
     /// The packed zero points.
@@ -92,15 +95,17 @@ pub struct QuantTensors<B: Backend> {
 
 impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<QuantTensors<B>> for WeightTensors<T> {
     fn from(tensors: QuantTensors<B>) -> Self {
-        let QuantTensors { words, scales, zero_points, row_permutation } = tensors;
-        Self { words, scales, zero_points: zero_points.into_option(), row_permutation: row_permutation.into_option() }
+        let QuantTensors { words, metadata, scales, zero_points, row_permutation } = tensors;
+        let [metadata, zero_points, row_permutation] = [metadata, zero_points, row_permutation].map(OptionalInt::into_option);
+        Self { words, metadata, scales, zero_points, row_permutation }
     }
 }
 
 impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<WeightTensors<T>> for QuantTensors<B> {
     fn from(tensors: WeightTensors<T>) -> Self {
-        let WeightTensors { words, scales, zero_points, row_permutation } = tensors;
-        Self { words, scales, zero_points: zero_points.into(), row_permutation: row_permutation.into() }
+        let WeightTensors { words, metadata, scales, zero_points, row_permutation } = tensors;
+        let [metadata, zero_points, row_permutation] = [metadata, zero_points, row_permutation].map(OptionalInt::from);
+        Self { words, metadata, scales, zero_points, row_permutation }
     }
 }
 
@@ -143,15 +148,16 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The tensors of the weight in a layout. A row permutation is the same in every layout and is not returned.
+    /// The tensors of the weight as another descriptor of it lists them: in another layout, or a 2:4 weight with all of its values. A row permutation is
+    /// the same in every layout and is not returned.
     ///
     /// # Panics
-    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::layout_for`] never asks for it there.
+    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::held_on`] never asks for it there.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,
         #[fusion(scalar = weight_code(&descriptor))] descriptor: WeightDescriptor,
-        layout: WeightLayout,
+        to: WeightDescriptor,
     ) -> QuantTensors<Self>;
 }
 
@@ -192,23 +198,20 @@ fn dequantize_adapted<B: QuantBackend>(
     B::float_add(B::quant_dequantize(weight, descriptor, dtype), added)
 }
 
-fn repack_spec(weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, layout: &WeightLayout) -> QuantTensorsMetadata {
-    let shapes = repacked_shapes(descriptor, *layout);
+fn repack_spec(weight: &QuantTensorsMetadata, _descriptor: &WeightDescriptor, to: &WeightDescriptor) -> QuantTensorsMetadata {
+    let shapes = to.tensors();
     let spec_of = |shape: TensorDescriptor, tensor: &TensorSpec| TensorSpec::new(Shape::from(shape.shape().to_vec()), tensor.dtype);
+    let optional = |shape: Option<TensorDescriptor>, tensor: &OptionalIntMetadata| match (tensor, shape) {
+        (OptionalIntMetadata::Present(tensor), Some(shape)) => OptionalIntMetadata::Present(spec_of(shape, tensor)),
+        _ => OptionalIntMetadata::Absent,
+    };
     QuantTensorsMetadata {
         words: spec_of(shapes.words, &weight.words),
+        metadata: optional(shapes.metadata, &weight.metadata),
         scales: spec_of(shapes.scales, &weight.scales),
-        zero_points: match (&weight.zero_points, shapes.zero_points) {
-            (OptionalIntMetadata::Present(zeros), Some(shape)) => OptionalIntMetadata::Present(spec_of(shape, zeros)),
-            _ => OptionalIntMetadata::Absent,
-        },
+        zero_points: optional(shapes.zero_points, &weight.zero_points),
         row_permutation: OptionalIntMetadata::Absent,
     }
-}
-
-/// The tensors that differ between layouts, in one of them.
-fn repacked_shapes(descriptor: &WeightDescriptor, layout: WeightLayout) -> WeightTensors<TensorDescriptor> {
-    WeightTensors { row_permutation: None, ..descriptor.in_layout(layout).tensors() }
 }
 
 /// The shape [.., N] of the output of activations [.., K].

@@ -7,7 +7,7 @@ use crate::backend::activation_dtype;
 use crate::{Error, QuantizedWeight};
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
-use marlin_format::{PlainWeight, QuantSpec};
+use marlin_format::{PlainWeight, QuantSpec, WeightFormat};
 use marlin_kernels::ActivationDtype;
 use std::collections::{HashMap, HashSet};
 
@@ -75,28 +75,35 @@ impl Attach<'_> {
             },
         };
         let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);
-        let (weight, shared_with) = match self.weights {
-            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, None),
+        let (weight, format, shared_with) = match self.weights {
+            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, spec.into(), None),
             Weights::Rounded => self.round(path, param.id, base.reshape([k, n]), &spec)?,
         };
-        Ok((Outcome::quantized(path, &weight, activations, shared_with), Some(weight)))
+        Ok((Outcome::quantized(path, &weight, format, activations, shared_with), Some(weight)))
     }
 
-    /// Rounds a layer; tensors that are one before are one after.
-    fn round(&mut self, path: &str, id: ParamId, weight: Tensor<2>, spec: &QuantSpec) -> Result<(QuantizedWeight, Option<String>), Error> {
+    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format that it was rounded to, whatever the device holds.
+    fn round(
+        &mut self,
+        path: &str,
+        id: ParamId,
+        weight: Tensor<2>,
+        spec: &QuantSpec,
+    ) -> Result<(QuantizedWeight, WeightFormat, Option<String>), Error> {
         let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
-        let plain = QuantizedWeight::round(weight, spec).map_err(|error| error.in_layer(path))?;
+        let plain = QuantizedWeight::round(weight, spec, self.rules.sparsity).map_err(|error| error.in_layer(path))?;
+        let format = plain.descriptor().format;
         if !self.shared.contains(&id) {
-            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), None));
+            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), format, None));
         }
         // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();
         if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
-            return Ok((made.weight.clone(), Some(made.path.clone())));
+            return Ok((made.weight.clone(), format, Some(made.path.clone())));
         }
         let weight = QuantizedWeight::from_plain_for(&plain, activations, &device);
         made.push(Made { path: path.to_owned(), plain, weight: weight.clone() });
-        Ok((weight, None))
+        Ok((weight, format, None))
     }
 }
 

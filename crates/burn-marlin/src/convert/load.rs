@@ -135,9 +135,10 @@ fn quantized(
         return Err(LoadError::Shape { tensor: layer.into(), file: file.into(), path: place.path.clone(), expected, found });
     }
     let activations = activation_dtype(place.dtype).unwrap_or(ActivationDtype::F32);
+    let format = plain.descriptor().format;
     let weight = QuantizedWeight::from_owned_plain(plain, activations, &place.device);
     tensors.iter().for_each(|tensor| checkpoint.release(tensor));
-    Ok((Outcome::quantized(&place.path, &weight, activations, None), weight))
+    Ok((Outcome::quantized(&place.path, &weight, format, activations, None), weight))
 }
 
 /// Checks that a tensor can go into a parameter.

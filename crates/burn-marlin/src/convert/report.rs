@@ -1,6 +1,6 @@
 use crate::QuantizedWeight;
 use crate::device::target;
-use marlin_format::{FormatError, QuantSpec, fold_layers};
+use marlin_format::{FormatError, WeightFormat, fold_layers};
 use marlin_kernels::{ActivationDtype, Plan, plan_converted};
 use serde::Serialize;
 use serde::ser::{SerializeStruct, Serializer};
@@ -78,8 +78,8 @@ pub struct LayerReport {
 pub enum Outcome {
     /// The layer has a quantised weight.
     Quantized {
-        /// Its format.
-        spec: QuantSpec,
+        /// The format that it was rounded to. A device without sparse tensor cores holds a 2:4 weight dense.
+        format: WeightFormat,
         /// Its bytes on the device.
         size_bytes: usize,
         /// The kernel that runs it with one row of activations, and why.
@@ -93,10 +93,16 @@ pub enum Outcome {
 
 impl Outcome {
     /// The report of the layer at a path that now has `weight`; it is also logged at debug level.
-    pub(super) fn quantized(path: &str, weight: &QuantizedWeight, activations: ActivationDtype, shared_with: Option<String>) -> Self {
+    pub(super) fn quantized(
+        path: &str,
+        weight: &QuantizedWeight,
+        format: WeightFormat,
+        activations: ActivationDtype,
+        shared_with: Option<String>,
+    ) -> Self {
         let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
-        tracing::debug!(layer = %path, format = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-        Self::Quantized { spec: weight.spec(), size_bytes: weight.size_bytes(), plan, shared_with }
+        tracing::debug!(layer = %path, %format, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
+        Self::Quantized { format, size_bytes: weight.size_bytes(), plan, shared_with }
     }
 }
 
@@ -152,8 +158,8 @@ impl fmt::Display for LeftReason {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quantized { spec, plan, shared_with, .. } => {
-                write!(f, "{spec}; {}: {}", plan.kernel, plan.reason)?;
+            Self::Quantized { format, plan, shared_with, .. } => {
+                write!(f, "{format}; {}: {}", plan.kernel, plan.reason)?;
                 shared_with.as_ref().map_or(Ok(()), |path| write!(f, "; one with {path}"))
             }
             Self::Left(reason) => write!(f, "left: {reason}"),
@@ -237,13 +243,14 @@ impl Serialize for Report {
 
 impl Serialize for LayerReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut layer = serializer.serialize_struct("LayerReport", 8)?;
+        let mut layer = serializer.serialize_struct("LayerReport", 9)?;
         layer.serialize_field("path", &self.path)?;
         layer.serialize_field("shape", &self.shape)?;
         layer.serialize_field("float_bytes", &self.float_bytes)?;
         match &self.outcome {
-            Outcome::Quantized { spec, size_bytes, plan, shared_with } => {
-                layer.serialize_field("spec", spec)?;
+            Outcome::Quantized { format, size_bytes, plan, shared_with } => {
+                layer.serialize_field("spec", &format.spec)?;
+                layer.serialize_field("sparsity", &format.sparsity.to_string())?;
                 layer.serialize_field("size_bytes", size_bytes)?;
                 layer.serialize_field("kernel", &plan.kernel.to_string())?;
                 layer.serialize_field("reason", &plan.reason.to_string())?;

@@ -15,9 +15,10 @@ use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use marlin_format::{
-    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, quantize_rtn,
+    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor,
+    quantize_rtn, quantize_two_four,
 };
-use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, layout_for, plan};
+use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, held_on, plan};
 use tensors::DeviceTensors;
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
@@ -31,9 +32,12 @@ use tensors::DeviceTensors;
 /// |---|---|
 /// | `format` | float `[14]`: the spec, K and N, in numbers that every float dtype holds; as a parameter it counts as K * N |
 /// | `words` | i32 [K/8 up, N up to a multiple of 8], eight rows of K a word; of 8 bits [K/4 up, ..], four ([`PlainLayout`](marlin_format::layout::PlainLayout)) |
+/// | `metadata` | i32 [K/32 up, N up to a multiple of 8], the places of a 2:4 weight's values, of which `words` has K/2 rows; absent where it is dense |
 /// | `scales` | i32 [G, N/2 up], the bits of two f16 or bf16 a word along N; [G, N], those of an f32 |
 /// | `zero_points` | i32 [G, N/8 up], eight a word along N; of 8 bits [G, N/4 up], four; absent where symmetric |
 /// | `row_permutation` | i32 `[K]`, act-order; absent where rows are in order |
+///
+/// A device whose kernels know no metadata holds a 2:4 weight dense, and its records are dense.
 ///
 /// A record of another format than the weight's is loaded in its own: bits, group, zero points and all. One of another K or N is refused.
 ///
@@ -69,6 +73,9 @@ impl QuantizedWeight {
     /// The same as [`from_plain_for`](Self::from_plain_for) without a copy on the host: the tensors take over the weight's memory.
     pub fn from_owned_plain(plain: PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
         let plain = rounded_for_tensor_cores(plain, activations, device);
+        let problem = QuantProblem::new(1, plain.descriptor(), activations);
+        let is_sparse = held_on(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
+        let plain = if is_sparse { plain } else { plain.into_dense() };
         let descriptor = plain.descriptor();
         let tensors = DeviceTensors::from_plain(plain, scale_dtype(descriptor.spec().scale_dtype, device), device);
         Self::new(tensors, descriptor, activations).laid_out()
@@ -88,15 +95,15 @@ impl QuantizedWeight {
         Self { tensors, descriptor, activations, format_id: ParamId::new(), adapter: None, attached: None }
     }
 
-    /// The same weight in the layout that its device's kernel reads.
+    /// The same weight as its device's kernel reads it.
     fn laid_out(self) -> Self {
-        let layout = self.layout_on(&self.device());
-        self.in_layout(layout)
+        let held = self.held_on(&self.device());
+        self.held_as(held)
     }
 
-    /// The layout in which a device's kernel reads this weight.
-    fn layout_on(&self, device: &Device) -> WeightLayout {
-        layout_for(&self.problem(1, self.activations), &target(device))
+    /// The weight as a device's kernel reads it.
+    fn held_on(&self, device: &Device) -> WeightDescriptor {
+        held_on(&self.problem(1, self.activations), &target(device))
     }
 
     /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts it on the weight's device, laid out for activations in
@@ -105,24 +112,47 @@ impl QuantizedWeight {
     /// # Errors
     /// No features, or values that are not finite.
     pub fn quantize(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
-        let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
-        Ok(Self::from_owned_plain(Self::round(weight, spec)?, activations, &device))
+        Self::quantize_as(weight, spec, Sparsity::Dense)
     }
 
-    /// The rounded weight on the host.
-    pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec) -> Result<PlainWeight, Error> {
+    /// Prunes a float weight [K, N] to 2:4 and rounds what is left, on the host: of every four rows of a column the two values of the largest magnitude stay,
+    /// so that a weight that is 2:4 keeps its own. On a device without sparse tensor cores it is held dense.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize); K is no multiple of 4.
+    pub fn quantize_two_four(weight: Tensor<2>, spec: &QuantSpec) -> Result<Self, Error> {
+        Self::quantize_as(weight, spec, Sparsity::TwoFour)
+    }
+
+    fn quantize_as(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<Self, Error> {
+        let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
+        Ok(Self::from_owned_plain(Self::round(weight, spec, sparsity)?, activations, &device))
+    }
+
+    /// The rounded weight on the host, of all values or of two of every four; 2:4 in any case where the float one is.
+    pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, Error> {
         let [k, n] = weight.dims();
         let values = read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())?;
-        Ok(quantize_rtn(&values, k, n, spec)?)
+        Ok(match sparsity {
+            Sparsity::Dense => quantize_rtn(&values, k, n, spec)?.as_found(),
+            Sparsity::TwoFour => quantize_two_four(values, k, n, spec)?,
+        })
     }
 
     /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
     ///
     /// # Errors
     /// No features, or too many.
-    pub fn random(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
-        let descriptor = WeightDescriptor::plain(spec, k, n);
+    pub fn random(
+        k: usize,
+        n: usize,
+        format: impl Into<WeightFormat>,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        let descriptor = WeightDescriptor::plain(format, k, n);
         descriptor.check()?;
+        let spec = descriptor.spec();
         // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a difference of two of them sqrt(2) times as large.
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
@@ -135,7 +165,7 @@ impl QuantizedWeight {
     /// # Errors
     /// The device fails, or a record was loaded that does not belong to this weight.
     pub fn to_plain(&self) -> Result<PlainWeight, Error> {
-        let tensors = self.clone().in_layout(WeightLayout::Plain).tensors;
+        let tensors = self.clone().plain().tensors;
         let WeightDescriptor { k, n, format: WeightFormat { spec, .. }, .. } = self.descriptor;
         let words = |role: WeightTensor, tensor: Result<TensorData, _>| {
             let data = tensor.map_err(|error| read_error(role.name(), &error))?;
@@ -143,6 +173,7 @@ impl QuantizedWeight {
         };
         let scales = tensors.scales.val().try_into_data().map_err(|error| read_error(WeightTensor::Scales.name(), &error))?;
         let scales = read::<f32>(WeightTensor::Scales.name(), scales.convert::<f32>())?;
+        let metadata = tensors.metadata.as_ref().map(|places| words(WeightTensor::Metadata, places.val().try_into_data()));
         let zero_points = tensors.zero_points.as_ref().map(|zeros| words(WeightTensor::ZeroPoints, zeros.val().try_into_data()));
         let rows = tensors.row_permutation.as_ref().map(|rows| words(WeightTensor::RowPermutation, rows.val().try_into_data()));
         Ok(PlainWeight::new(PlainParts {
@@ -150,6 +181,7 @@ impl QuantizedWeight {
             n,
             spec,
             words: words(WeightTensor::Words, tensors.words.val().try_into_data())?,
+            metadata: metadata.transpose()?,
             scales: Scales::from_f32(&scales, spec.scale_dtype),
             zero_points: zero_points.transpose()?.map(|words| PlainParts::zero_points_of_words(&words, n, spec.bits)),
             row_permutation: rows.transpose()?,

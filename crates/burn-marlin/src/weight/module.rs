@@ -128,7 +128,8 @@ impl QuantizedWeight {
         tensors_to: impl FnOnce(DeviceTensors) -> DeviceTensors,
         adapter_to: impl FnOnce(LoraAdapter) -> LoraAdapter,
     ) -> Self {
-        let weight = if self.layout() == self.layout_on(device) { self } else { self.in_layout(WeightLayout::Plain) };
+        let held = self.held_on(device);
+        let weight = if self.descriptor == held { self } else { self.held_as(held.in_layout(WeightLayout::Plain)) };
         Self {
             tensors: tensors_to(weight.tensors),
             adapter: weight.adapter.map(adapter_to),
@@ -190,7 +191,7 @@ impl ModuleDisplayDefault for QuantizedWeight {
 impl ModuleDisplay for QuantizedWeight {
     fn custom_content(&self, content: Content) -> Option<Content> {
         let [k, n] = self.dims();
-        content.add("k", &k).add("n", &n).add("format", &self.spec().to_string()).optional()
+        content.add("k", &k).add("n", &n).add("format", &self.descriptor.format.to_string()).optional()
     }
 }
 

@@ -18,6 +18,8 @@ const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleD
 /// Numbers that describe a weight in a record: six of the format, four of K, four of N.
 const LENGTH: usize = 14;
 const VERSION: u8 = 1;
+/// In place of 0 (rows in order) or 1 (act-order): two of every four rows are stored.
+const TWO_FOUR: u8 = 2;
 
 fn scales_a_word(dtype: ScaleDtype) -> usize {
     if dtype == ScaleDtype::F32 { 1 } else { 2 }
@@ -26,7 +28,7 @@ fn scales_a_word(dtype: ScaleDtype) -> usize {
 /// A weight's format and shape as numbers below 256, which every float dtype holds exactly, so that a cast of the model changes nothing. K and N
 /// are four digits each, the lowest first.
 fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
-    let WeightDescriptor { format: WeightFormat { spec, permuted, sparsity: Sparsity::Dense }, k, n, .. } = *descriptor;
+    let WeightDescriptor { format: WeightFormat { spec, permuted, sparsity }, k, n, .. } = *descriptor;
     // No group is 0: that stands for a whole column.
     let group = if spec.group == GroupSize::Channel { 0 } else { spec.group.rows(k) as u8 };
     let head = [
@@ -35,7 +37,8 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
         group,
         spec.zero_points.into(),
         SCALE_DTYPES.iter().position(|&dtype| dtype == spec.scale_dtype).unwrap_or_default() as u8,
-        permuted.into(),
+        // Rows of a 2:4 weight are in order.
+        if sparsity == Sparsity::TwoFour { TWO_FOUR } else { permuted.into() },
     ];
     let mut values = [0.0; LENGTH];
     let digits = head.into_iter().chain((k as u32).to_le_bytes()).chain((n as u32).to_le_bytes());
@@ -47,7 +50,7 @@ fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
 fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
     let digits = values.iter().map(|&value| (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8));
     let digits: Vec<u8> = digits.collect::<Option<_>>()?;
-    let [VERSION, bits, group, zero_points @ 0..=1, scale_dtype, permuted @ 0..=1, sizes @ ..] = digits.as_slice() else {
+    let [VERSION, bits, group, zero_points @ 0..=1, scale_dtype, rows @ 0..=TWO_FOUR, sizes @ ..] = digits.as_slice() else {
         return None;
     };
     let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
@@ -59,7 +62,8 @@ fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
         scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
     };
     let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
-    let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(*permuted == 1), k, n);
+    let sparsity = if *rows == TWO_FOUR { Sparsity::TwoFour } else { Sparsity::Dense };
+    let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(*rows == 1).with_sparsity(sparsity), k, n);
     descriptor.check().ok()?;
     Some(descriptor)
 }
@@ -96,6 +100,7 @@ fn shapes(descriptor: &WeightDescriptor) -> WeightTensors<[usize; 2]> {
 /// The tensors of a weight in a record. None is a float: a cast, a quantiser or an adapter for float weights ignores them.
 pub(super) struct RecordTensors {
     words: Param<Tensor<2, Int>>,
+    metadata: Option<Param<Tensor<2, Int>>>,
     scales: Param<Tensor<2, Int>>,
     zero_points: Option<Param<Tensor<2, Int>>>,
     row_permutation: Option<Param<Tensor<1, Int>>>,
@@ -108,7 +113,7 @@ impl RecordTensors {
         let (device, tensors) = (weight.device(), &weight.tensors);
         let (k, scale_dtype) = (weight.dims()[0], weight.spec().scale_dtype);
         let shapes = shapes(&weight.descriptor().in_layout(WeightLayout::Plain));
-        let (words, scales) = (plain.clone(), plain.clone());
+        let (words, places, scales) = (plain.clone(), plain.clone(), plain.clone());
         let read_scales = move |device: &Device| {
             let scales = &scales.tensors().scales;
             let shape = scales.dims();
@@ -116,6 +121,11 @@ impl RecordTensors {
         };
         Self {
             words: lazy(tensors.words.id, shapes.words, &device, move |device| words.tensors().words.val().to_device(device)),
+            metadata: tensors.metadata.as_ref().zip(shapes.metadata).map(|(metadata, shape)| {
+                let tile = metadata.val();
+                let places_of = move |plain: &Plain| plain.tensors().metadata.as_ref().map_or(tile, |places| places.val());
+                lazy(metadata.id, shape, &device, move |device| places_of(&places).to_device(device))
+            }),
             scales: lazy(tensors.scales.id, shapes.scales, &device, read_scales),
             zero_points: tensors.zero_points.as_ref().zip(shapes.zero_points).map(|(zeros, shape)| {
                 let tile = zeros.val();
@@ -141,6 +151,7 @@ impl RecordTensors {
         let shapes = shapes(recorded);
         Self {
             words: int(shapes.words),
+            metadata: shapes.metadata.map(int),
             scales: int(shapes.scales),
             zero_points: shapes.zero_points.map(int),
             row_permutation: shapes.row_permutation.map(|[k, _]| zeros([k], Shape::new([k]), device)),
@@ -149,6 +160,9 @@ impl RecordTensors {
 
     pub fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         visited(visitor, "words", |visitor| visitor.visit_int(&self.words));
+        if let Some(metadata) = &self.metadata {
+            visited(visitor, "metadata", |visitor| visitor.visit_int(metadata));
+        }
         visited(visitor, "scales", |visitor| visitor.visit_int(&self.scales));
         if let Some(zeros) = &self.zero_points {
             visited(visitor, "zero_points", |visitor| visitor.visit_int(zeros));
@@ -161,6 +175,7 @@ impl RecordTensors {
     pub fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         Self {
             words: mapped(mapper, "words", |mapper| mapper.map_int(self.words)),
+            metadata: self.metadata.map(|places| mapped(mapper, "metadata", |mapper| mapper.map_int(places))),
             scales: mapped(mapper, "scales", |mapper| mapper.map_int(self.scales)),
             zero_points: self.zero_points.map(|zeros| mapped(mapper, "zero_points", |mapper| mapper.map_int(zeros))),
             row_permutation: self.row_permutation.map(|rows| mapped(mapper, "row_permutation", |mapper| mapper.map_int(rows))),
@@ -178,8 +193,9 @@ impl RecordTensors {
     }
 
     fn touched(&self) -> impl Iterator<Item = bool> {
-        let optional = [self.zero_points.as_ref().map(Param::is_initialized), self.row_permutation.as_ref().map(Param::is_initialized)];
-        [self.words.is_initialized(), self.scales.is_initialized()].into_iter().chain(optional.into_iter().flatten())
+        let matrices = [&self.metadata, &self.zero_points].map(|matrix| matrix.as_ref().map(Param::is_initialized));
+        let optional = matrices.into_iter().chain([self.row_permutation.as_ref().map(Param::is_initialized)]);
+        [self.words.is_initialized(), self.scales.is_initialized()].into_iter().chain(optional.flatten())
     }
 
     /// The tensors of a weight of that format in the plain layout, its scales in `scale_dtype`.
@@ -192,6 +208,7 @@ impl RecordTensors {
         let scales = scales_of_words(words, shape, descriptor.spec().scale_dtype, scale_dtype);
         DeviceTensors {
             words: held(self.words),
+            metadata: self.metadata.map(held),
             scales: Param::initialized(id, scales),
             zero_points: self.zero_points.map(held),
             row_permutation: self.row_permutation.map(held),
@@ -272,7 +289,7 @@ struct Plain {
 
 impl Plain {
     fn tensors(&self) -> &DeviceTensors {
-        self.tensors.get_or_init(|| self.weight.clone().in_layout(WeightLayout::Plain).tensors)
+        self.tensors.get_or_init(|| self.weight.clone().plain().tensors)
     }
 }
 

@@ -1,5 +1,5 @@
 use super::QuantizedWeight;
-use crate::backend::{QuantBackend, QuantTensors};
+use crate::backend::{OptionalInt, QuantBackend, QuantTensors};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
@@ -9,6 +9,7 @@ use marlin_format::{PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDes
 #[derive(Module, Debug)]
 pub(super) struct DeviceTensors {
     pub words: Param<Tensor<2, Int>>,
+    pub metadata: Option<Param<Tensor<2, Int>>>,
     pub scales: Param<Tensor<2>>,
     pub zero_points: Option<Param<Tensor<2, Int>>>,
     pub row_permutation: Option<Param<Tensor<1, Int>>>,
@@ -19,7 +20,7 @@ impl DeviceTensors {
     pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
         let shapes = plain.descriptor().tensors();
         let zero_points = plain.zero_point_words();
-        let PlainParts { words, scales, row_permutation, .. } = plain.into_parts();
+        let PlainParts { words, metadata, scales, row_permutation, .. } = plain.into_parts();
         let matrix = |words: Vec<u32>, shape: TensorDescriptor| {
             parameter(Tensor::from_data(TensorData::new(signed(words), shape.matrix_shape()), (device, DType::I32)))
         };
@@ -31,6 +32,7 @@ impl DeviceTensors {
         };
         Self {
             words: matrix(words, shapes.words),
+            metadata: metadata.zip(shapes.metadata).map(|(metadata, shape)| matrix(metadata, shape)),
             scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
             zero_points: zero_points.zip(shapes.zero_points).map(|(words, shape)| matrix(words, shape)),
             row_permutation: row_permutation.map(|rows| {
@@ -52,13 +54,14 @@ impl DeviceTensors {
         let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::full(scales, f32::NAN), (device, scale_dtype));
         Self {
             words: zeros(shapes.words),
+            metadata: shapes.metadata.map(zeros),
             scales: Param::uninitialized(ParamId::new(), init, device.clone(), false, Shape::new(scales)),
             zero_points: shapes.zero_points.map(zeros),
             row_permutation: None,
         }
     }
 
-    /// Random words and zero points in the plain layout, and random scales of both signs, whose root mean square is `scale`.
+    /// Random words, metadata and zero points in the plain layout, and random scales of both signs, whose root mean square is `scale`.
     pub fn random(descriptor: &WeightDescriptor, scale: f64, scale_dtype: DType, device: &Device) -> Self {
         let shapes = descriptor.tensors();
         let bits = |shape: TensorDescriptor| {
@@ -72,6 +75,7 @@ impl DeviceTensors {
         let scales = Tensor::random(shapes.scales.matrix_shape(), Distribution::Uniform(-width, width), (device, scale_dtype));
         Self {
             words: bits(shapes.words),
+            metadata: shapes.metadata.map(bits),
             scales: Param::initialized(ParamId::new(), scales),
             zero_points: shapes.zero_points.map(bits),
             row_permutation: None,
@@ -95,31 +99,39 @@ impl QuantizedWeight {
         let tensors = &self.tensors;
         QuantTensors {
             words: tensors.words.val().into_dispatch(),
+            metadata: tensors.metadata.as_ref().map(|metadata| metadata.val().into_dispatch()).into(),
             scales: tensors.scales.val().into_dispatch(),
             zero_points: tensors.zero_points.as_ref().map(|zeros| zeros.val().into_dispatch()).into(),
             row_permutation: tensors.row_permutation.as_ref().map(|rows| rows.val().into_dispatch()).into(),
         }
     }
 
-    /// The same weight in another layout, on its device. Parameters keep their ids.
-    pub(super) fn in_layout(self, layout: WeightLayout) -> Self {
-        if self.descriptor.layout == layout {
+    /// The same weight in another layout, or with all values of a 2:4 one, on its device. Parameters keep their ids.
+    pub(super) fn held_as(self, to: WeightDescriptor) -> Self {
+        if self.descriptor == to {
             return self;
         }
         // The permutation is the same in every layout: the operation need not carry it.
-        let mut descriptor = self.descriptor;
-        descriptor.format.permuted = false;
-        let op = Dispatch::quant_repack(QuantTensors { row_permutation: None.into(), ..self.to_op() }, descriptor, layout);
+        let without_permutation = |of: WeightDescriptor| WeightDescriptor { format: of.format.with_permutation(false), ..of };
+        let weight = QuantTensors { row_permutation: None.into(), ..self.to_op() };
+        let op = Dispatch::quant_repack(weight, without_permutation(self.descriptor), without_permutation(to));
         let Self { tensors, .. } = self;
+        let optional = |param: Option<Param<Tensor<2, Int>>>, tensor: OptionalInt<Dispatch>| {
+            param.zip(tensor.into_option()).map(|(param, tensor)| Param::initialized(param.id, Tensor::from_dispatch(tensor)))
+        };
         let tensors = DeviceTensors {
             words: Param::initialized(tensors.words.id, Tensor::from_dispatch(op.words)),
+            metadata: optional(tensors.metadata, op.metadata),
             scales: Param::initialized(tensors.scales.id, Tensor::from_dispatch(op.scales)),
-            zero_points: match (tensors.zero_points, op.zero_points.into_option()) {
-                (Some(zeros), Some(tensor)) => Some(Param::initialized(zeros.id, Tensor::from_dispatch(tensor))),
-                _ => None,
-            },
+            zero_points: optional(tensors.zero_points, op.zero_points),
             row_permutation: tensors.row_permutation,
         };
-        Self { tensors, descriptor: self.descriptor.in_layout(layout), ..self }
+        Self { tensors, descriptor: to, ..self }
+    }
+
+    /// The same weight in the plain layout, with the values that it stores.
+    pub(super) fn plain(self) -> Self {
+        let plain = self.descriptor.in_layout(WeightLayout::Plain);
+        self.held_as(plain)
     }
 }

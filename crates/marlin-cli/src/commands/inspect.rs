@@ -6,7 +6,7 @@ use burn_marlin::device::target;
 use burn_marlin::{ActivationDtype, Bits, GroupSize, ScaleDtype};
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer};
-use marlin_kernels::{QuantProblem, layout_for, plan};
+use marlin_kernels::{QuantProblem, held_on, plan};
 use marlin_llama::{OpenOptions, check_folder};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ struct Quantized {
     scales: ScaleDtype,
     zero_points: bool,
     act_order: bool,
+    /// `dense` or `2:4`.
+    sparsity: String,
     /// With one row of activations.
     kernel: String,
     reason: String,
@@ -134,7 +136,8 @@ fn rows(
 
 fn tensor_row(tensor: TensorView<'_>) -> Row {
     let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
-    let format = format!("{:?}", tensor.dtype()).to_lowercase();
+    let sparsity = if tensor.is_two_four() { " 2:4" } else { "" };
+    let format = format!("{:?}{sparsity}", tensor.dtype()).to_lowercase();
     let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
     Row { name: tensor.name().into(), format, shape, quantized: None, bytes, bits_per_weight }
 }
@@ -149,10 +152,10 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device
         _ => ActivationDtype::F32,
     };
     let (problem, target) = (QuantProblem::new(1, weight.descriptor(), activations), target(device));
-    let plan = plan(problem.in_layout(layout_for(&problem, &target)), &target);
+    let plan = plan(QuantProblem { weight: held_on(&problem, &target), ..problem }, &target);
     Row {
         name: layer.to_owned(),
-        format: format!("{} {spec}{}", format.method(), if permuted { " act-order" } else { "" }),
+        format: format!("{} {}", format.method(), weight.descriptor().format),
         shape: vec![n, k],
         quantized: Some(Quantized {
             bits: spec.bits,
@@ -160,6 +163,7 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device
             scales: spec.scale_dtype,
             zero_points: spec.zero_points,
             act_order: permuted,
+            sparsity: weight.sparsity().to_string(),
             kernel: plan.kernel.to_string(),
             reason: plan.reason.to_string(),
         }),

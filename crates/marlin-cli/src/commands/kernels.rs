@@ -21,7 +21,7 @@ struct Row {
 impl Row {
     fn new(LayerPlan { layer, problem, plan }: &LayerPlan) -> Self {
         let ([rows, k, n], format) = match problem {
-            Problem::Quant(problem) => ([problem.m, problem.k(), problem.n()], problem.spec().to_string()),
+            Problem::Quant(problem) => ([problem.m, problem.k(), problem.n()], problem.weight.format.to_string()),
             Problem::Float(problem) => ([problem.m, problem.k, problem.n], problem.dtype.to_string()),
         };
         let prologue = match plan.prologue {

@@ -1,7 +1,7 @@
 use crate::args::{FormatName, QuantizeArgs};
 use crate::error::CliError;
 use crate::output;
-use marlin_format::QuantSpec;
+use marlin_format::{QuantSpec, Sparsity, WeightFormat};
 use marlin_llama::{FileFormat, QuantizeOptions, quantize_folder};
 use serde_json::json;
 use std::time::Instant;
@@ -14,10 +14,14 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let start = Instant::now();
     let bar = output::progress(0);
     let format = match args.format {
-        FormatName::CompressedTensors => FileFormat::CompressedTensors,
-        FormatName::Gptq => FileFormat::Gptq,
+        Some(FormatName::CompressedTensors) => FileFormat::CompressedTensors,
+        Some(FormatName::Gptq) => FileFormat::Gptq,
+        Some(FormatName::Marlin24) => FileFormat::Marlin24,
+        None if args.sparse24 => FileFormat::Marlin24,
+        None => FileFormat::default(),
     };
-    let options = QuantizeOptions { format, exclude: args.exclude.clone() };
+    let sparsity = if args.sparse24 { Sparsity::TwoFour } else { Sparsity::Dense };
+    let options = QuantizeOptions { format, sparsity, exclude: args.exclude.clone() };
     let report = quantize_folder(&args.dir, &args.out, &spec, &options, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
@@ -29,10 +33,10 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         let layers: Vec<_> = report
             .quantized
             .iter()
-            .map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "bits_per_weight": layer.bits_per_weight}))
+            .map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "sparsity": layer.sparsity.to_string(), "bits_per_weight": layer.bits_per_weight}))
             .collect();
         return output::json(&json!({
-            "format": spec.to_string(),
+            "format": WeightFormat::dense(spec).with_sparsity(sparsity).to_string(),
             "quantized": layers,
             "excluded": report.excluded,
             "source_bytes": report.source_bytes,
@@ -43,7 +47,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let weights: usize = report.quantized.iter().map(|layer| layer.k * layer.n).sum();
     let bits: f64 = report.quantized.iter().map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64).sum();
     let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
-    output::line(&format!("{layers} layers to {spec}, {bits:.2} bits per weight, {left} left"))?;
+    let sparse = report.quantized.iter().filter(|layer| layer.sparsity == Sparsity::TwoFour).count();
+    let sparse = if sparse > 0 { format!(", {sparse} of them 2:4") } else { String::new() };
+    output::line(&format!("{layers} layers to {spec}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
     Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
 }

@@ -88,6 +88,24 @@ fn a_layer_that_gptq_files_do_not_hold_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn a_layer_that_two_of_four_do_not_fit_is_refused_before_anything_is_written() {
+    let folder = Folder::with_config(json!({ "intermediate_size": 90 }));
+    let args = |more: &[&str]| {
+        let mut args = args!["quantize", &folder.source, &folder.target, "--sparse24"];
+        args.extend(more.iter().map(Into::into));
+        args
+    };
+    let layer = "model.layers.0.mlp.";
+    refuse(&args(&[]), &[layer, "90"]);
+    refuse(&args(&["--format", "compressed-tensors"]), &[layer, "K = 90", "multiple of 4", "keep this weight dense"]);
+    refuse(&args(&["--group", "g32", "--exclude", "re:.*mlp"]), &["model.layers.0.", "marlin-24", "groups of 128", "int4 g32"]);
+    let dense = args!["quantize", &folder.source, &folder.target, "--format", "marlin-24", "--exclude", "re:.*mlp"];
+    refuse(&dense, &["model.layers.0.self_attn", "values that are not zero", "prune it"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+    succeed(&args(&["--exclude", "re:.*mlp"]));
+}
+
+#[test]
 fn a_target_with_something_in_it_is_left_alone() {
     let folder = Folder::tiny();
     std::fs::create_dir(&folder.target).unwrap();

@@ -41,7 +41,7 @@ fn inspect_counts_weights_and_bytes() {
         "name": layer, "format": "pack-quantized int4 g128 f16", "shape": [128, 256], "bytes": 128 * 256 * 33 / 64 + 16,
         "bits_per_weight": 4.125,
         "quantized": {
-            "bits": 4, "group": 128, "scales": "f16", "zero_points": false, "act_order": false, "kernel": "host", "reason": null
+            "bits": 4, "group": 128, "scales": "f16", "zero_points": false, "act_order": false, "sparsity": "dense", "kernel": "host", "reason": null
         }
     });
     assert_eq!(found, expected);
@@ -233,6 +233,29 @@ fn gptq_files_are_written() {
     assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "gptq v2 int4 g128 f16");
     assert_eq!(row(&inspected, &format!("{exclude}.weight"))["format"], "f16");
     succeed(&args!["logits", &folder.target, "--device", "flex", "--ids", "1,2,3"]);
+}
+
+#[test]
+fn a_pruned_model_stores_two_of_every_four_weights() {
+    let folder = Folder::tiny();
+    let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--sparse24", "--json"]);
+    assert_eq!(report["format"], "int4 g128 f16 2:4");
+    let layers = report["quantized"].as_array().unwrap();
+    // Two bits of every weight, one of metadata, and a scale of 16 for 128.
+    assert!(layers.iter().all(|layer| layer["sparsity"] == "2:4" && layer["bits_per_weight"] == 3.0 + 16.0 / 128.0), "{report}");
+    let inspected = succeed_json(&args!["inspect", &folder.target, "--device", "flex", "--json"]);
+    let layer = row(&inspected, "model.layers.1.mlp.down_proj");
+    assert_eq!([&layer["format"], &layer["quantized"]["sparsity"]], ["marlin-24 int4 g128 f16 2:4", "2:4"]);
+    assert_eq!(layer["bits_per_weight"], 3.125);
+    succeed(&args!["generate", &folder.target, "--device", "flex", "--prompt", "Once", "--max-new-tokens", "2"]);
+
+    // As zeros in other files it is found again, and makes the same model.
+    let dense = folder.beside("dense");
+    succeed(&args!["quantize", &folder.source, &dense, "--sparse24", "--format", "compressed-tensors"]);
+    let inspected = succeed_json(&args!["inspect", &dense, "--device", "flex", "--json"]);
+    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "pack-quantized int4 g128 f16 2:4");
+    let [sparse, dense] = [&folder.target, &dense].map(|dir| succeed(&args!["logits", dir, "--device", "flex", "--ids", "1,2,3"]));
+    assert_eq!(sparse, dense);
 }
 
 #[test]

@@ -67,7 +67,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
         rest.as_chunks_mut::<8>().0.iter_mut().enumerate().for_each(|(i, block)| unpack::<1>(rows, done + i, block));
     });
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation: None })
+    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation: None })
         .map_err(|source| tensors.invalid(&weight, source))
 }
 

@@ -76,7 +76,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
     let layout = PlainLayout::new(k, n, bits);
     let words = from_rows(tensors.buffer(&layout), &layout, weight.words()?, n, row_permutation.as_deref());
     let spec = format.spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation })
+    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation })
         .map_err(|source| tensors.invalid(&weight, source))
 }
 
@@ -123,10 +123,11 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
 ///
 /// Values past K and N are 0. Other readers require K and N that fill whole words.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+    let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
     let layout = weight.layout();
-    let mut words: Vec<u32> = natural_words(weight).chunks_exact(layout.columns()).flat_map(|line| &line[..n]).copied().collect();
+    let mut words: Vec<u32> = natural_words(&weight).chunks_exact(layout.columns()).flat_map(|line| &line[..n]).copied().collect();
     let last_row = layout.rows() - 1;
     let mask = layout.rows_mask(last_row);
     words[last_row * n..].iter_mut().for_each(|word| *word &= mask);

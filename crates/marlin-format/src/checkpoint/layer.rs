@@ -85,6 +85,8 @@ pub fn parts(checkpoint: &Checkpoint, quantization: Option<&Quantization>) -> Re
 
 /// Reads the weight of a quantised layer, such as `model.layers.0.mlp.up_proj`, into the plain form.
 ///
+/// A weight that is 2:4 is stored as such, whatever its format ([`PlainWeight::as_found`]).
+///
 /// The dtype of the scale tensor counts, not the one in the format's spec, which no config has.
 ///
 /// # Errors
@@ -97,12 +99,13 @@ pub fn read_layer(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat) ->
     if let Some(available) = memory_short_of(needed) {
         return Err(CheckpointError::LayerTooLarge { layer: layer.into(), needed, available });
     }
-    match format {
+    let weight = match format {
         LayerFormat::Float => Err(CheckpointError::NotQuantized { layer: layer.into() }),
         LayerFormat::Gptq(format) => gptq::to_plain(checkpoint, layer, format),
         LayerFormat::Awq(spec) => awq::to_plain(checkpoint, layer, spec),
         LayerFormat::PackQuantized(format) => compressed_tensors::to_plain(checkpoint, layer, &format.spec),
         LayerFormat::Marlin(spec) => marlin::to_plain(checkpoint, layer, spec),
         LayerFormat::Marlin24(spec, names) => marlin24::to_plain(checkpoint, layer, spec, *names),
-    }
+    }?;
+    Ok(weight.as_found())
 }

@@ -58,5 +58,5 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
         }
     });
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points: None, row_permutation: None }).map_err(invalid)
 }

@@ -9,7 +9,7 @@
 //! | `meta` | `B_meta` | i16 | `[K/32, 2N]` | which features are kept |
 //! | `scale_packed` | `s` | f16 or bf16 | `[G, N]` | scales |
 //!
-//! Weights are symmetric; in the plain form a feature that is not kept holds the midpoint, which is zero.
+//! Weights are symmetric. In the plain form they stay 2:4: kept values and metadata.
 //!
 //! Sources: as for [`Marlin24Layout`].
 
@@ -17,10 +17,10 @@ use rayon::prelude::*;
 
 use super::layer_tensors::LayerTensors;
 use super::packed::{FileWords, plain_words};
-use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorView};
-use crate::layout::{Marlin24Layout, PlainLayout, TILE_N, Tile, TileTable, gather};
+use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorData, TensorSpec, TensorView};
+use crate::layout::{Marlin24Layout, MetadataLayout, PlainLayout, TILE_N, Tile, TileTable, gather};
 use crate::weight::position;
-use crate::{Bits, PlainParts, PlainWeight, QuantSpec, Scales};
+use crate::{Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// The names of weight, metadata and scales.
 pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
@@ -51,12 +51,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
     metadata.expect_shape(&layout.metadata_shape())?;
     weight.expect_shape(&layout.shape())?;
     let groups = spec.group.count(k);
-    // What counts is the K that the packer compared the group with: GPTQ's the weight's, compressed-tensors' the half that it kept, so that
-    // it leaves two groups of 128 in their natural order.
-    let permuted = match names {
-        Marlin24Names::Gptq => groups > 1,
-        Marlin24Names::CompressedTensors => groups > 2,
-    };
+    let permuted = scales_are_permuted(names, groups);
     let place = |group, column| layout.scale_index(group, column, permuted);
     let scales = match scales.expect_shape(&[groups, n])?.scales()? {
         Scales::F16(packed) => Scales::F16(gather(&packed, [groups, n], place)),
@@ -65,15 +60,81 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
     };
 
     let packed = weight.words()?;
-    let pairs = metadata_of(&metadata)?;
-    let plain = PlainLayout::new(k, n, spec.bits);
+    let metadata = plain_metadata(metadata_of(&metadata)?, &layout, k, n);
+    let plain = PlainLayout::new(k / 2, n, spec.bits);
     let words = tensors_of_layer.buffer(&plain);
     let words = match spec.bits {
-        Bits::Four => unpack::<8>(words, &plain, packed, pairs, &layout),
-        Bits::Eight => unpack::<4>(words, &plain, packed, pairs, &layout),
+        Bits::Four => unpack::<8>(words, &plain, packed, &layout),
+        Bits::Eight => unpack::<4>(words, &plain, packed, &layout),
     };
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+    let metadata = Some(metadata);
+    PlainWeight::new(PlainParts { k, n, spec, words, metadata, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+}
+
+/// True if a packer permutes the scales of so many groups. It compares the group with a K: GPTQ's with the weight's, that of compressed-tensors with
+/// the half that it kept, so that it leaves two groups of 128 in their natural order.
+fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
+    match names {
+        Marlin24Names::Gptq => groups > 1,
+        Marlin24Names::CompressedTensors => groups > 2,
+    }
+}
+
+/// Checks that `marlin-24` of compressed-tensors holds a weight of this shape and spec.
+///
+/// # Errors
+/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or groups of other than 128 rows or a whole column.
+pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
+    Marlin24Layout::new(k, n, spec.bits)?;
+    match !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128) {
+        true => Ok(()),
+        false => Err(FormatError::Marlin24Spec { found: *spec }),
+    }
+}
+
+/// The tensors of `layer` in compressed-tensors' names, without their bytes, in the order of [`tensors_of`].
+pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
+    let shapes = [[k / 32, 16 * n / spec.bits.per_word()], [k / 32, 2 * n], [spec.group.count(k), n]];
+    let dtypes = [Dtype::I32, Dtype::I16, spec.scale_dtype.into()];
+    let tensors = tensors(Marlin24Names::CompressedTensors).into_iter().zip(dtypes).zip(shapes);
+    tensors.map(|((tensor, dtype), shape)| TensorSpec::new(format!("{layer}.{tensor}"), dtype, shape)).collect()
+}
+
+/// The tensors that hold `weight` as `layer`, in compressed-tensors' names. A dense weight is stored as 2:4 if it is that.
+///
+/// # Errors
+/// As [`check`]; [`FormatError::NotTwoFour`].
+pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, FormatError> {
+    let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
+    check(k, n, &spec)?;
+    let weight = weight.to_two_four()?;
+    let layout = Marlin24Layout::new(k, n, spec.bits)?;
+
+    let [_, columns] = layout.shape();
+    let mut words = vec![0; k / 32 * columns];
+    words.par_chunks_exact_mut(columns).enumerate().for_each(|(tile_row, words)| {
+        for row in 0..16 {
+            (0..n).for_each(|column| layout.index(row, column).write(words, weight.q(16 * tile_row + row, column)));
+        }
+    });
+    let mut metadata = vec![[0; 2]; k / 16 * n];
+    for (place, word) in weight.metadata().unwrap_or_default().iter().enumerate() {
+        let [low, high, second_low, second_high] = word.to_le_bytes();
+        metadata[layout.metadata_index(place / n * 2, place % n)] = [low, high];
+        metadata[layout.metadata_index(place / n * 2 + 1, place % n)] = [second_low, second_high];
+    }
+    let groups = spec.group.count(k);
+    let permuted = scales_are_permuted(Marlin24Names::CompressedTensors, groups);
+    let natural = weight.scales().to_f32();
+    let mut scales = vec![0.0; natural.len()];
+    for (place, scale) in natural.into_iter().enumerate() {
+        scales[layout.scale_index(place / n, place % n, permuted)] = scale;
+    }
+
+    let scales = Scales::from_f32(&scales, spec.scale_dtype);
+    let bytes = [bytemuck::cast_slice(&words).to_vec(), metadata.into_flattened(), scales.as_bytes().to_vec()];
+    Ok(tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect())
 }
 
 /// The metadata, each nibble of which names two different rows in ascending order.
@@ -94,65 +155,31 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
     }
 }
 
-/// To [`PlainLayout`], `V` values to a word.
-fn unpack<const V: usize>(
-    words: Vec<u32>,
-    plain: &PlainLayout,
-    packed: &FileWords,
-    metadata: &[[u8; 2]],
-    layout: &Marlin24Layout,
-) -> Vec<u32> {
+/// To [`MetadataLayout`]: a word of two values, the even 16 rows of 32 and the odd ones.
+fn plain_metadata(metadata: &[[u8; 2]], layout: &Marlin24Layout, k: usize, n: usize) -> Vec<u32> {
+    let mut words = vec![0; MetadataLayout::new(k, n).words()];
+    words.par_chunks_exact_mut(n).enumerate().for_each(|(row, line)| {
+        for (column, word) in line.iter_mut().enumerate() {
+            let half = |half| u32::from(u16::from_le_bytes(metadata[layout.metadata_index(2 * row + half, column)]));
+            *word = half(0) | half(1) << 16;
+        }
+    });
+    words
+}
+
+/// To [`PlainLayout`] of the kept rows, `V` values to a word.
+fn unpack<const V: usize>(words: Vec<u32>, plain: &PlainLayout, packed: &FileWords, layout: &Marlin24Layout) -> Vec<u32> {
     let table = TileTable::<V>::new(|row, column| layout.index(row, column));
-    // In one tile of 16 kept rows, by half of its rows and column.
-    let places: [[usize; TILE_N]; 2] = std::array::from_fn(|half| std::array::from_fn(|column| layout.metadata_index(half, column)));
-    let (n, padding, word_rows) = (plain.n, plain.bits.padding_word(), 32 / V);
+    let (n, word_rows) = (plain.n, 16 / V);
     plain_words(words, plain, word_rows, |row, block| {
-        let tile_row = row / word_rows;
         let columns = 16 * n / V;
-        let packed = &packed[tile_row * columns..][..columns];
-        let metadata = metadata[tile_row * 2 * n..][..2 * n].as_chunks::<{ 2 * TILE_N }>().0;
-        let (mut tile, mut nibbles, mut kept) = (Tile::new(), [[0; TILE_N]; 2], [0; TILE_N]);
-        for (index, metadata) in metadata.iter().enumerate() {
+        let packed = &packed[row / word_rows * columns..][..columns];
+        let mut tile = Tile::new();
+        for index in 0..n / TILE_N {
             tile.load(packed, index);
-            for (nibbles, &place) in nibbles.as_flattened_mut().iter_mut().zip(places.as_flattened()) {
-                *nibbles = u32::from(u16::from_le_bytes(metadata[place % (2 * TILE_N)]));
-            }
-            // Every row of kept words makes two rows of words.
-            for (row, lines) in block.chunks_exact_mut(2 * n).enumerate() {
-                // 16 rows have one value of metadata, which is 4 nibbles; V kept values need V / 2 of them.
-                let (nibbles, first) = (&nibbles[V * row / 8], V * row % 8 / 2);
-                kept.iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from ^ padding);
-                for (half, line) in lines.chunks_exact_mut(n).enumerate() {
-                    let line = &mut line[TILE_N * index..][..TILE_N];
-                    for ((to, kept), nibbles) in line.iter_mut().zip(&kept).zip(nibbles) {
-                        *to = expand::<V>(kept >> (16 * half), nibbles >> (4 * first + V * half)) ^ padding;
-                    }
-                }
+            for (row, line) in block.chunks_exact_mut(n).enumerate() {
+                line[TILE_N * index..].iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from);
             }
         }
     })
-}
-
-/// The lower 16 bits of kept values in the word of the `V` values among which they were kept, the others 0; a nibble for every four of these
-/// says which of them the two kept ones are. Without branches and tables, so that many words go at a time.
-#[inline]
-fn expand<const V: usize>(kept: u32, nibbles: u32) -> u32 {
-    let bits = 32 / V;
-    // The bits of four values, and the lowest bit of every four.
-    let four = u32::MAX >> (32 - 4 * bits);
-    let ones = u32::MAX / four;
-    // Fields of `width` bits to the lowest ones of every four.
-    let spread = |fields: u32, width: usize| {
-        (0..V / 4).fold(0, |spread, i| spread | (((fields >> (width * i)) & ((1 << width) - 1)) << (4 * bits * i)))
-    };
-    let (pairs, nibbles) = (spread(kept, 2 * bits), spread(nibbles, 4));
-    // Values up by 0 to 3 places: by one where the lower bit of `places` is set, then by two where the upper one is.
-    let place = |values: u32, places: u32| {
-        let odd = (places & ones) * four;
-        let values = (values & !odd) | ((values << bits) & odd);
-        let upper = ((places >> 1) & ones) * four;
-        (values & !upper) | ((values << (2 * bits)) & upper)
-    };
-    let value = ones * ((1 << bits) - 1);
-    place(pairs & value, nibbles) | place((pairs >> bits) & value, nibbles >> 2)
 }

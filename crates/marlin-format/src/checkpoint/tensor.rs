@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::CheckpointError;
@@ -86,6 +87,19 @@ impl<'a> TensorView<'a> {
         }
     }
 
+    /// Returns true for a float matrix [N, K] of which at most two of every four values along K are other than zero, 2:4. What is not is soon known.
+    pub fn is_two_four(&self) -> bool {
+        let &[_, k] = self.shape else { return false };
+        if !k.is_multiple_of(4) || k == 0 {
+            return false;
+        }
+        match self.dtype {
+            Dtype::F16 | Dtype::BF16 => has_two_of_four(self.bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0),
+            Dtype::F32 => has_two_of_four(self.bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0),
+            _ => false,
+        }
+    }
+
     /// The values of an `I32` tensor.
     ///
     /// # Errors
@@ -144,6 +158,12 @@ impl<'a> TensorView<'a> {
     pub(super) fn bad_values(&self, problem: String) -> CheckpointError {
         CheckpointError::Values { path: self.path.into(), tensor: self.name.into(), problem }
     }
+}
+
+/// Returns true if at most two of every four values, each of `SIZE` bytes, are other than zero.
+fn has_two_of_four<const SIZE: usize>(bytes: &[u8], is_not_zero: impl Fn([u8; SIZE]) -> bool + Sync) -> bool {
+    let fits = |four: &[[u8; SIZE]; 4]| four.iter().filter(|&&value| is_not_zero(value)).count() <= 2;
+    bytes.as_chunks::<SIZE>().0.as_chunks::<4>().0.par_iter().all(fits)
 }
 
 /// Returns true if values of a dtype are floats that [`TensorView::to_f32`] reads.

@@ -1,7 +1,7 @@
 //! The tile layout of the Marlin kernels.
 
 use super::tile::{TILE_K, TILE_N};
-use super::{PlainLayout, WordIndex};
+use super::{PlainLayout, TileExtents, WordIndex};
 use crate::{Bits, FormatError, PlainWeight};
 
 /// Rows of a chunk: four tiles along K.
@@ -120,7 +120,8 @@ impl MarlinLayout {
         WordIndex { word: tile * TILE_WORDS + 4 * lane + sub_tile, slot: pair + 4 * (row % 2), bits: Bits::Four }
     }
 
-    /// The weight's values in this layout: [`words`](Self::words) words. Stored rows keep their order; a row permutation is not undone.
+    /// The weight's stored values in this layout: [`words`](Self::words) words. Rows keep their order; a row permutation is not undone. Of a 2:4
+    /// weight, K is the number of rows that it stores.
     ///
     /// # Errors
     /// [`FormatError::LayoutBits`] where the weight has 8 bits, [`FormatError::LayoutShape`] where it has another K or N.
@@ -128,7 +129,7 @@ impl MarlinLayout {
         if weight.spec().bits != Bits::Four {
             return Err(FormatError::LayoutBits { expected: Bits::Four, found: weight.spec().bits });
         }
-        let (found_k, found_n) = (weight.k(), weight.n());
+        let (found_k, found_n) = (weight.layout().k, weight.n());
         if (found_k, found_n) != (self.k, self.n) {
             return Err(FormatError::LayoutShape { k: self.k, n: self.n, found_k, found_n });
         }
@@ -151,6 +152,13 @@ impl MarlinLayout {
             return Err(FormatError::Length { what: "the weight in Marlin layout", k: self.k, n: self.n, expected, found });
         }
         Ok(PlainLayout::new(self.k, self.n, Bits::Four).pack_with(|row, column| self.index(row, column).read(words)))
+    }
+}
+
+impl From<&MarlinLayout> for TileExtents {
+    fn from(layout: &MarlinLayout) -> Self {
+        let MarlinLayout { k, n, k_padded, n_padded, .. } = *layout;
+        Self { k, n, k_padded, n_padded }
     }
 }
 

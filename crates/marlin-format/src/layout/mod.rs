@@ -7,27 +7,46 @@
 //! |---|---|---|
 //! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]`; of 8 bits `[ceil(K/4), ...]` | records, checkpoints, portable kernels |
 //! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64; 4 bits only | tensor-core kernels, published Marlin files |
+//! | [`SparseLayout`] | words as above of K/2 rows, metadata `[K/64, 2N]` | 2:4 weights on tensor cores |
+//! | [`MetadataLayout`] | `[ceil(K/32), N rounded up to 8]` | the metadata that go with [`PlainLayout`] |
 //! | [`Marlin24Layout`] | `[K/32, 2N]`, tiles of 32 x 64; of 8 bits `[K/32, 4N]` | published 2:4 sparse files |
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
 //! | [`ZeroLayout`] | `[G, N/8]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
 mod marlin;
 mod marlin24;
+mod metadata;
 mod plain;
 mod scales;
+mod sparse;
 mod tile;
 mod zeros;
 
 pub use marlin::MarlinLayout;
 pub use marlin24::Marlin24Layout;
+pub use metadata::MetadataLayout;
 pub use plain::PlainLayout;
 pub use scales::ScaleLayout;
+pub use sparse::SparseLayout;
 pub use zeros::ZeroLayout;
 
 pub(crate) use scales::gather;
 pub(crate) use tile::{TILE_N, Tile, TileTable, exchange};
 
 use crate::Bits;
+
+/// K and N of a weight in a tile layout, with and without padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TileExtents {
+    /// K, input features.
+    pub k: usize,
+    /// N, output features.
+    pub n: usize,
+    /// K with its padding.
+    pub k_padded: usize,
+    /// N with its padding.
+    pub n_padded: usize,
+}
 
 /// The position of one value in a slice of packed words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

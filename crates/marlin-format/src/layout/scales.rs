@@ -1,11 +1,11 @@
 //! The scales that go with the Marlin tile layout.
 
-use super::MarlinLayout;
+use super::TileExtents;
 use crate::{FormatError, GroupSize, Scales};
 
 /// Scales `[G, N]`, row-major, with the columns of each block permuted so that one lane's scales are contiguous.
 ///
-/// Columns are padded as the [`MarlinLayout`] pads N, with scales of 0, so that padded outputs are 0. Groups are padded where K is padded
+/// Columns are padded as the [`MarlinLayout`](super::MarlinLayout) pads N, with scales of 0, so that padded outputs are 0. Groups are padded where K is padded
 /// past the last group.
 ///
 /// **Grouped** (more than one group): a lane scales its B fragments, which are in column `groupID = lane / 4` of each of a tile's eight
@@ -39,10 +39,10 @@ pub struct ScaleLayout {
 }
 
 impl ScaleLayout {
-    /// The layout of the scales of a weight in `layout`, in groups of `group`.
-    pub fn new(layout: &MarlinLayout, group: GroupSize) -> Self {
-        let (k, n) = (layout.k(), layout.n());
-        Self { k, n, groups: group.count(k), groups_padded: group.count(layout.k_padded()), n_padded: layout.n_padded() }
+    /// The layout of the scales of a weight in a tile layout, in groups of `group`.
+    pub fn new(extents: impl Into<TileExtents>, group: GroupSize) -> Self {
+        let TileExtents { k, n, k_padded, n_padded } = extents.into();
+        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded }
     }
 
     /// Groups with those of K's padding.

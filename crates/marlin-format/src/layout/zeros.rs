@@ -1,6 +1,6 @@
 //! The zero points that go with the Marlin tile layout.
 
-use super::{MarlinLayout, WordIndex};
+use super::{TileExtents, WordIndex};
 use crate::{Bits, FormatError, GroupSize};
 
 /// Words `[G, N/8]`, row-major: one word holds the eight zero points that a lane needs for a tile of 64 columns.
@@ -25,10 +25,10 @@ pub struct ZeroLayout {
 }
 
 impl ZeroLayout {
-    /// The layout of the zero points of a weight in `layout`, in groups of `group`.
-    pub fn new(layout: &MarlinLayout, group: GroupSize) -> Self {
-        let (k, n) = (layout.k(), layout.n());
-        Self { k, n, groups: group.count(k), groups_padded: group.count(layout.k_padded()), n_padded: layout.n_padded() }
+    /// The layout of the zero points of a weight in a tile layout, in groups of `group`.
+    pub fn new(extents: impl Into<TileExtents>, group: GroupSize) -> Self {
+        let TileExtents { k, n, k_padded, n_padded } = extents.into();
+        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded }
     }
 
     /// Words in all, with padding.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use super::{QuantSpec, ScaleDtype, WeightFormat};
+use super::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
 use crate::FormatError;
-use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, ZeroLayout};
+use crate::layout::{MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, SparseLayout, TileExtents, ZeroLayout};
 
 /// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
 ///
@@ -14,6 +14,12 @@ use crate::layout::{MarlinLayout, PlainLayout, ScaleLayout, ZeroLayout};
 /// | scales | [G, N] | [G, N], both padded, [`ScaleLayout`] |
 /// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], both padded, [`ZeroLayout`] |
 /// | row permutation | `[K]` | `[K]`, the same: stored rows keep their order |
+///
+/// A [2:4](Sparsity::TwoFour) weight holds the words of its kept values, K/2 rows, and
+///
+/// | tensor | plain | tile |
+/// |---|---|---|
+/// | metadata | [K/32 up, N up to a multiple of 8], [`MetadataLayout`] | [K/64, 2N], padded to 128 and 64, [`SparseLayout`] |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightLayout {
     /// The layout of records and of the portable and host kernels.
@@ -36,6 +42,8 @@ impl fmt::Display for WeightLayout {
 pub enum WeightTensor {
     /// The packed values.
     Words,
+    /// The places of the kept values of a 2:4 weight; absent where it is dense.
+    Metadata,
     /// The scales of the groups.
     Scales,
     /// The packed zero points of the groups; absent where symmetric.
@@ -49,6 +57,7 @@ impl WeightTensor {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Words => "words",
+            Self::Metadata => "metadata",
             Self::Scales => "scales",
             Self::ZeroPoints => "zero_points",
             Self::RowPermutation => "row_permutation",
@@ -67,6 +76,8 @@ impl fmt::Display for WeightTensor {
 pub struct WeightTensors<T> {
     /// Of the packed values.
     pub words: T,
+    /// Of the places of kept values.
+    pub metadata: Option<T>,
     /// Of the scales.
     pub scales: T,
     /// Of the packed zero points.
@@ -83,8 +94,14 @@ impl<T> WeightTensors<T> {
 
     /// References to the values.
     pub fn as_ref(&self) -> WeightTensors<&T> {
-        let Self { words, scales, zero_points, row_permutation } = self;
-        WeightTensors { words, scales, zero_points: zero_points.as_ref(), row_permutation: row_permutation.as_ref() }
+        let Self { words, metadata, scales, zero_points, row_permutation } = self;
+        WeightTensors {
+            words,
+            metadata: metadata.as_ref(),
+            scales,
+            zero_points: zero_points.as_ref(),
+            row_permutation: row_permutation.as_ref(),
+        }
     }
 
     /// The value of a tensor; `None` if the weight has no such tensor.
@@ -103,9 +120,10 @@ impl<T> WeightTensors<T> {
     /// # Errors
     /// The first error of the function.
     pub fn try_map<U, E>(self, mut function: impl FnMut(WeightTensor, T) -> Result<U, E>) -> Result<WeightTensors<U>, E> {
-        let Self { words, scales, zero_points, row_permutation } = self;
+        let Self { words, metadata, scales, zero_points, row_permutation } = self;
         Ok(WeightTensors {
             words: function(WeightTensor::Words, words)?,
+            metadata: metadata.map(|value| function(WeightTensor::Metadata, value)).transpose()?,
             scales: function(WeightTensor::Scales, scales)?,
             zero_points: zero_points.map(|value| function(WeightTensor::ZeroPoints, value)).transpose()?,
             row_permutation: row_permutation.map(|value| function(WeightTensor::RowPermutation, value)).transpose()?,
@@ -115,12 +133,13 @@ impl<T> WeightTensors<T> {
 
 impl<T> IntoIterator for WeightTensors<T> {
     type Item = (WeightTensor, T);
-    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<(WeightTensor, T)>, 4>>;
+    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<(WeightTensor, T)>, 5>>;
 
     fn into_iter(self) -> Self::IntoIter {
-        let Self { words, scales, zero_points, row_permutation } = self;
+        let Self { words, metadata, scales, zero_points, row_permutation } = self;
         [
             Some((WeightTensor::Words, words)),
+            metadata.map(|value| (WeightTensor::Metadata, value)),
             Some((WeightTensor::Scales, scales)),
             zero_points.map(|value| (WeightTensor::ZeroPoints, value)),
             row_permutation.map(|value| (WeightTensor::RowPermutation, value)),
@@ -197,52 +216,91 @@ impl WeightDescriptor {
         Self { layout, ..self }
     }
 
+    /// The descriptor of the same weight with every value stored.
+    pub fn expanded(self) -> Self {
+        Self { format: self.format.with_sparsity(Sparsity::Dense), ..self }
+    }
+
     /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.format.spec
     }
 
-    /// Checks that a weight can have such a shape.
+    /// Checks that a weight can have such a shape in its format.
     ///
     /// # Errors
-    /// As [`QuantSpec::check_shape`].
+    /// As [`QuantSpec::check_shape`]; [`FormatError::SparseRows`] and [`FormatError::SparsePermuted`] where 2:4 does not allow it.
     pub fn check(&self) -> Result<(), FormatError> {
-        QuantSpec::check_shape(self.k, self.n)
+        QuantSpec::check_shape(self.k, self.n)?;
+        match self.format {
+            WeightFormat { sparsity: Sparsity::Dense, .. } => Ok(()),
+            WeightFormat { permuted: true, .. } => Err(FormatError::SparsePermuted),
+            _ if !self.k.is_multiple_of(4) => Err(FormatError::SparseRows { k: self.k }),
+            _ => Ok(()),
+        }
     }
 
-    /// The tile layout of the weight as kernels read it, padded to whole chunks.
+    /// Rows of K whose values are stored: K, or half of it where the weight is 2:4.
+    pub fn stored_rows(&self) -> usize {
+        self.format.sparsity.stored_rows(self.k)
+    }
+
+    /// The plain layout of the stored values.
+    pub fn plain_layout(&self) -> PlainLayout {
+        PlainLayout::new(self.stored_rows(), self.n, self.spec().bits)
+    }
+
+    /// The tile layout of the stored values as kernels read them, padded to whole chunks.
     pub fn tiles(&self) -> MarlinLayout {
-        MarlinLayout::in_chunks(self.k, self.n)
+        MarlinLayout::in_chunks(self.stored_rows(), self.n)
+    }
+
+    /// K and N with the padding of the tile layout.
+    pub fn tile_extents(&self) -> TileExtents {
+        match self.format.sparsity {
+            Sparsity::Dense => (&self.tiles()).into(),
+            Sparsity::TwoFour => (&SparseLayout::new(self.k, self.n)).into(),
+        }
+    }
+
+    /// The layout of the scales that go with the tile layout.
+    pub fn tile_scales(&self) -> ScaleLayout {
+        ScaleLayout::new(self.tile_extents(), self.spec().group)
+    }
+
+    /// The layout of the zero points that go with the tile layout.
+    pub fn tile_zeros(&self) -> ZeroLayout {
+        ZeroLayout::new(self.tile_extents(), self.spec().group)
     }
 
     /// Groups along K that the layout holds scales of, those of its padding among them.
     pub fn groups(&self) -> usize {
         match self.layout {
             WeightLayout::Plain => self.spec().group.count(self.k),
-            WeightLayout::Tile => ScaleLayout::new(&self.tiles(), self.spec().group).groups_padded(),
+            WeightLayout::Tile => self.tile_scales().groups_padded(),
         }
     }
 
     /// The tensors of the weight: which there are, their shapes and dtypes.
     pub fn tensors(&self) -> WeightTensors<TensorDescriptor> {
-        let Self { format: WeightFormat { spec, permuted, .. }, k, n, layout } = *self;
+        let Self { format: WeightFormat { spec, permuted, sparsity }, k, n, layout } = *self;
         let groups = self.groups();
-        let (words, columns, zero_points) = match layout {
+        let (words, metadata, columns, zero_points) = match layout {
             WeightLayout::Plain => {
-                let words = PlainLayout::new(k, n, spec.bits);
-                ([words.rows(), words.columns()], n, n.div_ceil(spec.bits.per_word()))
+                let (words, metadata) = (self.plain_layout(), MetadataLayout::new(k, n));
+                ([words.rows(), words.columns()], metadata.shape(), n, n.div_ceil(spec.bits.per_word()))
             }
             WeightLayout::Tile => {
-                let tiles = self.tiles();
-                let zeros = ZeroLayout::new(&tiles, spec.group).words() / groups.max(1);
-                ([tiles.k_padded() / 16, 2 * tiles.n_padded()], tiles.n_padded(), zeros)
+                let (tiles, zeros) = (self.tiles(), self.tile_zeros().words() / groups.max(1));
+                ([tiles.k_padded() / 16, 2 * tiles.n_padded()], SparseLayout::new(k, n).metadata_shape(), tiles.n_padded(), zeros)
             }
         };
-        let zero_points = TensorDescriptor::matrix([groups, zero_points], TensorDtype::Words);
+        let words_of = |shape| TensorDescriptor::matrix(shape, TensorDtype::Words);
         WeightTensors {
-            words: TensorDescriptor::matrix(words, TensorDtype::Words),
+            words: words_of(words),
+            metadata: (sparsity == Sparsity::TwoFour).then(|| words_of(metadata)),
             scales: TensorDescriptor::matrix([groups, columns], TensorDtype::Scale(spec.scale_dtype)),
-            zero_points: spec.zero_points.then_some(zero_points),
+            zero_points: spec.zero_points.then(|| words_of([groups, zero_points])),
             row_permutation: permuted.then_some(TensorDescriptor::vector(k, TensorDtype::Words)),
         }
     }
@@ -281,6 +339,21 @@ mod tests {
             ("row_permutation", vec![200], words),
         ];
         assert_eq!(listed(&weight.in_layout(WeightLayout::Tile)), tile);
+        let sparse = WeightDescriptor::plain(WeightFormat::dense(spec).with_sparsity(Sparsity::TwoFour), 200, 33);
+        let plain = [
+            ("words", vec![13, 40], words),
+            ("metadata", vec![7, 40], words),
+            ("scales", vec![2, 33], scale),
+            ("zero_points", vec![2, 5], words),
+        ];
+        assert_eq!(listed(&sparse), plain);
+        let tile = [
+            ("words", vec![8, 128], words),
+            ("metadata", vec![4, 128], words),
+            ("scales", vec![2, 64], scale),
+            ("zero_points", vec![2, 8], words),
+        ];
+        assert_eq!(listed(&sparse.in_layout(WeightLayout::Tile)), tile);
         let wide = WeightDescriptor::plain(QuantSpec { bits: Bits::Eight, ..QuantSpec::int4(GroupSize::Channel) }, 9, 7);
         let scale = TensorDtype::Scale(ScaleDtype::F16);
         assert_eq!(listed(&wide), [("words", vec![3, 8], words), ("scales", vec![1, 7], scale)]);

@@ -8,6 +8,28 @@ pub enum Sparsity {
     /// Every value is stored.
     #[default]
     Dense,
+    /// 2:4, the pattern of NVIDIA's sparse tensor cores: of every four rows of K, from a multiple of four on, a column stores two values, and
+    /// which rows they are. The other two are zero.
+    TwoFour,
+}
+
+impl Sparsity {
+    /// Rows of K whose values are stored, of a weight with `k` input features.
+    pub const fn stored_rows(self, k: usize) -> usize {
+        match self {
+            Self::Dense => k,
+            Self::TwoFour => k / 2,
+        }
+    }
+}
+
+impl fmt::Display for Sparsity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Dense => "dense",
+            Self::TwoFour => "2:4",
+        })
+    }
 }
 
 /// The format of a quantised weight, whatever its shape and wherever it lies.
@@ -28,7 +50,7 @@ const DIGIT: u64 = 16;
 
 const LAYOUTS: [WeightLayout; 2] = [WeightLayout::Plain, WeightLayout::Tile];
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
-const SPARSITIES: [Sparsity; 1] = [Sparsity::Dense];
+const SPARSITIES: [Sparsity; 2] = [Sparsity::Dense, Sparsity::TwoFour];
 const FLAGS: [bool; 2] = [false, true];
 
 impl WeightFormat {
@@ -40,6 +62,11 @@ impl WeightFormat {
     /// The format with or without act-order.
     pub const fn with_permutation(self, permuted: bool) -> Self {
         Self { permuted, ..self }
+    }
+
+    /// The same with the values of a pattern stored.
+    pub const fn with_sparsity(self, sparsity: Sparsity) -> Self {
+        Self { sparsity, ..self }
     }
 
     /// The format and a layout as one number, which carries them where only scalars pass. Undone by [`from_code`](Self::from_code).
@@ -87,8 +114,9 @@ impl From<QuantSpec> for WeightFormat {
 
 impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { spec, permuted, sparsity: Sparsity::Dense } = self;
-        write!(f, "{spec}{}", if *permuted { " act-order" } else { "" })
+        let Self { spec, permuted, sparsity } = self;
+        let sparsity = if *sparsity == Sparsity::TwoFour { " 2:4" } else { "" };
+        write!(f, "{spec}{}{sparsity}", if *permuted { " act-order" } else { "" })
     }
 }
 
@@ -107,10 +135,12 @@ mod tests {
                     for scale_dtype in SCALE_DTYPES {
                         for layout in LAYOUTS {
                             let spec = QuantSpec { bits, group, zero_points, scale_dtype };
-                            let format = WeightFormat::dense(spec).with_permutation(permuted);
-                            let code = format.to_code(layout);
-                            assert!(codes.insert(code), "{format}, {layout}: {code} is another's, too");
-                            assert_eq!(WeightFormat::from_code(code), Some((format, layout)));
+                            for sparsity in SPARSITIES {
+                                let format = WeightFormat::dense(spec).with_permutation(permuted).with_sparsity(sparsity);
+                                let code = format.to_code(layout);
+                                assert!(codes.insert(code), "{format}, {layout}: {code} is another's, too");
+                                assert_eq!(WeightFormat::from_code(code), Some((format, layout)));
+                            }
                         }
                     }
                 }

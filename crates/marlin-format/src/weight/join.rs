@@ -1,6 +1,6 @@
 //! Weights of the same input features, side by side as one.
 
-use crate::layout::PlainLayout;
+use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// Weights that cannot be one: each needs a matmul of its own.
@@ -42,7 +42,8 @@ pub enum JoinError {
 }
 
 impl PlainWeight {
-    /// One weight [K, N1 + N2 + ..] with the columns of `parts` side by side. Its product is that of each part, bit for bit.
+    /// One weight [K, N1 + N2 + ..] with the columns of `parts` side by side. Its product is that of each part, bit for bit. It is 2:4 where all parts
+    /// are; among dense ones a 2:4 part becomes dense.
     ///
     /// # Errors
     /// A [`JoinError`] where the parts differ in K, in how they are quantised, or in the order of their rows.
@@ -65,21 +66,22 @@ impl PlainWeight {
                 return Err(JoinError::RowOrder { part });
             }
         }
+        if parts.iter().any(|part| part.sparsity() != first.sparsity()) {
+            let dense: Vec<_> = parts.iter().map(|part| part.to_dense()).collect();
+            return Self::join_in(&dense.iter().map(AsRef::as_ref).collect::<Vec<_>>(), memory);
+        }
         let n = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.n()));
         QuantSpec::check_shape(k, n)?;
 
         let groups = spec.group.count(k);
-        let layout = PlainLayout::new(k, n, spec.bits);
+        let layout = PlainLayout::new(first.sparsity().stored_rows(k), n, spec.bits);
         let mut words = memory(layout.words());
-        for (row, line) in words.chunks_exact_mut(layout.columns()).enumerate() {
-            let mut start = 0;
-            for part in parts {
-                let columns = part.layout().columns();
-                line[start..][..part.n()].copy_from_slice(&part.words()[row * columns..][..part.n()]);
-                start += part.n();
-            }
-            line[start..].fill(spec.bits.padding_word());
-        }
+        join_words(&mut words, layout.columns(), parts, PlainWeight::words, spec.bits.padding_word());
+        let metadata = first.metadata().map(|_| {
+            let mut metadata = vec![0; MetadataLayout::new(k, n).words()];
+            join_words(&mut metadata, layout.columns(), parts, |part| part.metadata().unwrap_or_default(), MetadataLayout::PADDING_WORD);
+            metadata
+        });
         let scales = match first.scales() {
             Scales::F16(_) => Scales::F16(side_by_side(parts, groups, |part| match part.scales() {
                 Scales::F16(values) => values,
@@ -96,7 +98,19 @@ impl PlainWeight {
         };
         let zero_points = spec.zero_points.then(|| side_by_side(parts, groups, |part| part.zero_points().unwrap_or_default()));
         let row_permutation = first.row_permutation().map(<[u32]>::to_vec);
-        Ok(PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation })?)
+        Ok(PlainWeight::new(PlainParts { k, n, spec, words, metadata, scales, zero_points, row_permutation })?)
+    }
+}
+
+/// Fills rows of `columns` words with the rows of every part, which have padding of their own.
+fn join_words(words: &mut [u32], columns: usize, parts: &[&PlainWeight], of: impl Fn(&PlainWeight) -> &[u32], padding: u32) {
+    for (row, line) in words.chunks_exact_mut(columns).enumerate() {
+        let mut start = 0;
+        for part in parts {
+            line[start..][..part.n()].copy_from_slice(&of(part)[row * part.layout().columns()..][..part.n()]);
+            start += part.n();
+        }
+        line[start..].fill(padding);
     }
 }
 

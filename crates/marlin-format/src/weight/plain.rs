@@ -4,8 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use super::{WeightDescriptor, WeightFormat};
-use crate::layout::PlainLayout;
+use super::{Sparsity, WeightDescriptor, WeightFormat};
+use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{Bits, FormatError, QuantSpec, ScaleDtype};
 
 /// Scales, `[G, N]` row-major: one for each group along K and each output feature.
@@ -100,8 +100,10 @@ pub struct PlainParts {
     pub n: usize,
     /// The quantisation of the weight.
     pub spec: QuantSpec,
-    /// The values in [`PlainLayout`], padding the midpoint of the spec's bits.
+    /// The stored values in [`PlainLayout`], padding the midpoint of the spec's bits: K rows, or K/2 of a 2:4 weight.
     pub words: Vec<u32>,
+    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is dense.
+    pub metadata: Option<Vec<u32>>,
     /// `[G, N]`, row-major.
     pub scales: Scales,
     /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec has zero points.
@@ -111,6 +113,13 @@ pub struct PlainParts {
 }
 
 impl PlainParts {
+    /// The format, shape and layout.
+    fn descriptor(&self) -> WeightDescriptor {
+        let sparsity = if self.metadata.is_some() { Sparsity::TwoFour } else { Sparsity::Dense };
+        let format = WeightFormat::dense(self.spec).with_permutation(self.row_permutation.is_some()).with_sparsity(sparsity);
+        WeightDescriptor::plain(format, self.k, self.n)
+    }
+
     /// Undoes [`PlainWeight::zero_point_words`] of a weight with `n` output features.
     pub fn zero_points_of_words(words: &[u32], n: usize, bits: Bits) -> Vec<u8> {
         let per_word = bits.per_word();
@@ -127,21 +136,25 @@ impl PlainParts {
 ///
 /// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i` belongs to group `i / rows(K)` and is natural
 /// input row `row_permutation[i]`. A product gathers the activations in the same order: `x'[i] = x[row_permutation[i]]`.
+///
+/// **2:4.** With metadata two of every four rows of a column are stored, in order: stored row `i` is one of rows `4 (i / 2)..4 (i / 2) + 4`. The
+/// other two have the value of the zero point, which is a weight of 0. Groups count all rows.
 #[derive(Clone, PartialEq)]
 pub struct PlainWeight {
-    parts: PlainParts,
+    pub(super) parts: PlainParts,
 }
 
 impl PlainWeight {
     /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that the spec's bits hold exactly where the
-    /// spec says them, padding, and that the row permutation names every row once.
+    /// spec says them, padding, that the row permutation names every row once, and metadata two rows in order.
     ///
     /// # Errors
     /// A [`FormatError`] with the condition that does not hold, and the position.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
         let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
-        QuantSpec::check_shape(k, n)?;
-        let layout = PlainLayout::new(k, n, spec.bits);
+        let descriptor = parts.descriptor();
+        descriptor.check()?;
+        let layout = descriptor.plain_layout();
         let per_group = spec.group.count(k) * n;
         let length = |what, expected, found| match found == expected {
             true => Ok(()),
@@ -151,6 +164,14 @@ impl PlainWeight {
         length("the packed weight", layout.words(), words.len())?;
         if let Some(word) = layout.bad_padding(words) {
             return Err(FormatError::Padding { word, found: words[word], bits: spec.bits });
+        }
+
+        if let Some(metadata) = &parts.metadata {
+            let layout = MetadataLayout::new(k, n);
+            length("the metadata", layout.words(), metadata.len())?;
+            if let Some((four, column)) = layout.first_bad(metadata) {
+                return Err(FormatError::Metadata { row: 4 * four, column, found: layout.index(four, column).read(metadata) });
+            }
         }
 
         if scales.dtype() != spec.scale_dtype {
@@ -213,13 +234,22 @@ impl PlainWeight {
 
     /// The format, shape and layout.
     pub fn descriptor(&self) -> WeightDescriptor {
-        let format = WeightFormat::dense(self.spec()).with_permutation(self.row_permutation().is_some());
-        WeightDescriptor::plain(format, self.k(), self.n())
+        self.parts.descriptor()
     }
 
-    /// The packed values, in [`PlainLayout`].
+    /// The pattern of the stored values.
+    pub fn sparsity(&self) -> Sparsity {
+        self.descriptor().format.sparsity
+    }
+
+    /// The packed values, in [`layout`](Self::layout).
     pub fn words(&self) -> &[u32] {
         &self.parts.words
+    }
+
+    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is dense.
+    pub fn metadata(&self) -> Option<&[u32]> {
+        self.parts.metadata.as_deref()
     }
 
     /// The scales, `[G, N]` row-major.
@@ -244,9 +274,9 @@ impl PlainWeight {
         self.parts.row_permutation.as_deref()
     }
 
-    /// Returns the layout of the values in [`words`](Self::words).
+    /// Returns the layout of the values in [`words`](Self::words): that of K rows, or of the K/2 that a 2:4 weight stores.
     pub fn layout(&self) -> PlainLayout {
-        PlainLayout::new(self.parts.k, self.parts.n, self.parts.spec.bits)
+        self.descriptor().plain_layout()
     }
 
     /// The quantised value at a stored row and a column, 0..=15 or 0..=255.
@@ -259,6 +289,9 @@ impl PlainWeight {
 
     /// The weight in f32, `[K, N]` row-major, rows in their natural order.
     pub fn dequantize(&self) -> Vec<f32> {
+        if self.parts.metadata.is_some() {
+            return self.to_dense().dequantize();
+        }
         let PlainParts { k, n, spec, ref words, .. } = self.parts;
         let group_rows = spec.group.rows(k);
         let layout = self.layout();
@@ -285,10 +318,11 @@ impl PlainWeight {
         weight
     }
 
-    /// Bytes that this form takes: packed words with their padding, scales, zero points (a byte each) and row permutation.
+    /// Bytes that this form takes: packed words and metadata with their padding, scales, zero points (a byte each) and row permutation.
     pub fn size_bytes(&self) -> usize {
-        let PlainParts { words, scales, zero_points, row_permutation, .. } = &self.parts;
+        let PlainParts { words, metadata, scales, zero_points, row_permutation, .. } = &self.parts;
         size_of_val(words.as_slice())
+            + metadata.as_ref().map_or(0, |metadata| size_of_val(metadata.as_slice()))
             + scales.as_bytes().len()
             + zero_points.as_ref().map_or(0, Vec::len)
             + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
@@ -309,6 +343,7 @@ impl fmt::Debug for PlainWeight {
             .field("k", &self.parts.k)
             .field("n", &self.parts.n)
             .field("spec", &format_args!("{}", self.parts.spec))
+            .field("sparsity", &format_args!("{}", self.sparsity()))
             .field("row_permutation", &self.parts.row_permutation.is_some())
             .finish_non_exhaustive()
     }

@@ -74,6 +74,7 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
         n,
         spec: *spec,
         words,
+        metadata: None,
         scales: Scales::from_f32(&scales, spec.scale_dtype),
         zero_points: spec.zero_points.then_some(zero_points),
         row_permutation: None,

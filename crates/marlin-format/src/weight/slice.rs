@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{GroupSize, PlainParts, PlainWeight, Scales};
 use crate::FormatError;
-use crate::layout::PlainLayout;
+use crate::layout::{MetadataLayout, PlainLayout};
 
 impl PlainWeight {
     /// The weight of the output features in `columns`: [K, columns].
@@ -14,12 +14,16 @@ impl PlainWeight {
     pub fn slice_n(&self, columns: Range<usize>) -> Result<Self, FormatError> {
         check_range("N", &columns, self.n())?;
         let (k, n, spec) = (self.k(), columns.len(), self.spec());
-        let (from, to) = (self.layout(), PlainLayout::new(k, n, spec.bits));
-        let mut words = to.padding();
         // A word holds rows of one column, so words move whole.
-        for (row, line) in words.chunks_exact_mut(to.columns()).enumerate() {
-            line[..n].copy_from_slice(&self.words()[row * from.columns() + columns.start..][..n]);
-        }
+        let of_columns = |from: &[u32], padding: u32| {
+            let mut to = vec![padding; from.len() / self.layout().columns() * n.next_multiple_of(8)];
+            for (to, from) in to.chunks_exact_mut(n.next_multiple_of(8)).zip(from.chunks_exact(self.layout().columns())) {
+                to[..n].copy_from_slice(&from[columns.clone()]);
+            }
+            to
+        };
+        let words = of_columns(self.words(), spec.bits.padding_word());
+        let metadata = self.metadata().map(|metadata| of_columns(metadata, MetadataLayout::PADDING_WORD));
         let groups = spec.group.count(k);
         let of_group = |group: usize| group * self.n() + columns.start..group * self.n() + columns.end;
         Self::new(PlainParts {
@@ -27,6 +31,7 @@ impl PlainWeight {
             n,
             spec,
             words,
+            metadata,
             scales: self.scales().ranges((0..groups).map(of_group)),
             zero_points: self.zero_points().map(|zeros| (0..groups).flat_map(|group| &zeros[of_group(group)]).copied().collect()),
             row_permutation: self.row_permutation().map(<[u32]>::to_vec),
@@ -37,7 +42,8 @@ impl PlainWeight {
     ///
     /// # Errors
     /// [`FormatError::SliceRange`] for an empty range, or one that leaves K; [`FormatError::SliceGroup`] for one that does not start with a
-    /// group; [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would have some rows.
+    /// group; [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would have some rows; [`FormatError::SparseRows`]
+    /// for a range of a 2:4 weight that starts or ends among four rows of which two are kept.
     pub fn slice_k(&self, rows: Range<usize>) -> Result<Self, FormatError> {
         check_range("K", &rows, self.k())?;
         if self.row_permutation().is_some() {
@@ -50,20 +56,38 @@ impl PlainWeight {
         if spec.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
             return Err(FormatError::SliceGroup { start: rows.start, group: spec.group });
         }
-        let (layout, per_word) = (PlainLayout::new(k, n, spec.bits), spec.bits.per_word());
-        let words = if rows.start.is_multiple_of(per_word) {
-            let mut words = self.words()[rows.start / per_word * layout.columns()..][..layout.words()].to_vec();
+        if self.metadata().is_some()
+            && let Some(&k) = [rows.start, k].iter().find(|k| !k.is_multiple_of(4))
+        {
+            return Err(FormatError::SparseRows { k });
+        }
+        let sparsity = self.sparsity();
+        let (layout, per_word) = (PlainLayout::new(sparsity.stored_rows(k), n, spec.bits), spec.bits.per_word());
+        let start = sparsity.stored_rows(rows.start);
+        let words = if start.is_multiple_of(per_word) {
+            let mut words = self.words()[start / per_word * layout.columns()..][..layout.words()].to_vec();
             layout.pad(&mut words);
             words
         } else {
-            layout.pack_with(|row, column| self.q(rows.start + row, column))
+            layout.pack_with(|row, column| self.q(start + row, column))
         };
+        let metadata = self.metadata().map(|metadata| {
+            let (from, to) = (MetadataLayout::new(self.k(), n), MetadataLayout::new(k, n));
+            let mut part = vec![MetadataLayout::PADDING_WORD; to.words()];
+            for four in 0..k / 4 {
+                (0..n).for_each(|column| {
+                    to.index(four, column).write(&mut part, from.index(rows.start / 4 + four, column).read(metadata));
+                });
+            }
+            part
+        });
         let per_group = first * n..(first + spec.group.count(k)) * n;
         Self::new(PlainParts {
             k,
             n,
             spec,
             words,
+            metadata,
             scales: self.scales().ranges([per_group.clone()]),
             zero_points: self.zero_points().map(|zeros| zeros[per_group].to_vec()),
             row_permutation: None,

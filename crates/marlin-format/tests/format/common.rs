@@ -114,6 +114,7 @@ pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_o
         n,
         spec,
         words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| q[row * n + column]),
+        metadata: None,
         scales: Scales::from_f32(&scales, spec.scale_dtype),
         zero_points: spec.zero_points.then(|| (0..groups).map(|_| rng.random_range(0..=max)).collect()),
         row_permutation: act_order.then_some(permutation),
@@ -122,6 +123,25 @@ pub fn random_parts(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_o
 
 pub fn random_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec, act_order: bool) -> PlainWeight {
     PlainWeight::new(random_parts(rng, k, n, spec, act_order)).unwrap()
+}
+
+/// A dense weight of which two of every four rows are zero, at random; sometimes more.
+pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
+    let weight = random_weight(rng, k, n, spec, false);
+    let layout = weight.layout();
+    let mut parts = weight.into_parts();
+    for row in (0..k).step_by(4) {
+        for column in 0..n {
+            let group = row / spec.group.rows(k);
+            let zero = parts.zero_points.as_ref().map_or(spec.bits.midpoint(), |zeros| zeros[group * n + column]);
+            let first = rng.random_range(0..4);
+            let second = (first + rng.random_range(1..4)) % 4;
+            for pruned in [first, second].into_iter().chain(rng.random_bool(0.1).then(|| rng.random_range(0..4))) {
+                layout.index(row + pruned, column).write(&mut parts.words, zero);
+            }
+        }
+    }
+    PlainWeight::new(parts).unwrap()
 }
 
 /// Written as `tensors_of` says and read again, a weight is the same; of an act-order one the order of rows inside a group may change, once.

@@ -1,10 +1,10 @@
 //! The Marlin layouts checked only against the PTX ISA: the values that each lane must hold for its `mma.m16n8k16` calls, from the ISA's tables, and
 //! those that it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
 
-use marlin_format::layout::{MarlinLayout, ScaleLayout, ZeroLayout};
+use marlin_format::layout::{MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout};
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype};
 
-use crate::common::{numbered_scales, random_weight, rng};
+use crate::common::{numbered_scales, random_weight, rng, sparse_weight};
 
 /// Row and column of element `b<i>` of a lane's B fragment (16 x 8, `.f16`): PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
 /// point type", multiplicand B.
@@ -161,6 +161,53 @@ fn a_lane_loads_the_zero_points_of_its_a_fragments() {
                             expected,
                             "lane {lane}, sub-tile {sub_tile}, row {row}"
                         );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The nibble of metadata that `mma.sp.m16n8k32` (.f16, .bf16) reads for row `row` of the 16 x 32 matrix A and its columns `4 four..4 four + 4`: PTX ISA,
+/// "Matrix Fragments for sparse mma.m16n8k32 with .f16 and .bf16 types". Of every four lanes, selector 0 takes the registers of the first two, 1 those
+/// of the last two: the first has columns 0 to 15, the second 16 to 31, each of row groupID in its lower half and of row groupID + 8 in its upper.
+fn metadata_nibble(registers: &[u32; 32], selector: usize, row: usize, four: usize) -> u8 {
+    let lane = 4 * (row % 8) + 2 * selector + four / 4;
+    (registers[lane] >> (16 * (row / 8) + 4 * (four % 4)) & 15) as u8
+}
+
+/// Of every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight: the kept values in the lanes' fragments A, put where the metadata say, are the weight.
+#[test]
+fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
+    for (k, n) in [(128, 64), (256, 192), (100, 65), (4, 1), (384, 128)] {
+        let weight = sparse_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::Channel));
+        let sparse = weight.to_two_four().unwrap();
+        let layout = SparseLayout::new(k, n);
+        let words = layout.values().pack(&sparse).unwrap();
+        let metadata = layout.pack_metadata(sparse.metadata().unwrap()).unwrap();
+        let columns = layout.values().n_padded() / 64;
+        assert_eq!((words.len(), metadata.len()), (layout.values().k_padded() / 16 * columns * 128, layout.metadata_words()));
+        for (tile, words) in words.chunks(128).enumerate() {
+            let (tile_row, tile_column) = (tile / columns, tile % columns);
+            // 32 rows of K: half of a tile of metadata.
+            let metadata = &metadata[(tile_row / 2 * columns + tile_column) * 128..][..128];
+            for sub_tile in 0..4 {
+                let registers: [u32; 32] = std::array::from_fn(|lane| metadata[4 * lane + 2 * (tile_row % 2) + sub_tile / 2]);
+                let mut a = [[8u8; 32]; 16];
+                for lane in 0..32 {
+                    for (i, nibble) in [0, 4, 1, 5, 2, 6, 3, 7].into_iter().enumerate() {
+                        let (row, kept) = a_element(lane, i);
+                        let places = metadata_nibble(&registers, sub_tile % 2, row, kept / 2);
+                        assert!(MetadataLayout::is_valid(places), "tile {tile}, sub-tile {sub_tile}, row {row}: {places}");
+                        let place = if kept % 2 == 0 { places & 3 } else { places >> 2 };
+                        a[row][kept / 2 * 4 + usize::from(place)] = (words[4 * lane + sub_tile] >> (4 * nibble) & 15) as u8;
+                    }
+                }
+                for (row, values) in a.iter().enumerate() {
+                    for (column, &value) in values.iter().enumerate() {
+                        let (k_row, n_column) = (32 * tile_row + column, 64 * tile_column + 16 * sub_tile + row);
+                        let expected = if k_row < k && n_column < n { weight.q(k_row, n_column) } else { 8 };
+                        assert_eq!(value, expected, "K = {k}, N = {n}, row {k_row}, column {n_column}");
                     }
                 }
             }

@@ -21,3 +21,4 @@ mod quantize;
 mod read_layer;
 mod slice;
 mod spec;
+mod two_four;

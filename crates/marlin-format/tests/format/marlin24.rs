@@ -1,32 +1,15 @@
 use std::collections::HashSet;
 
-use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, Marlin24Names, TensorData, layer_tensors, read_layer};
+use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, Marlin24Names, TensorData, layer_tensors, marlin24, read_layer};
 use marlin_format::layout::Marlin24Layout;
-use marlin_format::{Bits, FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{Bits, FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity};
 use proptest::prelude::*;
+use rand::SeedableRng;
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
-use crate::common::{LAYER, cases, checkpoint, message, natural_values, packed, random_weight, rng, tensor, words};
+use crate::common::{LAYER, cases, checkpoint, message, natural_values, packed, random_weight, rng, sparse_weight, tensor, words};
 
 const NAMES: [Marlin24Names; 2] = [Marlin24Names::CompressedTensors, Marlin24Names::Gptq];
-
-/// A weight in which two of every four rows are zero, at random; sometimes more.
-pub fn sparse_weight(rng: &mut StdRng, k: usize, n: usize, spec: QuantSpec) -> PlainWeight {
-    let weight = random_weight(rng, k, n, spec, false);
-    let layout = weight.layout();
-    let mut parts = weight.into_parts();
-    for row in (0..k).step_by(4) {
-        for column in 0..n {
-            let first = rng.random_range(0..4);
-            let second = (first + rng.random_range(1..4)) % 4;
-            for pruned in [first, second].into_iter().chain(rng.random_bool(0.1).then(|| rng.random_range(0..4))) {
-                layout.index(row + pruned, column).write(&mut parts.words, spec.bits.midpoint());
-            }
-        }
-    }
-    PlainWeight::new(parts).unwrap()
-}
 
 /// The published packers, step by step as their Python states them.
 pub fn published(weight: &PlainWeight, names: Marlin24Names) -> Vec<TensorData> {
@@ -118,10 +101,45 @@ proptest! {
         for names in NAMES {
             let (_folder, checkpoint) = checkpoint(&published(&weight, names));
             let format = LayerFormat::Marlin24(spec.with_scale_dtype(ScaleDtype::F16), names);
-            prop_assert_eq!(&read_layer(&checkpoint, LAYER, &format).unwrap(), &weight);
+            let read = read_layer(&checkpoint, LAYER, &format).unwrap();
+            prop_assert_eq!(read.sparsity(), Sparsity::TwoFour);
+            prop_assert_eq!(&*read.to_dense(), &weight);
             prop_assert_eq!(layer_tensors(&checkpoint, LAYER, &format).len(), 3);
         }
     }
+}
+
+proptest! {
+    #![proptest_config(cases(60))]
+
+    /// Metadata that the packers chose and we would not come back as well: a row of zeros is stored where they stored it.
+    #[test]
+    fn a_weight_is_written_as_the_packer_writes_it((k, n, spec) in any_sparse_problem(), seed: u64) {
+        let weight = sparse_weight(&mut StdRng::seed_from_u64(seed), k, n, spec);
+        let names = Marlin24Names::CompressedTensors;
+        let theirs = published(&weight, names);
+        let (_folder, folder) = checkpoint(&theirs);
+        let read = read_layer(&folder, LAYER, &LayerFormat::Marlin24(spec, names)).unwrap();
+        prop_assert_eq!(marlin24::tensors_of(LAYER, &read).unwrap(), theirs);
+        let (_folder, folder) = checkpoint(&marlin24::tensors_of(LAYER, &weight).unwrap());
+        let read = read_layer(&folder, LAYER, &LayerFormat::Marlin24(spec, names)).unwrap();
+        prop_assert_eq!(&*read.to_dense(), &weight);
+    }
+}
+
+#[test]
+fn what_the_published_files_do_not_hold_is_refused() {
+    let rng = &mut rng();
+    let write = |weight: &PlainWeight| marlin24::tensors_of(LAYER, weight).map(|_| ());
+    let spec = QuantSpec::int4(GroupSize::G128);
+    assert_eq!(write(&sparse_weight(rng, 128, 64, spec)), Ok(()));
+    for found in [QuantSpec::int4(GroupSize::G64), spec.with_zero_points()] {
+        assert_eq!(write(&sparse_weight(rng, 128, 64, found)), Err(FormatError::Marlin24Spec { found }));
+    }
+    let error = write(&sparse_weight(rng, 144, 64, spec));
+    assert_eq!(error, Err(FormatError::TileDoesNotDivide { axis: "K", extent: 144, tile: 32 }));
+    let error = write(&random_weight(rng, 128, 64, spec, false)).unwrap_err();
+    assert!(matches!(error, FormatError::NotTwoFour { .. }), "{error}");
 }
 
 /// Two groups: one packer permutes their scales, the other does not.
@@ -133,7 +151,7 @@ fn two_groups_of_each_packer() {
     assert_ne!(ours, theirs);
     for names in NAMES {
         let (_folder, checkpoint) = checkpoint(&published(&weight, names));
-        assert_eq!(read_layer(&checkpoint, LAYER, &LayerFormat::Marlin24(spec, names)).unwrap(), weight);
+        assert_eq!(read_layer(&checkpoint, LAYER, &LayerFormat::Marlin24(spec, names)).unwrap().into_dense(), weight);
     }
 }
 

@@ -31,6 +31,7 @@ fn scales_are_rounded_where_all_of_them_fit() {
         n: 1,
         spec: QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::F32),
         words: [vec![0x8888_8880], vec![0x8888_8888; 7]].concat(),
+        metadata: None,
         scales: Scales::F32(vec![scale]),
         zero_points: None,
         row_permutation: None,
@@ -50,6 +51,7 @@ fn a_small_weight_by_hand() {
         n: 1,
         spec: QuantSpec::int4(GroupSize::Channel),
         words: [vec![0x8888_88f0], vec![0x8888_8888; 7]].concat(),
+        metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.5)]),
         zero_points: None,
         row_permutation: Some(vec![1, 0]),
@@ -58,7 +60,7 @@ fn a_small_weight_by_hand() {
     assert_eq!((weight.q(0, 0), weight.q(1, 0)), (0, 15));
     assert_eq!(weight.dequantize(), [3.5, -4.0]);
     assert_eq!(weight.size_bytes(), 8 * 4 + 2 + 2 * 4);
-    assert_eq!(format!("{weight:?}"), "PlainWeight { k: 2, n: 1, spec: int4 channel f16, row_permutation: true, .. }");
+    assert_eq!(format!("{weight:?}"), "PlainWeight { k: 2, n: 1, spec: int4 channel f16, sparsity: dense, row_permutation: true, .. }");
 }
 
 #[test]
@@ -69,6 +71,7 @@ fn a_small_weight_of_8_bits_by_hand() {
         n: 1,
         spec: QuantSpec::int8(GroupSize::Channel),
         words: [vec![0xff80_7f00], vec![0x8080_8080; 7], vec![0x8080_8081], vec![0x8080_8080; 7]].concat(),
+        metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.5)]),
         zero_points: None,
         row_permutation: None,

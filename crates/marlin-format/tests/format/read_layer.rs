@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngExt};
 
-use crate::common::{LAYER, all_specs, checkpoint, message, random_weight, rng};
+use crate::common::{LAYER, all_specs, checkpoint, message, random_weight, rng, sparse_weight};
 use crate::{awq, gptq, marlin_files, marlin24};
 
 /// The same format of another spec.
@@ -44,7 +44,7 @@ fn samples(rng: &mut StdRng) -> Vec<(LayerFormat, Vec<TensorData>)> {
         }
         let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         for names in [Marlin24Names::CompressedTensors, Marlin24Names::Gptq] {
-            let weight = marlin24::sparse_weight(rng, 288, 64, spec);
+            let weight = sparse_weight(rng, 288, 64, spec);
             samples.push((LayerFormat::Marlin24(spec, names), marlin24::published(&weight, names)));
         }
     }

@@ -14,6 +14,20 @@ pub fn ldmatrix_x4(address: u32) -> U4 {
     read::<U4>(value)
 }
 
+/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators, of f16 or (`bf16`) bf16 fragments: A stores two of every four columns, B has 32 rows
+/// ("Warp-level matrix instructions for sparse mma"). The `metadata` of every four lanes are those of the first two (`selector` 0) or the last two (1).
+#[cube]
+pub fn mma_sp_m16n8k32(a: U4, b: U4, c: F4, metadata: u32, #[comptime] selector: usize, #[comptime] bf16: bool) -> F4 {
+    let d: F4;
+    gpu_asm!(
+        "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{t}.{t}.f32 {d}, {a}, {b}, {c}, {e}, {s};",
+        t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const selector,
+        d = out(_) d, a = in(_) read::<U4>(a), b = in(_) read::<U4>(b), c = in(_) read::<F4>(c), e = in(_) read::<u32>(metadata),
+        options(pure, nomem)
+    );
+    read::<F4>(d)
+}
+
 /// `mma.sync.m16n8k16` with f32 accumulators, of f16 or (`bf16`) bf16 fragments.
 #[cube]
 pub fn mma_m16n8k16(a: U4, b0: u32, b1: u32, c: F4, #[comptime] bf16: bool) -> F4 {

@@ -1,6 +1,6 @@
 //! Loads and stores with explicit caching and ordering.
 
-use super::{F4, U4, read};
+use super::{F4, U2, U4, read};
 use cubecl::prelude::*;
 
 /// `ld.shared.v4`: 16 bytes of shared memory.
@@ -9,6 +9,14 @@ pub fn ld_shared_16(address: u32) -> U4 {
     let value: U4;
     gpu_asm!("ld.shared.v4.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
     read::<U4>(value)
+}
+
+/// `ld.shared.v2`: 8 bytes of shared memory.
+#[cube]
+pub fn ld_shared_8(address: u32) -> U2 {
+    let value: U2;
+    gpu_asm!("ld.shared.v2.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address), options(readonly));
+    read::<U2>(value)
 }
 
 /// `ld.shared`: 4 bytes of shared memory.

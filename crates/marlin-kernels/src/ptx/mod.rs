@@ -23,6 +23,8 @@ pub use warpgroup::*;
 
 use cubecl::prelude::*;
 
+/// Two 32-bit registers.
+pub type U2 = Vector<u32, Const<2>>;
 /// Four 32-bit registers: 16 bytes of a copy, or the fragment A of `mma.m16n8k16`.
 pub type U4 = Vector<u32, Const<4>>;
 /// The accumulator C and D of `mma.m16n8k16` in f32.

@@ -67,6 +67,17 @@ pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] 
     );
 }
 
+/// `wgmma.mma_async.sp.m64nNk32`: as [`wgmma()`] with an A that stores two of every four columns, and 32 rows of B, 64 bytes from the descriptor on. Each warp
+/// has the metadata of its 16 rows, as [`mma_sp_m16n8k32()`](super::mma_sp_m16n8k32()) takes them.
+#[cube]
+pub fn wgmma_sp(a: U4, metadata: u32, #[comptime] selector: usize, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
+    gpu_asm!(
+        "wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, {e}, {f}, wgmma_add, 1, 1, 0;",
+        n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
+        f = const selector, a = in(_) read::<U4>(a), e = in(_) read::<u32>(metadata)
+    );
+}
+
 fn sum_names(first: usize, count: usize) -> String {
     (first..first + count).map(|i| format!("wgmma_sum{i}")).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,6 @@
 use cubecl::prelude::*;
+use marlin_format::Bits;
+use marlin_format::layout::MetadataLayout;
 
 /// Columns of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 const TILE_N: u32 = 64;
@@ -55,6 +57,109 @@ pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, ti
     for t in 0..4u32 {
         let four = tiles[(first + comptime!(4 * t)) as usize] >> shift;
         word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
+    }
+    out[ABSOLUTE_POS] = word;
+}
+
+/// Metadata of the plain layout to those of the tile layout; see [`SparseLayout`](marlin_format::layout::SparseLayout) for the contents of a word.
+///
+/// The eight nibbles of a word are 16 rows of K, half of a plain word, in two columns. Nibbles that name no two rows in order, which only random bits
+/// hold, become those of the first two rows: what sparse tensor cores make of them is not defined.
+#[cube(launch)]
+pub(super) fn metadata(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_columns: u32, tiles_n: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let index = ABSOLUTE_POS as u32;
+    let tile = index / TILE_WORDS;
+    let lane = index % TILE_WORDS / 4;
+    let sub_tile = index % 2 * 2 + lane % 4 / 2;
+    let row = tile / tiles_n * 2 + index % 4 / 2;
+    let column = tile % tiles_n * TILE_N + sub_tile * 16 + lane / 4;
+    let shift = lane % 2 * 16;
+
+    let mut word = 0u32.runtime();
+    #[unroll]
+    for half in 0..2u32 {
+        let column = column + comptime!(8 * half);
+        let mut four = comptime!(MetadataLayout::PADDING_WORD & 0xffff).runtime();
+        if row < plain_rows && column < plain_columns {
+            four = (plain[(row * plain_columns + column) as usize] >> shift) & 0xffffu32;
+        }
+        word |= four << comptime!(16 * half);
+    }
+    // Bit by bit in the lowest bit of each nibble: the first place is below the second.
+    let (a0, a1, b0, b1) = (word, word >> 1u32, word >> 2u32, word >> 3u32);
+    let is_below = (!a1 & b1) | (!(a1 ^ b1) & !a0 & b0);
+    let bad = !is_below & 0x1111_1111u32;
+    out[ABSOLUTE_POS] = (word & !(bad * 15u32)) | (bad * comptime!(u32::from(MetadataLayout::PADDING)));
+}
+
+/// Metadata of the tile layout to those of the plain layout.
+#[cube(launch)]
+pub(super) fn plain_metadata(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let row = ABSOLUTE_POS as u32 / plain_columns;
+    let column = ABSOLUTE_POS as u32 % plain_columns;
+    let tile = row / 2 * tiles_n + column / TILE_N;
+    let sub_tile = column % TILE_N / 16;
+    // The word of the first of two lanes.
+    let first = tile * TILE_WORDS + (column % 8 * 4 + sub_tile % 2 * 2) * 4 + row % 2 * 2 + sub_tile / 2;
+    let shift = column % 16 / 8 * 16;
+    let low = (tiles[first as usize] >> shift) & 0xffffu32;
+    let high = (tiles[(first + 4) as usize] >> shift) & 0xffffu32;
+    out[ABSOLUTE_POS] = low | high << 16u32;
+}
+
+/// The words of all values of a 2:4 weight, from those of its kept values, in the plain layout: the others are the zero point.
+#[cube(launch)]
+pub(super) fn expand(
+    kept: &[u32],
+    metadata: &[u32],
+    zero_points: ComptimeOption<&[u32]>,
+    out: &mut [u32],
+    k: u32,
+    n: u32,
+    columns: u32,
+    group: u32,
+    #[comptime] bits: Bits,
+) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let (per_word, count, max) = comptime!((bits.per_word() as u32, bits.count() as u32, u32::from(bits.max())));
+    let row = ABSOLUTE_POS as u32 / columns;
+    let column = ABSOLUTE_POS as u32 % columns;
+    let first = row * per_word;
+    let mut word = comptime!(bits.padding_word()).runtime();
+    if column < n {
+        let zero = #[comptime]
+        match zero_points {
+            ComptimeOption::Some(words) => {
+                let word = words[(first / group * n.div_ceil(per_word) + column / per_word) as usize];
+                (word >> (column % per_word * count)) & max
+            }
+            ComptimeOption::None => comptime!(u32::from(bits.midpoint())).runtime(),
+        };
+        let kept = kept[(row / 2 * columns + column) as usize] >> (row % 2 * 16);
+        let nibbles = metadata[(first / 32 * columns + column) as usize] >> (first % 32);
+        #[unroll]
+        for four in 0..comptime!(per_word / 4) {
+            // K is a multiple of four.
+            if first + comptime!(4 * four) < k {
+                let mut values = zero * comptime!((u32::MAX >> (32 - 4 * count)) / max);
+                #[unroll]
+                for i in 0..2u32 {
+                    let place = ((nibbles >> comptime!(4 * four + 2 * i)) & 3u32) * count;
+                    let value = (kept >> comptime!((2 * four + i) * count)) & max;
+                    values = (values & !(max << place)) | (value << place);
+                }
+                let (mask, shift) = comptime!((u32::MAX >> (32 - 4 * count), 4 * four * count));
+                word = (word & comptime!(!(mask << shift))) | (values << shift);
+            }
+        }
     }
     out[ABSOLUTE_POS] = word;
 }

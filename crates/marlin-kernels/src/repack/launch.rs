@@ -5,7 +5,7 @@ use crate::tile::row_length;
 use crate::{KernelError, QuantProblem, WeightBuffers};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::{Bits, TensorDescriptor, WeightLayout, WeightTensor};
+use marlin_format::{Bits, Sparsity, TensorDescriptor, WeightLayout, WeightTensor};
 
 /// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in both and is not repacked.
 ///
@@ -41,6 +41,13 @@ pub fn tensor(
         (WeightTensor::Words, WeightLayout::Plain) => {
             kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
         }
+        (WeightTensor::Metadata, WeightLayout::Tile) => {
+            let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
+            kernel::metadata::launch(client, count, dim, source, out, rows, columns, tiles_n);
+        }
+        (WeightTensor::Metadata, WeightLayout::Plain) => {
+            kernel::plain_metadata::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
+        }
         (WeightTensor::Scales, _) => {
             kernel::scales::launch(
                 client,
@@ -63,8 +70,57 @@ pub fn tensor(
     Ok(())
 }
 
+/// Fills a 2:4 weight's words with all of its values, in the plain layout: from its kept values, metadata and zero points in that layout.
+///
+/// # Errors
+/// A buffer of the wrong length, a weight past what 32-bit indices reach, or one that is dense.
+pub fn expand(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
+    let sparse = problem.in_layout(WeightLayout::Plain);
+    sparse.expect_addressable()?;
+    sparse.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
+    expect_length(problem, "output", sparse.with_sparsity(Sparsity::Dense).weight.tensors().words.elements(), out.len())?;
+    let WeightBuffers { words, metadata: Some(metadata), zero_points, .. } = weight else {
+        return expect_presence(problem, WeightTensor::Metadata.name(), true, false);
+    };
+    let (count, dim) = elementwise(client, out.len());
+    let (k, n, spec) = (problem.k(), problem.n(), problem.spec());
+    let [k, n, columns, group] = [k, n, sparse.weight.plain_layout().columns(), spec.group.rows(k)].map(|length| length as u32);
+    kernel::expand::launch(client, count, dim, words, metadata, zero_points.into(), out, k, n, columns, group, spec.bits);
+    Ok(())
+}
+
+/// A weight in the plain layout with all of its values, in new buffers where it is another one, and the problem with it: what the portable kernels read.
+pub(crate) fn to_portable(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: WeightBuffers,
+) -> Result<(QuantProblem, WeightBuffers), KernelError> {
+    let weight = to_plain(client, problem, weight)?;
+    let problem = problem.in_layout(WeightLayout::Plain);
+    if problem.weight.format.sparsity == Sparsity::Dense {
+        return Ok((problem, weight));
+    }
+    let dense = problem.with_sparsity(Sparsity::Dense);
+    let words = dense.weight.tensors().words.elements();
+    let handle = client.empty(words * size_of::<u32>());
+    // SAFETY: the buffer was made for these words.
+    let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), words) };
+    let kept = weight.as_ref().try_map(|role, buffer| second(&problem, role, buffer))?;
+    expand(client, &problem, kept, out())?;
+    Ok((dense, WeightBuffers { words: out(), metadata: None, ..weight }))
+}
+
+/// The same buffer for another launch.
+fn second(problem: &QuantProblem, role: WeightTensor, buffer: &BufferArg) -> Result<BufferArg, KernelError> {
+    match buffer {
+        // SAFETY: the length is that of the same buffer.
+        BufferArg::Handle { handle } => Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) }),
+        BufferArg::Alias { .. } => Err(KernelError::Alias { operand: role.name(), problem: problem.to_string() }),
+    }
+}
+
 /// Returns a weight in the plain layout, in new buffers if it is in another one.
-pub(crate) fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> Result<WeightBuffers, KernelError> {
+fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> Result<WeightBuffers, KernelError> {
     if problem.weight.layout == WeightLayout::Plain {
         return Ok(weight);
     }

@@ -1,12 +1,14 @@
 //! The available tiles, and their configurations.
 
 use super::config::{Config, Product, Tile};
-use marlin_format::GroupSize;
+use marlin_format::{GroupSize, Sparsity};
 
 /// The tiles that a plan chooses from, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const TILES: [(Tile, u32); 18] = [
+///
+/// The nanoseconds of 2:4 tiles are not measured: they are those of dense tiles, times the bytes of a chunk (1.4 where memory bounds it).
+const TILES: [(Tile, u32); 29] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -25,6 +27,17 @@ const TILES: [(Tile, u32); 18] = [
     (wgmma(4, 4, 2), 92),
     (wgmma(8, 4, 1), 120),
     (wgmma(8, 4, 2), 144),
+    (sparse(1, 1, 8), 108),
+    (sparse(1, 3, 4), 100),
+    (sparse(2, 1, 8), 125),
+    (sparse(2, 2, 4), 122),
+    (sparse(4, 2, 4), 160),
+    (sparse(4, 4, 2), 160),
+    (sparse(8, 4, 1), 230),
+    (sparse_wgmma(4, 4, 1), 110),
+    (sparse_wgmma(4, 4, 2), 105),
+    (sparse_wgmma(8, 4, 1), 150),
+    (sparse_wgmma(8, 4, 2), 150),
 ];
 
 /// A tile without its stages.
@@ -35,6 +48,16 @@ const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
 /// A tile of warpgroups without its stages.
 const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile { product: Product::Wgmma, ..tile(batch_tiles, warps_n, warps_k) }
+}
+
+/// A tile of a 2:4 weight without its stages.
+const fn sparse(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { product: Product::SparseMmaSync, ..tile(batch_tiles, warps_n, warps_k) }
+}
+
+/// A tile of warpgroups and a 2:4 weight without its stages.
+const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
+    Tile { product: Product::SparseWgmma, ..tile(batch_tiles, warps_n, warps_k) }
 }
 
 /// Most stages of a tile: more in flight gains nothing on an H200.
@@ -55,15 +78,22 @@ fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
 
 /// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
 pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
-    let format = Format { group: GroupSize::Channel, zero_points: false, bf16: false };
-    tiles(capability).map(move |tile| format.config(tile))
+    tiles(capability)
+        .map(move |tile| Format { group: GroupSize::Channel, zero_points: false, bf16: false, sparsity: tile.sparsity() }.config(tile))
 }
 
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
 /// of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let formats = GroupSize::ALL.into_iter().flat_map(|group| {
-        [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format { group, zero_points, bf16 })
+    let formats = [Sparsity::Dense, Sparsity::TwoFour].into_iter().flat_map(|sparsity| {
+        GroupSize::ALL.into_iter().flat_map(move |group| {
+            [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format {
+                group,
+                zero_points,
+                bf16,
+                sparsity,
+            })
+        })
     });
     formats.flat_map(|format| format.configs(capability, shared_limit)).collect()
 }
@@ -74,19 +104,21 @@ pub(crate) struct Format {
     pub group: GroupSize,
     pub zero_points: bool,
     pub bf16: bool,
+    pub sparsity: Sparsity,
 }
 
 impl Format {
     /// Every tile that fits, with its stages.
     pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
         tiles(capability)
+            .filter(move |tile| tile.sparsity() == self.sparsity)
             .filter_map(move |tile| with_stages(self.config(tile), shared_limit))
             .filter(move |config| !spills(config, capability))
     }
 
     /// The configuration with a tile.
     pub fn config(self, tile: Tile) -> Config {
-        let Self { group, zero_points, bf16 } = self;
+        let Self { group, zero_points, bf16, .. } = self;
         Config { tile, group, zero_points, bf16 }
     }
 }
@@ -104,6 +136,14 @@ fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
+    if config.tile.is_sparse() {
+        return zero_points
+            && match capability {
+                80 => matches!(tile, (2, 1, 8) | (2, 2, 4)) && group == GroupSize::G64,
+                86 | 89 => tile == (8, 4, 1) && group == GroupSize::G32,
+                _ => false,
+            };
+    }
     if product == Product::Wgmma {
         return match tile {
             (2, 4, 3) => zero_points && matches!(group, GroupSize::G64 | GroupSize::G128),

@@ -1,26 +1,31 @@
 use crate::ActivationDtype;
-use marlin_format::GroupSize;
+use marlin_format::{GroupSize, Sparsity};
 use std::fmt;
 
-/// Rows of K in a chunk: the part of the weight that one warp reads in one stage, by 64 columns.
+/// Stored rows of K in a chunk: the part of the weight that one warp reads in one stage, by 64 columns. A 2:4 weight stores 64 of 128 rows.
 pub(crate) const CHUNK_K: usize = 64;
 /// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(crate) const CHUNK_N: usize = 64;
-/// Rows of tiles in a chunk: of [`MarlinLayout`](marlin_format::layout::MarlinLayout), 16 rows of K each.
+/// Rows of tiles in a chunk: of [`MarlinLayout`](marlin_format::layout::MarlinLayout), 16 stored rows of K each.
 pub(crate) const TILE_ROWS: usize = CHUNK_K / 16;
 /// Bytes of a chunk in one of them, which follow each other in memory.
 pub(crate) const TILE_ROW_BYTES: usize = 16 * CHUNK_N / 2;
 /// Bytes of a stage's two barriers, `full` and `empty`.
 pub(crate) const BARRIER_BYTES: usize = 16;
-/// Bytes of a row of activations in a chunk.
-pub(crate) const ACTIVATION_ROW_BYTES: usize = CHUNK_K * 2;
+/// Rows of tiles of metadata in a chunk of a 2:4 weight: of [`SparseLayout`](marlin_format::layout::SparseLayout), 64 rows of K each, as large as
+/// those of the values.
+pub(crate) const METADATA_ROWS: usize = 2;
+/// Values of a row of activations that lie together in shared memory where `wgmma` reads them.
+pub(crate) const ATOM_K: usize = 64;
+/// Bytes of those.
+pub(crate) const ATOM_ROW_BYTES: usize = ATOM_K * 2;
 /// Floats between rows of the reduction buffer past its columns: puts the four rows that a store touches in different banks.
 pub(crate) const REDUCE_PADDING: usize = 4;
 
 /// The division of a block's work, known when the kernel is compiled.
 ///
-/// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` rows of K. Warps
-/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 rows of K `w / warps_n` of each step.
+/// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` stored rows of K. Warps
+/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 stored rows of K `w / warps_n` of each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
     /// The number of n8 tiles, of 8 rows of activations each: 1, or an even number.
@@ -42,11 +47,26 @@ pub enum Product {
     MmaSync,
     /// `wgmma`: the four warps of a warpgroup, side by side along N, with the same rows of K. Only compute capability 9.0 has it.
     Wgmma,
+    /// `mma.sp.sync`: as `mma.sync`, of a 2:4 weight.
+    SparseMmaSync,
+    /// `wgmma.sp`: as `wgmma`, of a 2:4 weight.
+    SparseWgmma,
+}
+
+impl fmt::Display for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::MmaSync => "mma.sync",
+            Self::Wgmma => "wgmma",
+            Self::SparseMmaSync => "mma.sp",
+            Self::SparseWgmma => "wgmma.sp",
+        })
+    }
 }
 
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let product = if self.is_wgmma() { ", wgmma" } else { "" };
+        let product = if self.product == Product::MmaSync { String::new() } else { format!(", {}", self.product) };
         write!(f, "{} x {} x {}, {} stages{product}", self.rows(), self.columns(), self.depth(), self.stages)
     }
 }
@@ -62,9 +82,19 @@ impl Tile {
         CHUNK_N * self.warps_n
     }
 
+    /// Rows of K in a chunk: those that are stored, or twice as many.
+    pub const fn chunk_rows(&self) -> usize {
+        if self.is_sparse() { 2 * CHUNK_K } else { CHUNK_K }
+    }
+
     /// Rows of K in a step.
     pub const fn depth(&self) -> usize {
-        CHUNK_K * self.warps_k
+        self.chunk_rows() * self.warps_k
+    }
+
+    /// Rows of tiles of metadata in a chunk.
+    pub(crate) const fn metadata_rows(&self) -> usize {
+        if self.is_sparse() { METADATA_ROWS } else { 0 }
     }
 
     /// Warps of a block that multiply.
@@ -73,8 +103,18 @@ impl Tile {
     }
 
     /// Returns true if warpgroups multiply (`wgmma`).
-    pub fn is_wgmma(&self) -> bool {
-        self.product == Product::Wgmma
+    pub const fn is_wgmma(&self) -> bool {
+        matches!(self.product, Product::Wgmma | Product::SparseWgmma)
+    }
+
+    /// Returns true if the weight is 2:4.
+    pub const fn is_sparse(&self) -> bool {
+        matches!(self.product, Product::SparseMmaSync | Product::SparseWgmma)
+    }
+
+    /// The pattern of the weights that it takes.
+    pub const fn sparsity(&self) -> Sparsity {
+        if self.is_sparse() { Sparsity::TwoFour } else { Sparsity::Dense }
     }
 
     /// Stages that no copy may fill: the one that is being multiplied, and with asynchronous products the one before it.
@@ -101,8 +141,8 @@ pub struct Config {
     pub bf16: bool,
 }
 
-/// Bytes of shared memory, in order: the stages, each with weights, scales, zero points and activations, then the reduction buffer and the
-/// barriers of the stages.
+/// Bytes of shared memory, in order: the stages, each with weights, metadata, scales, zero points and activations, then the reduction buffer and
+/// the barriers of the stages.
 impl Config {
     /// Returns true if a dedicated warp copies, and all others multiply.
     ///
@@ -124,8 +164,9 @@ impl Config {
 
     /// Groups that a chunk lies in.
     pub const fn groups_in_chunk(&self) -> usize {
-        match self.group {
-            GroupSize::G32 => 2,
+        match (self.group, self.tile.chunk_rows()) {
+            (GroupSize::G32, rows) => rows / 32,
+            (GroupSize::G64, rows) => rows / 64,
             _ => 1,
         }
     }
@@ -139,8 +180,10 @@ impl Config {
     /// scale the weights, for many it is more registers than there are, and with two groups in a chunk it takes twice as many.
     pub fn scales_sums(&self) -> bool {
         let most = match (self.groups_in_chunk(), self.tile.product) {
-            (1, Product::MmaSync) => 4,
+            (1, Product::MmaSync | Product::SparseMmaSync) => 4,
             (1, Product::Wgmma) => 2,
+            // Its sums cannot be read between products.
+            (_, Product::SparseWgmma) => 0,
             _ => 1,
         };
         self.grouped() && self.tile.batch_tiles <= most
@@ -148,9 +191,10 @@ impl Config {
 
     /// Returns true if weights are multiplied as they are stored, and a group's sums take the zero points: one instruction for a pair of weights in
     /// place of two, for a product more with all activations. On an H200 that takes 8 to 18 % off large weights with 16 rows of activations, and
-    /// adds 4 to 28 % with 32. The sums of a whole channel would lose too much to what the zero points take from them.
+    /// adds 4 to 28 % with 32. The sums of a whole channel would lose too much to what the zero points take from them. Of a 2:4 weight each column has
+    /// activations of its own to sum, which would be as many products again.
     pub fn multiplies_stored(&self) -> bool {
-        self.scales_sums() && self.tile.batch_tiles <= 2
+        self.scales_sums() && self.tile.batch_tiles <= 2 && !self.tile.is_sparse()
     }
 
     /// Returns true if a warp takes two steps at a time, two chunks of the same group: its sums are scaled half as often.
@@ -164,9 +208,14 @@ impl Config {
         if self.pairs_steps() { 2 * chunks.div_ceil(2 * in_step) } else { chunks.div_ceil(in_step) }
     }
 
+    /// The offset of the metadata in a stage.
+    pub(crate) const fn metadata_offset(&self) -> usize {
+        self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
+    }
+
     /// The offset of the scales in a stage.
     pub(crate) const fn scales_offset(&self) -> usize {
-        self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
+        self.metadata_offset() + self.tile.warps() * self.tile.metadata_rows() * TILE_ROW_BYTES
     }
 
     /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
@@ -184,9 +233,9 @@ impl Config {
         if self.zero_points { self.groups_in_chunk() * CHUNK_N / 2 } else { 0 }
     }
 
-    /// Bytes of a chunk with its scales and zero points.
+    /// Bytes of a chunk with its metadata, scales and zero points.
     pub(crate) fn chunk_bytes(&self) -> usize {
-        TILE_ROWS * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
+        (TILE_ROWS + self.tile.metadata_rows()) * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
     }
 
     /// The offset of the activations in a stage.
@@ -195,9 +244,9 @@ impl Config {
     }
 
     /// The alignment of the addresses of activations, and of stages with them: a run of eight values for `ldmatrix`, eight rows of
-    /// a chunk for the swizzle of `wgmma`.
+    /// an atom for the swizzle of `wgmma`.
     pub(crate) fn alignment(&self) -> usize {
-        if self.tile.is_wgmma() { ACTIVATION_ROW_BYTES * 8 } else { 16 }
+        if self.tile.is_wgmma() { ATOM_ROW_BYTES * 8 } else { 16 }
     }
 
     /// Bytes of a stage.

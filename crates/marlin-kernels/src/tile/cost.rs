@@ -37,7 +37,8 @@ pub(crate) fn format(problem: &QuantProblem) -> Format {
     let (spec, weight) = (problem.spec(), problem.weight.in_layout(WeightLayout::Tile));
     // With one group, K has no group boundaries: its scales are applied at the end.
     let group = if weight.groups() > 1 { spec.group } else { GroupSize::Channel };
-    Format { group, zero_points: spec.zero_points, bf16: problem.activations == ActivationDtype::BF16 }
+    let sparsity = weight.format.sparsity;
+    Format { group, zero_points: spec.zero_points, bf16: problem.activations == ActivationDtype::BF16, sparsity }
 }
 
 /// A problem in a tile's units.

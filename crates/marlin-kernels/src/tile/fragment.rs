@@ -1,6 +1,6 @@
 //! From packed words to fragments, in registers.
 
-use super::config::{CHUNK_K, Config};
+use super::config::Config;
 use super::lengths::NibbleMasks;
 use crate::ptx::{
     F4, U4, and_here, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_4, ld_shared_16, mul_f16x2, opaque, prmt_duplicate_half,
@@ -185,13 +185,14 @@ fn scaled(pair: u32, scale: u32, #[comptime] config: Config) -> u32 {
     }
 }
 
-/// The group of a chunk's part `i`: a chunk has one group or, where groups have 32 rows, two.
+/// The group of a chunk's part `i`: a chunk has one group or, where groups have fewer rows, several.
 #[cube]
 pub(crate) fn group_of(chunk: u32, i: u32, #[comptime] config: Config) -> u32 {
-    match comptime!(config.group) {
-        GroupSize::Channel => 0u32.runtime(),
-        GroupSize::G32 => chunk * comptime!(CHUNK_K as u32 / 32) + i,
-        GroupSize::G64 => chunk,
-        GroupSize::G128 => chunk / 2,
+    if comptime!(config.group == GroupSize::Channel) {
+        0u32.runtime()
+    } else if comptime!(config.groups_in_chunk() > 1) {
+        chunk * comptime!(config.groups_in_chunk() as u32) + i
+    } else {
+        chunk / comptime!((config.group.rows(0) / config.tile.chunk_rows()) as u32)
     }
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::{DType, Device, Distribution, StreamId, Tensor};
-use burn_marlin::{ActivationDtype, QuantLinear, QuantSpec, QuantizedWeight};
+use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
+use marlin_format::WeightFormat;
 use marlin_kernels::Prologue;
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
@@ -256,7 +257,7 @@ pub(crate) struct RandomWeights<'a> {
     pub(crate) device: &'a Device,
     pub(crate) dtype: DType,
     /// The format of the projections of the layers; float without one.
-    pub(crate) spec: Option<QuantSpec>,
+    pub(crate) format: Option<WeightFormat>,
 }
 
 impl RandomWeights<'_> {
@@ -279,15 +280,15 @@ impl WeightSource for RandomWeights<'_> {
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Self::Error> {
         let [k, n] = layer.dims;
         let bias = layer.bias.then(|| Tensor::zeros([n], (self.device, self.dtype)));
-        match self.spec.filter(|_| layer.name != "lm_head") {
+        match self.format.filter(|_| layer.name != "lm_head") {
             // Transposed as those of checkpoints are.
             None => Ok(Projection::Dense(Linear {
                 weight: Param::from_tensor(self.normal([n, k]).transpose()),
                 bias: bias.map(Param::from_tensor),
             })),
-            Some(spec) => {
-                let activations = ActivationDtype::from(spec.scale_dtype);
-                Ok(Projection::Quant(QuantLinear::new(QuantizedWeight::random(k, n, spec, activations, self.device)?, bias)?))
+            Some(format) => {
+                let activations = ActivationDtype::from(format.spec.scale_dtype);
+                Ok(Projection::Quant(QuantLinear::new(QuantizedWeight::random(k, n, format, activations, self.device)?, bias)?))
             }
         }
     }

@@ -18,6 +18,7 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::{Device, FloatDType, Int, StreamId, Tensor};
 use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
 use marlin_decode as decode;
+use marlin_format::WeightFormat;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
 pub use attention::Attention;
@@ -87,13 +88,13 @@ impl LlamaModel {
         config: &LlamaConfig,
         max_len: usize,
         dtype: FloatDType,
-        spec: Option<QuantSpec>,
+        format: Option<WeightFormat>,
         device: &Device,
     ) -> Result<Self, burn_marlin::Error> {
         if let Err(error) = config.validate() {
             panic!("not the configuration of a model: {error}");
         }
-        Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), spec })
+        Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), format })
     }
 
     /// Rounds a float head to the nearest values of a 4-bit or 8-bit format, on the host. A head that is tied to the embedding gets a weight of its

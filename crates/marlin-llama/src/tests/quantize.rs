@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType};
 use marlin_format::checkpoint::{
     Checkpoint, CheckpointError, Dtype, GptqVersion, LayerFormat, Quantization, compressed_tensors, read_layer,
 };
-use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use serde_json::json;
 
 use super::folder::logits;
@@ -26,7 +26,7 @@ fn quantize(source: &Path, target: &Path, spec: QuantSpec, exclude: &[&str]) -> 
 }
 
 fn quantize_as(format: FileFormat, source: &Path, target: &Path, spec: QuantSpec, exclude: &[&str]) -> Result<QuantizeReport, LlamaError> {
-    let options = QuantizeOptions { format, exclude: exclude.iter().map(ToString::to_string).collect() };
+    let options = QuantizeOptions { format, exclude: exclude.iter().map(ToString::to_string).collect(), ..QuantizeOptions::default() };
     quantize_folder(source, target, &spec, &options, |_| {})
 }
 
@@ -226,6 +226,49 @@ fn the_last_group_may_be_incomplete() {
     assert_eq!(logits(&open(&target).model, &tokens), expected);
     let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
     assert!(relative_error(&expected, &float) < 0.6);
+}
+
+/// Pruned, a folder computes the same in every form, and the form that stores two of every four weights is the smallest.
+#[test]
+fn a_pruned_folder_is_the_same_in_every_form() {
+    let mut rng = rng();
+    let config =
+        config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 64 }));
+    let spec = QuantSpec::int4(GroupSize::G128);
+    let (_parent, source) = temporary();
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
+    let tokens = random_tokens(8, config.vocab_size, &mut rng);
+    let pruned = |format| {
+        let (parent, target) = temporary();
+        let options = QuantizeOptions { format, sparsity: Sparsity::TwoFour, exclude: vec!["re:.*k_proj".into(), "re:.*v_proj".into()] };
+        let report = quantize_folder(&source, &target, &spec, &options, |_| {}).unwrap();
+        assert!(report.quantized.iter().all(|layer| layer.sparsity == Sparsity::TwoFour));
+        (parent, target, report)
+    };
+    let (_a, sparse, of_sparse) = pruned(FileFormat::Marlin24);
+    let expected = logits(&open(&sparse).model, &tokens);
+    for format in [FileFormat::CompressedTensors, FileFormat::Gptq] {
+        let (_b, dense, of_dense) = pruned(format);
+        assert_eq!(logits(&open(&dense).model, &tokens), expected, "{format:?}");
+        for (sparse, dense) in of_sparse.quantized.iter().zip(&of_dense.quantized) {
+            assert!(sparse.bits_per_weight == dense.bits_per_weight - 1.0, "{sparse:?}, {dense:?}");
+        }
+        // What is 2:4 is found in every form.
+        let (checkpoint, quantization) = (Checkpoint::open(&dense).unwrap(), Quantization::read(&dense).unwrap().unwrap());
+        let layer = "model.layers.1.mlp.up_proj";
+        let weight = read_layer(&checkpoint, layer, &quantization.layer(layer).unwrap()).unwrap();
+        assert_eq!(weight.sparsity(), Sparsity::TwoFour);
+    }
+    let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
+    let error = relative_error(&expected, &float);
+    assert!((0.01..0.9).contains(&error), "{error}");
+
+    // Not pruned, the form has no place for the layers.
+    let (_c, target) = temporary();
+    let options = QuantizeOptions { format: FileFormat::Marlin24, ..QuantizeOptions::default() };
+    let error = quantize_folder(&source, &target, &spec, &options, |_| {}).expect_err("dense weights");
+    assert!(matches!(&error, LlamaError::Quantize { source: FormatError::NotTwoFour { .. }, .. }), "{error}");
+    assert!(!target.exists());
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn a_published_bert_computes_what_transformers_computes() {
     assert!(report.unused.is_empty(), "{report}");
     for layer in &report.layers {
         match &layer.outcome {
-            Outcome::Quantized { spec, .. } => assert_eq!(spec.to_string(), "int4 g32 f16", "{}", layer.path),
+            Outcome::Quantized { format, .. } => assert_eq!(format.to_string(), "int4 g32 f16", "{}", layer.path),
             Outcome::Left(reason) => {
                 let linear = layer.path == "classifier.weight";
                 assert_eq!(*reason, if linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear }, "{}", layer.path);

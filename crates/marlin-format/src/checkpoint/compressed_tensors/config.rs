@@ -7,7 +7,8 @@ use crate::checkpoint::ConfigError;
 use crate::{GroupSize, QuantSpec};
 
 const METHOD: &str = "compressed-tensors";
-const FORMAT: &str = "pack-quantized";
+const PACK_QUANTIZED: &str = "pack-quantized";
+const MARLIN_24: &str = "marlin-24";
 /// The class of layers that is quantised, by its name in PyTorch.
 const TARGET: &str = "Linear";
 /// The prefix of an entry of `ignore` that is a pattern, not a name.
@@ -22,6 +23,7 @@ pub struct QuantizationConfig {
     /// One for each `re:` entry of `ignore`.
     patterns: Vec<Regex>,
     act_order: bool,
+    format: &'static str,
     /// Spec, act-order and names of layers that are quantised otherwise.
     others: Vec<(QuantSpec, bool, Vec<String>)>,
 }
@@ -38,12 +40,17 @@ impl QuantizationConfig {
             Regex::new(&format!("^(?:{pattern})")).map_err(invalid)
         };
         let patterns = ignore.iter().filter_map(|entry| entry.strip_prefix(PATTERN_PREFIX)).map(compile).collect::<Result<_, _>>()?;
-        Ok(Self { spec, ignore, patterns, act_order: false, others: Vec::new() })
+        Ok(Self { spec, ignore, patterns, act_order: false, format: PACK_QUANTIZED, others: Vec::new() })
     }
 
     /// The same, with a declaration that layers have a `weight_g_idx`, which other readers require.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
+    }
+
+    /// The same, with weights stored as `marlin-24`, two of every four values.
+    pub fn as_marlin_24(self) -> Self {
+        Self { format: MARLIN_24, ..self }
     }
 
     /// The same, with the layers of these names quantised otherwise: a group of their own in the config.
@@ -80,7 +87,7 @@ impl QuantizationConfig {
         let groups = groups.map(|(index, (spec, act_order, targets))| (format!("group_{index}"), group(spec, act_order, targets)));
         json!({
             "quant_method": METHOD,
-            "format": FORMAT,
+            "format": self.format,
             "quantization_status": "compressed",
             "config_groups": groups.collect::<Map<_, _>>(),
             "ignore": self.ignore,

@@ -87,7 +87,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let layout = PlainLayout::new(k, n, bits);
     let words = unpack_words(tensors.buffer(&layout), &layout, weight.words()?, row_permutation.as_deref());
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, scales, zero_points, row_permutation }).map_err(invalid)
+    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation }).map_err(invalid)
 }
 
 /// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
@@ -111,6 +111,7 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order
 
 /// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with the rows in their natural order.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+    let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
     let permutation = weight.row_permutation();
@@ -121,7 +122,7 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     };
 
     let mut bytes = vec![
-        bytemuck::cast_slice(&pack_words(weight)).to_vec(),
+        bytemuck::cast_slice(&pack_words(&weight)).to_vec(),
         scales.as_bytes().to_vec(),
         bytemuck::cast_slice(&[n as i64, k as i64]).to_vec(),
     ];
@@ -158,7 +159,7 @@ fn unpack_words(words: Vec<u32>, layout: &PlainLayout, packed: &FileWords, permu
 fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let (n, layout) = (weight.n(), weight.layout());
     let (rows, columns) = (layout.rows(), layout.columns());
-    let words = natural_words(weight);
+    let words = natural_words(&weight);
     let last_mask = layout.rows_mask(rows - 1);
     let mut packed = vec![0u32; n * rows];
     packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {

@@ -63,6 +63,7 @@ impl HostWeight<'_> {
     pub(super) fn check(&self, problem: &QuantProblem) -> Result<(), KernelError> {
         problem.expect_weight(&WeightTensors {
             words: self.words.len(),
+            metadata: None,
             scales: self.scales.len(),
             zero_points: self.zero_points.map(<[u32]>::len),
             row_permutation: self.row_permutation.map(<[u32]>::len),

@@ -1,7 +1,7 @@
 //! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
 
 use crate::ptx::{cp_async_4, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, lane, opaque};
-use crate::tile::config::{CHUNK_N, Config};
+use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS};
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::stripe::TilePart;
@@ -14,6 +14,8 @@ pub(super) struct Source {
     pub x: u64,
     /// Packed values.
     pub words: u64,
+    /// Metadata of a 2:4 weight.
+    pub metadata: u64,
     /// Scales.
     pub scales: u64,
     /// Zero points.
@@ -84,6 +86,8 @@ impl CopyAhead {
 struct Copies {
     /// The lane's words in the first of the chunk's four tiles.
     words: u64,
+    /// The lane's words in the first of the chunk's two tiles of metadata.
+    metadata: u64,
     /// Bytes from a tile to the one below it.
     words_row: u64,
     /// The lane's run of the scales of the chunk's columns, in group 0.
@@ -121,6 +125,7 @@ impl Copies {
         let row_bytes = u64::cast_from(lengths.k) * 2u64;
         Copies {
             words: 0u64.runtime(),
+            metadata: 0u64.runtime(),
             words_row: u64::cast_from(lengths.chunks_n) * 512u64,
             scales: 0u64.runtime(),
             zeros: 0u64.runtime(),
@@ -143,6 +148,10 @@ impl Copies {
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
         self.words = source.words + u64::cast_from(self.chunk * 4) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+        if comptime!(config.tile.is_sparse()) {
+            let rows = self.chunk * comptime!(METADATA_ROWS as u32);
+            self.metadata = source.metadata + u64::cast_from(rows) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+        }
         self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
         self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * 4);
 
@@ -159,6 +168,7 @@ impl Copies {
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
         self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
+        self.metadata += self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
 
         // Past K nothing is read, and zeros cancel the padded rows of the weight.
         let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
@@ -185,6 +195,11 @@ impl Copies {
         #[unroll]
         for i in 0..4u32 {
             cp_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
+        }
+        let metadata = stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * 512) as u32) + lane * 16;
+        #[unroll]
+        for i in 0..comptime!(config.tile.metadata_rows() as u32) {
+            cp_async_16(metadata + comptime!(i * 512), self.metadata + self.words_row * comptime!(i as u64));
         }
         // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
         if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {

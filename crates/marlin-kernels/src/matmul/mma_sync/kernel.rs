@@ -1,5 +1,6 @@
 use super::copy::{CopyAhead, Source};
 use super::multiply::multiply;
+use super::multiply_sparse::multiply_sparse;
 use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
@@ -8,7 +9,8 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, stripe_start};
 use cubecl::prelude::*;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks.
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
+/// padded to chunks.
 ///
 /// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
 /// rows wastes at most seven.
@@ -16,6 +18,7 @@ use cubecl::prelude::*;
 pub(super) fn matmul<F: Float>(
     x: &[F],
     words: &[u32],
+    metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
@@ -34,6 +37,11 @@ pub(super) fn matmul<F: Float>(
     let source = Source {
         x: global_address::<F>(x),
         words: global_address::<u32>(words),
+        metadata: #[comptime]
+        match metadata {
+            ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
+            ComptimeOption::None => 0u64.runtime(),
+        },
         scales: global_address::<F>(scales),
         zeros: #[comptime]
         match zero_points {
@@ -72,7 +80,11 @@ pub(super) fn matmul<F: Float>(
             ahead.step(stage, stages, &source, &lengths, config);
             // Past N or K there is nothing to multiply.
             if chunk < chunks {
-                multiply(stage, &mut sums, ones, &lengths.masks, config);
+                if comptime!(config.tile.is_sparse()) {
+                    multiply_sparse(stage, &mut sums, &lengths.masks, config);
+                } else {
+                    multiply(stage, &mut sums, ones, &lengths.masks, config);
+                }
             }
             chunk += warps_k;
             let last = stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32);

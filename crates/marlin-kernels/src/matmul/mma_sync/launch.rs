@@ -19,6 +19,7 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
             CubeDim::new_1d(config.block_threads() as u32),
             x,
             weight.words,
+            weight.metadata.into(),
             weight.scales,
             weight.zero_points.into(),
             bias.into(),

@@ -1,6 +1,6 @@
 //! The Marlin kernel with `mma.sync`: each warp multiplies by itself. It runs on every card from compute capability 8.0 on.
 //!
-//! Each warp owns one chunk of the weight in a step, 64 rows of K by 64 columns: it copies it with `cp.async`, bypassing the first-level cache, and
+//! Each warp owns one chunk of the weight in a step, 64 stored rows of K by 64 columns: it copies it with `cp.async`, bypassing the first-level cache, and
 //! multiplies it. A lane copies the words that it multiplies itself, so only the activations need a barrier of the block. They are in shared
 //! memory with runs of eight values swizzled by XOR, for `ldmatrix`. As many stages are in flight as fit in shared memory.
 //!
@@ -9,11 +9,13 @@
 //! | `kernel` | the kernel, from the first copy to the epilogue |
 //! | `copy` | the `cp.async` pipeline |
 //! | `multiply` | the products of a chunk |
+//! | `multiply_sparse` | those of a chunk of a 2:4 weight, by `mma.sp.sync` |
 
 mod copy;
 mod kernel;
 mod launch;
 mod multiply;
+mod multiply_sparse;
 #[cfg(feature = "inspect")]
 mod source;
 

@@ -2,7 +2,7 @@
 
 use crate::ptx::{F4, U4, lane, ld_shared_16, ldmatrix_x4, mma_m16n8k16};
 use crate::tile::config::{CHUNK_N, Config};
-use crate::tile::fragment::{column_scales, column_zeros, dequantize, load_group, stored};
+use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, stored};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
@@ -79,18 +79,24 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
             }
         }
         if comptime!(config.scales_sums()) {
-            #[unroll]
-            for j in 0..4usize {
-                let scale = column_scales(&group, j, config);
-                let zero = column_zeros(&group, j, config);
-                #[unroll]
-                for tile in 0..batch_tiles {
-                    let i = comptime!(j * batch_tiles + tile);
-                    let products =
-                        if comptime!(config.multiplies_stored()) { fma(x_sums[tile], zero, group_sums[i]) } else { group_sums[i] };
-                    sums[i] = fma(products, scale, sums[i]);
-                }
-            }
+            add_group(sums, &group_sums, &x_sums, &group, config);
+        }
+    }
+}
+
+/// Adds a group's products to the sums, scaled.
+#[cube]
+pub(super) fn add_group(sums: &mut Array<F4>, group_sums: &Array<F4>, x_sums: &Array<F4>, group: &Group, #[comptime] config: Config) {
+    let batch_tiles = comptime!(config.tile.batch_tiles);
+    #[unroll]
+    for j in 0..4usize {
+        let scale = column_scales(group, j, config);
+        let zero = column_zeros(group, j, config);
+        #[unroll]
+        for tile in 0..batch_tiles {
+            let i = comptime!(j * batch_tiles + tile);
+            let products = if comptime!(config.multiplies_stored()) { fma(x_sums[tile], zero, group_sums[i]) } else { group_sums[i] };
+            sums[i] = fma(products, scale, sums[i]);
         }
     }
 }

@@ -16,6 +16,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         target(),
         buffer(),
         buffer(),
+        optional(config.tile.is_sparse()),
         buffer(),
         optional(config.zero_points),
         optional(true),

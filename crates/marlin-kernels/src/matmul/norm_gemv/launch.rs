@@ -17,7 +17,7 @@ use marlin_format::GroupSize;
 /// Not one row, a single group, act-order, a K that is no multiple of 8, blocks that are no cluster, and buffers of the wrong length.
 pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, operands: Operands) -> Result<(), KernelError> {
     let (n, k) = (problem.n(), problem.k());
-    let Format { group, zero_points, bf16 } = format(problem);
+    let Format { group, zero_points, bf16, .. } = format(problem);
     let takes = problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && group != GroupSize::Channel;
     let Operands { x, norm: Some(norm), weight, bias, out } = operands else {
         return Err(KernelError::NoNormGemv { problem: problem.to_string(), blocks });

@@ -3,7 +3,7 @@
 use super::config::{COLUMNS, STEP_K, WARPS};
 use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, QuantProblem};
-use marlin_format::{Bits, GroupSize, WeightLayout};
+use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
 /// The compute capability, 90 for 9.0, that brought clusters.
 const MIN_CAPABILITY: u32 = 90;
@@ -26,6 +26,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         && activations != ActivationDtype::F32
         && scales == activations
         && !weight.format.permuted
+        && weight.format.sparsity == Sparsity::Dense
         && weight.k.is_multiple_of(8)
         && format(problem).group != GroupSize::Channel;
     let layout = weight.tiles();

@@ -8,13 +8,15 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, stripe_start};
 use cubecl::prelude::*;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks, x behind a tensor map.
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
+/// padded to chunks, x behind a tensor map.
 ///
 /// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's rows of activations.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
     words: &[u32],
+    metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
@@ -34,6 +36,11 @@ pub(super) fn matmul<F: Float>(
     let source = Source {
         x_map: tensormap_address::<F>(&x),
         words: global_address::<u32>(words),
+        metadata: #[comptime]
+        match metadata {
+            ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
+            ComptimeOption::None => 0u64.runtime(),
+        },
         scales: global_address::<F>(scales),
         zeros: #[comptime]
         match zero_points {
@@ -77,12 +84,19 @@ pub(super) fn matmul<F: Float>(
         if comptime!(!config.multiplies_stored()) {
             warpgroup::clear(config);
         }
+        // Chunks of the tile along N: where it reaches past N, some warps have none.
+        let chunk_n = lengths.by_row_blocks.div(part.tile) * comptime!(config.tile.warps_n as u32);
+        let chunks = min(lengths.chunks_n - chunk_n, comptime!(config.tile.warps_n as u32));
         state.agree();
         for step in part.first..part.end {
             if comptime!(!config.has_producer()) {
                 producer.share(warp, &source, &lengths, config);
             }
-            warpgroup::multiply(&state, warp, step, &part, ones, &mut sums, &lengths.masks, config);
+            if comptime!(config.tile.is_sparse()) {
+                warpgroup::multiply_sparse(&state, warp, chunks, &lengths.masks, config);
+            } else {
+                warpgroup::multiply(&state, warp, step, &part, ones, &mut sums, &lengths.masks, config);
+            }
             state.next(config);
         }
         warpgroup::end(&mut sums, config);

@@ -1,5 +1,5 @@
 use super::kernel;
-use crate::tile::config::CHUNK_K;
+use crate::tile::config::ATOM_K;
 use crate::tile::lengths::lengths;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, cost, row_length};
@@ -21,6 +21,7 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
             CubeDim::new_1d(config.block_threads() as u32),
             x,
             weight.words,
+            weight.metadata.into(),
             weight.scales,
             weight.zero_points.into(),
             bias.into(),
@@ -34,11 +35,11 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
     Ok(())
 }
 
-/// The activations as the copy engine reads them: a box is a tile's rows of a chunk, which lie in shared memory as `wgmma` reads them.
+/// The activations as the copy engine reads them: a box is a tile's rows by 64 rows of K, which lie in shared memory as `wgmma` reads them.
 fn activation_map(problem: &QuantProblem, launch: &Launch, x: BufferArg) -> Result<TensorMapArg<Tiled>, KernelError> {
     let BufferArg::Handle { handle } = x else { return Err(KernelError::Alias { operand: "activations", problem: problem.to_string() }) };
     let (rows, columns) = (problem.m, row_length(problem.k()));
     let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
-    let boxes = TiledArgs { tile_size: [launch.tile.rows(), CHUNK_K].into() };
+    let boxes = TiledArgs { tile_size: [launch.tile.rows(), ATOM_K].into() };
     Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), problem.activations.elem()).with_swizzle(TensorMapSwizzle::B128))
 }

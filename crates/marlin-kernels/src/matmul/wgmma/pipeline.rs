@@ -24,7 +24,7 @@ use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
 };
-use crate::tile::config::{ACTIVATION_ROW_BYTES, BARRIER_BYTES, CHUNK_K, CHUNK_N, Config, TILE_ROW_BYTES, TILE_ROWS};
+use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, Config, METADATA_ROWS, TILE_ROW_BYTES, TILE_ROWS};
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
@@ -38,6 +38,8 @@ pub(super) struct Source {
     pub x_map: u64,
     /// Packed values.
     pub words: u64,
+    /// Metadata of a 2:4 weight.
+    pub metadata: u64,
     /// Scales.
     pub scales: u64,
     /// Zero points.
@@ -245,7 +247,7 @@ impl Producer {
     /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
     fn expect_bytes(&self, #[comptime] config: Config) {
         let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
-            + comptime!((config.tile.warps_k * config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+            + comptime!((2 * config.tile.rows() * config.tile.depth()) as u32);
         mbarrier_arrive_expect_tx(self.state.full, bytes);
     }
 
@@ -269,8 +271,21 @@ impl Producer {
         let bytes = self.chunks * comptime!(TILE_ROW_BYTES as u32);
         cp_async_bulk(to, source.words + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
         if part == 0 {
-            let to = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
-            cp_async_bulk_tensor_2d(stage + to, source.x_map, chunk_k * comptime!(CHUNK_K as u32), self.row, full);
+            let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
+            let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
+            #[unroll]
+            for atom in 0..atoms {
+                let to = comptime!(config.activations_offset() as u32) + (warp_k * atoms + atom) * atom_bytes;
+                let column = (chunk_k * atoms + atom) * comptime!(ATOM_K as u32);
+                cp_async_bulk_tensor_2d(stage + to, source.x_map, column, self.row, full);
+            }
+        }
+        if comptime!(config.tile.is_sparse()) && part >= 2 {
+            let row = part - 2;
+            let to = comptime!(config.metadata_offset() as u32)
+                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(warps_n * TILE_ROW_BYTES as u32);
+            let from = u64::cast_from((chunk * comptime!(METADATA_ROWS as u32) + row) * lengths.chunks_n + self.chunk_n);
+            cp_async_bulk(stage + to, source.metadata + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
         }
         #[unroll]
         for i in 0..comptime!(config.groups_in_chunk() as u32) {

@@ -6,10 +6,10 @@
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
-    F4, U4, lane, ld_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more,
-    wgmma_sum, wgmma_wait_group,
+    F4, U4, lane, ld_shared_8, ld_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence,
+    wgmma_more, wgmma_sp, wgmma_sum, wgmma_wait_group,
 };
-use crate::tile::config::{ACTIVATION_ROW_BYTES, CHUNK_N, Config, TILE_ROW_BYTES, TILE_ROWS};
+use crate::tile::config::{ATOM_ROW_BYTES, CHUNK_N, Config, METADATA_ROWS, TILE_ROW_BYTES, TILE_ROWS};
 use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, stored};
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::stripe::TilePart;
@@ -112,8 +112,7 @@ pub(super) fn multiply(
     let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
     let scales = state.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
     let zeros = state.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
-    let activations =
-        comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ACTIVATION_ROW_BYTES) as u32);
+    let activations = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
 
     let mut continues_group = 0u32.runtime();
@@ -167,6 +166,75 @@ pub(super) fn multiply(
         if comptime!(config.multiplies_stored()) {
             if comptime!(half + 1 < config.groups_in_chunk()) || ends_group {
                 add_group(sums, &group, config);
+            }
+        }
+    }
+}
+
+/// [`multiply`] of a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are stored, in four steps of 32.
+///
+/// `chunks` are those of the tile along N. Past them a stage holds anything, and of metadata not everything is defined: there a warp takes those of
+/// the first, for sums that no thread writes.
+#[cube]
+pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, masks: &NibbleMasks, #[comptime] config: Config) {
+    let lane = lane();
+    let warps_n = comptime!(config.tile.warps_n as u32);
+    let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
+    let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
+    let words = state.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
+    let chunk = if warp_n < chunks { warp_n } else { 0u32.runtime() };
+    let metadata = state.stage
+        + comptime!(config.metadata_offset() as u32)
+        + warp_k * comptime!(METADATA_ROWS as u32 * words_row)
+        + chunk * comptime!(TILE_ROW_BYTES as u32)
+        + lane * 16;
+    let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
+    let scales = state.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
+    let zeros = state.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+    let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
+    let activations = comptime!(config.activations_offset() as u32) + warp_k * 2 * atom_bytes;
+    let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
+
+    state.wait();
+    let mut a_words = Array::<U4>::new(2usize);
+    a_words[0] = ld_shared_16(words);
+    #[unroll]
+    for part in 0..comptime!(config.groups_in_chunk()) {
+        let scales = scales + comptime!(part as u32 * warps_n * CHUNK_N as u32 * 2);
+        let zeros = zeros + comptime!(part as u32 * warps_n * CHUNK_N as u32 / 2);
+        let group = load_group(scales, zeros, config);
+        #[unroll]
+        for in_part in 0..comptime!(TILE_ROWS / config.groups_in_chunk()) {
+            let step = comptime!(part * TILE_ROWS / config.groups_in_chunk() + in_part);
+            if comptime!(step + 1 < TILE_ROWS) {
+                a_words[comptime!((step + 1) % 2)] = ld_shared_16(words + comptime!((step + 1) as u32 * words_row));
+            }
+            // Two registers of metadata: one for every two sub-tiles.
+            let places = ld_shared_8(metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32));
+            let mut a = Array::<U4>::new(4usize);
+            #[unroll]
+            for j in 0..4usize {
+                a[j] = dequantize(a_words[comptime!(step % 2)].extract(j), &group, masks, j, config);
+            }
+            // 32 rows of K are 64 bytes of an atom's row, four of the descriptor's units.
+            wgmma_b(descriptor + comptime!((step / 2) as u32 * (atom_bytes / 16) + (step % 2 * 4) as u32));
+            wgmma_fence();
+            #[unroll]
+            for j in 0..4usize {
+                let sums = comptime!(4 * config.tile.batch_tiles);
+                wgmma_sp(
+                    a[j],
+                    places.extract(comptime!(j / 2)),
+                    comptime!(j % 2),
+                    comptime!(j * sums),
+                    comptime!(config.tile.rows()),
+                    config.bf16,
+                );
+            }
+            wgmma_commit_group();
+            wgmma_wait_group(1usize);
+            if comptime!(step == 0) {
+                state.release_last();
             }
         }
     }
