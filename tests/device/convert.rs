@@ -259,7 +259,7 @@ fn record(device: &Device) {
 fn pruned(device: &Device) {
     let dtype = if *device == Device::flex() { FloatDType::F32 } else { FloatDType::F16 };
     for (spec, _) in widths(GroupSize::G64) {
-        let fresh = || cast(Mlp::new([256, 96, 66], LinearLayout::Row, true, device), dtype);
+        let fresh = || cast(Mlp::new([128, 64, 34], LinearLayout::Row, true, device), dtype);
         let float = fresh();
         let (model, report) = W4A16::new(spec).sparse24().quantize(float.clone()).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!((report.quantized(), report.left()), (2, 0), "{report}");
@@ -274,7 +274,7 @@ fn pruned(device: &Device) {
             let weight: Vec<f32> = values(linear.weight.val()).into_iter().map(|value| value as f32).collect();
             assert_eq!(check_two_four(&weight, k, n), Ok(()), "{name}");
         }
-        let x = Tensor::<2>::random([3, 256], Distribution::Normal(0.0, 1.0), device).cast(dtype);
+        let x = Tensor::<2>::random([3, 128], Distribution::Normal(0.0, 1.0), device).cast(dtype);
         let expected = values(model.forward(x.clone()));
         let limit = if dtype == FloatDType::F32 { SAME_WEIGHTS } else { 3e-3 };
         close(&expected, &values(reference.forward(on_flex(&x).cast(FloatDType::F32))), limit, "against the dequantised model");
@@ -286,7 +286,7 @@ fn pruned(device: &Device) {
         let loaded = unloaded(fresh()).try_load_record(record()).unwrap_or_else(|error| panic!("{error}"));
         assert!(values(loaded.forward(x.clone())) == expected, "{spec}: a reloaded model gives the same bits");
         let flex = Device::flex();
-        let on_host = unloaded(cast(Mlp::new([256, 96, 66], LinearLayout::Row, true, &flex), dtype));
+        let on_host = unloaded(cast(Mlp::new([128, 64, 34], LinearLayout::Row, true, &flex), dtype));
         let on_host = on_host.try_load_record(record()).unwrap_or_else(|error| panic!("{error}"));
         close(&values(on_host.forward(on_flex(&x).cast(dtype))), &expected, limit, "loaded on Flex");
         let moved = model.to_device(&flex);

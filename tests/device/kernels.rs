@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use half::{bf16, f16};
 use libtest_mimic::Trial;
-use marlin_format::{TensorDescriptor, WeightDescriptor, WeightTensors};
+use marlin_format::{FormatError, Sparsity, TensorDescriptor, WeightDescriptor, WeightTensors};
 use marlin_kernels::{
     ActivationDtype, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, Target, WeightBuffers,
     dequantize, launch, plan,
@@ -167,6 +167,14 @@ fn refusals(device: &Device, seed: u64) {
     permuted.weight.format.permuted = true;
     let missing = run(&permuted, &one_row, args(x, out));
     assert!(matches!(missing, Err(KernelError::Presence { operand: "row_permutation", .. })), "{missing:?}");
+    // Of a 2:4 weight the rows are in order, and K is a multiple of four.
+    let sparse = run(&permuted.with_sparsity(Sparsity::TwoFour), &one_row, args(x, out));
+    assert_eq!(sparse, Err(KernelError::Format(FormatError::SparsePermuted)));
+    let mut odd = problem.with_sparsity(Sparsity::TwoFour);
+    odd.weight.k = 130;
+    assert_eq!(run(&odd, &one_row, args(x, out)), Err(KernelError::Format(FormatError::SparseRows { k: 130 })));
+    let without_places = run(&problem.with_sparsity(Sparsity::TwoFour), &one_row, args(x, out));
+    assert!(without_places.is_err(), "dense words are not those of a 2:4 weight");
     let large = run(&QuantProblem { m: u32::MAX as usize, ..problem }, &one_row, args(x, out));
     assert!(matches!(large, Err(KernelError::TooLarge { .. })), "{large:?}");
     let host = Plan { kernel: Kernel::Host, reason: Reason::Flex, ..one_row };

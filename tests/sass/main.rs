@@ -104,13 +104,18 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
     })
 }
 
-/// Checks the machine code of a configuration; `None` if its text has passed before.
+/// Checks the machine code of a configuration; `None` if it has passed before.
 fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Result<Option<Proof>, Box<dyn Error>> {
+    let of_sources = cache.entry_of_sources(&format!("{config:?}"), card.arch);
+    if Cache::has(&of_sources) {
+        return Ok(None);
+    }
     let clock = Instant::now();
     let source = source(&config, card)?;
     let text_time = clock.elapsed();
     let entry = cache.entry(&source.text, card.arch);
     if Cache::has(&entry) {
+        Cache::add(&of_sources);
         return Ok(None);
     }
     let compiled = toolchain.compile(&source.text, card.arch)?;
@@ -119,6 +124,7 @@ fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Re
     let broken = rules::broken(card.capability, &config, &source, &usage, &code);
     if broken.is_empty() {
         Cache::add(&entry);
+        Cache::add(&of_sources);
     }
     Ok(Some(Proof::new(
         card,

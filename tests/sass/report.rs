@@ -102,7 +102,7 @@ impl Report {
         }
         let cached = self.cached.load(Ordering::Relaxed);
         if cached > 0 {
-            println!("{cached} configurations have passed before, with the same text, toolchain and rules");
+            println!("{cached} configurations have passed before, with the same sources or text, toolchain and rules");
         }
         if !proofs.is_empty() {
             let sum = |step: usize| proofs.iter().map(|proof| proof.times[step]).sum::<Duration>().as_secs_f64();

@@ -314,6 +314,24 @@ mod tests {
     }
 
     #[test]
+    fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
+        let sparse = problem(16).with_sparsity(Sparsity::TwoFour);
+        for capability in [80, 86, 89, 90] {
+            let held = held_on(&sparse, &cuda(capability));
+            assert_eq!(held, sparse.weight.in_layout(WeightLayout::Tile));
+            let plan = plan(QuantProblem { weight: held, ..sparse }, &cuda(capability));
+            assert!(matches!(plan.kernel, Kernel::Marlin(launch) if launch.tile.is_sparse()), "{capability}: {plan:?}");
+        }
+        let wide = QuantProblem::new(1, WeightDescriptor::plain(QuantSpec::int8(GroupSize::G128), 4096, 4096), ActivationDtype::F16);
+        let floats = QuantProblem { activations: ActivationDtype::F32, ..sparse };
+        for (problem, target) in
+            [(sparse, on(Runtime::Vulkan)), (sparse, Target::FLEX), (floats, cuda(90)), (wide.with_sparsity(Sparsity::TwoFour), cuda(90))]
+        {
+            assert_eq!(held_on(&problem, &target), problem.with_sparsity(Sparsity::Dense).weight, "{problem}");
+        }
+    }
+
+    #[test]
     fn problems_without_tensor_cores_fall_back_and_say_why() {
         let f32 = QuantProblem { activations: ActivationDtype::F32, ..problem(1) };
         let mixed = QuantProblem { activations: ActivationDtype::BF16, ..problem(1) };

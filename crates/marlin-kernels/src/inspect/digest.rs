@@ -55,6 +55,7 @@ impl Routine {
                     include_str!("../matmul/mma_sync/copy.rs"),
                     include_str!("../matmul/mma_sync/kernel.rs"),
                     include_str!("../matmul/mma_sync/multiply.rs"),
+                    include_str!("../matmul/mma_sync/multiply_sparse.rs"),
                     include_str!("../ptx/copy.rs"),
                     include_str!("../ptx/half.rs"),
                     include_str!("../ptx/matrix.rs"),

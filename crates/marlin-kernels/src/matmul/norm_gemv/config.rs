@@ -1,14 +1,16 @@
+use crate::tile::config::METADATA_ROWS;
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use cubecl::prelude::*;
-use marlin_format::GroupSize;
+use marlin_format::{GroupSize, Sparsity};
 
 /// Rows of K that a warp takes at a time.
 pub(super) const STEP_K: usize = 128;
 /// Columns of a cluster: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
-/// Tiles of [`MarlinLayout`](marlin_format::layout::MarlinLayout) in a step: each is one 16-byte load of every lane.
-pub(super) const TILES: usize = STEP_K / 16;
+/// Tiles of [`MarlinLayout`](marlin_format::layout::MarlinLayout) in half of a dense step, or in one of a 2:4 weight: each is one 16-byte load of every
+/// lane.
+pub(super) const HALF_TILES: usize = STEP_K / 32;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
 /// Threads of a block.
@@ -25,12 +27,30 @@ pub struct Config {
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
+    /// The values of the weight that are stored.
+    pub sparsity: Sparsity,
 }
 
 impl Config {
-    /// The format as `fragment.rs` knows it: stored weights are multiplied, and sums scaled.
+    /// Returns true if the weight is 2:4.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.sparsity == Sparsity::TwoFour
+    }
+
+    /// Tiles of words in a step.
+    pub(super) fn tiles(&self) -> usize {
+        self.sparsity.stored_rows(STEP_K) / 16
+    }
+
+    /// Tiles of words and of metadata in a step.
+    pub(super) fn loads(&self) -> usize {
+        self.tiles() + if self.is_sparse() { METADATA_ROWS } else { 0 }
+    }
+
+    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight stored values are multiplied.
     pub(super) fn products(&self) -> tile::Config {
-        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product: Product::MmaSync };
+        let product = if self.is_sparse() { Product::SparseMmaSync } else { Product::MmaSync };
+        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product };
         tile::Config { tile, group: self.group, zero_points: self.zero_points, bf16: self.bf16 }
     }
 
@@ -60,7 +80,7 @@ pub(super) struct Lengths {
     pub k: u32,
     /// Columns of tiles of the weight: N / 64, rounded up.
     pub tiles_n: u32,
-    /// Rows of tiles of the weight: K / 16, rounded up to chunks.
+    /// Rows of tiles of the weight: stored rows / 16, rounded up to chunks.
     pub tiles_k: u32,
     /// Groups of the weight with those of its padding.
     pub groups: u32,

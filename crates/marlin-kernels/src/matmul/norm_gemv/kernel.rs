@@ -1,12 +1,17 @@
-use super::config::{Config, Lengths, STEP_K, THREADS, TILES, V4, WARPS};
+use super::config::{Config, HALF_TILES, Lengths, STEP_K, THREADS, V4, WARPS};
 use super::input::{RawInput, stage};
 use super::output::{PART, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
-use crate::ptx::{F4, bar_warp_sync, cluster_arrive, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, shared_address};
-use crate::tile::fragment::{column_scales, column_zeros, stored, stored_ones};
+use crate::ptx::{F4, U4, bar_warp_sync, cluster_arrive, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, mma_sp_m16n8k32, shared_address};
+use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, stored, stored_ones};
+use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// sum = x + residual; out = norm(sum) W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout) padded to chunks.
+/// Parts of a step, 32 rows of K each: the B fragments of two dense tiles, or of one of a 2:4 weight.
+const PARTS: usize = STEP_K / 32;
+
+/// sum = x + residual; out = norm(sum) W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
 ///
 /// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. The product is computed
 /// transposed, as that of many rows is: fragment A holds 16 columns of the weight, and all eight rows of fragment B are the one row.
@@ -17,6 +22,7 @@ pub(super) fn norm_matmul<F: Float>(
     norm: &[V4<F>],
     sum: &mut [V4<F>],
     words: &[u32],
+    metadata: ComptimeOption<&[u32]>,
     scales: &[F],
     zero_points: ComptimeOption<&[u32]>,
     bias: ComptimeOption<&[F]>,
@@ -34,17 +40,17 @@ pub(super) fn norm_matmul<F: Float>(
 
     let blocks = comptime!(config.blocks as u32);
     let (tile_n, part) = (CUBE_POS_X / blocks, CUBE_POS_X % blocks);
-    let steps = lengths.tiles_k.div_ceil(comptime!(TILES as u32));
+    let steps = lengths.tiles_k.div_ceil(comptime!(config.tiles() as u32));
     let end = steps * (part + 1) / blocks;
     let mut step = steps * part / blocks + UNIT_POS_X / 32;
 
-    let words = Words::new::<F>(words, scales, zero_points, tile_n, &lengths);
+    let words = Words::new::<F>(words, metadata, scales, zero_points, tile_n, &lengths);
     let mut loads = WeightLoads::new(config);
     if step < end {
-        loads.aim(&words, step, &lengths);
+        loads.aim(&words, step, &lengths, config);
         #[unroll]
-        for tile in 0..TILES {
-            loads.load_tile(&words, tile);
+        for tile in 0..config.loads() {
+            loads.load_tile(&words, tile, config);
         }
         #[unroll]
         for group in 0..config.groups_in_step() {
@@ -71,7 +77,7 @@ pub(super) fn norm_matmul<F: Float>(
         let (root, step_square) = stage::<F>(&raw, sum, &mut staged, step, tile_n == 0, &lengths);
         square += step_square;
         raw.load(x, residual, norm, next, &lengths);
-        loads.aim(&words, next, &lengths);
+        loads.aim(&words, next, &lengths, config);
         bar_warp_sync();
         #[unroll]
         for group in 0..config.groups_in_step() {
@@ -81,24 +87,34 @@ pub(super) fn norm_matmul<F: Float>(
             for j in 0..4usize {
                 products[j] = F4::new(0.0);
             }
-            let pairs = comptime!(TILES / 2 / config.groups_in_step());
+            let parts = comptime!(PARTS / config.groups_in_step());
             #[unroll]
-            for pair in 0..pairs {
-                let pair = comptime!(group * pairs + pair);
-                // 32 rows of K: the B fragments of two tiles.
-                let b = ldmatrix_x4(matrices + comptime!(64 * pair as u32));
-                #[unroll]
-                for half in 0..2usize {
-                    let tile = comptime!(2 * pair + half);
-                    let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
+            for part in 0..parts {
+                let part = comptime!(group * parts + part);
+                let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
+                if comptime!(config.is_sparse()) {
+                    multiply_sparse(&loads, &loads.group(group, config), b, &mut products, &lengths.masks, part, config);
+                } else {
                     #[unroll]
-                    for j in 0..4usize {
-                        let a = stored(loads.tiles[tile].extract(j), &lengths.masks, false, comptime!(config.products()));
-                        products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
+                    for half in 0..2usize {
+                        let tile = comptime!(2 * part + half);
+                        let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
+                        #[unroll]
+                        for j in 0..4usize {
+                            let a = stored(loads.tiles[tile].extract(j), &lengths.masks, false, comptime!(config.products()));
+                            products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
+                        }
+                        x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
+                        if more {
+                            loads.load_tile(&words, tile, config);
+                        }
                     }
-                    x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
-                    if more {
-                        loads.load_tile(&words, tile);
+                }
+                if comptime!(config.is_sparse()) && more {
+                    loads.load_tile(&words, part, config);
+                    // A tile of metadata is that of two parts.
+                    if comptime!(part % 2 == 1) {
+                        loads.load_tile(&words, comptime!(HALF_TILES + part / 2), config);
                     }
                 }
             }
@@ -110,7 +126,11 @@ pub(super) fn norm_matmul<F: Float>(
                 #[unroll]
                 for half in 0..2usize {
                     let element = comptime!(2 * half);
-                    let product = fma(x_sums.extract(element), zeros.extract(element), products[j].extract(element));
+                    let product = if comptime!(config.is_sparse()) {
+                        products[j].extract(element)
+                    } else {
+                        fma(x_sums.extract(element), zeros.extract(element), products[j].extract(element))
+                    };
                     let i = comptime!(4 * half + j);
                     totals[i] = fma(product, root * scales.extract(element), totals[i]);
                 }
@@ -129,5 +149,24 @@ pub(super) fn norm_matmul<F: Float>(
     if part == 0 {
         cluster_wait();
         write::<F>(&sums, &bias, out, epsilon, tile_n, &lengths, config);
+    }
+}
+
+/// Adds the products of a part of a 2:4 weight's step: 32 rows of K, one tile of words and half of one of metadata.
+#[cube]
+fn multiply_sparse(
+    loads: &WeightLoads,
+    weights: &Group,
+    b: U4,
+    products: &mut Array<F4>,
+    masks: &NibbleMasks,
+    #[comptime] part: usize,
+    #[comptime] config: Config,
+) {
+    #[unroll]
+    for j in 0..4usize {
+        let a = dequantize(loads.tiles[part].extract(j), weights, masks, j, comptime!(config.products()));
+        let places = loads.tiles[comptime!(HALF_TILES + part / 2)].extract(comptime!(part % 2 * 2 + j / 2));
+        products[j] = mma_sp_m16n8k32(a, b, products[j], places, comptime!(j % 2), config.bf16);
     }
 }

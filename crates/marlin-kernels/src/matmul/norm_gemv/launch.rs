@@ -1,7 +1,7 @@
 use super::config::LengthsLaunch;
 use super::config::{COLUMNS, Config, THREADS};
 use super::kernel;
-use super::plan::CLUSTERS;
+use super::plan::{CLUSTERS, takes_format};
 use crate::problem::expect_length;
 use crate::tile::candidates::Format;
 use crate::tile::cost::format;
@@ -9,7 +9,6 @@ use crate::tile::lengths::nibble_masks;
 use crate::{KernelError, NormOperands, Operands, QuantProblem};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_format::GroupSize;
 
 /// Launches the kernel on clusters of `blocks` blocks, on operands that were checked but for those of the norm.
 ///
@@ -17,8 +16,9 @@ use marlin_format::GroupSize;
 /// Not one row, a single group, act-order, a K that is no multiple of 8, blocks that are no cluster, and buffers of the wrong length.
 pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, operands: Operands) -> Result<(), KernelError> {
     let (n, k) = (problem.n(), problem.k());
-    let Format { group, zero_points, bf16, .. } = format(problem);
-    let takes = problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && group != GroupSize::Channel;
+    let format = format(problem);
+    let Format { group, zero_points, bf16, sparsity } = format;
+    let takes = problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && takes_format(&format);
     let Operands { x, norm: Some(norm), weight, bias, out } = operands else {
         return Err(KernelError::NoNormGemv { problem: problem.to_string(), blocks });
     };
@@ -29,7 +29,7 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
     for (operand, buffer) in [("activations", &x), ("residual", &residual), ("norm weight", &norm), ("sum", &sum)] {
         expect_length(problem, operand, k, buffer.len())?;
     }
-    let config = Config { blocks, group, zero_points, bf16 };
+    let config = Config { blocks, group, zero_points, bf16, sparsity };
     let tiles = problem.weight.tiles();
     let lengths = [n, k, tiles.n_padded() / COLUMNS, tiles.k_padded() / 16, problem.weight.groups()].map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
@@ -44,6 +44,7 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
             norm,
             sum,
             weight.words,
+            weight.metadata.into(),
             weight.scales,
             weight.zero_points.into(),
             bias.into(),

@@ -19,6 +19,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         buffer(),
         buffer(),
         buffer(),
+        optional(config.is_sparse()),
         buffer(),
         optional(config.zero_points),
         optional(true),

@@ -1,7 +1,8 @@
 //! A warp's words, scales and zero points, from memory to fragments.
 
-use super::config::{Config, Lengths, TILES};
+use super::config::{Config, HALF_TILES, Lengths};
 use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_16};
+use crate::tile::config::METADATA_ROWS;
 use crate::tile::fragment::Group;
 use cubecl::prelude::*;
 
@@ -10,6 +11,7 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Words {
     words: u64,
+    metadata: u64,
     scales: u64,
     zeros: u64,
     /// Bytes of a row of tiles.
@@ -22,9 +24,21 @@ pub(super) struct Words {
 
 #[cube]
 impl Words {
-    pub fn new<F: Float>(words: &[u32], scales: &[F], zero_points: ComptimeOption<&[u32]>, tile_n: u32, lengths: &Lengths) -> Self {
+    pub fn new<F: Float>(
+        words: &[u32],
+        metadata: ComptimeOption<&[u32]>,
+        scales: &[F],
+        zero_points: ComptimeOption<&[u32]>,
+        tile_n: u32,
+        lengths: &Lengths,
+    ) -> Self {
         Words {
             words: global_address::<u32>(words),
+            metadata: #[comptime]
+            match metadata {
+                ComptimeOption::Some(metadata) => global_address::<u32>(metadata),
+                ComptimeOption::None => 0u64.runtime(),
+            },
             scales: global_address::<F>(scales),
             zeros: #[comptime]
             match zero_points {
@@ -38,7 +52,7 @@ impl Words {
     }
 }
 
-/// A lane's words of a step, with the scales and zero points to dequantise them.
+/// A lane's words of a step, after them its metadata where the weight is 2:4, with the scales and zero points to dequantise them.
 #[derive(CubeType)]
 pub(super) struct WeightLoads {
     pub tiles: Array<U4>,
@@ -47,6 +61,8 @@ pub(super) struct WeightLoads {
     /// The start of the first and of the second four tiles of the step to load.
     first: u64,
     second: u64,
+    /// The step to load. Of a 2:4 weight addresses are computed where they are loaded from: kept, they would take registers that are not there.
+    step: u32,
 }
 
 #[cube]
@@ -54,22 +70,42 @@ impl WeightLoads {
     pub fn new(#[comptime] config: Config) -> Self {
         let groups = comptime!(config.groups_in_step());
         let nowhere = 0u64.runtime();
-        WeightLoads { tiles: Array::new(TILES), scales: Array::new(groups), zeros: Array::new(groups), first: nowhere, second: nowhere }
+        WeightLoads {
+            tiles: Array::new(config.loads()),
+            scales: Array::new(groups),
+            zeros: Array::new(groups),
+            first: nowhere,
+            second: nowhere,
+            step: 0u32.runtime(),
+        }
     }
 
     /// Sets the step to load. If K ends in its middle, the first half is loaded twice: the second time it is multiplied by zeros.
-    pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths) {
-        let tile = step * comptime!(TILES as u32);
-        self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
-        let half =
-            if tile + comptime!(TILES as u32 / 2) < lengths.tiles_k { comptime!(TILES as u32 / 2).runtime() } else { 0u32.runtime() };
-        self.second = self.first + words.row * u64::cast_from(half);
+    pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
+        self.step = step;
+        if comptime!(!config.is_sparse()) {
+            let tile = step * comptime!(config.tiles() as u32);
+            self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
+            let half =
+                if tile + comptime!(HALF_TILES as u32) < lengths.tiles_k { comptime!(HALF_TILES as u32).runtime() } else { 0u32.runtime() };
+            self.second = self.first + words.row * u64::cast_from(half);
+        }
     }
 
-    /// Issues the load of tile `i` of the step.
-    pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize) {
-        let half = if comptime!(i < TILES / 2) { self.first } else { self.second };
-        self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % (TILES / 2)) as u64));
+    /// Issues the load of tile `i` of the step: the words' first, then the metadata's.
+    pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
+        if comptime!(config.is_sparse()) {
+            let (start, rows) = if comptime!(i < HALF_TILES) {
+                (words.words, comptime!(HALF_TILES as u32).runtime())
+            } else {
+                (words.metadata, comptime!(METADATA_ROWS as u32).runtime())
+            };
+            let row = self.step * rows + comptime!((i % HALF_TILES) as u32);
+            self.tiles[i] = ld_global_once_16(start + u64::cast_from(words.place) + words.row * u64::cast_from(row));
+        } else {
+            let half = if comptime!(i < HALF_TILES) { self.first } else { self.second };
+            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % HALF_TILES) as u64));
+        }
     }
 
     /// Issues the load of group `i` of a step; past K, of the last one again.
