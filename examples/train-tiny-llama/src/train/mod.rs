@@ -2,18 +2,20 @@
 
 mod clip;
 mod output;
+mod prune;
 mod schedule;
 mod tokens;
 mod trainer;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn::tensor::DeviceType;
+use burn::tensor::{Device, FloatDType};
 use clap::ValueEnum;
-use marlin_llama::{Architecture, LlamaConfig};
+use marlin_llama::{Architecture, Llama, LlamaConfig, OpenOptions};
 
 use crate::corpus::{self, CONTEXT, tokenizer};
 use crate::error::Error;
@@ -60,6 +62,12 @@ pub struct Options {
     /// Seed of the weights and of the order of the text
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Prune the projections of the model of --from to 2:4, and train it on with the mask held
+    #[arg(long, requires = "from")]
+    sparse24: bool,
+    /// Folder of the float model to go on from
+    #[arg(long, requires = "sparse24")]
+    from: Option<PathBuf>,
 }
 
 /// A device to train on.
@@ -119,7 +127,20 @@ fn tiny_llama() -> LlamaConfig {
 
 /// Runs `train`.
 pub fn run(options: &Options) -> Result<(), Error> {
-    train(options, tiny_llama())
+    let config = match &options.from {
+        Some(folder) => LlamaConfig::read(&folder.join("config.json"))?,
+        None => tiny_llama(),
+    };
+    train(options, config)
+}
+
+/// The model to train: one with random weights, or that of `--from` pruned.
+fn trainer(options: &Options, config: &LlamaConfig, train_tokens: Vec<i32>, device: &Device) -> Result<Trainer, Error> {
+    let Some(folder) = &options.from else { return Ok(Trainer::new(config, train_tokens, options, device)) };
+    let open =
+        OpenOptions { dtype: Some(FloatDType::F32), max_len: Some(config.max_position_embeddings), with_tokenizer: false, head: None };
+    let llama = Llama::open(folder, device, &open)?;
+    Trainer::pruned(Arc::unwrap_or_clone(llama.model), train_tokens, options, device)
 }
 
 fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
@@ -133,12 +154,17 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
 
     let schedule =
         Schedule { peak: options.lr, warmup: options.warmup, steps: options.steps, limit: options.max_seconds.map(Duration::from_secs) };
-    let mut trainer = Trainer::new(&config, train_tokens, options, &device);
+    let mut trainer = trainer(options, &config, train_tokens, &device)?;
     println!("{} parameters", trainer.num_params());
 
     let start = Instant::now();
     let mut progress =
         Progress { device: device_name, batch: options.batch, seq: options.seq, seed: options.seed, lr: options.lr, ..Progress::default() };
+    if options.sparse24 {
+        let perplexity = trainer.perplexity(&held_out)?;
+        println!("pruned to 2:4: held-out perplexity {perplexity:.3}");
+        progress.pruned_perplexity = Some(perplexity);
+    }
     let mut best = f64::INFINITY;
     let mut last_report = (0, start.elapsed());
     for step in 1..=options.steps {

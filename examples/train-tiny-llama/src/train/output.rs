@@ -37,11 +37,13 @@ pub struct Progress {
     pub elapsed: Duration,
     /// Perplexity on the held-out text.
     pub perplexity: f64,
+    /// That of the pruned model before its first step, where it was pruned.
+    pub pruned_perplexity: Option<f64>,
 }
 
 impl Progress {
     fn to_json(&self) -> serde_json::Value {
-        json!({
+        let mut fields = json!({
             "steps": self.steps,
             "tokens": self.steps * self.batch * self.seq,
             "batch": self.batch,
@@ -52,7 +54,12 @@ impl Progress {
             "device": self.device,
             "train_loss": self.train_loss,
             "heldout_perplexity": self.perplexity,
-        })
+        });
+        if let Some(pruned) = self.pruned_perplexity {
+            fields["sparsity"] = "2:4".into();
+            fields["heldout_perplexity_when_pruned"] = pruned.into();
+        }
+        fields
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use marlin_format::checkpoint::Checkpoint;
+
 use super::*;
 
 fn small() -> LlamaConfig {
@@ -41,6 +43,8 @@ fn options(data: &Path, out: &Path) -> Options {
         warmup: 5,
         eval_steps: 30,
         seed: 7,
+        sparse24: false,
+        from: None,
     }
 }
 
@@ -65,6 +69,38 @@ fn learns_and_writes_a_folder() {
     let replaced: serde_json::Value = serde_json::from_slice(&fs::read(out.join("training.json")).unwrap()).unwrap();
     assert_eq!(replaced["steps"], 1, "an earlier training is replaced");
     assert!(!dir.path().join("model.new").exists());
+}
+
+/// Pruned, the small model guesses worse; trained on, it guesses as well as before, with the same weights at zero.
+#[test]
+fn a_pruned_model_recovers_with_its_mask_held() {
+    let dir = tempfile::tempdir().unwrap();
+    corpus_folder(dir.path());
+    let (dense, sparse) = (dir.path().join("dense"), dir.path().join("sparse"));
+    let first = options(dir.path(), &dense);
+    train(&first, small()).unwrap();
+    let from = || options(dir.path(), &sparse);
+    train(&Options { sparse24: true, from: Some(dense.clone()), lr: 3e-3, ..from() }, small()).unwrap();
+    let training: serde_json::Value = serde_json::from_slice(&fs::read(sparse.join("training.json")).unwrap()).unwrap();
+    let (pruned, recovered) = (&training["heldout_perplexity_when_pruned"], training["heldout_perplexity"].as_f64().unwrap());
+    assert!(recovered < 2.0 && recovered < pruned.as_f64().unwrap(), "{training}");
+
+    let open = |dir: &Path| Checkpoint::open(dir).unwrap();
+    let (before, after) = (open(&dense), open(&sparse));
+    let mut projections = 0;
+    for name in after.names().filter(|name| name.contains("_proj")) {
+        let [before, after] = [&before, &after].map(|checkpoint| checkpoint.tensor(name).unwrap());
+        assert!(after.is_two_four() && !before.is_two_four(), "{name}");
+        // What is at zero now was among the smaller two of its four.
+        let (before, after) = (before.to_f32().unwrap(), after.to_f32().unwrap());
+        for (before, after) in before.chunks(4).zip(after.chunks(4)) {
+            let mut sizes: Vec<f32> = before.iter().map(|value| value.abs()).collect();
+            sizes.sort_by(f32::total_cmp);
+            assert!(before.iter().zip(after).all(|(before, after)| *after != 0.0 || before.abs() <= sizes[1]), "{name}");
+        }
+        projections += 1;
+    }
+    assert_eq!(projections, 14);
 }
 
 #[test]

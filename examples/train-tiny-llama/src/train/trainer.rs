@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 
 use super::Options;
 use super::clip::clip_by_global_norm;
+use super::prune::{Masks, prune};
 use super::tokens::{self, Windows};
 use crate::error::Error;
 
@@ -24,6 +25,8 @@ pub struct Trainer {
     windows: Windows,
     batch: usize,
     seq: usize,
+    /// Of a pruned model.
+    masks: Option<Masks>,
     /// The sum of the losses since they were last read, on the device, and their number.
     losses: Option<(Tensor<1>, usize)>,
 }
@@ -32,11 +35,22 @@ impl Trainer {
     /// Makes a model with random weights on the device, and copies the training tokens there.
     pub fn new(config: &LlamaConfig, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Self {
         device.seed(options.seed);
+        let model = LlamaModel::new(config, &device.clone().autodiff());
+        Self::of(model, None, train_tokens, options, device)
+    }
+
+    /// Prunes a model to 2:4, to train it on with its mask held.
+    pub fn pruned(model: LlamaModel, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Result<Self, Error> {
+        device.seed(options.seed);
+        let (model, masks) = prune(model)?;
+        Ok(Self::of(model, Some(masks), train_tokens, options, device))
+    }
+
+    fn of(model: LlamaModel, masks: Option<Masks>, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Self {
         let device = device.clone().autodiff();
-        let model = LlamaModel::new(config, &device);
         let windows = Windows::new(train_tokens, options.seq, StdRng::seed_from_u64(options.seed), &device);
         let optimizer = optimizer(&model);
-        Self { model, optimizer, windows, batch: options.batch, seq: options.seq, losses: None }
+        Self { model, optimizer, windows, batch: options.batch, seq: options.seq, masks, losses: None }
     }
 
     /// The number of parameters of the model.
@@ -54,6 +68,10 @@ impl Trainer {
         let (inputs, targets) = self.windows.batch(self.batch);
         let loss = token_losses(self.model.forward_full(inputs), targets).mean();
         let grads = GradientsParams::from_grads(loss.backward(), &self.model);
+        let grads = match &self.masks {
+            Some(masks) => masks.apply(&self.model, grads),
+            None => grads,
+        };
         let grads = clip_by_global_norm(&self.model, grads, MAX_GRADIENT_NORM);
         self.model = self.optimizer.step(learning_rate, self.model.clone(), grads);
         let loss = loss.inner();
