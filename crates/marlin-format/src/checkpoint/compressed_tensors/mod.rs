@@ -159,7 +159,7 @@ fn unpack_words(words: Vec<u32>, layout: &PlainLayout, packed: &FileWords, permu
 fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let (n, layout) = (weight.n(), weight.layout());
     let (rows, columns) = (layout.rows(), layout.columns());
-    let words = natural_words(&weight);
+    let words = natural_words(weight);
     let last_mask = layout.rows_mask(rows - 1);
     let mut packed = vec![0u32; n * rows];
     packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {

@@ -7,7 +7,7 @@ use crate::tile::fragment::{dequantize, load_group};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which are those of [`multiply`](super::multiply::multiply).
+/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which are those of `multiply`.
 ///
 /// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's four tiles of words, and half of one of its two tiles of metadata
 /// ([`SparseLayout`](marlin_format::layout::SparseLayout)). Fragment B is 32 rows of K for eight rows of activations: one `ldmatrix.x4`.
@@ -27,7 +27,7 @@ pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMa
     let row = stage
         + comptime!(config.activations_offset() as u32)
         + (lane % 8 * runs + warp_k * comptime!((config.tile.chunk_rows() / 8) as u32)) * 16;
-    let swizzle = lane / 8 ^ (lane % 8);
+    let swizzle = (lane / 8) ^ (lane % 8);
 
     // The fragments of the next eight rows of activations are loaded while these are multiplied, and the next words while this step's are.
     let mut b = Array::<U4>::new(2usize);
