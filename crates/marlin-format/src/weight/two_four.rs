@@ -96,11 +96,18 @@ impl PlainWeight {
         Ok((words, metadata))
     }
 
-    /// The same weight as 2:4, where it is that and sparse tensor cores take it: rows in their natural order, and K a multiple of 32. What is not 2:4 is
-    /// soon known: the first four rows that do not fit end the search.
+    /// The same weight as 2:4, where it is that and sparse tensor cores take it: rows in their natural order, and K a multiple of 32.
     pub fn as_found(self) -> Self {
         let is_candidate = self.metadata().is_none() && self.row_permutation().is_none() && self.k().is_multiple_of(32);
+        // Nearly every dense weight fails here, before memory is taken for another form of it.
+        let is_candidate = is_candidate && self.first_rows_fit();
         is_candidate.then(|| self.to_two_four().ok()).flatten().unwrap_or(self)
+    }
+
+    /// Returns true if at most two of the first four rows of every column are other than zero, of a dense weight of at least four rows.
+    fn first_rows_fit(&self) -> bool {
+        let zero = |column: usize| self.zero_points().map_or(self.spec().bits.midpoint(), |points| points[column]);
+        (0..self.n()).all(|column| (0..4).filter(|&row| self.q(row, column) != zero(column)).count() <= 2)
     }
 
     /// A weight of parts that another one had, in another form.
