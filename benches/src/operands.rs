@@ -5,6 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use half::{bf16, f16};
+use marlin_format::layout::MetadataLayout;
 use marlin_format::{WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::{ActivationDtype, WeightBuffers};
 use rand::rngs::SmallRng;
@@ -75,8 +76,8 @@ pub fn random_bytes(count: usize) -> Vec<u8> {
 
 /// Makes bytes of metadata: two of the nibbles that name two rows in order. The product of others is not defined.
 fn random_metadata(rng: &mut SmallRng, count: usize) -> Vec<u8> {
-    const NIBBLES: [u8; 6] = [4, 8, 9, 12, 13, 14];
-    (0..count).map(|_| NIBBLES[rng.random_range(0..6)] | NIBBLES[rng.random_range(0..6)] << 4).collect()
+    let mut nibble = || MetadataLayout::NIBBLES[rng.random_range(0..MetadataLayout::NIBBLES.len())];
+    (0..count).map(|_| nibble() | nibble() << 4).collect()
 }
 
 fn bytes(count: usize, dtype: ActivationDtype, mut value: impl FnMut() -> f32) -> Vec<u8> {

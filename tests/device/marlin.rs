@@ -109,13 +109,11 @@ fn every_tile(device: &Device, group: GroupSize, seed: u64) {
 const SPLIT: [(GroupSize, bool, ScaleDtype); 3] =
     [(GroupSize::G128, false, ScaleDtype::F16), (GroupSize::G32, true, ScaleDtype::BF16), (GroupSize::Channel, false, ScaleDtype::BF16)];
 
-const SPARSITIES: [Sparsity; 2] = [Sparsity::Dense, Sparsity::TwoFour];
-
 /// Long columns on few blocks and on all, so that a tile is computed by one, two or many blocks, and a block computes parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
     // The second K has an odd number of chunks, and a last group of 24 rows.
-    for (k, sparsity) in [4096, 4120].into_iter().flat_map(|k| SPARSITIES.map(|sparsity| (k, sparsity))) {
+    for (k, sparsity) in [4096, 4120].into_iter().flat_map(|k| Sparsity::ALL.map(|sparsity| (k, sparsity))) {
         let case = Case { m, k, n: 328, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false, sparsity };
         let operands = Operands::random(&case, seed);
         for launch in tile::launches(&problem(&case), &bench.card) {
@@ -129,7 +127,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for sparsity in SPARSITIES {
+    for sparsity in Sparsity::ALL {
         let spec = QuantSpec::int4(GroupSize::G128);
         let case = Case { m: 16, k: 16384, n: 64, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let mut operands = Operands::random(&case, seed);
@@ -150,7 +148,7 @@ fn large_sums(device: &Device, seed: u64) {
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for (m, sparsity) in [1, 16, 64].into_iter().flat_map(|m| SPARSITIES.map(|sparsity| (m, sparsity))) {
+    for (m, sparsity) in [1, 16, 64].into_iter().flat_map(|m| Sparsity::ALL.map(|sparsity| (m, sparsity))) {
         let spec = QuantSpec::int4(GroupSize::G128);
         let case = Case { m, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let operands = Operands::random(&case, seed);

@@ -16,8 +16,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 const EPSILON: f32 = 1e-5;
-/// Dense weights and 2:4 ones.
-const SPARSITIES: [Sparsity; 2] = [Sparsity::Dense, Sparsity::TwoFour];
 /// The groups that the kernel takes.
 const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
 
@@ -105,7 +103,7 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
         [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)]
     {
         let spec = QuantSpec { zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
-        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| SPARSITIES.map(|sparsity| (shape, sparsity))) {
+        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity))) {
             let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
             if sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32 {
                 continue;
@@ -128,7 +126,7 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
 
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for sparsity in SPARSITIES {
+    for sparsity in Sparsity::ALL {
         let spec = QuantSpec::int4(GroupSize::G128);
         let case = Case { m: 1, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let row = Row::random(&case, seed);

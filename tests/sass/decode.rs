@@ -79,7 +79,7 @@ fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     }
     for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
         for (blocks, zero_points, bf16) in [(1, false, false), (2, true, false), (4, false, true), (8, true, true)] {
-            for sparsity in [Sparsity::Dense, Sparsity::TwoFour] {
+            for sparsity in Sparsity::ALL {
                 // The one format that it does not take.
                 if sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32 {
                     continue;

@@ -149,7 +149,7 @@ fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
 fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
     for group in GroupSize::ALL {
         for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
-            for sparsity in [Sparsity::Dense, Sparsity::TwoFour] {
+            for sparsity in Sparsity::ALL {
                 let is_there = |config: &Config| {
                     (config.group, config.zero_points, config.bf16, config.tile.sparsity()) == (group, zero_points, bf16, sparsity)
                 };

@@ -139,8 +139,9 @@ fn row_of(weight: &PlainWeight, stored: usize, column: usize) -> usize {
 fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
     let layout = MetadataLayout::new(k, n);
     let mut metadata = vec![MetadataLayout::PADDING_WORD; layout.words()];
+    let mut nibble = || MetadataLayout::NIBBLES[rng.random_range(0..MetadataLayout::NIBBLES.len())];
     for four in 0..k / 4 {
-        (0..n).for_each(|column| layout.index(four, column).write(&mut metadata, [4, 8, 9, 12, 13, 14][rng.random_range(0..6)]));
+        (0..n).for_each(|column| layout.index(four, column).write(&mut metadata, nibble()));
     }
     metadata
 }

@@ -35,6 +35,6 @@ pub use memory::{available_memory, memory_short_of};
 pub use text::{excerpt, with_causes, without_control};
 pub use weight::{
     Bits, GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, TensorDescriptor, TensorDtype,
-    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, check_two_four, expand_two_four, prune_two_four,
+    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, check_two_four, expand_two_four, prune_two_four, quantize,
     quantize_rtn, quantize_two_four,
 };

@@ -151,8 +151,7 @@ impl QuantProblem {
 
     /// The same problem on a weight that stores the values of a pattern.
     pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
-        let format = self.weight.format.with_sparsity(sparsity);
-        Self { weight: WeightDescriptor { format, ..self.weight }, ..self }
+        Self { weight: self.weight.with_sparsity(sparsity), ..self }
     }
 
     /// Input features.

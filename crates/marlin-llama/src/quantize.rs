@@ -1,13 +1,12 @@
 //! A float folder to a folder with 4-bit or 8-bit projections.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq, marlin24};
-use marlin_format::{
-    FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat, memory_short_of, quantize_rtn, quantize_two_four,
-};
+use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat, memory_short_of, quantize};
 
 use crate::LlamaError;
 use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
@@ -70,13 +69,21 @@ impl FileFormat {
         }
     }
 
-    /// The tensors of a layer, and the bits that they hold for each weight.
-    fn tensors_of(self, layer: &str, weight: &PlainWeight) -> Result<(Vec<TensorData>, f64), FormatError> {
-        Ok(match self {
-            Self::CompressedTensors => (compressed_tensors::tensors_of(layer, weight), weight.to_dense().bits_per_weight()),
-            Self::Gptq => (gptq::tensors_of(layer, weight), weight.to_dense().bits_per_weight()),
-            Self::Marlin24 => (marlin24::tensors_of(layer, weight)?, weight.to_two_four()?.bits_per_weight()),
-        })
+    /// The weight with the values that a file of this form stores.
+    fn stored(self, weight: &PlainWeight) -> Result<Cow<'_, PlainWeight>, FormatError> {
+        match self {
+            Self::CompressedTensors | Self::Gptq => Ok(weight.to_dense()),
+            Self::Marlin24 => weight.to_two_four(),
+        }
+    }
+
+    /// The tensors of a layer.
+    fn tensors_of(self, layer: &str, stored: &PlainWeight) -> Result<Vec<TensorData>, FormatError> {
+        match self {
+            Self::CompressedTensors => Ok(compressed_tensors::tensors_of(layer, stored)),
+            Self::Gptq => Ok(gptq::tensors_of(layer, stored)),
+            Self::Marlin24 => marlin24::tensors_of(layer, stored),
+        }
     }
 }
 
@@ -289,17 +296,19 @@ impl<'a> Plan<'a> {
                 let (k, n) = (*k, rows.len());
                 let weight = transposed(&view.to_f32()?[rows.start * k..rows.end * k], n, k);
                 let failed = |source| LlamaError::Quantize { layer: layer.clone(), source };
-                let plain = match options.sparsity {
-                    Sparsity::Dense => quantize_rtn(&weight, k, n, spec).map(PlainWeight::as_found),
-                    Sparsity::TwoFour => quantize_two_four(weight, k, n, spec),
-                };
-                let plain = plain.map_err(failed)?;
-                let (tensors, bits_per_weight) = options.format.tensors_of(layer, &plain).map_err(failed)?;
-                for tensor in tensors {
+                let plain = quantize(weight, k, n, spec, options.sparsity).map_err(failed)?;
+                let stored = options.format.stored(&plain).map_err(failed)?;
+                for tensor in options.format.tensors_of(layer, &stored).map_err(failed)? {
                     report.target_bytes += tensor.bytes.len();
                     writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
                 }
-                report.quantized.push(QuantizedLayer { name: layer.clone(), k, n, sparsity: plain.sparsity(), bits_per_weight });
+                report.quantized.push(QuantizedLayer {
+                    name: layer.clone(),
+                    k,
+                    n,
+                    sparsity: plain.sparsity(),
+                    bits_per_weight: stored.bits_per_weight(),
+                });
             }
         }
         Ok(*view)

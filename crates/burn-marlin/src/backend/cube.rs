@@ -148,25 +148,23 @@ fn launch_repack(
     descriptor: &WeightDescriptor,
     to: &WeightDescriptor,
 ) -> Result<WeightTensors<CubeTensor>, KernelError> {
-    let mut weight = WeightTensors { row_permutation: None, ..weight };
+    let weight = WeightTensors { row_permutation: None, ..weight };
+    if descriptor == to {
+        return Ok(weight);
+    }
     let scales = activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32);
     let problem = |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
     let client = weight.words.client.clone();
-    let mut from = *descriptor;
-    if from.format.sparsity != to.format.sparsity {
-        let plain = from.in_layout(WeightLayout::Plain);
-        weight = launch_repack(weight, &from, &plain)?;
-        let dense = to.in_layout(WeightLayout::Plain).tensors();
-        let out = empty(&weight.words, Shape::new(dense.words.matrix_shape()), weight.words.dtype);
-        repack::expand(&client, &problem(&plain), weight_buffers(weight.clone()), out.clone().into_buffer_arg())?;
-        weight = WeightTensors { words: out, metadata: None, ..weight };
-        from.layout = WeightLayout::Plain;
+    if descriptor.format.sparsity != to.format.sparsity {
+        // Values are put between the kept ones in the plain layout.
+        let plain = descriptor.in_layout(WeightLayout::Plain);
+        let weight = launch_repack(weight, descriptor, &plain)?;
+        let dense = to.in_layout(WeightLayout::Plain);
+        let words = empty(&weight.words, Shape::new(dense.tensors().words.matrix_shape()), weight.words.dtype);
+        repack::expand(&client, &problem(&plain), weight_buffers(weight.clone()), words.clone().into_buffer_arg())?;
+        return launch_repack(WeightTensors { words, metadata: None, ..weight }, &dense, to);
     }
-    if from.layout == to.layout {
-        return Ok(weight);
-    }
-    from.format.sparsity = to.format.sparsity;
-    let (problem, shapes) = (problem(&from), to.tensors());
+    let (problem, shapes) = (problem(descriptor), to.tensors());
     weight.try_map(|role, tensor| {
         let Some(shape) = shapes.get(role) else { return Ok(tensor) };
         let out = empty(&tensor, Shape::new(shape.matrix_shape()), tensor.dtype);

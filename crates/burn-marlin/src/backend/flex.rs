@@ -8,7 +8,7 @@ use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use marlin_format::{WeightDescriptor, WeightTensors, expand_two_four};
+use marlin_format::{Sparsity, WeightDescriptor, WeightTensors, expand_two_four};
 use marlin_kernels::matmul::host::{self, Floats, HostFloat, HostWeight};
 use marlin_kernels::{ActivationDtype, KernelError, QuantProblem};
 use std::borrow::Cow;
@@ -70,7 +70,7 @@ fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantT
     let weight = WeightTensors::from(weight).map(|_, tensor: FlexTensor| tensor.to_contiguous());
     let zero_points = weight.zero_points.as_ref().map(words);
     let dense = expand_two_four(descriptor, words(&weight.words), weight.metadata.as_ref().map(words).unwrap_or_default(), zero_points);
-    let shape = descriptor.expanded().tensors().words.matrix_shape();
+    let shape = descriptor.with_sparsity(Sparsity::Dense).tensors().words.matrix_shape();
     let words = FloatTensor::<Flex>::from_data(TensorData::new(bytemuck::cast_vec::<u32, i32>(dense), shape));
     WeightTensors { words, metadata: None, ..weight }.into()
 }

@@ -15,8 +15,7 @@ use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use marlin_format::{
-    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor,
-    quantize_rtn, quantize_two_four,
+    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, quantize,
 };
 use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, held_on, plan};
 use tensors::DeviceTensors;
@@ -133,10 +132,7 @@ impl QuantizedWeight {
     pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, Error> {
         let [k, n] = weight.dims();
         let values = read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())?;
-        Ok(match sparsity {
-            Sparsity::Dense => quantize_rtn(&values, k, n, spec)?.as_found(),
-            Sparsity::TwoFour => quantize_two_four(values, k, n, spec)?,
-        })
+        Ok(quantize(values, k, n, spec, sparsity)?)
     }
 
     /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.

@@ -23,6 +23,8 @@ pub struct MetadataLayout {
 impl MetadataLayout {
     /// The nibble of rows 0 and 1.
     pub const PADDING: u8 = 4;
+    /// The nibbles that occur.
+    pub const NIBBLES: [u8; 6] = [4, 8, 9, 12, 13, 14];
     /// A word of padding.
     pub const PADDING_WORD: u32 = 0x4444_4444;
 

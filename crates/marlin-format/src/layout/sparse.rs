@@ -1,6 +1,6 @@
 //! The tile layout of 2:4 weights for the sparse tensor cores.
 
-use super::{MarlinLayout, TileExtents, WordIndex};
+use super::{MarlinLayout, MetadataLayout, TileExtents, WordIndex};
 use crate::{Bits, FormatError};
 
 /// Kept values in [`MarlinLayout`], and metadata as `mma.sp` takes them from a warp's lanes.
@@ -66,17 +66,17 @@ impl SparseLayout {
         WordIndex { word: 128 * tile + 4 * lane + word, slot: 4 * second_column + four % 4, bits: Bits::Four }
     }
 
-    /// Metadata in [`MetadataLayout`](super::MetadataLayout) in this layout: [`metadata_words`](Self::metadata_words) words.
+    /// Metadata in [`MetadataLayout`] in this layout: [`metadata_words`](Self::metadata_words) words.
     ///
     /// # Errors
     /// [`FormatError::Length`] where `metadata` has another length than that layout.
     pub fn pack_metadata(&self, metadata: &[u32]) -> Result<Vec<u32>, FormatError> {
-        let (plain, n) = (super::MetadataLayout::new(self.k, self.values.n()), self.values.n());
+        let (plain, n) = (MetadataLayout::new(self.k, self.values.n()), self.values.n());
         if metadata.len() != plain.words() {
             let (expected, found) = (plain.words(), metadata.len());
             return Err(FormatError::Length { what: "the metadata", k: self.k, n, expected, found });
         }
-        let mut words = vec![super::MetadataLayout::PADDING_WORD; self.metadata_words()];
+        let mut words = vec![MetadataLayout::PADDING_WORD; self.metadata_words()];
         for four in 0..self.k / 4 {
             for column in 0..n {
                 self.metadata_index(four, column).write(&mut words, plain.index(four, column).read(metadata));

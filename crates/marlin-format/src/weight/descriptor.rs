@@ -216,9 +216,9 @@ impl WeightDescriptor {
         Self { layout, ..self }
     }
 
-    /// The descriptor of the same weight with every value stored.
-    pub fn expanded(self) -> Self {
-        Self { format: self.format.with_sparsity(Sparsity::Dense), ..self }
+    /// The descriptor of the same weight with the values of another pattern stored.
+    pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
+        Self { format: self.format.with_sparsity(sparsity), ..self }
     }
 
     /// Returns the quantisation of the weight.

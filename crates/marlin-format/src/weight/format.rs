@@ -14,6 +14,9 @@ pub enum Sparsity {
 }
 
 impl Sparsity {
+    /// All patterns.
+    pub const ALL: [Self; 2] = [Self::Dense, Self::TwoFour];
+
     /// Rows of K whose values are stored, of a weight with `k` input features.
     pub const fn stored_rows(self, k: usize) -> usize {
         match self {
@@ -50,7 +53,6 @@ const DIGIT: u64 = 16;
 
 const LAYOUTS: [WeightLayout; 2] = [WeightLayout::Plain, WeightLayout::Tile];
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
-const SPARSITIES: [Sparsity; 2] = [Sparsity::Dense, Sparsity::TwoFour];
 const FLAGS: [bool; 2] = [false, true];
 
 impl WeightFormat {
@@ -78,7 +80,7 @@ impl WeightFormat {
             digit(&FLAGS, zero_points),
             digit(&SCALE_DTYPES, scale_dtype),
             digit(&FLAGS, permuted),
-            digit(&SPARSITIES, sparsity),
+            digit(&Sparsity::ALL, sparsity),
             digit(&LAYOUTS, layout),
         ];
         digits.into_iter().rev().fold(0, |code, digit| code * DIGIT + digit)
@@ -96,7 +98,7 @@ impl WeightFormat {
             zero_points: *FLAGS.get(digit(2))?,
             scale_dtype: *SCALE_DTYPES.get(digit(3))?,
         };
-        let format = Self { spec, permuted: *FLAGS.get(digit(4))?, sparsity: *SPARSITIES.get(digit(5))? };
+        let format = Self { spec, permuted: *FLAGS.get(digit(4))?, sparsity: *Sparsity::ALL.get(digit(5))? };
         Some((format, *LAYOUTS.get(digit(6))?))
     }
 }
@@ -135,7 +137,7 @@ mod tests {
                     for scale_dtype in SCALE_DTYPES {
                         for layout in LAYOUTS {
                             let spec = QuantSpec { bits, group, zero_points, scale_dtype };
-                            for sparsity in SPARSITIES {
+                            for sparsity in Sparsity::ALL {
                                 let format = WeightFormat::dense(spec).with_permutation(permuted).with_sparsity(sparsity);
                                 let code = format.to_code(layout);
                                 assert!(codes.insert(code), "{format}, {layout}: {code} is another's, too");

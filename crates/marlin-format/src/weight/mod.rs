@@ -23,4 +23,4 @@ pub(crate) use plain::position;
 pub use plain::{PlainParts, PlainWeight, Scales};
 pub use quantize::quantize_rtn;
 pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
-pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize_two_four};
+pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize, quantize_two_four};

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::quantize::quantize_rtn;
-use super::{PlainParts, PlainWeight, QuantSpec, WeightDescriptor};
+use super::{PlainParts, PlainWeight, QuantSpec, Sparsity, WeightDescriptor};
 use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{Bits, FormatError};
 
@@ -22,42 +22,35 @@ impl PlainWeight {
     pub fn into_dense(self) -> Self {
         let Some(metadata) = self.metadata() else { return self };
         let words = expand_two_four(&self.descriptor(), self.words(), metadata, self.zero_point_words().as_deref());
-        Self::checked(PlainParts { words, metadata: None, ..self.into_parts() })
+        Self { parts: PlainParts { words, metadata: None, ..self.into_parts() } }
     }
 
-    /// The same weight as 2:4: of every four rows of a column, from a multiple of four on, at most two may be other than zero.
+    /// The same weight as 2:4, one that is that as it is: of every four rows of a column, from a multiple of four on, at most two may be other than zero.
     ///
     /// Where fewer are, rows that come first are stored with them.
     ///
     /// # Errors
     /// [`FormatError::NotTwoFour`] with the first four rows that do not fit; [`FormatError::SparseRows`] and [`FormatError::SparsePermuted`].
-    pub fn to_two_four(&self) -> Result<Self, FormatError> {
+    pub fn to_two_four(&self) -> Result<Cow<'_, Self>, FormatError> {
         if self.metadata().is_some() {
-            return Ok(self.clone());
+            return Ok(Cow::Borrowed(self));
         }
-        let mut descriptor = self.descriptor();
-        descriptor.format.sparsity = super::Sparsity::TwoFour;
-        descriptor.check()?;
+        self.descriptor().with_sparsity(Sparsity::TwoFour).check()?;
         let (words, metadata) = match self.spec().bits {
             Bits::Four => self.compressed::<8>()?,
             Bits::Eight => self.compressed::<4>()?,
         };
-        let PlainParts { k, n, spec, scales, zero_points, row_permutation, .. } = self.clone_without_words();
-        Ok(Self::checked(PlainParts { k, n, spec, words, metadata: Some(metadata), scales, zero_points, row_permutation }))
-    }
-
-    /// The parts, but for the words.
-    fn clone_without_words(&self) -> PlainParts {
-        PlainParts {
+        let parts = PlainParts {
             k: self.k(),
             n: self.n(),
             spec: self.spec(),
-            words: Vec::new(),
-            metadata: None,
+            words,
+            metadata: Some(metadata),
             scales: self.scales().clone(),
             zero_points: self.zero_points().map(<[u8]>::to_vec),
             row_permutation: None,
-        }
+        };
+        Ok(Cow::Owned(Self { parts }))
     }
 
     /// The words of kept values, and the metadata.
@@ -101,18 +94,14 @@ impl PlainWeight {
         let is_candidate = self.metadata().is_none() && self.row_permutation().is_none() && self.k().is_multiple_of(32);
         // Nearly every dense weight fails here, before memory is taken for another form of it.
         let is_candidate = is_candidate && self.first_rows_fit();
-        is_candidate.then(|| self.to_two_four().ok()).flatten().unwrap_or(self)
+        let found = is_candidate.then(|| self.to_two_four().ok()).flatten().map(Cow::into_owned);
+        found.unwrap_or(self)
     }
 
     /// Returns true if at most two of the first four rows of every column are other than zero, of a dense weight of at least four rows.
     fn first_rows_fit(&self) -> bool {
         let zero = |column: usize| self.zero_points().map_or(self.spec().bits.midpoint(), |points| points[column]);
         (0..self.n()).all(|column| (0..4).filter(|&row| self.q(row, column) != zero(column)).count() <= 2)
-    }
-
-    /// A weight of parts that another one had, in another form.
-    fn checked(parts: PlainParts) -> Self {
-        Self { parts }
     }
 }
 
@@ -130,7 +119,7 @@ pub fn expand_two_four(descriptor: &WeightDescriptor, kept: &[u32], metadata: &[
 
 /// [`expand_two_four`] of `V` values to a word.
 fn expanded<const V: usize>(descriptor: &WeightDescriptor, kept: &[u32], metadata: &[u32], zero_points: Option<&[u32]>) -> Vec<u32> {
-    let layout = descriptor.expanded().plain_layout();
+    let layout = descriptor.with_sparsity(Sparsity::Dense).plain_layout();
     let columns = layout.columns();
     let mut words = vec![0; layout.words()];
     words.par_chunks_exact_mut(columns.max(1)).enumerate().for_each(|(row, line)| {
@@ -249,11 +238,23 @@ fn check_rows(weight: &[f32], k: usize, n: usize) -> Result<(), FormatError> {
     }
 }
 
+/// Rounds `weight` (`[K, N]` row-major, f32) to [all of its values](quantize_rtn), or [prunes it](quantize_two_four) before; 2:4 in any case
+/// where the rounded values [are](PlainWeight::as_found).
+///
+/// # Errors
+/// As both.
+pub fn quantize(weight: Vec<f32>, k: usize, n: usize, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, FormatError> {
+    match sparsity {
+        Sparsity::Dense => quantize_rtn(&weight, k, n, spec).map(PlainWeight::as_found),
+        Sparsity::TwoFour => quantize_two_four(weight, k, n, spec),
+    }
+}
+
 /// [Prunes](prune_two_four) `weight` (`[K, N]` row-major, f32) and [rounds](quantize_rtn) what is left, into a 2:4 weight.
 ///
 /// # Errors
 /// As both.
 pub fn quantize_two_four(mut weight: Vec<f32>, k: usize, n: usize, spec: &QuantSpec) -> Result<PlainWeight, FormatError> {
     prune_two_four(&mut weight, k, n)?;
-    quantize_rtn(&weight, k, n, spec)?.to_two_four()
+    Ok(quantize_rtn(&weight, k, n, spec)?.to_two_four()?.into_owned())
 }

@@ -23,11 +23,11 @@ proptest! {
     #[test]
     fn dense_and_sparse_are_one_weight(k in 1..100usize, n in 1..100usize, spec in any_spec(), seed: u64) {
         let weight = sparse_weight(&mut StdRng::seed_from_u64(seed), 4 * k, n, spec);
-        let sparse = weight.to_two_four().unwrap();
+        let sparse = weight.to_two_four().unwrap().into_owned();
         prop_assert_eq!((sparse.k(), sparse.n(), sparse.spec(), sparse.sparsity()), (4 * k, n, spec, Sparsity::TwoFour));
         prop_assert_eq!(&sparse.clone().into_dense(), &weight);
         prop_assert_eq!(sparse.dequantize(), weight.dequantize());
-        prop_assert_eq!(&sparse.to_two_four().unwrap(), &sparse);
+        prop_assert_eq!(sparse.to_two_four().unwrap().into_owned(), sparse.clone());
         // Read value by value, without the words' arithmetic.
         let (metadata, layout) = (sparse.metadata().unwrap(), MetadataLayout::new(4 * k, n));
         prop_assert_eq!((metadata.len(), sparse.words().len()), (layout.words(), PlainLayout::new(2 * k, n, spec.bits).words()));
@@ -89,7 +89,7 @@ fn parts_and_joined_weights_keep_their_values() {
     let rng = &mut rng();
     for spec in all_specs() {
         let weight = sparse_weight(rng, 520, 37, spec);
-        let sparse = weight.to_two_four().unwrap();
+        let sparse = weight.to_two_four().unwrap().into_owned();
         for columns in [0..37, 3..30, 36..37] {
             let part = sparse.slice_n(columns.clone()).unwrap();
             assert_eq!(part.sparsity(), Sparsity::TwoFour);
@@ -107,7 +107,7 @@ fn parts_and_joined_weights_keep_their_values() {
         assert_eq!(joined.slice_n(0..19).unwrap(), weight.slice_n(5..24).unwrap(), "{spec}");
         assert_eq!(joined.slice_n(19..28).unwrap(), dense, "{spec}");
     }
-    let sparse = sparse_weight(rng, 64, 3, QuantSpec::int4(GroupSize::Channel)).to_two_four().unwrap();
+    let sparse = sparse_weight(rng, 64, 3, QuantSpec::int4(GroupSize::Channel)).to_two_four().unwrap().into_owned();
     assert_eq!(sparse.slice_k(2..64), Err(FormatError::SparseRows { k: 2 }));
     assert_eq!(sparse.slice_k(4..10), Err(FormatError::SparseRows { k: 6 }));
     assert_eq!(sparse.slice_k(12..40).unwrap().dequantize(), sparse.dequantize()[12 * 3..40 * 3]);
@@ -127,15 +127,15 @@ fn weights_that_are_not_two_four_are_refused() {
     assert_eq!(error, FormatError::NotTwoFour { row: 36, column: 7, found: 3 });
     assert!(error.to_string().contains("rows 36 to 39 of column 7 have 3 values"), "{error}");
     let odd = random_weight(rng, 30, 4, spec, false);
-    assert_eq!(odd.to_two_four(), Err(FormatError::SparseRows { k: 30 }));
+    assert_eq!(odd.to_two_four().map(|_| ()), Err(FormatError::SparseRows { k: 30 }));
     let ordered = random_weight(rng, 64, 4, spec, true);
-    assert_eq!(ordered.to_two_four(), Err(FormatError::SparsePermuted));
+    assert_eq!(ordered.to_two_four().map(|_| ()), Err(FormatError::SparsePermuted));
 }
 
 #[test]
 fn metadata_that_no_weight_has_are_refused() {
     let spec = QuantSpec::int8(GroupSize::G32);
-    let good = sparse_weight(&mut rng(), 72, 5, spec).to_two_four().unwrap().into_parts();
+    let good = sparse_weight(&mut rng(), 72, 5, spec).to_two_four().unwrap().into_owned().into_parts();
     let layout = MetadataLayout::new(72, 5);
     let with = |change: &dyn Fn(&mut PlainParts)| {
         let mut parts = good.clone();

@@ -87,7 +87,7 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
 /// of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let formats = [Sparsity::Dense, Sparsity::TwoFour].into_iter().flat_map(|sparsity| {
+    let formats = Sparsity::ALL.into_iter().flat_map(|sparsity| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format {
                 group,

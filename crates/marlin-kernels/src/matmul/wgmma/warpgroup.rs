@@ -84,6 +84,35 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
     }
 }
 
+/// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by row.
+#[cube]
+fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
+    comptime!(config.tile.warps_n as u32 * TILE_ROW_BYTES as u32)
+}
+
+/// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of the scales and of the zero points.
+#[derive(CubeType)]
+struct Chunk {
+    words: u32,
+    scales: u32,
+    zeros: u32,
+}
+
+#[cube]
+impl Chunk {
+    fn new(stage: u32, warp: u32, #[comptime] config: Config) -> Self {
+        let warps_n = comptime!(config.tile.warps_n as u32);
+        let words_row = words_row(config);
+        let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
+        let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
+        Chunk {
+            words: stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane() * 16,
+            scales: stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2),
+            zeros: stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2),
+        }
+    }
+}
+
 /// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its last 16 rows of K only by the next call, and
 /// releases the stage before.
 ///
@@ -103,15 +132,10 @@ pub(super) fn multiply(
     masks: &NibbleMasks,
     #[comptime] config: Config,
 ) {
-    let lane = lane();
     let warps_n = comptime!(config.tile.warps_n as u32);
-    let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
-    // Chunks that are side by side along N lie row by row.
-    let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
-    let words = state.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
-    let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
-    let scales = state.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
-    let zeros = state.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+    let words_row = words_row(config);
+    let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
+    let warp_k = warp / warps_n;
     let activations = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
 
@@ -177,20 +201,16 @@ pub(super) fn multiply(
 /// the first, for sums that no thread writes.
 #[cube]
 pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, masks: &NibbleMasks, #[comptime] config: Config) {
-    let lane = lane();
     let warps_n = comptime!(config.tile.warps_n as u32);
+    let words_row = words_row(config);
+    let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
     let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
-    let words_row = comptime!(warps_n * TILE_ROW_BYTES as u32);
-    let words = state.stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane * 16;
     let chunk = if warp_n < chunks { warp_n } else { 0u32.runtime() };
     let metadata = state.stage
         + comptime!(config.metadata_offset() as u32)
         + warp_k * comptime!(METADATA_ROWS as u32 * words_row)
         + chunk * comptime!(TILE_ROW_BYTES as u32)
-        + lane * 16;
-    let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
-    let scales = state.stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2);
-    let zeros = state.stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2);
+        + lane() * 16;
     let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let activations = comptime!(config.activations_offset() as u32) + warp_k * 2 * atom_bytes;
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
