@@ -65,6 +65,12 @@ pub fn bar_sync(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.sync {i}, {n};", i = const id, n = const threads);
 }
 
+/// [`bar_sync()`] of a barrier whose number is known when the kernel runs.
+#[cube]
+pub fn bar_sync_numbered(id: u32, #[comptime] threads: usize) {
+    gpu_asm!("bar.sync {i}, {n};", i = in(_) read::<u32>(id), n = const threads);
+}
+
 /// `bar.arrive`: arrives at barrier `id` of `threads` without waiting.
 #[cube]
 pub fn bar_arrive(#[comptime] id: usize, #[comptime] threads: usize) {

@@ -49,6 +49,12 @@ pub fn ld_acquire(address: u64) -> u32 {
     read::<u32>(value)
 }
 
+/// `st.relaxed.gpu`: a thread that loads it may see it before or after this thread's other writes.
+#[cube]
+pub fn st_relaxed(address: u64, value: u32) {
+    gpu_asm!("st.relaxed.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
+}
+
 /// `st.release.gpu`: earlier writes of this thread, and of those that it met at a barrier, are visible to a thread that acquires the value.
 #[cube]
 pub fn st_release(address: u64, value: u32) {

@@ -6,8 +6,6 @@ use marlin_format::{GroupSize, Sparsity};
 /// The tiles that a plan chooses from, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-///
-/// The nanoseconds of 2:4 tiles are not measured: they are those of dense tiles, times the bytes of a chunk (1.4 where memory bounds it).
 const TILES: [(Tile, u32); 30] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
@@ -27,19 +25,19 @@ const TILES: [(Tile, u32); 30] = [
     (wgmma(4, 4, 2), 92),
     (wgmma(8, 4, 1), 120),
     (wgmma(8, 4, 2), 144),
-    (sparse(1, 1, 8), 108),
-    (sparse(1, 3, 4), 100),
-    (sparse(2, 1, 8), 125),
+    (sparse(1, 1, 8), 98),
+    (sparse(1, 1, 12), 84),
+    (sparse(1, 3, 4), 80),
+    (sparse(2, 1, 8), 124),
     // For the 99 KB of compute capability 8.6 and 8.9: with zero points in groups of 32 no other fits.
-    (sparse(2, 2, 2), 135),
-    (sparse(2, 2, 4), 122),
-    (sparse(4, 2, 4), 160),
+    (sparse(2, 2, 2), 144),
+    (sparse(2, 2, 6), 102),
+    (sparse(4, 2, 4), 159),
     (sparse(4, 4, 2), 160),
-    (sparse(8, 4, 1), 230),
-    (sparse_wgmma(4, 4, 1), 110),
-    (sparse_wgmma(4, 4, 2), 105),
-    (sparse_wgmma(8, 4, 1), 150),
-    (sparse_wgmma(8, 4, 2), 150),
+    (sparse(8, 4, 1), 269),
+    (sparse_wgmma(2, 4, 2), 92),
+    (sparse_wgmma(4, 4, 2), 110),
+    (sparse_wgmma(8, 4, 1), 155),
 ];
 
 /// A tile without its stages.
@@ -156,7 +154,8 @@ fn spills(config: &Config, capability: u32) -> bool {
     }
     match capability {
         80 => match tile {
-            (1, 3, 4) => group == GroupSize::Channel && zero_points && bf16,
+            (1, 1, 16) => group == GroupSize::Channel && !zero_points,
+            (1, 3, 4) => group == GroupSize::Channel && zero_points == bf16,
             (2, 1, 8) => matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
             _ => false,
         },

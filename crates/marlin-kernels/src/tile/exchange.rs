@@ -12,7 +12,7 @@
 
 use super::config::Config;
 use super::outputs::{has_output, output, sync_consumers};
-use crate::ptx::{ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_release};
+use crate::ptx::{ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_relaxed, st_release};
 use cubecl::prelude::*;
 
 /// Words that a thread waits for at a time, where each has a mark.
@@ -80,7 +80,8 @@ fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] 
     if UNIT_POS_X == 0 {
         let flag = flag(workspace, other);
         while ld_acquire(flag) == 0 {}
-        st_release(flag, 0u32.runtime());
+        // Nothing needs to be seen before it: all threads would wait for a release.
+        st_relaxed(flag, 0u32.runtime());
     }
     sync_consumers(config);
     let sums = flagged_sums(workspace, other, config);

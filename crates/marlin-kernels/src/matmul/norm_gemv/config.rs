@@ -1,16 +1,12 @@
-use crate::tile::config::METADATA_ROWS;
+use crate::tile::candidates::Format;
+use crate::tile::config::{METADATA_ROWS, TILE_ROWS};
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use cubecl::prelude::*;
 use marlin_format::{GroupSize, Sparsity};
 
-/// Rows of K that a warp takes at a time.
-pub(super) const STEP_K: usize = 128;
 /// Columns of a cluster: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
-/// Tiles of [`MarlinLayout`](marlin_format::layout::MarlinLayout) in half of a dense step, or in one of a 2:4 weight: each is one 16-byte load of every
-/// lane.
-pub(super) const HALF_TILES: usize = STEP_K / 32;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
 /// Threads of a block.
@@ -32,19 +28,41 @@ pub struct Config {
 }
 
 impl Config {
+    /// The configuration of a format on clusters of `blocks` blocks.
+    pub(super) fn new(blocks: usize, format: &Format) -> Self {
+        let Format { group, zero_points, bf16, sparsity } = *format;
+        Self { blocks, group, zero_points, bf16, sparsity }
+    }
+
     /// Returns true if the weight is 2:4.
     pub(super) fn is_sparse(&self) -> bool {
         self.sparsity == Sparsity::TwoFour
     }
 
-    /// Tiles of words in a step.
+    /// Chunks along K of which a step consists, 64 stored rows each. For two of a 2:4 weight in small groups, or with zero points, there are too few
+    /// registers.
+    pub(super) fn chunks(&self) -> usize {
+        if self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points) { 1 } else { 2 }
+    }
+
+    /// Rows of K that a warp takes at a time.
+    pub(super) fn step_k(&self) -> usize {
+        self.chunks() * self.products().tile.chunk_rows()
+    }
+
+    /// Values of the row that a lane has of a step.
+    pub(super) fn lane_values(&self) -> usize {
+        self.step_k() / 32
+    }
+
+    /// Tiles of words in a step, each one 16-byte load of every lane.
     pub(super) fn tiles(&self) -> usize {
-        self.sparsity.stored_rows(STEP_K) / 16
+        self.chunks() * TILE_ROWS
     }
 
     /// Tiles of words and of metadata in a step.
     pub(super) fn loads(&self) -> usize {
-        self.tiles() + if self.is_sparse() { METADATA_ROWS } else { 0 }
+        self.tiles() + if self.is_sparse() { self.chunks() * METADATA_ROWS } else { 0 }
     }
 
     /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight stored values are multiplied.
@@ -60,16 +78,9 @@ impl Config {
 
     /// Groups that a step lies in.
     pub(super) fn groups_in_step(&self) -> usize {
-        match self.group {
-            GroupSize::G32 => 4,
-            GroupSize::G64 => 2,
-            _ => 1,
-        }
+        self.step_k() / self.group.rows(self.step_k())
     }
 }
-
-/// Four values of a row.
-pub(super) type V4<F> = Vector<F, Const<4>>;
 
 /// Lengths of a problem as the kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

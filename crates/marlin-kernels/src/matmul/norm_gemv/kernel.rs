@@ -1,14 +1,11 @@
-use super::config::{Config, HALF_TILES, Lengths, STEP_K, THREADS, V4, WARPS};
+use super::config::{Config, Lengths, THREADS, WARPS};
 use super::input::{RawInput, stage};
 use super::output::{PART, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
 use crate::ptx::{F4, U4, bar_warp_sync, cluster_arrive, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, mma_sp_m16n8k32, shared_address};
-use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, stored, stored_ones};
+use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
-
-/// Parts of a step, 32 rows of K each: the B fragments of two dense tiles, or of one of a 2:4 weight.
-const PARTS: usize = STEP_K / 32;
 
 /// sum = x + residual; out = norm(sum) W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
 /// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
@@ -16,11 +13,11 @@ const PARTS: usize = STEP_K / 32;
 /// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. The product is computed
 /// transposed, as that of many rows is: fragment A holds 16 columns of the weight, and all eight rows of fragment B are the one row.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
-pub(super) fn norm_matmul<F: Float>(
-    x: &[V4<F>],
-    residual: &[V4<F>],
-    norm: &[V4<F>],
-    sum: &mut [V4<F>],
+pub(super) fn norm_matmul<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    norm: &[Vector<F, N>],
+    sum: &mut [Vector<F, N>],
     words: &[u32],
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
@@ -34,7 +31,7 @@ pub(super) fn norm_matmul<F: Float>(
 ) {
     // A block that stores in the first block of the cluster waits for this, so that it has begun.
     cluster_arrive();
-    let mut staged = Shared::<[V4<F>]>::new_aligned_slice(THREADS, 128usize);
+    let mut staged = Shared::<[Vector<F, N>]>::new_aligned_slice(THREADS, 128usize);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
     let sums = Shared::<[f32]>::new_slice(comptime!(config.blocks * PART));
 
@@ -57,10 +54,10 @@ pub(super) fn norm_matmul<F: Float>(
             loads.load_group(&words, step, group, &lengths, config);
         }
     }
-    let mut raw = RawInput::<F>::new();
-    raw.load(x, residual, norm, step, &lengths);
+    let mut raw = RawInput::<F, N>::new();
+    raw.load(x, residual, norm, step, &lengths, config);
     // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: eight times the same row.
-    let matrices = shared_address::<V4<F>>(&staged) + UNIT_POS_X / 32 * comptime!(2 * STEP_K as u32) + lane() / 8 * 16;
+    let matrices = shared_address::<Vector<F, N>>(&staged) + UNIT_POS_X / 32 * comptime!(2 * config.step_k() as u32) + lane() / 8 * 16;
 
     let mut square = 0.0f32;
     // Of an accumulator's elements the odd ones are the even ones once more: totals j and 4 + j are columns 16j + lane / 4 and the eighth from it.
@@ -74,9 +71,9 @@ pub(super) fn norm_matmul<F: Float>(
     while step < end {
         let next = step + comptime!(WARPS as u32);
         let more = next < end;
-        let (root, step_square) = stage::<F>(&raw, sum, &mut staged, step, tile_n == 0, &lengths);
+        let (root, step_square) = stage::<F, N>(&raw, sum, &mut staged, step, tile_n == 0, &lengths, config);
         square += step_square;
-        raw.load(x, residual, norm, next, &lengths);
+        raw.load(x, residual, norm, next, &lengths, config);
         loads.aim(&words, next, &lengths, config);
         bar_warp_sync();
         #[unroll]
@@ -87,13 +84,21 @@ pub(super) fn norm_matmul<F: Float>(
             for j in 0..4usize {
                 products[j] = F4::new(0.0);
             }
-            let parts = comptime!(PARTS / config.groups_in_step());
+            // A part is 32 rows of K: the B fragments of two dense tiles, or of one of a 2:4 weight.
+            let parts = comptime!(config.step_k() / 32 / config.groups_in_step());
             #[unroll]
             for part in 0..parts {
                 let part = comptime!(group * parts + part);
                 let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
                 if comptime!(config.is_sparse()) {
-                    multiply_sparse(&loads, &loads.group(group, config), b, &mut products, &lengths.masks, part, config);
+                    multiply_sparse(&loads, group, b, &mut products, &lengths.masks, part, config);
+                    if more {
+                        loads.load_tile(&words, part, config);
+                        // A tile of metadata is that of two parts.
+                        if comptime!(part % 2 == 1) {
+                            loads.load_tile(&words, comptime!(config.tiles() + part / 2), config);
+                        }
+                    }
                 } else {
                     #[unroll]
                     for half in 0..2usize {
@@ -101,20 +106,13 @@ pub(super) fn norm_matmul<F: Float>(
                         let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
                         #[unroll]
                         for j in 0..4usize {
-                            let a = stored(loads.tiles[tile].extract(j), &lengths.masks, false, comptime!(config.products()));
+                            let a = stored(loads.word(tile, j), &lengths.masks, false, comptime!(config.products()));
                             products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
                         }
                         x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
                         if more {
                             loads.load_tile(&words, tile, config);
                         }
-                    }
-                }
-                if comptime!(config.is_sparse()) && more {
-                    loads.load_tile(&words, part, config);
-                    // A tile of metadata is that of two parts.
-                    if comptime!(part % 2 == 1) {
-                        loads.load_tile(&words, comptime!(HALF_TILES + part / 2), config);
                     }
                 }
             }
@@ -156,17 +154,18 @@ pub(super) fn norm_matmul<F: Float>(
 #[cube]
 fn multiply_sparse(
     loads: &WeightLoads,
-    weights: &Group,
+    #[comptime] group: usize,
     b: U4,
     products: &mut Array<F4>,
     masks: &NibbleMasks,
     #[comptime] part: usize,
     #[comptime] config: Config,
 ) {
+    let weights = loads.group(group, config);
     #[unroll]
     for j in 0..4usize {
-        let a = dequantize(loads.tiles[part].extract(j), weights, masks, j, comptime!(config.products()));
-        let places = loads.tiles[comptime!(HALF_TILES + part / 2)].extract(comptime!(part % 2 * 2 + j / 2));
+        let a = dequantize(loads.word(part, j), &weights, masks, j, comptime!(config.products()));
+        let places = loads.word(comptime!(config.tiles() + part / 2), comptime!(part % 2 * 2 + j / 2));
         products[j] = mma_sp_m16n8k32(a, b, products[j], places, comptime!(j % 2), config.bf16);
     }
 }

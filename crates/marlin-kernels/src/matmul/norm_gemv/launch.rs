@@ -3,7 +3,6 @@ use super::config::{COLUMNS, Config, THREADS};
 use super::kernel;
 use super::plan::{CLUSTERS, takes_format};
 use crate::problem::expect_length;
-use crate::tile::candidates::Format;
 use crate::tile::cost::format;
 use crate::tile::lengths::nibble_masks;
 use crate::{KernelError, NormOperands, Operands, QuantProblem};
@@ -17,7 +16,6 @@ use cubecl::prelude::*;
 pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, operands: Operands) -> Result<(), KernelError> {
     let (n, k) = (problem.n(), problem.k());
     let format = format(problem);
-    let Format { group, zero_points, bf16, sparsity } = format;
     let takes = problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && takes_format(&format);
     let Operands { x, norm: Some(norm), weight, bias, out } = operands else {
         return Err(KernelError::NoNormGemv { problem: problem.to_string(), blocks });
@@ -29,7 +27,7 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
     for (operand, buffer) in [("activations", &x), ("residual", &residual), ("norm weight", &norm), ("sum", &sum)] {
         expect_length(problem, operand, k, buffer.len())?;
     }
-    let config = Config { blocks, group, zero_points, bf16, sparsity };
+    let config = Config::new(blocks, &format);
     let tiles = problem.weight.tiles();
     let lengths = [n, k, tiles.n_padded() / COLUMNS, tiles.k_padded() / 16, problem.weight.groups()].map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
@@ -39,6 +37,7 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
             client,
             CubeCount::new_1d(tiles_n * blocks as u32),
             CubeDim::new_1d(THREADS as u32),
+            config.lane_values(),
             x,
             residual,
             norm,

@@ -1,7 +1,8 @@
 //! The problems that this routine takes, and on how many blocks.
 
-use super::config::{COLUMNS, STEP_K, WARPS};
+use super::config::{COLUMNS, Config, WARPS};
 use crate::tile::candidates::Format;
+use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, QuantProblem};
 use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
@@ -31,7 +32,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         && takes_format(&format(problem));
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
-    let steps = layout.k_padded().div_ceil(weight.format.sparsity.stored_rows(STEP_K));
+    let steps = (layout.k_padded() / CHUNK_K).div_ceil(Config::new(1, &format(problem)).chunks());
     let fits = |&blocks: &usize| blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors;
     takes.then(|| CLUSTERS.into_iter().rev().find(fits).unwrap_or(1))
 }

@@ -26,6 +26,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         buffer(),
         (),
         LengthsCompilationArg { n: (), k: (), tiles_n: (), tiles_k: (), groups: (), masks: compiled_masks() },
+        config.lane_values(),
         *config,
         config.products().dtype().elem(),
     );

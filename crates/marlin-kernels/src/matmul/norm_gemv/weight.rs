@@ -1,8 +1,8 @@
 //! A warp's words, scales and zero points, from memory to fragments.
 
-use super::config::{Config, HALF_TILES, Lengths};
+use super::config::{Config, Lengths};
 use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_16};
-use crate::tile::config::METADATA_ROWS;
+use crate::tile::config::{METADATA_ROWS, TILE_ROWS};
 use crate::tile::fragment::Group;
 use cubecl::prelude::*;
 
@@ -55,14 +55,15 @@ impl Words {
 /// A lane's words of a step, after them its metadata where the weight is 2:4, with the scales and zero points to dequantise them.
 #[derive(CubeType)]
 pub(super) struct WeightLoads {
-    pub tiles: Array<U4>,
+    tiles: Array<U4>,
     scales: Array<U4>,
     zeros: Array<u32>,
-    /// The start of the first and of the second four tiles of the step to load.
+    /// The words of the first and of the second chunk of the step to load.
     first: u64,
     second: u64,
-    /// The step to load. Of a 2:4 weight addresses are computed where they are loaded from: kept, they would take registers that are not there.
-    step: u32,
+    /// The chunks to load. Of a 2:4 weight addresses are computed where they are loaded from: kept, they would take registers that are not there.
+    chunk: u32,
+    second_chunk: u32,
 }
 
 #[cube]
@@ -76,18 +77,22 @@ impl WeightLoads {
             zeros: Array::new(groups),
             first: nowhere,
             second: nowhere,
-            step: 0u32.runtime(),
+            chunk: 0u32.runtime(),
+            second_chunk: 0u32.runtime(),
         }
     }
 
     /// Sets the step to load. If K ends in its middle, the first half is loaded twice: the second time it is multiplied by zeros.
     pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
-        self.step = step;
-        if comptime!(!config.is_sparse()) {
+        if comptime!(config.is_sparse()) {
+            self.chunk = step * comptime!(config.chunks() as u32);
+            let is_whole = (self.chunk + 1) * comptime!(TILE_ROWS as u32) < lengths.tiles_k;
+            self.second_chunk = if is_whole { self.chunk + 1 } else { self.chunk };
+        } else {
             let tile = step * comptime!(config.tiles() as u32);
             self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
-            let half =
-                if tile + comptime!(HALF_TILES as u32) < lengths.tiles_k { comptime!(HALF_TILES as u32).runtime() } else { 0u32.runtime() };
+            let is_whole = tile + comptime!(TILE_ROWS as u32) < lengths.tiles_k;
+            let half = if is_whole { comptime!(TILE_ROWS as u32).runtime() } else { 0u32.runtime() };
             self.second = self.first + words.row * u64::cast_from(half);
         }
     }
@@ -95,16 +100,15 @@ impl WeightLoads {
     /// Issues the load of tile `i` of the step: the words' first, then the metadata's.
     pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
-            let (start, rows) = if comptime!(i < HALF_TILES) {
-                (words.words, comptime!(HALF_TILES as u32).runtime())
-            } else {
-                (words.metadata, comptime!(METADATA_ROWS as u32).runtime())
-            };
-            let row = self.step * rows + comptime!((i % HALF_TILES) as u32);
+            let is_words = comptime!(i < config.tiles());
+            let start = if is_words { words.words } else { words.metadata };
+            let (rows, tile) = comptime!(if is_words { (TILE_ROWS, i) } else { (METADATA_ROWS, i - config.tiles()) });
+            let chunk = if comptime!(tile < rows) { self.chunk } else { self.second_chunk };
+            let row = chunk * comptime!(rows as u32) + comptime!((tile % rows) as u32);
             self.tiles[i] = ld_global_once_16(start + u64::cast_from(words.place) + words.row * u64::cast_from(row));
         } else {
-            let half = if comptime!(i < HALF_TILES) { self.first } else { self.second };
-            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % HALF_TILES) as u64));
+            let half = if comptime!(i < TILE_ROWS) { self.first } else { self.second };
+            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % TILE_ROWS) as u64));
         }
     }
 
@@ -115,6 +119,11 @@ impl WeightLoads {
         if comptime!(config.zero_points) {
             self.zeros[i] = ld_global_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
         }
+    }
+
+    /// Returns a lane's word `j` of tile `i`.
+    pub fn word(&self, #[comptime] i: usize, #[comptime] j: usize) -> u32 {
+        self.tiles[i].extract(j)
     }
 
     /// Returns the scales and zero points that dequantise the words of group `i`.
