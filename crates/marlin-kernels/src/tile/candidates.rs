@@ -139,7 +139,7 @@ fn spills(config: &Config, capability: u32) -> bool {
     if config.tile.is_sparse() {
         return zero_points
             && match (capability, tile) {
-                (80, (2, 1, 8) | (2, 2, 4)) => group == GroupSize::G64,
+                (80, (2, 1, 8)) => group == GroupSize::G64,
                 (80 | 86 | 89, (2, 2, 2)) => group == GroupSize::G64 && !bf16,
                 (86 | 89, (8, 4, 1)) => group == GroupSize::G32,
                 _ => false,
