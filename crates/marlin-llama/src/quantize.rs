@@ -5,11 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use marlin_format::checkpoint::compressed_tensors::{self, QuantizationConfig};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorData, TensorSpec, TensorView, gptq, marlin24};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, Quantization, TensorData, TensorSpec, TensorView, gptq, marlin24,
+};
 use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat, memory_short_of, quantize};
 
 use crate::LlamaError;
-use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
+use crate::config::{LlamaConfig, MLP_INPUTS_APART, QUANTIZATION_FIELDS, quantization_field, read_json};
 use crate::model::QUANTIZABLE_PROJECTIONS;
 
 /// Files that are copied where they are there: all that concerns texts.
@@ -173,7 +175,9 @@ pub fn quantize_folder(
     let config_path = source.join("config.json");
     LlamaConfig::read(&config_path)?;
     let mut config = read_json(&config_path)?;
-    if quantization_field(&config).is_some() {
+    // What is there may only say how float weights are stored.
+    let is_float = || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
+    if quantization_field(&config).is_some() && !is_float() {
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
     // The head is never quantised; other readers require it in the config.
@@ -199,6 +203,7 @@ pub fn quantize_folder(
             FileFormat::Marlin24 => quantization.as_marlin_24().to_json(),
             FileFormat::Gptq => gptq::quantization_config(spec, false, false, &report.excluded),
         };
+        QUANTIZATION_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
         config.insert("quantization_config".into(), quantization);
     }
     writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;

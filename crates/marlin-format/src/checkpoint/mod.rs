@@ -2,7 +2,7 @@
 //!
 //! | task | type |
 //! |---|---|
-//! | read a folder, one file or shards | [`Checkpoint`], [`TensorView`] |
+//! | read a folder, one file or shards; 2:4 float matrices with a bitmask, too | [`Checkpoint`], [`TensorView`] |
 //! | write a folder, all of it or nothing | [`CheckpointWriter`], [`TensorSpec`] |
 //! | the format of every layer, by a folder's configs | [`Quantization`], [`LayerFormat`] |
 //! | its quantised layers and other tensors | [`parts`], [`Part`] |
@@ -19,6 +19,7 @@ pub mod gptq;
 pub mod marlin;
 pub mod marlin24;
 
+mod bitmask;
 mod error;
 mod files;
 mod folder;

@@ -9,6 +9,7 @@ use memmap2::Mmap;
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use super::bitmask::{self, Bitmasked};
 use super::files::{self, MAX_INDEX_BYTES, read_file};
 use super::folder::{self, OtherName};
 use super::header::{self, Entry};
@@ -26,6 +27,8 @@ pub struct Checkpoint {
     files: Vec<(PathBuf, Mmap)>,
     /// By name: the index into `files`, and the tensor's entry in that file's header.
     tensors: BTreeMap<String, (usize, Entry)>,
+    /// By name, those of `tensors` that are matrices of a bitmask: the entry has their shape, and the range of their stored values.
+    bitmasked: BTreeMap<String, Bitmasked>,
     /// Words of weights that were given back.
     spare: Mutex<Vec<Vec<u32>>>,
 }
@@ -56,22 +59,22 @@ impl Checkpoint {
     /// another name, or else the only safetensors file (AutoGPTQ's `gptq_model-4bit-128g.safetensors`). Of a safetensors file, which may have any name, opens
     /// that file.
     ///
-    /// Every header is checked against its file: names, sizes and offsets are right from here on.
+    /// Every header is checked against its file: names, sizes and offsets are right from here on. Float matrices that compressed-tensors stored as
+    /// `sparse-24-bitmask` are one tensor each, `{layer}.weight`, whose values are put in their places when they are first asked for, and stay in memory.
     ///
     /// # Errors
     /// A [`CheckpointError`] for a folder without weights; an index that is not one, or names files outside the folder; shards that are
     /// missing, lack a tensor the index names, or share one; and files that are truncated, too long, or whose headers lie.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let dir = dir.as_ref();
-        let mut checkpoint = Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), spare: Mutex::default() };
+        let mut checkpoint =
+            Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), bitmasked: BTreeMap::new(), spare: Mutex::default() };
+        let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
             // A file that is named may be anywhere.
             checkpoint.add_file(fs::canonicalize(dir).map_err(|source| CheckpointError::io("open", dir, source))?)?;
-            return Ok(checkpoint);
-        }
-        let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
-        if single.exists() {
+        } else if single.exists() {
             checkpoint.add_file(single)?;
         } else if index.exists() {
             checkpoint.add_shards(&index)?;
@@ -81,6 +84,7 @@ impl Checkpoint {
                 OtherName::Index(path) => checkpoint.add_shards(&path)?,
             }
         }
+        checkpoint.join_bitmasks()?;
         Ok(checkpoint)
     }
 
@@ -114,15 +118,25 @@ impl Checkpoint {
     /// A tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingTensor`] where it has no such tensor.
+    /// [`CheckpointError::MissingTensor`] where it has no such tensor, [`CheckpointError::Values`] for a bitmask that does not name two of every four
+    /// values.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, CheckpointError> {
-        let Some((file, entry)) = self.tensors.get(name) else {
+        let Some(tensor) = self.tensors.get(name) else {
             return Err(CheckpointError::MissingTensor { dir: self.dir.clone(), tensor: name.into() });
         };
+        let view = self.view(tensor);
+        match self.bitmasked.get(name) {
+            None => Ok(view),
+            Some(matrix) => Ok(TensorView { bytes: matrix.values(self.view(&matrix.compressed), self.view(&matrix.bitmask))?, ..view }),
+        }
+    }
+
+    /// A tensor of a file.
+    fn view<'a>(&'a self, (file, entry): &'a (usize, Entry)) -> TensorView<'a> {
         let (path, map) = &self.files[*file];
         // `header::parse` checked the range against this very map.
         let bytes = &map[entry.start..entry.end];
-        Ok(TensorView { name: &entry.name, path, dtype: entry.dtype, shape: &entry.shape, bytes })
+        TensorView { name: &entry.name, path, dtype: entry.dtype, shape: &entry.shape, bytes }
     }
 
     /// Bytes of all tensors.
@@ -176,6 +190,29 @@ impl Checkpoint {
                 vec![0; words]
             }
         }
+    }
+
+    /// Makes one tensor of every three that are a matrix with a bitmask.
+    fn join_bitmasks(&mut self) -> Result<(), CheckpointError> {
+        let [shape, compressed, bitmask] = bitmask::TENSORS;
+        let suffix = format!(".{bitmask}");
+        let layers: Vec<String> = self.tensors.keys().filter_map(|name| name.strip_suffix(&suffix)).map(String::from).collect();
+        for layer in layers {
+            let names = [shape, compressed, bitmask].map(|tensor| format!("{layer}.{tensor}"));
+            let weight = format!("{layer}.weight");
+            if !names.iter().all(|name| self.contains(name)) || self.contains(&weight) {
+                continue;
+            }
+            let [shape, compressed, bitmask] = [self.tensor(&names[0])?, self.tensor(&names[1])?, self.tensor(&names[2])?];
+            let Some(shape) = bitmask::shape(shape, compressed, bitmask)? else { continue };
+            let [_, compressed, bitmask] = names.map(|name| self.tensors.remove(&name));
+            if let (Some((file, compressed)), Some(bitmask)) = (compressed, bitmask) {
+                let entry = Entry { name: weight.clone(), shape: shape.to_vec(), ..compressed.clone() };
+                self.tensors.insert(weight.clone(), (file, entry));
+                self.bitmasked.insert(weight, Bitmasked::new((file, compressed), bitmask));
+            }
+        }
+        Ok(())
     }
 
     fn add_shards(&mut self, index: &Path) -> Result<(), CheckpointError> {

@@ -1,6 +1,7 @@
 //! Tests of the public API, as one program.
 
 mod awq;
+mod bitmask;
 mod checkpoint_read;
 mod checkpoint_write;
 mod common;

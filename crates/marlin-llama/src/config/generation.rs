@@ -66,9 +66,12 @@ impl GenerationConfig {
     }
 }
 
-/// The field of a `config.json` with the quantisation of weights; older files call it `compression_config`.
+/// The names of the field of a `config.json` with the quantisation of weights, the second that of older files.
+pub(crate) const QUANTIZATION_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
+
+/// That field.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
-    ["quantization_config", "compression_config"].iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
+    QUANTIZATION_FIELDS.iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
 }
 
 /// A file as JSON.

@@ -4,9 +4,11 @@ use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
 use marlin_format::checkpoint::{
-    Checkpoint, CheckpointError, Dtype, GptqVersion, LayerFormat, Quantization, compressed_tensors, read_layer,
+    Checkpoint, CheckpointError, CheckpointWriter, Dtype, GptqVersion, LayerFormat, Quantization, TensorSpec, compressed_tensors,
+    read_layer,
 };
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Sparsity};
+use rand::RngExt;
 use serde_json::json;
 
 use super::folder::logits;
@@ -299,4 +301,65 @@ fn what_cannot_be_quantised_is_refused() {
     let LlamaError::Quantize { layer, source: FormatError::NonFiniteWeight { row: 6, column: 1, .. } } = error else { panic!("{error}") };
     assert_eq!(layer, name);
     assert!(!again.exists());
+}
+
+/// Writes a folder whose projections, 2:4, are in compressed-tensors' `sparse-24-bitmask`.
+fn write_bitmask_folder(dir: &Path, config: &LlamaConfig, weights: &Weights) {
+    let mut tensors: Vec<(TensorSpec, Vec<u8>)> = Vec::new();
+    for (name, (shape, values)) in weights {
+        let Some(layer) = name.strip_suffix("_proj.weight") else {
+            tensors.push((TensorSpec::new(name, Dtype::F32, shape.as_slice()), bytes(values, Dtype::F32)));
+            continue;
+        };
+        let (n, k) = (shape[0], shape[1]);
+        let stored: Vec<f32> = values.iter().copied().filter(|&value| value != 0.0).collect();
+        assert_eq!(stored.len(), n * k / 2);
+        let mask = values.chunks(k).flat_map(|row| {
+            row.chunks(8).map(|eight| eight.iter().enumerate().fold(0, |mask, (i, &value)| mask | u8::from(value != 0.0) << i))
+        });
+        let extents = [n, k].iter().flat_map(|&extent| (extent as i64).to_le_bytes()).collect();
+        let spec = |tensor: &str, dtype, shape: [usize; 2]| TensorSpec::new(format!("{layer}_proj.{tensor}"), dtype, shape);
+        tensors.push((spec("shape", Dtype::I64, [2, 1]), extents));
+        tensors.push((spec("compressed", Dtype::F32, [n, k / 2]), bytes(&stored, Dtype::F32)));
+        tensors.push((spec("bitmask", Dtype::U8, [n, k.div_ceil(8)]), mask.collect()));
+    }
+    let mut json = config.to_json();
+    json["compression_config"] =
+        json!({ "quant_method": "compressed-tensors", "format": "dense", "sparsity_config": { "format": "sparse-24-bitmask" } });
+    let mut writer = CheckpointWriter::create(dir).unwrap();
+    writer.write_file("config.json", json.to_string().as_bytes()).unwrap();
+    writer.declare(tensors.iter().map(|(spec, _)| spec.clone())).unwrap();
+    tensors.iter().for_each(|(spec, bytes)| writer.write_tensor(&spec.name, bytes).unwrap());
+    writer.finish().unwrap();
+}
+
+#[test]
+fn float_weights_with_a_bitmask_are_as_those_with_zeros() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let mut weights = random_weights(&config, &mut rng);
+    for (_, (_, values)) in weights.iter_mut().filter(|(name, _)| name.ends_with("_proj.weight")) {
+        for four in values.chunks_exact_mut(4) {
+            let first = rng.random_range(0..3);
+            let kept = [first, rng.random_range(first + 1..4)];
+            (0..4).for_each(|i| four[i] = if kept.contains(&i) { four[i] + 1.0_f32.copysign(four[i]) } else { 0.0 });
+        }
+    }
+    let ((_a, dense), (_b, bitmask)) = (temporary(), temporary());
+    write_folder(&dense, &config, &weights, Dtype::F32);
+    write_bitmask_folder(&bitmask, &config, &weights);
+    let tokens = random_tokens(10, config.vocab_size, &mut rng);
+    assert_eq!(logits(&open(&bitmask).model, &tokens), logits(&open(&dense).model, &tokens));
+
+    let quantized = [&dense, &bitmask].map(|source| {
+        let (parent, target) = temporary();
+        let report = quantize(source, &target, SPEC, &[]).unwrap();
+        assert!(report.quantized.iter().filter(|layer| layer.k.is_multiple_of(32)).all(|layer| layer.sparsity == Sparsity::TwoFour));
+        (parent, target)
+    });
+    let [dense, bitmask] = quantized.each_ref().map(|(_, target)| Checkpoint::open(target).unwrap());
+    assert!(dense.names().eq(bitmask.names()));
+    assert!(dense.names().all(|name| dense.tensor(name).unwrap().bytes() == bitmask.tensor(name).unwrap().bytes()));
+    let config = std::fs::read_to_string(quantized[1].1.join("config.json")).unwrap();
+    assert!(config.contains("quantization_config") && !config.contains("compression_config"), "{config}");
 }

@@ -8,6 +8,7 @@
 //! | `config_groups.*.weights` | `num_bits` 4 or 8, `type` int, `symmetric`, `strategy` and `group_size`, `actorder` |
 //! | `ignore` | layers that are not quantised, as `targets` |
 //! | `quantization_status` | `compressed`, or as older files have it `frozen` |
+//! | `sparsity_config.format` | how float weights are stored: `dense`, or where nothing is quantised `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
 //!
 //! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is ignored.
 //!
@@ -28,11 +29,17 @@ use crate::{GroupSize, QuantSpec};
 const LINEAR: &str = "Linear";
 /// The prefix of an entry that is a pattern, not a name.
 const PATTERN_PREFIX: &str = "re:";
+/// The format of 2:4 float weights.
+const BITMASK_FORMAT: &str = "sparse-24-bitmask";
 const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
 /// The rules of a compressed-tensors config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_sparsity_and_transforms(root)?;
+    let has_format = root.object("sparsity_config")?.is_some_and(|sparsity| sparsity.get("format").is_some());
+    if root.get("config_groups").is_none() && has_format {
+        return Ok(Rules::default());
+    }
     let mut rules = Rules::default();
     for entry in root.strings("ignore")?.unwrap_or_default() {
         rules.push(selector(root.path("ignore"), entry)?, LayerFormat::Float)?;
@@ -131,7 +138,10 @@ fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> 
     if let Some(sparsity) = root.object("sparsity_config")?
         && let Some(found) = sparsity.get("format").filter(|format| **format != "dense")
     {
-        return Err(sparsity.unsupported("format", "`dense`", found));
+        let is_quantized = root.get("config_groups").is_some();
+        if is_quantized || *found != BITMASK_FORMAT {
+            return Err(sparsity.unsupported("format", if is_quantized { "`dense`" } else { "`dense` or `sparse-24-bitmask`" }, found));
+        }
     }
     if let Some(transforms) = root.object("transform_config")?
         && let Some(groups) = transforms.object("config_groups")?

@@ -122,6 +122,11 @@ impl Quantization {
         Ok(Self { rules })
     }
 
+    /// Returns true if no layer is quantised: the config only says how float weights are stored.
+    pub fn is_float(&self) -> bool {
+        self.rules.formats().all(|format| format == LayerFormat::Float)
+    }
+
     /// Returns the format of the linear layer of this name, such as `model.layers.0.mlp.up_proj`.
     ///
     /// # Errors

@@ -229,3 +229,24 @@ fn what_is_not_read_is_refused_by_name() {
          channel), 32, 64 or 128",
     );
 }
+
+#[test]
+fn float_weights_may_be_stored_with_a_bitmask() {
+    for format in ["dense", "sparse-24-bitmask"] {
+        let config = json!({
+            "format": "dense",
+            "quant_method": "compressed-tensors",
+            "sparsity_config": {
+                "format": format, "global_sparsity": 0.5, "ignore": ["lm_head"], "registry_requires_subclass": false, "sparsity_structure": "2:4",
+                "targets": ["Linear"]
+            },
+            "version": "0.10.2"
+        });
+        let quantization = read(&config);
+        assert!(quantization.is_float());
+        assert_eq!(quantization.layer("model.layers.0.mlp.up_proj").unwrap(), LayerFormat::Float);
+    }
+    assert!(!read(&published()).is_float());
+    let config = json!({ "quant_method": "compressed-tensors", "sparsity_config": { "format": "sparse-bitmask" } });
+    expect_unsupported(&config, "sparsity_config.format", "\"sparse-bitmask\"", "`dense` or `sparse-24-bitmask`");
+}

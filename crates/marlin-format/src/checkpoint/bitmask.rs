@@ -1,0 +1,104 @@
+//! Float matrices of which a file stores two of every four values: compressed-tensors' `sparse-24-bitmask`.
+//!
+//! A matrix `{layer}.weight` [N, K] is three tensors:
+//!
+//! | tensor | shape | holds |
+//! |---|---|---|
+//! | `{layer}.shape` | [2] or [2, 1], I64 | N and K |
+//! | `{layer}.compressed` | [N, K/2], F16, BF16 or F32 | the stored values, in their order |
+//! | `{layer}.bitmask` | [N, K/8 rounded up], U8 | bit `k % 8`, lowest first, of byte `k / 8`: value `k` is stored |
+//!
+//! Source: the `compressed-tensors` Python package up to 0.10, `compressors/sparse_compressors/sparse_24_bitmask.py`.
+
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+use super::header::Entry;
+use super::{CheckpointError, TensorView, is_float};
+
+/// The names of the three tensors, after the layer's.
+pub(super) const TENSORS: [&str; 3] = ["shape", "compressed", "bitmask"];
+
+/// A matrix of two tensors, and its values once they were read.
+#[derive(Debug)]
+pub(super) struct Bitmasked {
+    pub compressed: (usize, Entry),
+    pub bitmask: (usize, Entry),
+    values: OnceLock<Vec<u8>>,
+}
+
+impl Bitmasked {
+    pub fn new(compressed: (usize, Entry), bitmask: (usize, Entry)) -> Self {
+        Self { compressed, bitmask, values: OnceLock::new() }
+    }
+
+    /// All values of the matrix, as bytes.
+    ///
+    /// # Errors
+    /// A bitmask that does not name two of every four values.
+    pub fn values(&self, compressed: TensorView<'_>, bitmask: TensorView<'_>) -> Result<&[u8], CheckpointError> {
+        if let Some(values) = self.values.get() {
+            return Ok(values);
+        }
+        let values = expand(compressed, bitmask)?;
+        Ok(self.values.get_or_init(|| values))
+    }
+}
+
+/// The shape [N, K] of the matrix that three tensors hold; `None` where its values are no floats.
+///
+/// # Errors
+/// Tensors of other shapes or dtypes.
+pub(super) fn shape(
+    shape: TensorView<'_>,
+    compressed: TensorView<'_>,
+    bitmask: TensorView<'_>,
+) -> Result<Option<[usize; 2]>, CheckpointError> {
+    if !is_float(compressed.dtype()) {
+        return Ok(None);
+    }
+    let extents: Vec<usize> = shape.to_i64()?.into_iter().filter_map(|extent| usize::try_from(extent).ok()).collect();
+    let &[n, k] = extents.as_slice() else {
+        return Err(shape.bad_values(format!("it has {} extents; expected N and K of a matrix", extents.len())));
+    };
+    if n == 0 || k == 0 || !k.is_multiple_of(4) {
+        return Err(shape.bad_values(format!("N = {n}, K = {k}; expected a matrix whose K is a multiple of 4")));
+    }
+    compressed.expect_shape(&[n, k / 2])?;
+    bitmask.expect_shape(&[n, k.div_ceil(8)])?;
+    if bitmask.dtype() != Dtype::U8 {
+        return Err(bitmask.wrong_dtype("U8"));
+    }
+    Ok(Some([n, k]))
+}
+
+/// Puts the stored values of every row in their places, and zeros in the others.
+fn expand(compressed: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, CheckpointError> {
+    // Shapes were checked when the file was opened.
+    let row_bytes = compressed.bytes().len() / compressed.shape()[0];
+    let size = row_bytes / compressed.shape()[1];
+    let mask_bytes = bitmask.shape()[1];
+    let mut values = vec![0; 2 * compressed.bytes().len()];
+    let rows = values.par_chunks_exact_mut(2 * row_bytes).zip(compressed.bytes().par_chunks_exact(row_bytes));
+    rows.zip(bitmask.bytes().par_chunks_exact(mask_bytes)).enumerate().try_for_each(|(row, ((values, stored), mask))| {
+        for (four, (values, stored)) in values.chunks_exact_mut(4 * size).zip(stored.chunks_exact(2 * size)).enumerate() {
+            let mask = mask[four / 2] >> (4 * (four % 2)) & 15;
+            if mask.count_ones() != 2 {
+                return Err(bitmask.bad_values(format!(
+                    "of values {} to {} of row {row} it names {}; expected two of every four",
+                    4 * four,
+                    4 * four + 3,
+                    mask.count_ones()
+                )));
+            }
+            let places = (0..4).filter(|place| mask >> place & 1 == 1);
+            for (place, stored) in places.zip(stored.chunks_exact(size)) {
+                values[place * size..][..size].copy_from_slice(stored);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(values)
+}
