@@ -11,7 +11,7 @@ use marlin_format::checkpoint::{
 use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat, memory_short_of, quantize};
 
 use crate::LlamaError;
-use crate::config::{LlamaConfig, MLP_INPUTS_APART, QUANTIZATION_FIELDS, quantization_field, read_json};
+use crate::config::{LlamaConfig, MLP_INPUTS_APART, quantization_field, read_json};
 use crate::model::QUANTIZABLE_PROJECTIONS;
 
 /// Files that are copied where they are there: all that concerns texts.
@@ -203,7 +203,7 @@ pub fn quantize_folder(
             FileFormat::Marlin24 => quantization.as_marlin_24().to_json(),
             FileFormat::Gptq => gptq::quantization_config(spec, false, false, &report.excluded),
         };
-        QUANTIZATION_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
+        Quantization::CONFIG_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
         config.insert("quantization_config".into(), quantization);
     }
     writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;

@@ -21,28 +21,27 @@ use super::{CheckpointError, TensorView, is_float};
 /// The names of the three tensors, after the layer's.
 pub(super) const TENSORS: [&str; 3] = ["shape", "compressed", "bitmask"];
 
-/// A matrix of two tensors, and its values once they were read.
+/// The bitmask of a matrix, and its values once they were read.
 #[derive(Debug)]
 pub(super) struct Bitmasked {
-    pub compressed: (usize, Entry),
     pub bitmask: (usize, Entry),
     values: OnceLock<Vec<u8>>,
 }
 
 impl Bitmasked {
-    pub fn new(compressed: (usize, Entry), bitmask: (usize, Entry)) -> Self {
-        Self { compressed, bitmask, values: OnceLock::new() }
+    pub fn new(bitmask: (usize, Entry)) -> Self {
+        Self { bitmask, values: OnceLock::new() }
     }
 
-    /// All values of the matrix, as bytes.
+    /// All values of the matrix, as bytes. `matrix` has its shape and the stored ones.
     ///
     /// # Errors
     /// A bitmask that does not name two of every four values.
-    pub fn values(&self, compressed: TensorView<'_>, bitmask: TensorView<'_>) -> Result<&[u8], CheckpointError> {
+    pub fn values(&self, matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<&[u8], CheckpointError> {
         if let Some(values) = self.values.get() {
             return Ok(values);
         }
-        let values = expand(compressed, bitmask)?;
+        let values = expand(matrix, bitmask)?;
         Ok(self.values.get_or_init(|| values))
     }
 }
@@ -75,13 +74,14 @@ pub(super) fn shape(
 }
 
 /// Puts the stored values of every row in their places, and zeros in the others.
-fn expand(compressed: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, CheckpointError> {
+fn expand(matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, CheckpointError> {
     // Shapes were checked when the file was opened.
-    let row_bytes = compressed.bytes().len() / compressed.shape()[0];
-    let size = row_bytes / compressed.shape()[1];
+    let (stored, [n, k]) = (matrix.bytes(), [matrix.shape()[0], matrix.shape()[1]]);
+    let row_bytes = stored.len() / n;
+    let size = row_bytes / (k / 2);
     let mask_bytes = bitmask.shape()[1];
-    let mut values = vec![0; 2 * compressed.bytes().len()];
-    let rows = values.par_chunks_exact_mut(2 * row_bytes).zip(compressed.bytes().par_chunks_exact(row_bytes));
+    let mut values = vec![0; 2 * stored.len()];
+    let rows = values.par_chunks_exact_mut(2 * row_bytes).zip(stored.par_chunks_exact(row_bytes));
     rows.zip(bitmask.bytes().par_chunks_exact(mask_bytes)).enumerate().try_for_each(|(row, ((values, stored), mask))| {
         for (four, (values, stored)) in values.chunks_exact_mut(4 * size).zip(stored.chunks_exact(2 * size)).enumerate() {
             let mask = mask[four / 2] >> (4 * (four % 2)) & 15;

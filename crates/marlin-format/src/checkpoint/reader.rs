@@ -127,7 +127,7 @@ impl Checkpoint {
         let view = self.view(tensor);
         match self.bitmasked.get(name) {
             None => Ok(view),
-            Some(matrix) => Ok(TensorView { bytes: matrix.values(self.view(&matrix.compressed), self.view(&matrix.bitmask))?, ..view }),
+            Some(matrix) => Ok(TensorView { bytes: matrix.values(view, self.view(&matrix.bitmask))?, ..view }),
         }
     }
 
@@ -207,9 +207,9 @@ impl Checkpoint {
             let Some(shape) = bitmask::shape(shape, compressed, bitmask)? else { continue };
             let [_, compressed, bitmask] = names.map(|name| self.tensors.remove(&name));
             if let (Some((file, compressed)), Some(bitmask)) = (compressed, bitmask) {
-                let entry = Entry { name: weight.clone(), shape: shape.to_vec(), ..compressed.clone() };
+                let entry = Entry { name: weight.clone(), shape: shape.to_vec(), ..compressed };
                 self.tensors.insert(weight.clone(), (file, entry));
-                self.bitmasked.insert(weight, Bitmasked::new((file, compressed), bitmask));
+                self.bitmasked.insert(weight, Bitmasked::new(bitmask));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_file};
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, Quantization, read_file};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -66,12 +66,9 @@ impl GenerationConfig {
     }
 }
 
-/// The names of the field of a `config.json` with the quantisation of weights, the second that of older files.
-pub(crate) const QUANTIZATION_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
-
-/// That field.
+/// The field of a `config.json` with the quantisation of weights.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
-    QUANTIZATION_FIELDS.iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
+    Quantization::CONFIG_FIELDS.iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
 }
 
 /// A file as JSON.

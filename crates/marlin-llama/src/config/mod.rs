@@ -18,7 +18,7 @@ use architecture::Window;
 pub(crate) use architecture::{Declaration, MLP_INPUTS_APART};
 pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
-pub(crate) use generation::{QUANTIZATION_FIELDS, quantization_field, read_json};
+pub(crate) use generation::{quantization_field, read_json};
 use raw::{RawClass, RawConfig};
 pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling};
 

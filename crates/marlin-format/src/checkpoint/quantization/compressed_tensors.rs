@@ -35,9 +35,10 @@ const FORMATS: &str = "`pack-quantized` or `marlin-24`";
 
 /// The rules of a compressed-tensors config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
-    refuse_sparsity_and_transforms(root)?;
-    let has_format = root.object("sparsity_config")?.is_some_and(|sparsity| sparsity.get("format").is_some());
-    if root.get("config_groups").is_none() && has_format {
+    let is_quantized = root.get("config_groups").is_some();
+    let names_format_of_floats = check_sparsity(root, is_quantized)?;
+    refuse_transforms(root)?;
+    if names_format_of_floats && !is_quantized {
         return Ok(Rules::default());
     }
     let mut rules = Rules::default();
@@ -133,16 +134,18 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     }
 }
 
-/// Weights that are stored in another way than their format declares, and transforms of a layer's input or output.
-fn refuse_sparsity_and_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
-    if let Some(sparsity) = root.object("sparsity_config")?
-        && let Some(found) = sparsity.get("format").filter(|format| **format != "dense")
-    {
-        let is_quantized = root.get("config_groups").is_some();
-        if is_quantized || *found != BITMASK_FORMAT {
-            return Err(sparsity.unsupported("format", if is_quantized { "`dense`" } else { "`dense` or `sparse-24-bitmask`" }, found));
-        }
+/// Refuses weights that are stored in another way than their format declares. Returns true if the config says how float weights are stored.
+fn check_sparsity(root: &Fields<'_>, is_quantized: bool) -> Result<bool, ConfigError> {
+    let Some(sparsity) = root.object("sparsity_config")? else { return Ok(false) };
+    match sparsity.get("format") {
+        None => Ok(false),
+        Some(format) if *format == "dense" || *format == BITMASK_FORMAT && !is_quantized => Ok(true),
+        Some(found) => Err(sparsity.unsupported("format", if is_quantized { "`dense`" } else { "`dense` or `sparse-24-bitmask`" }, found)),
     }
+}
+
+/// Refuses transforms of a layer's input or output, and weights that are not compressed yet.
+fn refuse_transforms(root: &Fields<'_>) -> Result<(), ConfigError> {
     if let Some(transforms) = root.object("transform_config")?
         && let Some(groups) = transforms.object("config_groups")?
         && let Some((name, found)) = groups.entries().next()

@@ -29,8 +29,6 @@ use super::{CONFIG_FILE, CheckpointError, ConfigError, LayerFormat};
 
 /// Files that have the quantization config for themselves, as GPTQ's and AWQ's writers name them.
 const QUANTIZE_CONFIG_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
-/// The field of a model's config with that of its quantisation; older files have `compression_config`.
-const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 const METHODS: &str = "`gptq`, `awq`, `compressed-tensors` or `auto-round`";
 
 /// The quantisation of each layer of a checkpoint, by its configs.
@@ -52,6 +50,9 @@ pub struct Quantization {
 }
 
 impl Quantization {
+    /// The field of a model's config with that of its quantisation; older files have the second.
+    pub const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
+
     /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
     /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` if nothing is quantised.
     ///
@@ -81,10 +82,10 @@ impl Quantization {
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
         let json: Value = serde_json::from_slice(text)?;
         let config = Fields::new(&json, String::new())?;
-        let own = config.first(&CONFIG_FIELDS);
+        let own = config.first(&Self::CONFIG_FIELDS);
         let found = match own {
             Some(found) => Some(found),
-            None => config.object("text_config")?.and_then(|text_config| text_config.first(&CONFIG_FIELDS)),
+            None => config.object("text_config")?.and_then(|text_config| text_config.first(&Self::CONFIG_FIELDS)),
         };
         found.map(|(_, quantization)| Self::new(quantization, None)).transpose()
     }
