@@ -65,6 +65,11 @@ enum Weights {
     /// The same, 2:4.
     #[value(name = "w4a16-24")]
     W4a16TwoFour,
+    /// 8 bits, groups of 128, symmetric.
+    W8a16,
+    /// The same, 2:4.
+    #[value(name = "w8a16-24")]
+    W8a16TwoFour,
     /// Burn's own layers in f16.
     F16,
 }
@@ -72,10 +77,12 @@ enum Weights {
 impl Weights {
     /// The format of quantised layers.
     fn format(self) -> Option<WeightFormat> {
-        let dense = WeightFormat::dense(QuantSpec::int4(GroupSize::G128));
+        let dense = |spec: fn(GroupSize) -> QuantSpec| WeightFormat::dense(spec(GroupSize::G128));
         match self {
-            Self::W4a16 => Some(dense),
-            Self::W4a16TwoFour => Some(dense.with_sparsity(Sparsity::TwoFour)),
+            Self::W4a16 => Some(dense(QuantSpec::int4)),
+            Self::W4a16TwoFour => Some(dense(QuantSpec::int4).with_sparsity(Sparsity::TwoFour)),
+            Self::W8a16 => Some(dense(QuantSpec::int8)),
+            Self::W8a16TwoFour => Some(dense(QuantSpec::int8).with_sparsity(Sparsity::TwoFour)),
             Self::F16 => None,
         }
     }

@@ -34,8 +34,8 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let card = Card::of(&client).ok_or(BenchError::Card)?;
     let dtype = if args.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
-    let mut spec = QuantSpec::int4(args.group).with_scale_dtype(if args.bf16 { ScaleDtype::BF16 } else { ScaleDtype::F16 });
-    spec.zero_points = args.zero_points;
+    let scales = if args.bf16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
+    let spec = QuantSpec { bits: args.bits, zero_points: args.zero_points, ..QuantSpec::int4(args.group).with_scale_dtype(scales) };
     let sparsity = if args.sparse { Sparsity::TwoFour } else { Sparsity::Dense };
     let format = WeightFormat::dense(spec).with_permutation(args.act_order).with_sparsity(sparsity);
 
@@ -99,11 +99,12 @@ fn time_launch(
 /// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the products, whichever is longer.
 fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // 4 bits for each weight, of a 2:4 one 2 and 1 of metadata, and a scale of 2 bytes for each 128, as in the figures published for other kernels. Sparse
-    // tensor cores take half the time for as many products.
+    // The bits of each weight, of a 2:4 one half of them and 1 of metadata, and a scale of 2 bytes for each 128, as in the figures published for other
+    // kernels. Sparse tensor cores take half the time for as many products.
+    let bytes_each = problem.spec().bits.count() as f64 / 8.0;
     let (weight, flops) = match problem.weight.format.sparsity {
-        Sparsity::Dense => (0.5, 1.0),
-        Sparsity::TwoFour => (0.375, 2.0),
+        Sparsity::Dense => (bytes_each, 1.0),
+        Sparsity::TwoFour => (bytes_each / 2.0 + 0.125, 2.0),
     };
     let bytes = k * n * (weight + 2.0 / 128.0) + 2.0 * m * (k + n);
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
@@ -124,6 +125,7 @@ fn report(shape: &Shape, problem: &QuantProblem, launch: tile::Launch, us: f64, 
         k,
         n,
         m,
+        bits: spec.bits.count(),
         group: spec.group.as_i64(),
         zero_points: spec.zero_points,
         act_order: problem.weight.format.permuted,

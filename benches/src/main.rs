@@ -23,6 +23,8 @@ mod shapes;
 mod timing;
 
 use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "cuda")]
+use marlin_format::Bits;
 use marlin_format::GroupSize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,6 +64,9 @@ struct KernelArgs {
     /// Rows of activations.
     #[arg(long, value_delimiter = ',', default_values_t = shapes::ROWS)]
     m: Vec<usize>,
+    /// Bits of a weight: 4 or 8.
+    #[arg(long, default_value = "4", value_parser = bits)]
+    bits: Bits,
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
@@ -93,6 +98,12 @@ struct ConvertArgs {
     /// Group size: 32, 64, 128, or -1 for a whole column.
     #[arg(long, default_value = "128", allow_hyphen_values = true, value_parser = group)]
     group: GroupSize,
+}
+
+#[cfg(feature = "cuda")]
+fn bits(text: &str) -> Result<Bits, String> {
+    let bits: i64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    Bits::try_from(bits).map_err(|error| error.to_string())
 }
 
 fn group(text: &str) -> Result<GroupSize, String> {

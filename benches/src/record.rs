@@ -18,6 +18,8 @@ pub struct Row {
     pub k: usize,
     pub n: usize,
     pub m: usize,
+    /// Bits of a weight.
+    pub bits: usize,
     /// Rows of K that share a scale; -1 for all.
     pub group: i64,
     pub zero_points: bool,

@@ -65,14 +65,14 @@ pub fn words(client: &Client, words: impl Iterator<Item = u32>) -> BufferArg {
 }
 
 /// Makes the buffers of a weight's tensors.
-pub fn weight_buffers(client: &Client, descriptor: &WeightDescriptor, tensors: WeightTensors<Vec<u8>>) -> WeightBuffers {
+pub fn weight_buffers(client: &Client, descriptor: &WeightDescriptor, tensors: WeightTensors<&Vec<u8>>) -> WeightBuffers {
     let elements = descriptor.tensors();
-    tensors.map(|role, bytes| buffer(client, &bytes, elements.get(role).map_or(0, TensorDescriptor::elements)))
+    tensors.map(|role, bytes| buffer(client, bytes, elements.get(role).map_or(0, TensorDescriptor::elements)))
 }
 
 /// Makes those of a case in the plain layout.
 fn plain_buffers(client: &Client, operands: &Operands) -> WeightBuffers {
-    weight_buffers(client, &operands.weight.descriptor(), plain_bytes(&operands.weight))
+    weight_buffers(client, &operands.weight.descriptor(), plain_bytes(&operands.weight).as_ref())
 }
 
 /// Runs a case on an output filled with NaN, and returns the bytes of the output.

@@ -7,7 +7,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
-use burn_marlin::{Bits, GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
+use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 use marlin_format::{PlainWeight, ScaleDtype, Scales, Sparsity, WeightLayout};
 use marlin_kernels::{ActivationDtype, Kernel, Prologue};
@@ -183,7 +183,7 @@ fn plans(device: &Device, seed: u64) {
     let has_tensor_cores = *device == Device::cuda(0);
     for case in cases().iter().filter(|case| computes(device, case.activations)) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
-        let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32 && case.spec.bits == Bits::Four;
+        let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32;
         let plan = weight.plan(case.m, case.activations, Prologue::None);
         assert_eq!(matches!(plan.kernel, Kernel::Marlin(_)), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
         assert_eq!(weight.layout() == WeightLayout::Tile, on_tensor_cores, "{case}: laid out {}", weight.layout());
@@ -192,7 +192,7 @@ fn plans(device: &Device, seed: u64) {
 
 /// Checks a weight in the tile layout when dequantised, and with activations in f32, which tensor cores do not support.
 fn tile_layout(device: &Device, seed: u64) {
-    let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.spec.bits == Bits::Four && case.m <= 65;
+    let takes = |case: &&Case| case.activations == ActivationDtype::F32 && case.m <= 65;
     for case in cases().iter().filter(takes) {
         let operands = Operands::random(case, seed);
         let (plain, descriptor) = (plain_weight(&operands.weight, device), operands.weight.descriptor());

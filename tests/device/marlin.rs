@@ -11,22 +11,22 @@ use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{
     ActivationDtype, Card, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, launch,
 };
-use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tile_bytes, tolerance};
+use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name != "cuda" {
         return;
     }
-    // One test for each group, so that several processes can share the compilation.
-    for group in GroupSize::ALL {
-        tests.push(trial(device, &format!("marlin::every_tile_agrees_with_f64::{group}"), move |device| every_tile(device, group, seed)));
+    // One test for each width and group, so that several processes can share the compilation.
+    for (bits, group) in Bits::ALL.into_iter().flat_map(|bits| GroupSize::ALL.map(|group| (bits, group))) {
+        let name = format!("marlin::every_tile_agrees_with_f64::{bits}::{group}");
+        tests.push(trial(device, &name, move |device| every_tile(device, bits, group, seed)));
     }
     // And one for each number of rows, so that each is short enough for a sanitizer.
-    for (group, zero_points, scales) in SPLIT {
+    for (bits, group, zero_points, scales) in SPLIT {
         for m in ROWS.into_iter().filter(|&m| m <= 129) {
-            let name = format!("marlin::split_columns_agree_with_f64::{group}::{m}");
-            let mut spec = QuantSpec::int4(group).with_scale_dtype(scales);
-            spec.zero_points = zero_points;
+            let name = format!("marlin::split_columns_agree_with_f64::{bits}::{group}::{m}");
+            let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group).with_scale_dtype(scales) };
             tests.push(trial(device, &name, move |device| split_columns(device, spec, m, seed)));
         }
     }
@@ -59,7 +59,7 @@ impl Bench {
         LaunchOperands {
             x: buffer(&self.client, &bytes(&operands.x, case.activations), operands.x.len()),
             norm: None,
-            weight: weight_buffers(&self.client, &problem(case).weight, must(case, tile_bytes(&operands.weight))),
+            weight: weight_buffers(&self.client, &problem(case).weight, operands.tiles().as_ref()),
             bias: Some(buffer(&self.client, &bytes(&operands.bias, case.activations), case.n)),
             out,
         }
@@ -89,25 +89,30 @@ impl Bench {
 }
 
 fn takes(case: &Case) -> bool {
-    case.activations != ActivationDtype::F32 && case.problem().scales == case.activations && case.spec.bits == Bits::Four
+    case.activations != ActivationDtype::F32 && case.problem().scales == case.activations
 }
 
-fn every_tile(device: &Device, group: GroupSize, seed: u64) {
+fn every_tile(device: &Device, bits: Bits, group: GroupSize, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for case in cases().iter().filter(|case| takes(case) && case.spec.group == group) {
+    for case in cases().iter().filter(|case| takes(case) && (case.spec.bits, case.spec.group) == (bits, group)) {
         let operands = Operands::random(case, seed);
         for launch in tile::launches(&problem(case), &bench.card) {
             bench.check(case, &operands, launch, seed);
             ran += 1;
         }
     }
-    assert!(ran > 250, "only {ran} launches");
+    assert!(ran > 150, "only {ran} launches");
 }
 
 /// The formats tested with split columns: the scale is applied to the weights, to the sum of each group, or to the output.
-const SPLIT: [(GroupSize, bool, ScaleDtype); 3] =
-    [(GroupSize::G128, false, ScaleDtype::F16), (GroupSize::G32, true, ScaleDtype::BF16), (GroupSize::Channel, false, ScaleDtype::BF16)];
+const SPLIT: [(Bits, GroupSize, bool, ScaleDtype); 5] = [
+    (Bits::Four, GroupSize::G128, false, ScaleDtype::F16),
+    (Bits::Four, GroupSize::G32, true, ScaleDtype::BF16),
+    (Bits::Four, GroupSize::Channel, false, ScaleDtype::BF16),
+    (Bits::Eight, GroupSize::G128, false, ScaleDtype::F16),
+    (Bits::Eight, GroupSize::G32, true, ScaleDtype::BF16),
+];
 
 /// Long columns on few blocks and on all, so that a tile is computed by one, two or many blocks, and a block computes parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
@@ -127,8 +132,8 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for sparsity in Sparsity::ALL {
-        let spec = QuantSpec::int4(GroupSize::G128);
+    for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         let case = Case { m: 16, k: 16384, n: 64, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let mut operands = Operands::random(&case, seed);
         let half = case.k / 2;
@@ -148,8 +153,9 @@ fn large_sums(device: &Device, seed: u64) {
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for (m, sparsity) in [1, 16, 64].into_iter().flat_map(|m| Sparsity::ALL.map(|sparsity| (m, sparsity))) {
-        let spec = QuantSpec::int4(GroupSize::G128);
+    let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+    for (m, (bits, sparsity)) in [1, 16, 64].into_iter().flat_map(|m| values.clone().map(move |values| (m, values))) {
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         let case = Case { m, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let operands = Operands::random(&case, seed);
         let planned = tile::plan(&problem(&case), &bench.card).unwrap_or_else(|| panic!("{case}: no plan"));

@@ -6,7 +6,7 @@ use crate::setup::{Named, trial};
 use burn::tensor::Device;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
-use marlin_format::{GroupSize, QuantSpec, ScaleDtype, Sparsity};
+use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::matmul::norm_gemv::CLUSTERS;
 use marlin_kernels::{
     ActivationDtype, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage, Reason, launch,
@@ -99,10 +99,9 @@ fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
 fn agrees(device: &Device, group: GroupSize, seed: u64) {
     let bench = Bench::new(device);
     let mut ran = 0;
-    for (zero_points, scale_dtype) in
-        [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)]
-    {
-        let spec = QuantSpec { zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
+    let formats = [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)];
+    for (bits, (zero_points, scale_dtype)) in Bits::ALL.into_iter().flat_map(|bits| formats.map(|format| (bits, format))) {
+        let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
         for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity))) {
             let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
             if sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32 {
@@ -121,13 +120,13 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
     }
     // Groups of 32 with zero points are not taken of 2:4 weights.
     let formats = if group == GroupSize::G32 { 4 + 2 } else { 4 + 4 };
-    assert_eq!(ran, formats * 7 * 4, "formats, seven shapes, four cluster sizes");
+    assert_eq!(ran, 2 * formats * 7 * 4, "widths, formats, seven shapes, four cluster sizes");
 }
 
 fn repeats(device: &Device, seed: u64) {
     let bench = Bench::new(device);
-    for sparsity in Sparsity::ALL {
-        let spec = QuantSpec::int4(GroupSize::G128);
+    for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         let case = Case { m: 1, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let row = Row::random(&case, seed);
         for blocks in CLUSTERS {

@@ -8,10 +8,10 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_format::layout::PlainLayout;
-use marlin_format::{Bits, QuantSpec, ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
+use marlin_format::{QuantSpec, ScaleDtype, WeightLayout, WeightTensor, WeightTensors};
 use marlin_kernels::tile::row_length;
 use marlin_kernels::{KernelError, repack};
-use marlin_tests::{Case, Operands, cases, plain_bytes, tile_bytes};
+use marlin_tests::{Case, Operands, cases, plain_bytes};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
@@ -48,14 +48,13 @@ fn weights(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
     // Tiles are for tensor cores, which do not support scales in f32.
-    let in_tiles = |spec: &QuantSpec| spec.bits == Bits::Four && spec.scale_dtype != ScaleDtype::F32;
-    let takes = |case: &&Case| in_tiles(&case.spec) && computes(device, case.problem().scales);
+    let takes = |case: &&Case| case.spec.scale_dtype != ScaleDtype::F32 && computes(device, case.problem().scales);
     for case in cases().iter().filter(takes) {
         let (problem, operands) = (case.problem(), Operands::random(&Case { m: 1, ..*case }, seed));
         let weight = &operands.weight;
         let (tile, plain) = (WeightLayout::Tile, WeightLayout::Plain);
 
-        let tiles = WeightTensors { row_permutation: None, ..must(case, tile_bytes(weight)) };
+        let tiles = WeightTensors { row_permutation: None, ..operands.tiles().clone() };
         let rows = plain_bytes(weight);
         for (role, expected) in tiles.iter() {
             let (Some(source), each) = (rows.get(role), if role == WeightTensor::Scales { 2 } else { 4 }) else { continue };
@@ -106,17 +105,9 @@ fn refusals(device: &Device) {
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
     let result = repack::tensor(&client, &problem, scales_of, WeightLayout::Tile, plain(), short.arg());
     assert!(matches!(result, Err(KernelError::BufferLength { operand: "scales", .. })), "{result:?}");
-    let mut wide = problem;
-    wide.weight.format.spec = QuantSpec::int8(case.spec.group);
-    for role in [words_of, scales_of] {
-        let result = repack::tensor(&client, &wide, role, WeightLayout::Tile, plain(), plain());
-        assert!(matches!(result, Err(KernelError::TileBits { bits: Bits::Eight })), "{result:?}");
-    }
     let symmetric = QuantSpec { zero_points: false, ..case.spec };
     let mut without = problem;
     without.weight.format.spec = symmetric;
     let result = repack::tensor(&client, &without, WeightTensor::ZeroPoints, WeightLayout::Tile, plain(), plain());
-    let is_refused =
-        matches!(result, Err(KernelError::Presence { operand: "zero_points", found: "present", .. } | KernelError::TileBits { .. }));
-    assert!(is_refused, "{result:?}");
+    assert!(matches!(result, Err(KernelError::Presence { operand: "zero_points", found: "present", .. })), "{result:?}");
 }

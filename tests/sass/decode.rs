@@ -8,7 +8,7 @@ use crate::{CARDS, Card};
 use libtest_mimic::{Completion, Failed, Trial};
 use marlin_decode::kernels::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_decode::kernels::{rms_norm_source, silu_mul_source};
-use marlin_format::{GroupSize, Sparsity};
+use marlin_format::{Bits, GroupSize, Sparsity};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
 use marlin_kernels::inspect::{Source, shared_limit};
 use marlin_kernels::matmul::{head, norm_gemv};
@@ -79,12 +79,12 @@ fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     }
     for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
         for (blocks, zero_points, bf16) in [(1, false, false), (2, true, false), (4, false, true), (8, true, true)] {
-            for sparsity in Sparsity::ALL {
+            for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
                 // The one format that it does not take.
                 if sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32 {
                     continue;
                 }
-                let config = norm_gemv::Config { blocks, group, zero_points, bf16, sparsity };
+                let config = norm_gemv::Config { blocks, group, bits, zero_points, bf16, sparsity };
                 sources.push((format!("{config:?}"), norm_gemv::source(&config, card.capability)?));
             }
         }

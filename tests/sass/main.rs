@@ -17,7 +17,7 @@ mod toolchain;
 
 use cache::Cache;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use marlin_format::{GroupSize, Sparsity};
+use marlin_format::{Bits, GroupSize, Sparsity};
 use marlin_kernels::inspect::{Source, shared_limit};
 use marlin_kernels::matmul::{mma_sync, wgmma};
 use marlin_kernels::tile::{Config, Tile, configs};
@@ -147,19 +147,19 @@ fn source(config: &Config, card: Card) -> Result<Source, Box<dyn Error>> {
 
 /// Checks that every format has a configuration on a card: the other tests would pass without one.
 fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
-    for group in GroupSize::ALL {
+    let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+    for (bits, sparsity, group) in values.flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group))) {
         for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
-            for sparsity in Sparsity::ALL {
-                let is_there = |config: &Config| {
-                    (config.group, config.zero_points, config.bf16, config.tile.sparsity()) == (group, zero_points, bf16, sparsity)
-                };
-                if !configs.iter().any(is_there) {
-                    let limit = shared_limit(card.capability);
-                    return Err(Failed::from(format!(
-                        "no configuration of {sparsity} weights fits {limit} bytes of shared memory with group {group}, zero points {zero_points}, \
-                         bf16 {bf16}"
-                    )));
-                }
+            let is_there = |config: &Config| {
+                let Config { tile, group: of, bits: width, zero_points: zeros, bf16: dtype } = *config;
+                (of, width, zeros, dtype, tile.sparsity()) == (group, bits, zero_points, bf16, sparsity)
+            };
+            if !configs.iter().any(is_there) {
+                let limit = shared_limit(card.capability);
+                return Err(Failed::from(format!(
+                    "no configuration of {sparsity} {bits} weights fits {limit} bytes of shared memory with group {group}, zero points \
+                     {zero_points}, bf16 {bf16}"
+                )));
             }
         }
     }

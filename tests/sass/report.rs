@@ -41,9 +41,9 @@ impl Proof {
     }
 
     fn line(&self) -> String {
-        let Counts { copies, matrix_loads, products, logic, masks, .. } = self.counts;
+        let Counts { copies, matrix_loads, products, logic, pairs, .. } = self.counts;
         format!(
-            "{}: {:3} registers, {:6} B shared, {} stages, copies {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic} ({masks} masks), {} instructions{}",
+            "{}: {:3} registers, {:6} B shared, {} stages, copies {copies}, ldmatrix {matrix_loads}, mma {products}, lop3 {logic}, pairs {pairs}, {} instructions{}",
             name(self.card, &self.config),
             self.usage.registers,
             self.shared,
@@ -54,13 +54,13 @@ impl Proof {
     }
 }
 
-/// Returns the name of a configuration: card, tile, group, dtype, zero points.
+/// Returns the name of a configuration: card, tile, width, group, dtype, zero points.
 pub fn name(card: Card, config: &Config) -> String {
     let tile = config.tile;
     let size = format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product);
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { "zeros" } else { "no zeros" };
-    format!("{:6} {size:22} {:7} {dtype:4} {zeros:8}", card.arch, config.group)
+    format!("{:6} {size:22} {} {:7} {dtype:4} {zeros:8}", card.arch, config.bits, config.group)
 }
 
 /// The results of this run, and the number of configurations that had passed before.

@@ -1,7 +1,7 @@
 //! The rules for the machine code of a configuration.
 
 use crate::listing::{Code, Usage};
-use marlin_format::GroupSize;
+use marlin_format::{Bits, GroupSize};
 use marlin_kernels::inspect::{Source, shared_limit};
 use marlin_kernels::tile::{Config, Product};
 
@@ -26,9 +26,9 @@ pub struct Counts {
     pub waits: usize,
     /// `lop3`.
     pub logic: usize,
-    /// The `lop3` among these that turn a pair of weights into a pair of floats: a mask and an or, or only a mask if weights are multiplied as f16 in their
-    /// stored form.
-    pub masks: usize,
+    /// The instructions that turn a pair of weights into a pair of floats. Of 4 bits a `lop3`: a mask and an or, or only a mask if weights are multiplied
+    /// as f16 in their stored form. Of 8 bits a `prmt`, for bf16 two.
+    pub pairs: usize,
 }
 
 impl Counts {
@@ -54,7 +54,11 @@ impl Counts {
             products: if config.bf16 { products_bf16 } else { products - products_bf16 },
             waits: code.count("WARPGROUP", &["DEPBAR"]),
             logic: code.count("LOP3", &[]),
-            masks: if config.multiplies_stored() && !config.bf16 { code.count_mask() } else { code.count_mask_or(magic) },
+            pairs: match config.bits {
+                Bits::Eight => code.count("PRMT", &[]) / if config.bf16 { 2 } else { 1 },
+                Bits::Four if config.multiplies_stored() && !config.bf16 => code.count_mask(),
+                Bits::Four => code.count_mask_or(magic),
+            },
         }
     }
 }
@@ -106,7 +110,7 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
     // is not unrolled.
     let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
-    let stored = tile.sparsity().stored_rows(depth);
+    let (stored, bits) = (tile.sparsity().stored_rows(depth), config.bits.count());
     // One more for all 64 columns if the activations themselves are summed.
     let products = (columns / 16 + usize::from(config.multiplies_stored())) * (stored / 16) * (tile.rows() / rows);
     rule(counts.products == products, format!("{} {} (HMMA, HGMMA) where the tile takes {products}", counts.products, tile.product));
@@ -122,17 +126,17 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
     // One instruction for each pair of weights of the lane.
     let pairs = columns * stored / 32 / 2;
-    rule(counts.masks >= pairs, format!("{} lop3 that mask weights where {pairs} pairs take one each", counts.masks));
+    rule(counts.pairs >= pairs, format!("{} pairs of weights made by lop3 or prmt where the tile has {pairs}", counts.pairs));
     if tile.is_wgmma() {
-        // For each row of chunks four rows of tiles, two of metadata, scales and zero points of each group, and a box of activations for each 64 rows of K. A
-        // producer starts those of a step; warps without one start a row of tiles and one of the others each. The compiler may have unrolled the
+        // For each row of chunks four rows of tiles, of 8 bits eight, two of metadata, scales and zero points of each group, and a box of activations for each 64 rows of K. A
+        // producer starts those of a step; warps without one start a quarter of the tiles and one of the others each. The compiler may have unrolled the
         // loop around them.
         let groups = if config.group == GroupSize::Channel { 0 } else { config.groups_in_chunk() };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
         let (atoms, metadata) = (tile.chunk_rows() / 64, if tile.is_sparse() { 2 } else { 0 });
         let (boxes, bulk) = match config.has_producer() {
-            true => (tile.warps_k * atoms, tile.warps_k * (4 + metadata + groups + zeros)),
-            false => (atoms, 1 + metadata / 2 + groups + zeros),
+            true => (tile.warps_k * atoms, tile.warps_k * (bits + metadata + groups + zeros)),
+            false => (atoms, bits / 4 + metadata / 2 + groups + zeros),
         };
         let found = code.count("UTMALDG", &["2D"]);
         rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
@@ -143,7 +147,7 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     } else {
         // Only the weight of one step, 16 bytes for each lane.
         let metadata = if tile.is_sparse() { 2 } else { 0 };
-        let copies = columns * stored / 2 / 512 + metadata;
+        let copies = columns * stored * bits / 8 / 512 + metadata;
         rule(
             counts.copies >= copies,
             format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies),

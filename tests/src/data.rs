@@ -1,10 +1,11 @@
 use half::{bf16, f16};
-use marlin_format::layout::{MetadataLayout, PlainLayout, SparseLayout};
+use marlin_format::layout::{MetadataLayout, PlainLayout};
 use marlin_format::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightTensors};
 use marlin_kernels::{ActivationDtype, QuantProblem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fmt;
+use std::sync::OnceLock;
 
 /// One matmul to test.
 #[derive(Debug, Clone, Copy)]
@@ -53,9 +54,15 @@ pub struct Operands {
     pub expected: Vec<f64>,
     /// The square root of the sum of squares of the terms of each output: the expected magnitude of a random sum of these terms.
     pub magnitude: Vec<f64>,
+    tiles: OnceLock<WeightTensors<Vec<u8>>>,
 }
 
 impl Operands {
+    /// The bytes of the weight's tensors in the tile layout, packed at the first call.
+    pub fn tiles(&self) -> &WeightTensors<Vec<u8>> {
+        self.tiles.get_or_init(|| tile_bytes(&self.weight).unwrap_or_else(|error| panic!("{}: {error}", self.weight.descriptor())))
+    }
+
     /// Draws the operands of a case from a seed.
     pub fn random(case: &Case, seed: u64) -> Self {
         let Case { m, k, n, spec, activations, permuted, sparsity } = *case;
@@ -86,7 +93,7 @@ impl Operands {
         let x: Vec<f32> = (0..m * k).map(|_| round(rng.random_range(-1.0..1.0))).collect();
         let bias: Vec<f32> = (0..n).map(|_| round(rng.random_range(-1.0..1.0))).collect();
         let (expected, magnitude) = reference(&x, &weight, &bias, m);
-        Self { x, weight, bias, expected, magnitude }
+        Self { x, weight, bias, expected, magnitude, tiles: OnceLock::new() }
     }
 
     /// Computes the product again after a change of `x`.
@@ -107,12 +114,9 @@ pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
 }
 
 /// The same in the tile layout.
-///
-/// # Errors
-/// A weight of 8 bits.
-pub fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatError> {
+fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatError> {
     let descriptor = weight.descriptor();
-    let metadata = weight.metadata().map(|metadata| SparseLayout::new(descriptor.k, descriptor.n).pack_metadata(metadata));
+    let metadata = weight.metadata().map(|metadata| descriptor.sparse_layout().pack_metadata(metadata));
     let zero_points = weight.zero_points().map(|zeros| descriptor.tile_zeros().pack(zeros));
     Ok(WeightTensors {
         words: little_endian(&descriptor.tiles().pack(weight)?),

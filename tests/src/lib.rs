@@ -5,7 +5,7 @@ mod error;
 mod problems;
 mod seed;
 
-pub use data::{Case, Operands, plain_bytes, tile_bytes};
+pub use data::{Case, Operands, plain_bytes};
 pub use error::{relative_error, tolerance};
 pub use problems::{ROWS, cases, shapes};
 pub use seed::seed;

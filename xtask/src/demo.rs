@@ -8,13 +8,13 @@ use std::process::Command;
 
 const PROMPT: &str = "impl<T> Iterator for";
 
-/// Quantises the shipped model to W4A16, dense and 2:4, compares both with f16, lists the kernels, and generates text.
+/// Quantises the shipped models, the dense one and the 2:4 one, to W4A16, compares both with f16, lists the kernels, and generates text.
 pub fn run_all() -> Result<(), Error> {
     llvm::set_up()?;
     // With the features of the workspace, so that the tests need not build anything again.
     run(&mut cargo(["build", "--workspace", "--bin", "burn-marlin"]))?;
     let example = root().join("examples/train-tiny-llama");
-    let float = example.join("model");
+    let [float, float_24] = ["model", "model-24"].map(|model| example.join(model));
     let text = example.join("heldout.txt");
     let [int4, sparse] = ["demo/tiny-llama-int4", "demo/tiny-llama-int4-24"].map(|folder| target().join(folder));
     for folder in [&int4, &sparse] {
@@ -25,9 +25,9 @@ pub fn run_all() -> Result<(), Error> {
     let parent = target().join("demo");
     fs::create_dir_all(&parent).map_err(Error::file(&parent))?;
 
-    let (float, int4, sparse, text) = (arg(&float), arg(&int4), arg(&sparse), arg(&text));
+    let (float, float_24, int4, sparse, text) = (arg(&float), arg(&float_24), arg(&int4), arg(&sparse), arg(&text));
     burn_marlin(&["quantize", &float, &int4, "--group", "g128"])?;
-    burn_marlin(&["quantize", &float, &sparse, "--group", "g128", "--sparse24"])?;
+    burn_marlin(&["quantize", &float_24, &sparse, "--group", "g128", "--sparse24"])?;
     burn_marlin(&["inspect", &int4])?;
     burn_marlin(&["inspect", &sparse])?;
     burn_marlin(&["perplexity", &float, "--text", &text, "--max-tokens", "16384"])?;

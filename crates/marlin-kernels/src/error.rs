@@ -1,5 +1,4 @@
 use crate::{ActivationDtype, Kernel, Runtime};
-use marlin_format::Bits;
 
 /// The reason why a launch was refused; raised on the host, before anything runs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -96,12 +95,6 @@ pub enum KernelError {
         found: usize,
         /// The most it takes.
         limit: usize,
-    },
-    /// A weight of a width that the tile layout, and so the tensor-core kernel, does not hold.
-    #[error("the tile layout holds int4 weights, this one is {bits}; keep it in the plain layout, as `held_on` says")]
-    TileBits {
-        /// Width of the weight.
-        bits: Bits,
     },
     /// The kernel does not take this pair of dtypes.
     #[error("activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16")]

@@ -3,7 +3,7 @@
 use crate::matmul::{head, host, norm_gemv};
 use crate::tile::{self, Launch};
 use crate::{ActivationDtype, Card, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
-use marlin_format::{Bits, Sparsity, WeightDescriptor, WeightLayout};
+use marlin_format::{Sparsity, WeightDescriptor, WeightLayout};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -72,8 +72,6 @@ pub enum Reason {
         /// Compute capability, 75 for 7.5.
         capability: u32,
     },
-    /// The weight has another width than the 4 bits of the tensor-core kernel.
-    Bits(Bits),
     /// Activations are in f32, which tensor cores would round.
     F32Activations,
     /// Activations and scales differ in dtype.
@@ -106,7 +104,6 @@ impl fmt::Display for Reason {
             Self::OldCard { capability } => {
                 write!(f, "the tensor-core kernels need compute capability 8.0, the card has {}", version(capability))
             }
-            Self::Bits(bits) => write!(f, "the tensor-core kernels take int4 weights, this one is {bits}"),
             Self::F32Activations => f.write_str("tensor cores take activations in f16 or bf16, these are in f32"),
             Self::DtypePair { activations, scales } => {
                 write!(f, "the tensor-core kernels take activations and scales in one dtype, these are in {activations} and {scales}")
@@ -236,9 +233,6 @@ fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reas
     if card.capability < crate::device::MIN_CAPABILITY {
         return Err(Reason::OldCard { capability: card.capability });
     }
-    if problem.spec().bits != Bits::Four {
-        return Err(Reason::Bits(problem.spec().bits));
-    }
     if activations == ActivationDtype::F32 {
         return Err(Reason::F32Activations);
     }
@@ -316,17 +310,16 @@ mod tests {
     #[test]
     fn sparse_tensor_cores_take_two_of_four_and_other_devices_hold_all() {
         let sparse = problem(16).with_sparsity(Sparsity::TwoFour);
-        for capability in [80, 86, 89, 90] {
-            let held = held_on(&sparse, &cuda(capability));
-            assert_eq!(held, sparse.weight.in_layout(WeightLayout::Tile));
-            let plan = plan(QuantProblem { weight: held, ..sparse }, &cuda(capability));
-            assert!(matches!(plan.kernel, Kernel::Marlin(launch) if launch.tile.is_sparse()), "{capability}: {plan:?}");
-        }
-        let wide = QuantProblem::new(1, WeightDescriptor::plain(QuantSpec::int8(GroupSize::G128), 4096, 4096), ActivationDtype::F16);
-        let floats = QuantProblem { activations: ActivationDtype::F32, ..sparse };
-        for (problem, target) in
-            [(sparse, on(Runtime::Vulkan)), (sparse, Target::FLEX), (floats, cuda(90)), (wide.with_sparsity(Sparsity::TwoFour), cuda(90))]
+        let wide = with_spec(16, QuantSpec::int8(GroupSize::G128)).with_sparsity(Sparsity::TwoFour);
+        for (problem, capability) in [sparse, wide].into_iter().flat_map(|problem| [80, 86, 89, 90].map(|capability| (problem, capability)))
         {
+            let held = held_on(&problem, &cuda(capability));
+            assert_eq!(held, problem.weight.in_layout(WeightLayout::Tile));
+            let plan = plan(QuantProblem { weight: held, ..problem }, &cuda(capability));
+            assert!(matches!(plan.kernel, Kernel::Marlin(launch) if launch.tile.is_sparse()), "{problem} on {capability}: {plan:?}");
+        }
+        let floats = QuantProblem { activations: ActivationDtype::F32, ..sparse };
+        for (problem, target) in [(sparse, on(Runtime::Vulkan)), (wide, Target::FLEX), (floats, cuda(90))] {
             assert_eq!(held_on(&problem, &target), problem.with_sparsity(Sparsity::Dense).weight, "{problem}");
         }
     }
@@ -339,7 +332,6 @@ mod tests {
         let small = Target { card: Some(Card { capability: 80, multiprocessors: 1, shared_limit: 1024 }), ..on(Runtime::Cuda) };
         let wide = with_spec(1, QuantSpec::int8(GroupSize::G128));
         for (problem, target, reason) in [
-            (wide, cuda(90), Reason::Bits(Bits::Eight)),
             (wide, on(Runtime::Vulkan), Reason::NoTensorCores(Runtime::Vulkan)),
             (f32, cuda(90), Reason::F32Activations),
             (mixed, cuda(90), pair),
@@ -394,8 +386,6 @@ mod tests {
         let reason = |m, target: &Target| plan(problem(m), target).reason.to_string();
         assert!(reason(1, &on(Runtime::Vulkan)).contains("Vulkan"));
         assert!(reason(1, &cuda(75)).contains("the card has 7.5"));
-        let wide = with_spec(1, QuantSpec::int8(GroupSize::G128));
-        assert!(plan(wide, &cuda(90)).reason.to_string().contains("this one is int8"));
         assert!(reason(1, &Target::FLEX).contains("Flex"));
     }
 

@@ -4,7 +4,7 @@ use crate::{KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
-use marlin_format::{Bits, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors};
 use std::fmt;
 
 /// The dtype of activations and output. Products accumulate in f32 whatever it is.
@@ -172,9 +172,6 @@ impl QuantProblem {
     /// Checks the weight's shape and its buffers' lengths against its descriptor.
     pub(crate) fn expect_weight(&self, found: &WeightTensors<usize>) -> Result<(), KernelError> {
         self.weight.check()?;
-        if self.weight.layout == WeightLayout::Tile && self.spec().bits != Bits::Four {
-            return Err(KernelError::TileBits { bits: self.spec().bits });
-        }
         let expected = self.weight.tensors();
         for (tensor, found) in found.iter() {
             if let Some(expected) = expected.get(tensor) {

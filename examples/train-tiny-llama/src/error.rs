@@ -14,7 +14,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// `cargo metadata` failed, or its output is not as expected.
-    #[error("`cargo metadata --offline` failed: {0}; run this inside the workspace, after a build has fetched the dependencies")]
+    #[error("`cargo metadata --offline` failed: {0}; run this inside the workspace, after `cargo fetch`")]
     Metadata(String),
     /// A crate whose sources are held out is not among the dependencies.
     #[error("the crate `{0}` is held out for evaluation, but it is not a dependency of this workspace; put another crate into HELD_OUT")]

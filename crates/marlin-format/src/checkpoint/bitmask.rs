@@ -8,7 +8,7 @@
 //! | `{layer}.compressed` | [N, K/2], F16, BF16 or F32 | the stored values, in their order |
 //! | `{layer}.bitmask` | [N, K/8 rounded up], U8 | bit `k % 8`, lowest first, of byte `k / 8`: value `k` is stored |
 //!
-//! Source: the `compressed-tensors` Python package up to 0.10, `compressors/sparse_compressors/sparse_24_bitmask.py`.
+//! Source: the `compressed-tensors` Python package, versions 0.9 to 0.14, `compressors/sparse_compressors/sparse_24_bitmask.py`.
 
 use std::sync::OnceLock;
 

@@ -6,12 +6,12 @@
 //! | layout | shape of the packed words | used by |
 //! |---|---|---|
 //! | [`PlainLayout`] | `[ceil(K/8), N rounded up to 8]`; of 8 bits `[ceil(K/4), ...]` | records, checkpoints, portable kernels |
-//! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64; 4 bits only | tensor-core kernels, published Marlin files |
+//! | [`MarlinLayout`] | `[K/16, 2N]`, tiles of 16 x 64; of 8 bits `[K/8, 2N]` | tensor-core kernels; of 4 bits published Marlin files |
 //! | [`SparseLayout`] | words as above of K/2 rows, metadata `[K/64, 2N]` | 2:4 weights on tensor cores |
 //! | [`MetadataLayout`] | `[ceil(K/32), N rounded up to 8]` | the metadata that go with [`PlainLayout`] |
 //! | [`Marlin24Layout`] | `[K/32, 2N]`, tiles of 32 x 64; of 8 bits `[K/32, 4N]` | published 2:4 sparse files |
 //! | [`ScaleLayout`] | `[G, N]`, columns permuted | the scales that go with [`MarlinLayout`] |
-//! | [`ZeroLayout`] | `[G, N/8]`, columns permuted | the zero points that go with [`MarlinLayout`] |
+//! | [`ZeroLayout`] | `[G, N/8]`, of 8 bits `[G, N/4]`, columns permuted | the zero points that go with [`MarlinLayout`] |
 
 mod marlin;
 mod marlin24;

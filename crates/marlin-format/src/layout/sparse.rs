@@ -7,8 +7,8 @@ use crate::{Bits, FormatError};
 ///
 /// Of rows `4i..4i + 4` the two kept values are stored rows `2i` and `2i + 1`: a weight `[K/2, N]`, in the tiles and chunks of
 /// [`MarlinLayout::in_chunks`]. A chunk is 128 rows of K by 64 columns, of which 64 rows are stored. The fragment A of
-/// `mma.sp.m16n8k32` is that of `mma.m16n8k16` on stored rows, so a tile of 16 stored rows, 32 of K, is multiplied by one `mma.sp` for each of its
-/// four sub-tiles of 16 columns.
+/// `mma.sp.m16n8k32` is that of `mma.m16n8k16` on stored rows, so a tile of 16 stored rows (of 8 bits two tiles of 8), 32 of K, is multiplied by one
+/// `mma.sp` for each of its four sub-tiles of 16 columns.
 ///
 /// **Metadata**, words `[K/64, 2N]`, row-major, tiles of 64 rows of K by 64 columns: 128 words, four for each lane, one 16-byte load a lane. One
 /// register of a warp holds the metadata of 32 rows for two sub-tiles: `mma.sp` with sparsity selector 0 takes those of lanes 0 and 1 of every
@@ -37,8 +37,8 @@ pub struct SparseLayout {
 
 impl SparseLayout {
     /// The layout of a weight with `k` input features before pruning, and `n` output features, padded to whole chunks of 128 x 64.
-    pub fn new(k: usize, n: usize) -> Self {
-        Self { k, values: MarlinLayout::in_chunks(k / 2, n) }
+    pub fn new(k: usize, n: usize, bits: Bits) -> Self {
+        Self { k, values: MarlinLayout::in_chunks(k / 2, n, bits) }
     }
 
     /// The layout of the kept values `[K/2, N]`.

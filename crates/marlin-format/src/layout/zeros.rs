@@ -3,7 +3,7 @@
 use super::{TileExtents, WordIndex};
 use crate::{Bits, FormatError, GroupSize};
 
-/// Words `[G, N/8]`, row-major: one word holds the eight zero points that a lane needs for a tile of 64 columns.
+/// Words `[G, N/8]`, of 8 bits `[G, N/4]`, row-major: one word, or two, hold the eight zero points that a lane needs for a tile of 64 columns.
 ///
 /// A lane dequantises column `groupID = lane / 4` of each of a tile's eight blocks of 8 columns. In every 64 columns:
 ///
@@ -12,6 +12,8 @@ use crate::{Bits, FormatError, GroupSize};
 /// | 0 | column 0 | 8  | ... | 56 | 0..4 |
 /// | 1 | column 1 | 9  | ... | 57 | 4..8 |
 /// | 7 | column 7 | 15 | ... | 63 | 28..32 |
+///
+/// Of 8 bits, words `2i` and `2i + 1` are the two halves of word `i`, with a byte for each nibble.
 ///
 /// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of padding do not matter, since its scale or
 /// its activations are 0.
@@ -22,26 +24,37 @@ pub struct ZeroLayout {
     groups: usize,
     groups_padded: usize,
     n_padded: usize,
+    bits: Bits,
 }
 
 impl ZeroLayout {
-    /// The layout of the zero points of a weight in a tile layout, in groups of `group`.
-    pub fn new(extents: impl Into<TileExtents>, group: GroupSize) -> Self {
+    /// The layout of the zero points of a weight of `bits` in a tile layout, in groups of `group`.
+    pub fn new(extents: impl Into<TileExtents>, group: GroupSize, bits: Bits) -> Self {
         let TileExtents { k, n, k_padded, n_padded } = extents.into();
-        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded }
+        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded, bits }
+    }
+
+    /// Rows and columns of the words, with padding.
+    pub const fn shape(&self) -> [usize; 2] {
+        [self.groups_padded, self.n_padded / self.bits.per_word()]
     }
 
     /// Words in all, with padding.
-    pub fn words(&self) -> usize {
-        self.groups_padded.saturating_mul(self.n_padded / 8)
+    pub const fn words(&self) -> usize {
+        let [rows, columns] = self.shape();
+        rows.saturating_mul(columns)
     }
 
     /// Returns the index of the zero point of group `g`, column `n`, padding included.
     pub fn index(&self, g: usize, n: usize) -> WordIndex {
-        WordIndex { word: g * (self.n_padded / 8) + n / 64 * 8 + n % 8, slot: n % 64 / 8, bits: Bits::Four }
+        // Of a lane's eight, those in a word.
+        let (per_word, [_, columns]) = (self.bits.per_word(), self.shape());
+        let (lane_words, place) = (8 / per_word, n % 64 / 8);
+        let word = g * columns + (n / 64 * 8 + n % 8) * lane_words + place / per_word;
+        WordIndex { word, slot: place % per_word, bits: self.bits }
     }
 
-    /// Permutes, pads and packs `[G, N]` zero points of 0..=15.
+    /// Permutes, pads and packs `[G, N]` zero points.
     ///
     /// # Errors
     /// [`FormatError::Length`] where there are not G * N of them.

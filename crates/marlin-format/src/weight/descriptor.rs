@@ -8,11 +8,11 @@ use crate::layout::{MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, Spar
 
 /// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
 ///
-/// | tensor | plain | tile, of 4 bits only |
+/// | tensor | plain | tile |
 /// |---|---|---|
-/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; of 8 bits K/4 up | [K/16, 2N], both padded to 64, [`MarlinLayout`] |
+/// | words | [K/8 up, N up to a multiple of 8], [`PlainLayout`]; of 8 bits K/4 up | [K/16, 2N], of 8 bits [K/8, 2N], both padded to 64, [`MarlinLayout`] |
 /// | scales | [G, N] | [G, N], both padded, [`ScaleLayout`] |
-/// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], both padded, [`ZeroLayout`] |
+/// | zero points, as many a word as weights | [G, N/8 up]; of 8 bits N/4 up | [G, N/8], of 8 bits [G, N/4], both padded, [`ZeroLayout`] |
 /// | row permutation | `[K]` | `[K]`, the same: stored rows keep their order |
 ///
 /// A [2:4](Sparsity::TwoFour) weight holds the words of its kept values, K/2 rows, and
@@ -24,7 +24,7 @@ use crate::layout::{MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, Spar
 pub enum WeightLayout {
     /// The layout of records and of the portable and host kernels.
     Plain,
-    /// The layout of the tensor-core kernels: 4 bits only.
+    /// The layout of the tensor-core kernels.
     Tile,
 }
 
@@ -252,14 +252,19 @@ impl WeightDescriptor {
 
     /// The tile layout of the stored values as kernels read them, padded to whole chunks.
     pub fn tiles(&self) -> MarlinLayout {
-        MarlinLayout::in_chunks(self.stored_rows(), self.n)
+        MarlinLayout::in_chunks(self.stored_rows(), self.n, self.spec().bits)
+    }
+
+    /// The tile layout of a 2:4 weight, with its metadata.
+    pub fn sparse_layout(&self) -> SparseLayout {
+        SparseLayout::new(self.k, self.n, self.spec().bits)
     }
 
     /// K and N with the padding of the tile layout.
     pub fn tile_extents(&self) -> TileExtents {
         match self.format.sparsity {
             Sparsity::Dense => (&self.tiles()).into(),
-            Sparsity::TwoFour => (&SparseLayout::new(self.k, self.n)).into(),
+            Sparsity::TwoFour => (&self.sparse_layout()).into(),
         }
     }
 
@@ -270,7 +275,7 @@ impl WeightDescriptor {
 
     /// The layout of the zero points that go with the tile layout.
     pub fn tile_zeros(&self) -> ZeroLayout {
-        ZeroLayout::new(self.tile_extents(), self.spec().group)
+        ZeroLayout::new(self.tile_extents(), self.spec().group, self.spec().bits)
     }
 
     /// Groups along K that the layout holds scales of, those of its padding among them.
@@ -291,8 +296,8 @@ impl WeightDescriptor {
                 ([words.rows(), words.columns()], metadata.shape(), n, n.div_ceil(spec.bits.per_word()))
             }
             WeightLayout::Tile => {
-                let (tiles, zeros) = (self.tiles(), self.tile_zeros().words() / groups.max(1));
-                ([tiles.k_padded() / 16, 2 * tiles.n_padded()], SparseLayout::new(k, n).metadata_shape(), tiles.n_padded(), zeros)
+                let (tiles, [_, zeros]) = (self.tiles(), self.tile_zeros().shape());
+                (tiles.shape(), self.sparse_layout().metadata_shape(), tiles.n_padded(), zeros)
             }
         };
         let words_of = |shape| TensorDescriptor::matrix(shape, TensorDtype::Words);
@@ -315,7 +320,7 @@ impl fmt::Display for WeightDescriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bits, GroupSize};
+    use crate::GroupSize;
 
     #[test]
     fn a_format_lists_the_tensors_that_it_has() {
@@ -354,9 +359,11 @@ mod tests {
             ("zero_points", vec![2, 8], words),
         ];
         assert_eq!(listed(&sparse.in_layout(WeightLayout::Tile)), tile);
-        let wide = WeightDescriptor::plain(QuantSpec { bits: Bits::Eight, ..QuantSpec::int4(GroupSize::Channel) }, 9, 7);
+        let wide = WeightDescriptor::plain(QuantSpec::int8(GroupSize::Channel).with_zero_points(), 9, 7);
         let scale = TensorDtype::Scale(ScaleDtype::F16);
-        assert_eq!(listed(&wide), [("words", vec![3, 8], words), ("scales", vec![1, 7], scale)]);
+        assert_eq!(listed(&wide), [("words", vec![3, 8], words), ("scales", vec![1, 7], scale), ("zero_points", vec![1, 2], words)]);
+        let tile = [("words", vec![8, 128], words), ("scales", vec![1, 64], scale), ("zero_points", vec![1, 16], words)];
+        assert_eq!(listed(&wide.in_layout(WeightLayout::Tile)), tile);
     }
 
     #[test]

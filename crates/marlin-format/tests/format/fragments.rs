@@ -2,7 +2,7 @@
 //! those that it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
 
 use marlin_format::layout::{MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout};
-use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype};
+use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec, ScaleDtype};
 
 use crate::common::{numbered_scales, random_weight, rng, sparse_weight};
 
@@ -116,52 +116,57 @@ fn a_element(lane: usize, i: usize) -> (usize, usize) {
     (row, column)
 }
 
-/// The word of a sub-tile is also one A fragment of the transposed weight: rows of A are columns of the weight.
+/// A lane's element `a{i}` for the 16 stored rows `step` and columns `64 tile_column + 16 sub_tile` on, from words in rows of `columns` tiles.
+///
+/// Of 4 bits they are one word, whose register's two values are four nibbles apart. Of 8 bits they are the word at the same place in two tiles, one
+/// below the other: the first has registers 0 and 1, the second 2 and 3.
+fn a_value(words: &[u32], columns: usize, [step, tile_column]: [usize; 2], lane: usize, sub_tile: usize, i: usize, bits: Bits) -> u8 {
+    let word = |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
+    match bits {
+        Bits::Four => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
+        Bits::Eight => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
+    }
+}
+
+/// The word of a sub-tile, or two, is also one A fragment of the transposed weight: rows of A are columns of the weight.
 #[test]
 fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     let (k, n) = (64, 128);
-    let weight = random_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::Channel), false);
-    let words = MarlinLayout::in_chunks(k, n).pack(&weight).unwrap();
-    // The nibbles of a0..a7: a register's two values are four nibbles apart.
-    let nibbles = [0, 4, 1, 5, 2, 6, 3, 7];
-    for tile in 0..k / 16 * (n / 64) {
-        let (tile_row, tile_column) = (tile / (n / 64), tile % (n / 64));
-        for lane in 0..32 {
-            for sub_tile in 0..4 {
-                let word = words[tile * 128 + 4 * lane + sub_tile];
-                for (i, nibble) in nibbles.into_iter().enumerate() {
+    for spec in [QuantSpec::int4(GroupSize::Channel), QuantSpec::int8(GroupSize::Channel)] {
+        let weight = random_weight(&mut rng(), k, n, spec, false);
+        let words = MarlinLayout::in_chunks(k, n, spec.bits).pack(&weight).unwrap();
+        for (step, tile_column) in (0..k / 16).flat_map(|step| (0..n / 64).map(move |column| (step, column))) {
+            for lane in 0..32 {
+                for (sub_tile, i) in (0..4).flat_map(|sub_tile| (0..8).map(move |i| (sub_tile, i))) {
                     let (row, column) = a_element(lane, i);
-                    let expected = weight.q(16 * tile_row + column, 64 * tile_column + 16 * sub_tile + row);
-                    assert_eq!((word >> (4 * nibble) & 15) as u8, expected, "tile {tile}, lane {lane}, word {sub_tile}, a{i}");
+                    let expected = weight.q(16 * step + column, 64 * tile_column + 16 * sub_tile + row);
+                    let found = a_value(&words, n / 64, [step, tile_column], lane, sub_tile, i, spec.bits);
+                    assert_eq!(found, expected, "{spec}, step {step}, lane {lane}, word {sub_tile}, a{i}");
                 }
             }
         }
     }
 }
 
-/// Zero points go with A fragments: a lane's eight zero points of a 16 x 64 tile are one word, in the order of its sub-tiles and rows of A.
+/// Zero points go with A fragments: a lane's eight zero points of 64 columns are one word, or of 8 bits two that follow each other, in the order of its
+/// sub-tiles and rows of A.
 #[test]
 fn a_lane_loads_the_zero_points_of_its_a_fragments() {
     let (k, n, groups) = (96, 192, 3);
-    let weight = random_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::G32).with_zero_points(), false);
-    let zeros = weight.zero_points().unwrap();
-    // K = 96 is padded to 128: a fourth group.
-    let words = ZeroLayout::new(&MarlinLayout::in_chunks(k, n), GroupSize::G32).pack(zeros).unwrap();
-    assert_eq!(words.len(), 4 * n / 8);
-    for group in 0..groups {
-        for tile_column in 0..n / 64 {
+    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)] {
+        let weight = random_weight(&mut rng(), k, n, spec.with_zero_points(), false);
+        let (zeros, bits) = (weight.zero_points().unwrap(), spec.bits.count());
+        // K = 96 is padded to 128: a fourth group.
+        let words = ZeroLayout::new(&MarlinLayout::in_chunks(k, n, spec.bits), GroupSize::G32, spec.bits).pack(zeros).unwrap();
+        assert_eq!(words.len(), 4 * n * bits / 32);
+        for (group, tile_column) in (0..groups).flat_map(|group| (0..n / 64).map(move |column| (group, column))) {
             for lane in 0..32 {
-                let word = words[group * n / 8 + 8 * tile_column + (lane >> 2)];
-                for sub_tile in 0..4 {
-                    for half in 0..2 {
-                        let (row, _) = a_element(lane, 2 * half);
-                        let expected = zeros[group * n + 64 * tile_column + 16 * sub_tile + row];
-                        assert_eq!(
-                            (word >> (4 * (2 * sub_tile + half)) & 15) as u8,
-                            expected,
-                            "lane {lane}, sub-tile {sub_tile}, row {row}"
-                        );
-                    }
+                let first = (group * n / 8 + 8 * tile_column + (lane >> 2)) * bits / 4;
+                for i in 0..8 {
+                    let (row, _) = a_element(lane, 2 * (i % 2));
+                    let expected = zeros[group * n + 64 * tile_column + 16 * (i / 2) + row];
+                    let found = words[first + i * bits / 32] >> (i * bits % 32);
+                    assert_eq!(found as u8 & spec.bits.max(), expected, "{spec}, lane {lane}, sub-tile {}, row {row}", i / 2);
                 }
             }
         }
@@ -179,35 +184,38 @@ fn metadata_nibble(registers: &[u32; 32], selector: usize, row: usize, four: usi
 /// Of every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight: the kept values in the lanes' fragments A, put where the metadata say, are the weight.
 #[test]
 fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
-    for (k, n) in [(128, 64), (256, 192), (100, 65), (4, 1), (384, 128)] {
-        let weight = sparse_weight(&mut rng(), k, n, QuantSpec::int4(GroupSize::Channel));
+    let specs = [QuantSpec::int4(GroupSize::Channel), QuantSpec::int8(GroupSize::Channel)];
+    for (k, n, spec) in [(128, 64), (256, 192), (100, 65), (4, 1), (384, 128)].into_iter().flat_map(|(k, n)| specs.map(|spec| (k, n, spec)))
+    {
+        let weight = sparse_weight(&mut rng(), k, n, spec);
         let sparse = weight.to_two_four().unwrap();
-        let layout = SparseLayout::new(k, n);
+        let layout = SparseLayout::new(k, n, spec.bits);
         let words = layout.values().pack(&sparse).unwrap();
         let metadata = layout.pack_metadata(sparse.metadata().unwrap()).unwrap();
         let columns = layout.values().n_padded() / 64;
-        assert_eq!((words.len(), metadata.len()), (layout.values().k_padded() / 16 * columns * 128, layout.metadata_words()));
-        for (tile, words) in words.chunks(128).enumerate() {
-            let (tile_row, tile_column) = (tile / columns, tile % columns);
+        let steps = layout.values().k_padded() / 16;
+        assert_eq!((words.len(), metadata.len()), (steps * columns * 32 * spec.bits.count(), layout.metadata_words()));
+        for (tile_row, tile_column) in (0..steps).flat_map(|row| (0..columns).map(move |column| (row, column))) {
             // 32 rows of K: half of a tile of metadata.
             let metadata = &metadata[(tile_row / 2 * columns + tile_column) * 128..][..128];
             for sub_tile in 0..4 {
                 let registers: [u32; 32] = std::array::from_fn(|lane| metadata[4 * lane + 2 * (tile_row % 2) + sub_tile / 2]);
-                let mut a = [[8u8; 32]; 16];
+                let mut a = [[spec.bits.midpoint(); 32]; 16];
                 for lane in 0..32 {
-                    for (i, nibble) in [0, 4, 1, 5, 2, 6, 3, 7].into_iter().enumerate() {
+                    for i in 0..8 {
                         let (row, kept) = a_element(lane, i);
                         let places = metadata_nibble(&registers, sub_tile % 2, row, kept / 2);
-                        assert!(MetadataLayout::is_valid(places), "tile {tile}, sub-tile {sub_tile}, row {row}: {places}");
+                        assert!(MetadataLayout::is_valid(places), "step {tile_row}, sub-tile {sub_tile}, row {row}: {places}");
                         let place = if kept % 2 == 0 { places & 3 } else { places >> 2 };
-                        a[row][kept / 2 * 4 + usize::from(place)] = (words[4 * lane + sub_tile] >> (4 * nibble) & 15) as u8;
+                        let value = a_value(&words, columns, [tile_row, tile_column], lane, sub_tile, i, spec.bits);
+                        a[row][kept / 2 * 4 + usize::from(place)] = value;
                     }
                 }
                 for (row, values) in a.iter().enumerate() {
                     for (column, &value) in values.iter().enumerate() {
                         let (k_row, n_column) = (32 * tile_row + column, 64 * tile_column + 16 * sub_tile + row);
-                        let expected = if k_row < k && n_column < n { weight.q(k_row, n_column) } else { 8 };
-                        assert_eq!(value, expected, "K = {k}, N = {n}, row {k_row}, column {n_column}");
+                        let expected = if k_row < k && n_column < n { weight.q(k_row, n_column) } else { spec.bits.midpoint() };
+                        assert_eq!(value, expected, "{spec}, K = {k}, N = {n}, row {k_row}, column {n_column}");
                     }
                 }
             }

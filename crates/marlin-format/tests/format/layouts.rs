@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{any_int4_problem, any_problem, cases, numbered_scales, random_weight, rng};
+use crate::common::{any_problem, cases, numbered_scales, random_weight, rng};
 
 /// K and N around the edges of words and tiles.
 const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
@@ -101,16 +101,21 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_int4_problem(), seed: u64) {
+    fn marlin_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, spec, false);
-        for layout in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n), MarlinLayout::new_padded(k, n, 128, 256).unwrap()] {
+        let in_chunks = MarlinLayout::in_chunks(k, n, spec.bits);
+        let layouts = match spec.bits {
+            Bits::Four => vec![MarlinLayout::new(k, n), in_chunks, MarlinLayout::new_padded(k, n, 128, 256).unwrap()],
+            Bits::Eight => vec![in_chunks],
+        };
+        for layout in layouts {
             let words = layout.pack(&weight).unwrap();
             prop_assert_eq!(words.len(), layout.words());
             prop_assert_eq!(layout.unpack(&words).unwrap(), weight.words());
             let filled = layout.k_padded() * layout.n_padded() - k * n;
             let padding = (0..layout.k_padded())
                 .flat_map(|row| (0..layout.n_padded()).map(move |column| (row, column)))
-                .filter(|&(row, column)| (row >= k || column >= n) && layout.index(row, column).read(&words) == 8);
+                .filter(|&(row, column)| (row >= k || column >= n) && layout.index(row, column).read(&words) == spec.bits.midpoint());
             prop_assert_eq!(padding.count(), filled);
         }
     }
@@ -133,11 +138,11 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_int4_problem(), seed: u64) {
+    fn zero_points_pack_and_unpack_are_inverse((k, n, spec) in any_problem(), seed: u64) {
         let weight = random_weight(&mut StdRng::seed_from_u64(seed), k, n, QuantSpec { zero_points: true, ..spec }, false);
         let zeros = weight.zero_points().unwrap();
-        for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n)] {
-            let layout = ZeroLayout::new(&marlin, spec.group);
+        for marlin in [MarlinLayout::new(k, n), MarlinLayout::in_chunks(k, n, spec.bits)] {
+            let layout = ZeroLayout::new(&marlin, spec.group, spec.bits);
             let words = layout.pack(zeros).unwrap();
             prop_assert_eq!(words.len(), layout.words());
             prop_assert_eq!(layout.unpack(&words).unwrap(), zeros);
@@ -194,10 +199,10 @@ fn an_incomplete_group_has_its_own_scales() {
         (33, GroupSize::G32, 2, 2),
     ] {
         let n = 70;
-        let marlin = MarlinLayout::in_chunks(k, n);
-        let spec = QuantSpec::int4(group).with_zero_points();
+        let spec = if group == GroupSize::G32 { QuantSpec::int4(group) } else { QuantSpec::int8(group) }.with_zero_points();
+        let marlin = MarlinLayout::in_chunks(k, n, spec.bits);
         let weight = random_weight(rng, k, n, spec, false);
-        let (scales, zeros) = (ScaleLayout::new(&marlin, group), ZeroLayout::new(&marlin, group));
+        let (scales, zeros) = (ScaleLayout::new(&marlin, group), ZeroLayout::new(&marlin, group, spec.bits));
         assert_eq!((group.count(k), scales.groups_padded()), (groups, padded), "K = {k}, {group}");
         let words = marlin.pack(&weight).unwrap();
         let packed_scales = scales.pack(weight.scales()).unwrap();
@@ -241,7 +246,7 @@ fn wrong_sizes_are_refused() {
     let scales = ScaleLayout::new(&layout, GroupSize::Channel);
     let short = numbered_scales(69, ScaleDtype::BF16);
     assert_eq!(scales.pack(&short).unwrap_err(), FormatError::Length { what: "the scales", k, n, expected: 70, found: 69 });
-    let zeros = ZeroLayout::new(&layout, GroupSize::Channel);
+    let zeros = ZeroLayout::new(&layout, GroupSize::Channel, Bits::Four);
     assert_eq!(zeros.pack(&[0; 69]).unwrap_err(), FormatError::Length { what: "the zero points", k, n, expected: 70, found: 69 });
     let what = "the zero points in Marlin layout";
     assert_eq!(zeros.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 16, found: 3 });

@@ -165,7 +165,7 @@ fn metadata_that_no_weight_has_are_refused() {
 #[test]
 fn every_nibble_of_the_metadata_is_one_place() {
     for (k, n) in [(4, 1), (128, 64), (132, 65), (400, 130)] {
-        let layout = SparseLayout::new(k, n);
+        let layout = SparseLayout::new(k, n, Bits::Four);
         let fours = layout.values().k_padded() / 2;
         let columns = layout.values().n_padded();
         let places: HashSet<WordIndex> =
@@ -174,5 +174,8 @@ fn every_nibble_of_the_metadata_is_one_place() {
         assert!(places.iter().all(|place| place.word < layout.metadata_words() && place.bits == Bits::Four));
     }
     let what = "the metadata";
-    assert_eq!(SparseLayout::new(64, 9).pack_metadata(&[0; 3]), Err(FormatError::Length { what, k: 64, n: 9, expected: 32, found: 3 }));
+    assert_eq!(
+        SparseLayout::new(64, 9, Bits::Eight).pack_metadata(&[0; 3]),
+        Err(FormatError::Length { what, k: 64, n: 9, expected: 32, found: 3 })
+    );
 }

@@ -26,6 +26,12 @@ pub fn cp_async_4(shared: u32, global: u64) {
     gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 4;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
 }
 
+/// `cp.async` of 8 bytes.
+#[cube]
+pub fn cp_async_8(shared: u32, global: u64) {
+    gpu_asm!("cp.async.ca.shared.global [{s}], [{g}], 8;", s = in(_) read::<u32>(shared), g = in(_) read::<u64>(global));
+}
+
 /// `cp.async.commit_group`: closes the group of copies issued since the last one.
 #[cube]
 pub fn cp_async_commit_group() {

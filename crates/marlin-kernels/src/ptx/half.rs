@@ -49,6 +49,28 @@ pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
+/// `prmt`: the bytes of two registers that the nibbles of `selector` name, the lowest first: 0 to 3 of `a`, 4 to 7 of `b`.
+#[cube]
+pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "prmt.b32 {d}, {a}, {b}, {s};",
+        d = out(_) d, a = in(_) read::<u32>(a), b = in(_) read::<u32>(b), s = const selector, options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
+/// `cvt.rn.bf16x2`: a pair of bf16, the first argument in its lower half.
+#[cube]
+pub fn cvt_bf16x2(low: f32, high: f32) -> u32 {
+    let d: u32;
+    gpu_asm!(
+        "cvt.rn.bf16x2.f32 {d}, {h}, {l};",
+        d = out(_) d, h = in(_) read::<f32>(high), l = in(_) read::<f32>(low), options(pure, nomem)
+    );
+    read::<u32>(d)
+}
+
 /// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
 #[cube]
 pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {

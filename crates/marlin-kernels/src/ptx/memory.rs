@@ -93,6 +93,14 @@ pub fn ld_global_once_16(address: u64) -> U4 {
     read::<U4>(value)
 }
 
+/// The same of 8 bytes.
+#[cube]
+pub fn ld_global_once_8(address: u64) -> U2 {
+    let value: U2;
+    gpu_asm!("ld.global.nc.L1::no_allocate.v2.u32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u64>(address), options(readonly));
+    read::<U2>(value)
+}
+
 /// The same of 4 bytes.
 #[cube]
 pub fn ld_global_once_4(address: u64) -> u32 {

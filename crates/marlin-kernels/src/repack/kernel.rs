@@ -9,9 +9,10 @@ const TILE_WORDS: u32 = 128;
 
 /// Words of the plain layout to words of the tile layout; see [`MarlinLayout`](marlin_format::layout::MarlinLayout) for the contents of a word.
 ///
-/// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns.
+/// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns. Of 8 bits
+/// the four weights of a word are one pair of rows, half of a plain word, in two columns.
 #[cube(launch)]
-pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_columns: u32, tiles_n: u32) {
+pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_columns: u32, tiles_n: u32, #[comptime] bits: Bits) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -20,28 +21,42 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
     let lane = index % TILE_WORDS / 4;
     let column = tile % tiles_n * TILE_N + index % 4 * 16 + lane / 4;
     let row = tile / tiles_n * 2;
-    let shift = lane % 4 * 8;
 
     let mut word = 0u32.runtime();
-    #[unroll]
-    for pair in 0..4u32 {
-        // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3 rows 8 to 15.
-        let row = row + comptime!(pair / 2);
-        let column = column + comptime!(pair % 2 * 8);
-        // Past the plain layout's own padding every value is 8.
-        let mut two = 0x88u32.runtime();
-        if row < plain_rows && column < plain_columns {
-            two = plain[(row * plain_columns + column) as usize] >> shift;
+    if comptime!(bits == Bits::Four) {
+        let shift = lane % 4 * 8;
+        #[unroll]
+        for pair in 0..4u32 {
+            // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3 rows 8 to 15.
+            let row = row + comptime!(pair / 2);
+            let column = column + comptime!(pair % 2 * 8);
+            // Past the plain layout's own padding every value is 8.
+            let mut two = 0x88u32.runtime();
+            if row < plain_rows && column < plain_columns {
+                two = plain[(row * plain_columns + column) as usize] >> shift;
+            }
+            word |= ((two & 15u32) << comptime!(4 * pair)) | (((two >> 4u32) & 15u32) << comptime!(4 * pair + 16));
         }
-        word |= ((two & 15u32) << comptime!(4 * pair)) | (((two >> 4u32) & 15u32) << comptime!(4 * pair + 16));
+    } else {
+        let row = row + lane % 4 / 2;
+        let shift = lane % 2 * 16;
+        #[unroll]
+        for pair in 0..2u32 {
+            let column = column + comptime!(pair * 8);
+            let mut two = 0x8080u32.runtime();
+            if row < plain_rows && column < plain_columns {
+                two = (plain[(row * plain_columns + column) as usize] >> shift) & 0xffffu32;
+            }
+            word |= two << comptime!(16 * pair);
+        }
     }
     out[ABSOLUTE_POS] = word;
 }
 
 /// Words of the tile layout to words of the plain layout. The eight weights of a word are one column's in half of a tile's rows: two each
-/// of four lanes.
+/// of four lanes. Of 8 bits its four weights are those of two lanes.
 #[cube(launch)]
-pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32) {
+pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32, #[comptime] bits: Bits) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -50,13 +65,22 @@ pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, ti
     let tile = row / 2 * tiles_n + column / TILE_N;
     // Of the tile's words, that of lane `4 (column % 8)` and the column's sub-tile.
     let first = tile * TILE_WORDS + column % 8 * 16 + column % TILE_N / 16;
-    let shift = (row % 2 * 2 + column % 16 / 8) * 4;
 
     let mut word = 0u32.runtime();
-    #[unroll]
-    for t in 0..4u32 {
-        let four = tiles[(first + comptime!(4 * t)) as usize] >> shift;
-        word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
+    if comptime!(bits == Bits::Four) {
+        let shift = (row % 2 * 2 + column % 16 / 8) * 4;
+        #[unroll]
+        for t in 0..4u32 {
+            let four = tiles[(first + comptime!(4 * t)) as usize] >> shift;
+            word |= ((four & 15u32) | ((four >> 16u32) & 15u32) << 4u32) << comptime!(8 * t);
+        }
+    } else {
+        let shift = column % 16 / 8 * 16;
+        #[unroll]
+        for t in 0..2u32 {
+            let two = tiles[(first + row % 2 * 8 + comptime!(4 * t)) as usize] >> shift;
+            word |= (two & 0xffffu32) << comptime!(16 * t);
+        }
     }
     out[ABSOLUTE_POS] = word;
 }
@@ -192,7 +216,7 @@ pub(super) fn scales<S: Float>(
     out[ABSOLUTE_POS] = scale;
 }
 
-/// Zero points [G, N/8] from the plain to the tile layout, or back: eight words of eight nibbles are transposed. Padding is 0.
+/// Zero points of 4 bits, [G, N/8], from the plain to the tile layout, or back: eight words of eight nibbles are transposed. Padding is 0.
 #[cube(launch)]
 pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_groups: u32, source_words: u32, out_words: u32) {
     if ABSOLUTE_POS >= out.len() {
@@ -209,6 +233,44 @@ pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_groups: u32, s
         if first + i < source_words && group < source_groups {
             word |= ((source[(group * source_words + first + i) as usize] >> shift) & 15u32) << comptime!(4 * i);
         }
+    }
+    out[ABSOLUTE_POS] = word;
+}
+
+/// Zero points of 8 bits, [G, N/4], from the plain to the tile layout: words `2g` and `2g + 1` of 64 columns have columns `g + 8i`. Padding is 0.
+#[cube(launch)]
+pub(super) fn byte_zero_points(source: &[u32], out: &mut [u32], source_groups: u32, source_words: u32, out_words: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let group = ABSOLUTE_POS as u32 / out_words;
+    let place = ABSOLUTE_POS as u32 % out_words;
+    let column = place / 16 * 64 + place % 16 / 2 + place % 2 * 32;
+    let mut word = 0u32.runtime();
+    #[unroll]
+    for i in 0..4u32 {
+        let from = column / 4 + comptime!(2 * i);
+        if from < source_words && group < source_groups {
+            word |= ((source[(group * source_words + from) as usize] >> (column % 4 * 8)) & 255u32) << comptime!(8 * i);
+        }
+    }
+    out[ABSOLUTE_POS] = word;
+}
+
+/// Zero points of 8 bits from the tile to the plain layout.
+#[cube(launch)]
+pub(super) fn plain_byte_zero_points(source: &[u32], out: &mut [u32], source_words: u32, out_words: u32) {
+    if ABSOLUTE_POS >= out.len() {
+        terminate!();
+    }
+    let group = ABSOLUTE_POS as u32 / out_words;
+    let column = ABSOLUTE_POS as u32 % out_words * 4;
+    let first = column / 64 * 16 + column % 8 * 2 + column % 64 / 32;
+    let shift = column % 32 / 8 * 8;
+    let mut word = 0u32.runtime();
+    #[unroll]
+    for i in 0..4u32 {
+        word |= ((source[(group * source_words + first + comptime!(2 * i)) as usize] >> shift) & 255u32) << comptime!(8 * i);
     }
     out[ABSOLUTE_POS] = word;
 }

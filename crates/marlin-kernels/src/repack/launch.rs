@@ -10,8 +10,7 @@ use marlin_format::{Bits, Sparsity, TensorDescriptor, WeightLayout, WeightTensor
 /// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in both and is not repacked.
 ///
 /// # Errors
-/// A buffer of the wrong length, a weight past what 32-bit indices reach, one of 8 bits, which the tile layout does not hold, or a tensor that
-/// the format does not have.
+/// A buffer of the wrong length, a weight past what 32-bit indices reach, or a tensor that the format does not have.
 pub fn tensor(
     client: &Client,
     problem: &QuantProblem,
@@ -21,9 +20,6 @@ pub fn tensor(
     out: BufferArg,
 ) -> Result<(), KernelError> {
     problem.expect_addressable()?;
-    if problem.spec().bits != Bits::Four {
-        return Err(KernelError::TileBits { bits: problem.spec().bits });
-    }
     let of = |layout: WeightLayout| problem.weight.in_layout(layout).tensors().get(tensor).map(TensorDescriptor::matrix_shape);
     let (Some(plain), Some(tile)) = (of(WeightLayout::Plain), of(WeightLayout::Tile)) else {
         return expect_presence(problem, tensor.name(), false, true);
@@ -32,14 +28,15 @@ pub fn tensor(
     expect_length(problem, tensor.name(), from_shape.iter().product(), source.len())?;
     expect_length(problem, tensor.name(), to_shape.iter().product(), out.len())?;
     let (count, dim) = elementwise(client, out.len());
+    let bits = problem.spec().bits;
     let [from_groups, from_columns, to_columns] = [from_shape[0], from_shape[1], to_shape[1]].map(|length| length as u32);
     match (tensor, to) {
         (WeightTensor::Words, WeightLayout::Tile) => {
             let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
-            kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n);
+            kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n, bits);
         }
         (WeightTensor::Words, WeightLayout::Plain) => {
-            kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
+            kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128, bits);
         }
         (WeightTensor::Metadata, WeightLayout::Tile) => {
             let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
@@ -62,8 +59,14 @@ pub fn tensor(
                 problem.scales.elem(),
             );
         }
-        (WeightTensor::ZeroPoints, _) => {
+        (WeightTensor::ZeroPoints, _) if bits == Bits::Four => {
             kernel::zero_points::launch(client, count, dim, source, out, from_groups, from_columns, to_columns)
+        }
+        (WeightTensor::ZeroPoints, WeightLayout::Tile) => {
+            kernel::byte_zero_points::launch(client, count, dim, source, out, from_groups, from_columns, to_columns)
+        }
+        (WeightTensor::ZeroPoints, WeightLayout::Plain) => {
+            kernel::plain_byte_zero_points::launch(client, count, dim, source, out, from_columns, to_columns)
         }
         (WeightTensor::RowPermutation, _) => {}
     }

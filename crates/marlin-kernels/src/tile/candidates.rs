@@ -1,12 +1,12 @@
 //! The available tiles, and their configurations.
 
 use super::config::{Config, Product, Tile};
-use marlin_format::{GroupSize, Sparsity};
+use marlin_format::{Bits, GroupSize, Sparsity};
 
-/// The tiles that a plan chooses from, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
+/// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const TILES: [(Tile, u32); 30] = [
+const NIBBLE_TILES: [(Tile, u32); 30] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -40,6 +40,36 @@ const TILES: [(Tile, u32); 30] = [
     (sparse_wgmma(8, 4, 1), 155),
 ];
 
+/// Those for weights of 8 bits, with the nanoseconds of a chunk's products alone: the time of its bytes, which is longer with few rows, is known
+/// without a fit.
+const BYTE_TILES: [(Tile, u32); 16] = [
+    (tile(1, 1, 8), 72),
+    (tile(1, 2, 4), 90),
+    (tile(2, 2, 4), 99),
+    (tile(4, 2, 2), 160),
+    (tile(8, 4, 1), 211),
+    (wgmma(2, 4, 2), 80),
+    (wgmma(4, 4, 2), 95),
+    (wgmma(8, 4, 1), 151),
+    (sparse(1, 1, 8), 97),
+    // For the 99 KB of compute capability 8.6 and 8.9; not timed.
+    (sparse(1, 1, 4), 115),
+    (sparse(2, 2, 4), 115),
+    (sparse(4, 2, 2), 202),
+    (sparse(8, 4, 1), 276),
+    (sparse_wgmma(2, 4, 2), 84),
+    (sparse_wgmma(4, 4, 2), 105),
+    (sparse_wgmma(8, 4, 1), 182),
+];
+
+/// The tiles for weights of a width, with their nanoseconds.
+const fn candidates(bits: Bits) -> &'static [(Tile, u32)] {
+    match bits {
+        Bits::Four => &NIBBLE_TILES,
+        Bits::Eight => &BYTE_TILES,
+    }
+}
+
 /// A tile without its stages.
 const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile { batch_tiles, warps_n, warps_k, stages: 0, product: Product::MmaSync }
@@ -66,29 +96,34 @@ const MAX_STAGES: usize = 8;
 const MIN_AHEAD: usize = 1;
 
 /// Nanoseconds that a chunk of a tile takes, whatever its stages.
-pub(crate) fn chunk_nanoseconds(tile: &Tile) -> f64 {
+pub(crate) fn chunk_nanoseconds(tile: &Tile, bits: Bits) -> f64 {
     let same = |other: &Tile| Tile { stages: tile.stages, ..*other } == *tile;
-    TILES.iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
+    candidates(bits).iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
 }
 
-/// The tiles that a card of compute capability `capability` can run.
-fn tiles(capability: u32) -> impl Iterator<Item = Tile> {
-    TILES.into_iter().map(|(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
+/// The tiles for weights of a width that a card of compute capability `capability` can run.
+fn tiles(capability: u32, bits: Bits) -> impl Iterator<Item = Tile> {
+    candidates(bits).iter().map(|&(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
 }
 
 /// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
 pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
-    tiles(capability)
-        .map(move |tile| Format { group: GroupSize::Channel, zero_points: false, bf16: false, sparsity: tile.sparsity() }.config(tile))
+    Bits::ALL.into_iter().flat_map(move |bits| {
+        let format =
+            move |tile: &Tile| Format { group: GroupSize::Channel, bits, zero_points: false, bf16: false, sparsity: tile.sparsity() };
+        tiles(capability, bits).map(move |tile| format(&tile).config(tile))
+    })
 }
 
 /// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
 /// of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let formats = Sparsity::ALL.into_iter().flat_map(|sparsity| {
+    let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+    let formats = values.flat_map(|(bits, sparsity)| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format {
                 group,
+                bits,
                 zero_points,
                 bf16,
                 sparsity,
@@ -102,6 +137,7 @@ pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     pub group: GroupSize,
+    pub bits: Bits,
     pub zero_points: bool,
     pub bf16: bool,
     pub sparsity: Sparsity,
@@ -110,7 +146,7 @@ pub(crate) struct Format {
 impl Format {
     /// Every tile that fits, with its stages.
     pub fn configs(self, capability: u32, shared_limit: usize) -> impl Iterator<Item = Config> {
-        tiles(capability)
+        tiles(capability, self.bits)
             .filter(move |tile| tile.sparsity() == self.sparsity)
             .filter_map(move |tile| with_stages(self.config(tile), shared_limit))
             .filter(move |config| !spills(config, capability))
@@ -118,8 +154,8 @@ impl Format {
 
     /// The configuration with a tile.
     pub fn config(self, tile: Tile) -> Config {
-        let Self { group, zero_points, bf16, .. } = self;
-        Config { tile, group, zero_points, bf16 }
+        let Self { group, bits, zero_points, bf16, .. } = self;
+        Config { tile, group, bits, zero_points, bf16 }
     }
 }
 
@@ -136,6 +172,18 @@ fn spills(config: &Config, capability: u32) -> bool {
     let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
     let Config { group, zero_points, bf16, .. } = *config;
+    if config.bits == Bits::Eight {
+        return match (product, capability, tile) {
+            (Product::Wgmma, _, (8, 4, 1)) => group == GroupSize::Channel,
+            // Hundreds of bytes, in every format.
+            (Product::MmaSync | Product::SparseMmaSync, 86 | 89, (8, 4, 1)) => true,
+            (Product::MmaSync, 80, (1, 2, 4)) => group == GroupSize::Channel && !zero_points,
+            // Cards with more shared memory have larger ones.
+            (Product::SparseMmaSync, 80 | 90, (1, 1, 4)) => true,
+            (Product::SparseMmaSync, 80, (2, 2, 4) | (8, 4, 1)) => group == GroupSize::G64 && zero_points,
+            _ => false,
+        };
+    }
     if config.tile.is_sparse() {
         return zero_points
             && match (capability, tile) {

@@ -1,15 +1,15 @@
 use crate::ActivationDtype;
-use marlin_format::{GroupSize, Sparsity};
+use marlin_format::{Bits, GroupSize, Sparsity};
 use std::fmt;
 
 /// Stored rows of K in a chunk: the part of the weight that one warp reads in one stage, by 64 columns. A 2:4 weight stores 64 of 128 rows.
 pub(crate) const CHUNK_K: usize = 64;
 /// Columns of a chunk: one tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(crate) const CHUNK_N: usize = 64;
-/// Rows of tiles in a chunk: of [`MarlinLayout`](marlin_format::layout::MarlinLayout), 16 stored rows of K each.
-pub(crate) const TILE_ROWS: usize = CHUNK_K / 16;
-/// Bytes of a chunk in one of them, which follow each other in memory.
-pub(crate) const TILE_ROW_BYTES: usize = 16 * CHUNK_N / 2;
+/// Steps in which a chunk is multiplied, of 16 stored rows of K each.
+pub(crate) const CHUNK_STEPS: usize = CHUNK_K / 16;
+/// Bytes of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout). Tiles that are side by side follow each other in memory.
+pub(crate) const TILE_BYTES: usize = 16 * CHUNK_N / 2;
 /// Bytes of a stage's two barriers, `full` and `empty`.
 pub(crate) const BARRIER_BYTES: usize = 16;
 /// Rows of tiles of metadata in a chunk of a 2:4 weight: of [`SparseLayout`](marlin_format::layout::SparseLayout), 64 rows of K each, as large as
@@ -135,7 +135,9 @@ pub struct Config {
     pub tile: Tile,
     /// Rows of K that share a scale.
     pub group: GroupSize,
-    /// True if the weight has zero points; otherwise they are 8 everywhere.
+    /// Width of a weight.
+    pub bits: Bits,
+    /// True if the weight has zero points; otherwise they are the middle everywhere, 8 or 128.
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
@@ -162,6 +164,19 @@ impl Config {
         self.tile.threads() + if self.has_producer() { 32 } else { 0 }
     }
 
+    /// Tiles of words, one below the other, that a step of a chunk reads: a tile of 8 bits has 8 stored rows.
+    pub(crate) const fn tiles_in_step(&self) -> usize {
+        match self.bits {
+            Bits::Four => 1,
+            Bits::Eight => 2,
+        }
+    }
+
+    /// Rows of tiles of words in a chunk.
+    pub(crate) const fn word_rows(&self) -> usize {
+        CHUNK_STEPS * self.tiles_in_step()
+    }
+
     /// Groups that a chunk lies in.
     pub const fn groups_in_chunk(&self) -> usize {
         match (self.group, self.tile.chunk_rows()) {
@@ -181,9 +196,10 @@ impl Config {
     pub fn scales_sums(&self) -> bool {
         let most = match (self.groups_in_chunk(), self.tile.product) {
             (1, Product::MmaSync | Product::SparseMmaSync) => 4,
-            (1, Product::Wgmma) => 2,
-            // Its sums cannot be read between products.
+            // Its sums cannot be read between products, but where a group's first product replaces them.
             (_, Product::SparseWgmma) => 0,
+            (_, Product::Wgmma) if self.bits == Bits::Eight => 0,
+            (1, Product::Wgmma) => 2,
             _ => 1,
         };
         self.grouped() && self.tile.batch_tiles <= most
@@ -192,9 +208,9 @@ impl Config {
     /// Returns true if weights are multiplied as they are stored, and a group's sums take the zero points: one instruction for a pair of weights in
     /// place of two, for a product more with all activations. On an H200 that takes 8 to 18 % off large weights with 16 rows of activations, and
     /// adds 4 to 28 % with 32. The sums of a whole channel would lose too much to what the zero points take from them. Of a 2:4 weight each column has
-    /// activations of its own to sum, which would be as many products again.
+    /// activations of its own to sum, which would be as many products again. A byte is no part of a number that tensor cores multiply.
     pub fn multiplies_stored(&self) -> bool {
-        self.scales_sums() && self.tile.batch_tiles <= 2 && !self.tile.is_sparse()
+        self.scales_sums() && self.tile.batch_tiles <= 2 && !self.tile.is_sparse() && self.bits == Bits::Four
     }
 
     /// Returns true if a warp takes two steps at a time, two chunks of the same group: its sums are scaled half as often.
@@ -210,12 +226,12 @@ impl Config {
 
     /// The offset of the metadata in a stage.
     pub(crate) const fn metadata_offset(&self) -> usize {
-        self.tile.warps() * TILE_ROWS * TILE_ROW_BYTES
+        self.tile.warps() * self.word_rows() * TILE_BYTES
     }
 
     /// The offset of the scales in a stage.
     pub(crate) const fn scales_offset(&self) -> usize {
-        self.metadata_offset() + self.tile.warps() * self.tile.metadata_rows() * TILE_ROW_BYTES
+        self.metadata_offset() + self.tile.warps() * self.tile.metadata_rows() * TILE_BYTES
     }
 
     /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
@@ -228,14 +244,19 @@ impl Config {
         self.scales_offset() + self.tile.warps() * self.scales_bytes()
     }
 
-    /// Bytes of a warp's zero points in a stage: 64 columns in 4 bits for each group.
+    /// Bytes of the zero points of 64 columns in a group.
+    pub(crate) const fn group_zeros_bytes(&self) -> usize {
+        CHUNK_N / self.bits.per_word() * 4
+    }
+
+    /// Bytes of a warp's zero points in a stage.
     pub(crate) fn zeros_bytes(&self) -> usize {
-        if self.zero_points { self.groups_in_chunk() * CHUNK_N / 2 } else { 0 }
+        if self.zero_points { self.groups_in_chunk() * self.group_zeros_bytes() } else { 0 }
     }
 
     /// Bytes of a chunk with its metadata, scales and zero points.
     pub(crate) fn chunk_bytes(&self) -> usize {
-        (TILE_ROWS + self.tile.metadata_rows()) * TILE_ROW_BYTES + self.scales_bytes() + self.zeros_bytes()
+        (self.word_rows() + self.tile.metadata_rows()) * TILE_BYTES + self.scales_bytes() + self.zeros_bytes()
     }
 
     /// The offset of the activations in a stage.

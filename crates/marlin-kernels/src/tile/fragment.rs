@@ -3,19 +3,21 @@
 use super::config::Config;
 use super::lengths::NibbleMasks;
 use crate::ptx::{
-    F4, U4, and_here, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_4, ld_shared_16, mul_f16x2, opaque, prmt_duplicate_half,
-    sub_f16x2,
+    F4, U4, and_here, cvt_bf16x2, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_4, ld_shared_8, ld_shared_16, mul_f16x2, opaque,
+    prmt, prmt_duplicate_half, sub_f16x2,
 };
 use cubecl::prelude::*;
-use marlin_format::GroupSize;
+use marlin_format::{Bits, GroupSize};
 
 /// Scales and zero points of 64 columns in one group: a lane's eight columns are `groupID + 8i`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Group {
     /// Eight scales, column `groupID + 8i` in half `i % 2` of register `i / 2`. Not read where scales are applied at the end.
     pub scales: U4,
-    /// Eight zero points, column `groupID + 8i` in nibble `i`.
+    /// Eight zero points, column `groupID + 8i` in nibble `i`; of 8 bits the first four, in bytes.
     pub zeros: u32,
+    /// Of 8 bits the last four zero points.
+    pub more_zeros: u32,
 }
 
 /// Reads a lane's scales and zero points of a group from the stage.
@@ -23,8 +25,31 @@ pub(crate) struct Group {
 pub(crate) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
     let group_id = lane() / 4;
     let scales = if comptime!(config.grouped()) { ld_shared_16(scales + group_id * 16) } else { U4::new(0u32) };
-    let zeros = if comptime!(config.zero_points) { ld_shared_4(zeros + group_id * 4) } else { 0x8888_8888u32.runtime() };
-    Group { scales, zeros }
+    if comptime!(!config.zero_points) {
+        Group { scales, zeros: 0x8888_8888u32.runtime(), more_zeros: 0u32.runtime() }
+    } else if comptime!(config.bits == Bits::Four) {
+        Group { scales, zeros: ld_shared_4(zeros + group_id * 4), more_zeros: 0u32.runtime() }
+    } else {
+        let both = ld_shared_8(zeros + group_id * 8);
+        Group { scales, zeros: both.extract(0usize), more_zeros: both.extract(1usize) }
+    }
+}
+
+/// Reads a lane's words of a step from the stage, where rows of tiles are `row` bytes apart, into one of the two sets that alternate.
+#[cube]
+pub(crate) fn load_words(sets: &mut Array<U4>, words: u32, #[comptime] step: usize, #[comptime] row: u32, #[comptime] config: Config) {
+    let tiles = comptime!(config.tiles_in_step());
+    #[unroll]
+    for i in 0..tiles {
+        sets[comptime!(step % 2 * tiles + i)] = ld_shared_16(words + comptime!((step * tiles + i) as u32 * row));
+    }
+}
+
+/// A lane's word of sub-tile `j` in the first and in the last tile of a step, which of 4 bits are one.
+#[cube]
+pub(crate) fn sub_tile(sets: &Array<U4>, #[comptime] step: usize, #[comptime] j: usize, #[comptime] config: Config) -> (u32, u32) {
+    let tiles = comptime!(config.tiles_in_step());
+    (sets[comptime!(step % 2 * tiles)].extract(j), sets[comptime!(step % 2 * tiles + tiles - 1)].extract(j))
 }
 
 /// The fragment A of `mma.m16n8k16`, 16 columns of the weight by 16 rows of K, from one word of
@@ -115,19 +140,25 @@ pub(crate) fn column_zeros(group: &Group, #[comptime] j: usize, #[comptime] conf
     }
 }
 
-/// The fragment A of `mma.m16n8k16` from the word of sub-tile `j`, in the ownership of [`stored`]: the weights q - z, times their scales
+/// The fragment A of `mma.m16n8k16` from the words of [`sub_tile`] `j`, in the ownership of [`stored`]: the weights q - z, times their scales
 /// where sums are not scaled instead.
 #[cube]
-pub(crate) fn dequantize(word: u32, group: &Group, masks: &NibbleMasks, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
+pub(crate) fn dequantize(words: (u32, u32), group: &Group, masks: &NibbleMasks, #[comptime] j: usize, #[comptime] config: Config) -> U4 {
     let mut fragment = U4::new(0u32);
-    let (low_zero, high_zero) = zero_pairs(group, masks, j, config);
+    let (low_zero, high_zero) =
+        if comptime!(config.bits == Bits::Four) { zero_pairs(group, masks, j, config) } else { byte_zeros(group, j, config) };
     #[unroll]
     for half in 0..2usize {
-        let word = word >> comptime!(8 * half as u32);
-        let (low, high) = if comptime!(config.bf16) {
-            (bf16_pair(word, low_zero, masks), bf16_pair(word >> 4u32, high_zero, masks))
+        let (low, high) = if comptime!(config.bits == Bits::Eight) {
+            let word = if comptime!(half == 0) { words.0 } else { words.1 };
+            (byte_pair(word, low_zero, 0usize, config), byte_pair(word, high_zero, 2usize, config))
         } else {
-            f16_pairs(word, low_zero, high_zero, masks)
+            let word = words.0 >> comptime!(8 * half as u32);
+            if comptime!(config.bf16) {
+                (bf16_pair(word, low_zero, masks), bf16_pair(word >> 4u32, high_zero, masks))
+            } else {
+                f16_pairs(word, low_zero, high_zero, masks)
+            }
         };
         let (low, high) = if comptime!(config.grouped() && !config.scales_sums()) {
             let pair = group.scales.extract(j);
@@ -172,6 +203,42 @@ fn f16_pairs(word: u32, low_zero: u32, high_zero: u32, masks: &NibbleMasks) -> (
 #[cube]
 fn bf16_pair(word: u32, low_zero: u32, masks: &NibbleMasks) -> u32 {
     fma_bf16x2((word & masks.low) | 0x4300_4300u32, 0x3f80_3f80u32.runtime(), low_zero | 0xc300_c300u32)
+}
+
+/// The number to subtract from the bytes of columns `groupID` and `groupID + 8` of sub-tile `j`: 1024 + z as a pair of f16, or 2^23 + z as an f32.
+#[cube]
+fn byte_zeros(group: &Group, #[comptime] j: usize, #[comptime] config: Config) -> (u32, u32) {
+    if comptime!(config.zero_points) {
+        let zeros = if comptime!(j < 2) { group.zeros } else { group.more_zeros };
+        let first = comptime!(2 * (j as u32 % 2));
+        if comptime!(config.bf16) {
+            let magic = 0x4b00_0000u32.runtime();
+            (prmt(zeros, magic, comptime!(0x7440 + first)), prmt(zeros, magic, comptime!(0x7441 + first)))
+        } else {
+            let magic = 0x6464_6464u32.runtime();
+            (prmt(zeros, magic, comptime!(0x4040 + 0x0101 * first)), prmt(zeros, magic, comptime!(0x4141 + 0x0101 * first)))
+        }
+    } else {
+        let middle = comptime!(if config.bf16 { 0x4b00_0080u32 } else { 0x6480_6480 });
+        (middle.runtime(), middle.runtime())
+    }
+}
+
+/// q - z of bytes `first` and `first + 1` of a word: exact.
+///
+/// 0x6400 is 1024 in f16, whose last bit is 1, so a byte below 0x64 is 1024 + q: one instruction takes 1024 + z from both. bf16 has too few bits for
+/// that; there a byte is the end of the f32 2^23 + q, which is 0x4b000000, and the difference, which fits bf16's eight bits, is converted.
+#[cube]
+fn byte_pair(word: u32, zero: u32, #[comptime] first: usize, #[comptime] config: Config) -> u32 {
+    let first = comptime!(first as u32);
+    if comptime!(config.bf16) {
+        let magic = 0x4b00_0000u32.runtime();
+        let low = f32::reinterpret(prmt(word, magic, comptime!(0x7440 + first))) - f32::reinterpret(zero);
+        let high = f32::reinterpret(prmt(word, magic, comptime!(0x7441 + first))) - f32::reinterpret(zero);
+        cvt_bf16x2(low, high)
+    } else {
+        sub_f16x2(prmt(word, 0x6464_6464u32.runtime(), comptime!(0x4140 + 0x0101 * first)), zero)
+    }
 }
 
 /// A pair of weights times a pair of scales.

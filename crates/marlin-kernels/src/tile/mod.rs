@@ -1,4 +1,4 @@
-//! The shared parts of the Marlin kernels, W4A16 on tensor cores, for NVIDIA cards from compute capability 8.0 on: [`mma_sync`](crate::matmul::mma_sync)
+//! The shared parts of the Marlin kernels, W4A16 and W8A16 on tensor cores, for NVIDIA cards from compute capability 8.0 on: [`mma_sync`](crate::matmul::mma_sync)
 //! and [`wgmma`](crate::matmul::wgmma) are two kernels built on them.
 //!
 //! Supported: any M, N and K; groups of 32, 64, 128 or a whole column; symmetric or with zero points; a bias; activations, scales and output
@@ -20,7 +20,8 @@
 //! activations, so that one row wastes seven rows of a tensor core and not fifteen. A word of the tile layout is an A fragment: `lop3` puts
 //! nibbles into the mantissas of two halves, one half2 instruction subtracts the zero point. With up to 16 rows and more than one group even
 //! that is too much: there the masked nibbles are multiplied as the subnormal numbers that they are in f16, and one further product, with ones in
-//! place of weights, sums the activations; that sum times a group's zero points is subtracted from its sums in f32 (`fragment.rs`).
+//! place of weights, sums the activations; that sum times a group's zero points is subtracted from its sums in f32 (`fragment.rs`). Of 8 bits the words of
+//! two tiles are an A fragment, and `prmt` puts a byte below the upper half of 1024 in f16, or below 2^23 in f32 on the way to bf16.
 //!
 //! **Scales.** For up to 32 rows, by `wgmma` up to 16, a group's products are summed separately and scaled once in f32; for more, the weights are
 //! scaled in half2. With one group, sums are scaled when they are written.

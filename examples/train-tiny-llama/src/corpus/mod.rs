@@ -38,6 +38,9 @@ pub struct Options {
     /// Maximum training text, in bytes
     #[arg(long, default_value_t = 110_000_000)]
     max_bytes: usize,
+    /// The tokenizer.json of a model that `train --from` is to go on from; without it, a tokenizer is trained on the text
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
 }
 
 /// Runs `corpus`.
@@ -52,9 +55,20 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let texts: Vec<&str> = training.iter().flat_map(|(_, files)| files).map(|file| file.text.as_str()).collect();
     let bytes: usize = texts.iter().map(|text| text.len()).sum();
     println!("training text: {} files of {} crates, {:.1} MB", texts.len(), training.len(), bytes as f64 / 1e6);
-    let tokenizer = tokenizer::train(texts.iter().copied(), tokenizer::VOCAB_SIZE)?;
     let path = options.out.join("tokenizer.json");
-    tokenizer.save(&path, false).map_err(Error::Tokenizer)?;
+    let tokenizer = match &options.tokenizer {
+        Some(given) => {
+            // The same bytes, so that `train --from` can tell that it is the same tokenizer.
+            let content = fs::read(given).map_err(Error::io(given))?;
+            fs::write(&path, &content).map_err(Error::io(&path))?;
+            Tokenizer::from_bytes(content).map_err(Error::Tokenizer)?
+        }
+        None => {
+            let trained = tokenizer::train(texts.iter().copied(), tokenizer::VOCAB_SIZE)?;
+            trained.save(&path, false).map_err(Error::Tokenizer)?;
+            trained
+        }
+    };
     write_json(&options.out.join("tokenizer_config.json"), &tokenizer::config(CONTEXT))?;
     println!("tokenizer: {} tokens", tokenizer.get_vocab_size(true));
 

@@ -146,6 +146,9 @@ fn trainer(options: &Options, config: &LlamaConfig, train_tokens: Vec<i32>, devi
 fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
     check(options)?;
     let output = Output::new(&options.out, &options.data)?;
+    if let Some(folder) = &options.from {
+        output.same_tokenizer(folder)?;
+    }
     let train_tokens = tokens::read(&options.data.join(corpus::TRAIN_TOKENS), config.vocab_size, options.seq + 1)?;
     let held_out = tokens::read(&options.data.join(corpus::HELD_OUT_TOKENS), config.vocab_size, 2)?;
     let (device, device_name) = options.device.open()?;

@@ -88,6 +88,21 @@ impl Output {
         Ok(Self { dir: dir.to_owned(), tokenizer: TOKENIZER_FILES.into_iter().map(read).collect::<Result<_, Error>>()? })
     }
 
+    /// Checks that the corpus was encoded with the tokenizer of the model in `folder`.
+    pub fn same_tokenizer(&self, folder: &Path) -> Result<(), Error> {
+        let (name, content) = &self.tokenizer[0];
+        let path = folder.join(name);
+        if fs::read(&path).map_err(Error::io(&path))? == *content {
+            return Ok(());
+        }
+        let message = format!(
+            "--from {}: its {name} is not that of --data, so the tokens there mean other text; write them with `corpus --tokenizer {}`",
+            folder.display(),
+            path.display()
+        );
+        Err(Error::Option(message))
+    }
+
     /// Writes the model in f16, and replaces the contents of the folder.
     pub fn save(&self, model: &LlamaModel, config: &LlamaConfig, progress: &Progress) -> Result<(), Error> {
         // Written beside the folder first: a run that is killed while saving leaves the earlier model whole.

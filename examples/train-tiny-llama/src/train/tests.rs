@@ -118,6 +118,21 @@ fn the_first_loss_is_that_of_guessing_and_losses_are_read_once() {
 }
 
 #[test]
+fn the_shipped_models_are_dense_and_two_of_four() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (model, is_sparse) in [("model", false), ("model-24", true)] {
+        let checkpoint = Checkpoint::open(root.join(model)).unwrap();
+        let projections: Vec<&str> = checkpoint.names().filter(|name| name.contains("_proj")).collect();
+        assert_eq!(projections.len(), 5 * 7, "{model}");
+        for name in projections {
+            assert_eq!(checkpoint.tensor(name).unwrap().is_two_four(), is_sparse, "{model}: {name}");
+        }
+    }
+    let tokenizer = |model: &str| fs::read(root.join(model).join("tokenizer.json")).unwrap();
+    assert!(tokenizer("model") == tokenizer("model-24"));
+}
+
+#[test]
 fn the_shipped_sizes_suit_every_kernel() {
     let config = tiny_llama();
     config.validate().unwrap();
@@ -139,6 +154,11 @@ fn options_that_cannot_work_are_refused() {
     assert!(refused(|options| options.seq = CONTEXT + 1).contains("context of 512"));
     assert!(refused(|options| options.lr = f64::NAN).contains("--lr"));
     assert!(refused(|options| options.out = options.data.clone()).contains("no trained model to replace"));
+    let dense = dir.path().join("dense");
+    train(&Options { steps: 1, ..options(dir.path(), &dense) }, small()).unwrap();
+    fs::write(dense.join("tokenizer.json"), "{ }").unwrap();
+    let pruned = Options { sparse24: true, from: Some(dense), ..options(dir.path(), &dir.path().join("sparse")) };
+    assert!(train(&pruned, small()).unwrap_err().to_string().contains("corpus --tokenizer"));
     fs::remove_file(dir.path().join("tokenizer.json")).unwrap();
     assert!(refused(|_| ()).contains("tokenizer.json"));
 }

@@ -1,10 +1,10 @@
 //! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
 
 use crate::ptx::{
-    bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, lane,
-    opaque,
+    bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group,
+    lane, opaque,
 };
-use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS};
+use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::stripe::TilePart;
@@ -106,7 +106,7 @@ const fn team_threads(config: &Config) -> u32 {
 /// that `ldmatrix` reads eight rows without conflict.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
-    /// The lane's words in the first of the chunk's four tiles.
+    /// The lane's words in the first of the chunk's tiles.
     words: u64,
     /// The lane's words in the first of the chunk's two tiles of metadata.
     metadata: u64,
@@ -114,7 +114,7 @@ struct Copies {
     words_row: u64,
     /// The lane's run of the scales of the chunk's columns, in group 0.
     scales: u64,
-    /// The lane's word of the zero points of the chunk's columns, in group 0.
+    /// The lane's zero points of the chunk's columns, in group 0.
     zeros: u64,
     /// The warp's chunk along K.
     chunk: u32,
@@ -161,7 +161,7 @@ impl Copies {
         Copies {
             words: 0u64.runtime(),
             metadata: 0u64.runtime(),
-            words_row: u64::cast_from(lengths.chunks_n) * 512u64,
+            words_row: u64::cast_from(lengths.chunks_n) * comptime!(TILE_BYTES as u64),
             scales: 0u64.runtime(),
             zeros: 0u64.runtime(),
             chunk: 0u32.runtime(),
@@ -182,13 +182,17 @@ impl Copies {
         let chunk_n = column * warps_n + warp % warps_n;
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
-        self.words = source.words + u64::cast_from(self.chunk * 4) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+        let rows = self.chunk * comptime!(config.word_rows() as u32);
+        self.words =
+            source.words + u64::cast_from(rows) * self.words_row + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
         if comptime!(config.tile.is_sparse()) {
             let rows = self.chunk * comptime!(METADATA_ROWS as u32);
-            self.metadata = source.metadata + u64::cast_from(rows) * self.words_row + u64::cast_from(chunk_n * 512 + lane * 16);
+            self.metadata = source.metadata
+                + u64::cast_from(rows) * self.words_row
+                + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
         }
         self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
-        self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * 4);
+        self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * comptime!(config.group_zeros_bytes() as u32 / 8));
 
         let (row, run) = first_run(config);
         let row = row_block * comptime!(config.tile.rows() as u32) + row;
@@ -203,7 +207,7 @@ impl Copies {
             self.start_chunk(lengths, stage, config);
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
-        self.words += self.words_row * comptime!(4 * config.tile.warps_k as u64);
+        self.words += self.words_row * comptime!((config.word_rows() * config.tile.warps_k) as u64);
         self.metadata += self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
 
         // Past K nothing is read, and zeros cancel the padded rows of the weight.
@@ -226,17 +230,18 @@ impl Copies {
     fn start_chunk(&self, lengths: &Lengths, stage: u32, #[comptime] config: Config) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
-        let words = stage + warp * 2048 + lane * 16;
+        let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
         #[unroll]
-        for i in 0..4u32 {
-            cp_async_16(words + comptime!(i * 512), self.words + self.words_row * comptime!(i as u64));
+        for i in 0..comptime!(config.word_rows() as u32) {
+            cp_async_16(words + comptime!(i * TILE_BYTES as u32), self.words + self.words_row * comptime!(i as u64));
         }
-        let metadata = stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * 512) as u32) + lane * 16;
+        let metadata =
+            stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32) + lane * 16;
         #[unroll]
         for i in 0..comptime!(config.tile.metadata_rows() as u32) {
-            cp_async_16(metadata + comptime!(i * 512), self.metadata + self.words_row * comptime!(i as u64));
+            cp_async_16(metadata + comptime!(i * TILE_BYTES as u32), self.metadata + self.words_row * comptime!(i as u64));
         }
-        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight words of zero points.
+        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight runs of eight zero points.
         if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
             let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
             if comptime!(config.grouped()) {
@@ -244,8 +249,14 @@ impl Copies {
                 cp_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
             }
             if comptime!(config.zero_points) {
-                let offset = comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * 4;
-                cp_async_4(stage + offset, self.zeros + u64::cast_from(group) * comptime!(CHUNK_N as u64 / 2));
+                let run = comptime!(config.group_zeros_bytes() as u32 / 8);
+                let to = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * run;
+                let from = self.zeros + u64::cast_from(group) * comptime!(config.group_zeros_bytes() as u64);
+                if comptime!(run == 4) {
+                    cp_async_4(to, from);
+                } else {
+                    cp_async_8(to, from);
+                }
             }
         }
     }

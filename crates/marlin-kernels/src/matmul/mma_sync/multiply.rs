@@ -1,8 +1,8 @@
 //! The products of a warp's chunk, by `mma.sync`.
 
-use crate::ptx::{F4, U4, lane, ld_shared_16, ldmatrix_x4, mma_m16n8k16};
-use crate::tile::config::{CHUNK_N, Config};
-use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, stored};
+use crate::ptx::{F4, U4, lane, ldmatrix_x4, mma_m16n8k16};
+use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, TILE_BYTES};
+use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &NibbleMasks, #[comptime] config: Config) {
     let lane = lane();
     let warp = UNIT_POS_X / 32;
-    let words = stage + warp * 2048 + lane * 16;
+    let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
     let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
     let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
 
@@ -32,30 +32,34 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
 
     // The next step's fragments are loaded while this step's are multiplied.
     let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 { 8 } else { 4 * batch_tiles }));
-    let mut a_words = Array::<U4>::new(2usize);
+    let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
     // Sums of the activations themselves.
     let mut x_sums = Array::<F4>::new(batch_tiles);
-    a_words[0] = ld_shared_16(words);
+    load_words(&mut a_words, words, 0usize, TILE_BYTES as u32, config);
     load_activations(stage + activations, swizzle, &mut b, 0usize, config);
     #[unroll]
     for part in 0..comptime!(config.groups_in_chunk()) {
-        let group = load_group(scales + comptime!((part * CHUNK_N * 2) as u32), zeros + comptime!((part * CHUNK_N / 2) as u32), config);
+        let group = load_group(
+            scales + comptime!((part * CHUNK_N * 2) as u32),
+            zeros + comptime!((part * config.group_zeros_bytes()) as u32),
+            config,
+        );
         #[unroll]
-        for in_part in 0..comptime!(4 / config.groups_in_chunk()) {
-            let step = comptime!(part * 4 / config.groups_in_chunk() + in_part);
+        for in_part in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
+            let step = comptime!(part * CHUNK_STEPS / config.groups_in_chunk() + in_part);
             let is_first = comptime!(in_part == 0);
-            if comptime!(step < 3) {
-                a_words[comptime!((step + 1) % 2)] = ld_shared_16(words + comptime!(512 * (step + 1) as u32));
+            if comptime!(step + 1 < CHUNK_STEPS) {
+                load_words(&mut a_words, words, comptime!(step + 1), TILE_BYTES as u32, config);
                 load_activations(stage + activations, swizzle, &mut b, comptime!(step + 1), config);
             }
             #[unroll]
             for j in 0..4usize {
-                let word = a_words[comptime!(step % 2)].extract(j);
+                let words = sub_tile(&a_words, step, j, config);
                 let a = if comptime!(config.multiplies_stored()) {
-                    stored(word, masks, true, config)
+                    stored(words.0, masks, true, config)
                 } else {
-                    dequantize(word, &group, masks, j, config)
+                    dequantize(words, &group, masks, j, config)
                 };
                 #[unroll]
                 for tile in 0..batch_tiles {

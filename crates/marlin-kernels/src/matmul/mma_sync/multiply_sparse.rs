@@ -2,21 +2,21 @@
 
 use super::multiply::add_group;
 use crate::ptx::{F4, U4, lane, ld_shared_16, ldmatrix_x4, mma_sp_m16n8k32};
-use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_ROWS};
-use crate::tile::fragment::{dequantize, load_group};
+use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
+use crate::tile::fragment::{dequantize, load_group, load_words, sub_tile};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
 /// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which are those of `multiply`.
 ///
-/// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's four tiles of words, and half of one of its two tiles of metadata
+/// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's tiles of words, or two, and half of one of its two tiles of metadata
 /// ([`SparseLayout`](marlin_format::layout::SparseLayout)). Fragment B is 32 rows of K for eight rows of activations: one `ldmatrix.x4`.
 #[cube]
 pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMasks, #[comptime] config: Config) {
     let lane = lane();
     let warp = UNIT_POS_X / 32;
-    let words = stage + warp * 2048 + lane * 16;
-    let metadata = stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * 512) as u32) + lane * 16;
+    let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
+    let metadata = stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32) + lane * 16;
     let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
     let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
 
@@ -31,33 +31,37 @@ pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMa
 
     // The fragments of the next eight rows of activations are loaded while these are multiplied, and the next words while this step's are.
     let mut b = Array::<U4>::new(2usize);
-    let mut a_words = Array::<U4>::new(2usize);
+    let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut places = Array::<U4>::new(METADATA_ROWS);
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
-    a_words[0] = ld_shared_16(words);
+    load_words(&mut a_words, words, 0usize, TILE_BYTES as u32, config);
     #[unroll]
     for i in 0..METADATA_ROWS {
-        places[i] = ld_shared_16(metadata + comptime!(512 * i as u32));
+        places[i] = ld_shared_16(metadata + comptime!((TILE_BYTES * i) as u32));
     }
     b[0] = ldmatrix_x4(row + swizzle * 16);
     #[unroll]
     for part in 0..comptime!(config.groups_in_chunk()) {
-        let group = load_group(scales + comptime!((part * CHUNK_N * 2) as u32), zeros + comptime!((part * CHUNK_N / 2) as u32), config);
+        let group = load_group(
+            scales + comptime!((part * CHUNK_N * 2) as u32),
+            zeros + comptime!((part * config.group_zeros_bytes()) as u32),
+            config,
+        );
         #[unroll]
-        for in_part in 0..comptime!(TILE_ROWS / config.groups_in_chunk()) {
-            let step = comptime!(part * TILE_ROWS / config.groups_in_chunk() + in_part);
-            if comptime!(step + 1 < TILE_ROWS) {
-                a_words[comptime!((step + 1) % 2)] = ld_shared_16(words + comptime!(512 * (step + 1) as u32));
+        for in_part in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
+            let step = comptime!(part * CHUNK_STEPS / config.groups_in_chunk() + in_part);
+            if comptime!(step + 1 < CHUNK_STEPS) {
+                load_words(&mut a_words, words, comptime!(step + 1), TILE_BYTES as u32, config);
             }
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..4usize {
-                a[j] = dequantize(a_words[comptime!(step % 2)].extract(j), &group, masks, j, config);
+                a[j] = dequantize(sub_tile(&a_words, step, j, config), &group, masks, j, config);
             }
             #[unroll]
             for tile in 0..batch_tiles {
                 let index = comptime!(step * batch_tiles + tile);
-                if comptime!(index + 1 < TILE_ROWS * batch_tiles) {
+                if comptime!(index + 1 < CHUNK_STEPS * batch_tiles) {
                     let (next_step, next_tile) = comptime!(((index + 1) / batch_tiles, (index + 1) % batch_tiles));
                     let rows = comptime!((next_tile * 8 * config.tile.depth() * 2) as u32);
                     b[comptime!((index + 1) % 2)] = ldmatrix_x4(row + rows + (swizzle ^ comptime!(4 * next_step as u32)) * 16);

@@ -1,9 +1,9 @@
 use crate::tile::candidates::Format;
-use crate::tile::config::{METADATA_ROWS, TILE_ROWS};
+use crate::tile::config::METADATA_ROWS;
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::{self, Product, Tile};
 use cubecl::prelude::*;
-use marlin_format::{GroupSize, Sparsity};
+use marlin_format::{Bits, GroupSize, Sparsity};
 
 /// Columns of a cluster: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
@@ -19,7 +19,9 @@ pub struct Config {
     pub blocks: usize,
     /// Rows of K that share a scale: fewer than all.
     pub group: GroupSize,
-    /// True if the weight has zero points; otherwise they are 8 everywhere.
+    /// Width of a weight.
+    pub bits: Bits,
+    /// True if the weight has zero points; otherwise they are the middle everywhere, 8 or 128.
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
@@ -30,8 +32,8 @@ pub struct Config {
 impl Config {
     /// The configuration of a format on clusters of `blocks` blocks.
     pub(super) fn new(blocks: usize, format: &Format) -> Self {
-        let Format { group, zero_points, bf16, sparsity } = *format;
-        Self { blocks, group, zero_points, bf16, sparsity }
+        let Format { group, bits, zero_points, bf16, sparsity } = *format;
+        Self { blocks, group, bits, zero_points, bf16, sparsity }
     }
 
     /// Returns true if the weight is 2:4.
@@ -39,10 +41,16 @@ impl Config {
         self.sparsity == Sparsity::TwoFour
     }
 
-    /// Chunks along K of which a step consists, 64 stored rows each. For two of a 2:4 weight in small groups, or with zero points, there are too few
-    /// registers.
+    /// Chunks along K of which a step consists, 64 stored rows each. For two of 8 bits, or of a 2:4 weight in small groups or with zero points, there
+    /// are too few registers.
     pub(super) fn chunks(&self) -> usize {
-        if self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points) { 1 } else { 2 }
+        let is_large = self.bits == Bits::Eight || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
+        if is_large { 1 } else { 2 }
+    }
+
+    /// Rows of tiles of words in a chunk.
+    pub(super) fn word_rows(&self) -> usize {
+        self.products().word_rows()
     }
 
     /// Rows of K that a warp takes at a time.
@@ -57,7 +65,7 @@ impl Config {
 
     /// Tiles of words in a step, each one 16-byte load of every lane.
     pub(super) fn tiles(&self) -> usize {
-        self.chunks() * TILE_ROWS
+        self.chunks() * self.word_rows()
     }
 
     /// Tiles of words and of metadata in a step.
@@ -65,20 +73,25 @@ impl Config {
         self.tiles() + if self.is_sparse() { self.chunks() * METADATA_ROWS } else { 0 }
     }
 
-    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight stored values are multiplied.
+    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight of 4 bits stored values are multiplied.
     pub(super) fn products(&self) -> tile::Config {
         let product = if self.is_sparse() { Product::SparseMmaSync } else { Product::MmaSync };
         let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product };
-        tile::Config { tile, group: self.group, zero_points: self.zero_points, bf16: self.bf16 }
+        tile::Config { tile, group: self.group, bits: self.bits, zero_points: self.zero_points, bf16: self.bf16 }
     }
 
     pub(super) fn cluster_dim(&self) -> CubeDim {
         CubeDim::new_1d(self.blocks as u32)
     }
 
+    /// Steps of a group: more than one only where a step has fewer rows.
+    pub(super) fn steps_in_group(&self) -> usize {
+        self.group.rows(self.step_k()).div_ceil(self.step_k())
+    }
+
     /// Groups that a step lies in.
     pub(super) fn groups_in_step(&self) -> usize {
-        self.step_k() / self.group.rows(self.step_k())
+        self.step_k().div_ceil(self.group.rows(self.step_k()))
     }
 }
 
@@ -91,7 +104,7 @@ pub(super) struct Lengths {
     pub k: u32,
     /// Columns of tiles of the weight: N / 64, rounded up.
     pub tiles_n: u32,
-    /// Rows of tiles of the weight: stored rows / 16, rounded up to chunks.
+    /// Rows of tiles of the weight, rounded up to chunks.
     pub tiles_k: u32,
     /// Groups of the weight with those of its padding.
     pub groups: u32,

@@ -84,7 +84,7 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
             for j in 0..4usize {
                 products[j] = F4::new(0.0);
             }
-            // A part is 32 rows of K: the B fragments of two dense tiles, or of one of a 2:4 weight.
+            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows, or of one of a 2:4 weight.
             let parts = comptime!(config.step_k() / 32 / config.groups_in_step());
             #[unroll]
             for part in 0..parts {
@@ -93,7 +93,7 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
                 if comptime!(config.is_sparse()) {
                     multiply_sparse(&loads, group, b, &mut products, &lengths.masks, part, config);
                     if more {
-                        loads.load_tile(&words, part, config);
+                        loads.load_step(&words, part, config);
                         // A tile of metadata is that of two parts.
                         if comptime!(part % 2 == 1) {
                             loads.load_tile(&words, comptime!(config.tiles() + part / 2), config);
@@ -102,16 +102,23 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
                 } else {
                     #[unroll]
                     for half in 0..2usize {
-                        let tile = comptime!(2 * part + half);
+                        let k16 = comptime!(2 * part + half);
                         let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
                         #[unroll]
                         for j in 0..4usize {
-                            let a = stored(loads.word(tile, j), &lengths.masks, false, comptime!(config.products()));
+                            let words = loads.sub_tile(k16, j, config);
+                            let a = if comptime!(config.products().multiplies_stored()) {
+                                stored(words.0, &lengths.masks, false, comptime!(config.products()))
+                            } else {
+                                dequantize(words, &loads.group(group, config), &lengths.masks, j, comptime!(config.products()))
+                            };
                             products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
                         }
-                        x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
+                        if comptime!(config.products().multiplies_stored()) {
+                            x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
+                        }
                         if more {
-                            loads.load_tile(&words, tile, config);
+                            loads.load_step(&words, k16, config);
                         }
                     }
                 }
@@ -124,10 +131,10 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
                 #[unroll]
                 for half in 0..2usize {
                     let element = comptime!(2 * half);
-                    let product = if comptime!(config.is_sparse()) {
-                        products[j].extract(element)
-                    } else {
+                    let product = if comptime!(config.products().multiplies_stored()) {
                         fma(x_sums.extract(element), zeros.extract(element), products[j].extract(element))
+                    } else {
+                        products[j].extract(element)
                     };
                     let i = comptime!(4 * half + j);
                     totals[i] = fma(product, root * scales.extract(element), totals[i]);
@@ -150,7 +157,7 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
     }
 }
 
-/// Adds the products of a part of a 2:4 weight's step: 32 rows of K, one tile of words and half of one of metadata.
+/// Adds the products of a part of a 2:4 weight's step: 32 rows of K, of which 16 are stored, and half of a tile of metadata.
 #[cube]
 fn multiply_sparse(
     loads: &WeightLoads,
@@ -164,7 +171,7 @@ fn multiply_sparse(
     let weights = loads.group(group, config);
     #[unroll]
     for j in 0..4usize {
-        let a = dequantize(loads.word(part, j), &weights, masks, j, comptime!(config.products()));
+        let a = dequantize(loads.sub_tile(part, j, config), &weights, masks, j, comptime!(config.products()));
         let places = loads.word(comptime!(config.tiles() + part / 2), comptime!(part % 2 * 2 + j / 2));
         products[j] = mma_sp_m16n8k32(a, b, products[j], places, comptime!(j % 2), config.bf16);
     }

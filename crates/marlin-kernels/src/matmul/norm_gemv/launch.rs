@@ -29,7 +29,7 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
     }
     let config = Config::new(blocks, &format);
     let tiles = problem.weight.tiles();
-    let lengths = [n, k, tiles.n_padded() / COLUMNS, tiles.k_padded() / 16, problem.weight.groups()].map(|length| length as u32);
+    let lengths = [n, k, tiles.n_padded() / COLUMNS, tiles.shape()[0], problem.weight.groups()].map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
     // SAFETY: lengths were checked against what the kernel derives its addresses from.
     unsafe {

@@ -5,7 +5,7 @@ use crate::tile::candidates::Format;
 use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, QuantProblem};
-use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
+use marlin_format::{GroupSize, Sparsity, WeightLayout};
 
 /// The compute capability, 90 for 9.0, that brought clusters.
 const MIN_CAPABILITY: u32 = 90;
@@ -14,7 +14,7 @@ const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks that a cluster can have.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight of 4 bits in more than one
+/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight in more than one
 /// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
 ///
 /// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest
@@ -24,7 +24,6 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let takes = m == 1
         && card.capability >= MIN_CAPABILITY
         && weight.layout == WeightLayout::Tile
-        && weight.spec().bits == Bits::Four
         && activations != ActivationDtype::F32
         && scales == activations
         && !weight.format.permuted
@@ -76,7 +75,8 @@ mod tests {
             let weight = WeightDescriptor::plain(spec, 4096, 4096).in_layout(WeightLayout::Tile);
             QuantProblem { weight, ..taken }
         };
-        let (wide, column) = (of(QuantSpec::int8(GroupSize::G128)), of(QuantSpec::int4(GroupSize::Channel)));
+        assert!(plan(&of(QuantSpec::int8(GroupSize::G128)), &H200).is_some());
+        let column = of(QuantSpec::int4(GroupSize::Channel));
         let bf16_scales = taken.with_scales(ActivationDtype::BF16);
         let f32 = QuantProblem { activations: ActivationDtype::F32, ..taken };
         let mut permuted = taken;
@@ -91,7 +91,6 @@ mod tests {
             problem(1, 128, 64),
             problem(1, 300, 64),
             permuted,
-            wide,
             bf16_scales,
             column,
             f32,

@@ -1,10 +1,11 @@
 //! A warp's words, scales and zero points, from memory to fragments.
 
 use super::config::{Config, Lengths};
-use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_16};
-use crate::tile::config::{METADATA_ROWS, TILE_ROWS};
+use crate::ptx::{U4, global_address, lane, ld_global_once_4, ld_global_once_8, ld_global_once_16};
+use crate::tile::config::{METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::Group;
 use cubecl::prelude::*;
+use marlin_format::Bits;
 
 /// The position of a weight, and in it of a lane's part of 64 columns: as 32-bit offsets, so that the addresses, which all threads share, take none
 /// of their registers.
@@ -45,8 +46,8 @@ impl Words {
                 ComptimeOption::Some(points) => global_address::<u32>(points),
                 ComptimeOption::None => 0u64.runtime(),
             },
-            row: u64::cast_from(lengths.tiles_n * 512),
-            place: tile_n * 512 + lane() * 16,
+            row: u64::cast_from(lengths.tiles_n * comptime!(TILE_BYTES as u32)),
+            place: tile_n * comptime!(TILE_BYTES as u32) + lane() * 16,
             eights: tile_n * 8 + lane() / 4,
         }
     }
@@ -58,6 +59,8 @@ pub(super) struct WeightLoads {
     tiles: Array<U4>,
     scales: Array<U4>,
     zeros: Array<u32>,
+    /// Of 8 bits the last four of the eight zero points.
+    more_zeros: Array<u32>,
     /// The words of the first and of the second chunk of the step to load.
     first: u64,
     second: u64,
@@ -75,6 +78,7 @@ impl WeightLoads {
             tiles: Array::new(config.loads()),
             scales: Array::new(groups),
             zeros: Array::new(groups),
+            more_zeros: Array::new(groups),
             first: nowhere,
             second: nowhere,
             chunk: 0u32.runtime(),
@@ -86,13 +90,14 @@ impl WeightLoads {
     pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
             self.chunk = step * comptime!(config.chunks() as u32);
-            let is_whole = (self.chunk + 1) * comptime!(TILE_ROWS as u32) < lengths.tiles_k;
+            let is_whole = (self.chunk + 1) * comptime!(config.word_rows() as u32) < lengths.tiles_k;
             self.second_chunk = if is_whole { self.chunk + 1 } else { self.chunk };
         } else {
             let tile = step * comptime!(config.tiles() as u32);
             self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
-            let is_whole = tile + comptime!(TILE_ROWS as u32) < lengths.tiles_k;
-            let half = if is_whole { comptime!(TILE_ROWS as u32).runtime() } else { 0u32.runtime() };
+            let rows = comptime!(config.word_rows() as u32);
+            let is_whole = tile + rows < lengths.tiles_k;
+            let half = if is_whole { rows.runtime() } else { 0u32.runtime() };
             self.second = self.first + words.row * u64::cast_from(half);
         }
     }
@@ -102,22 +107,41 @@ impl WeightLoads {
         if comptime!(config.is_sparse()) {
             let is_words = comptime!(i < config.tiles());
             let start = if is_words { words.words } else { words.metadata };
-            let (rows, tile) = comptime!(if is_words { (TILE_ROWS, i) } else { (METADATA_ROWS, i - config.tiles()) });
+            let (rows, tile) = comptime!(if is_words { (config.word_rows(), i) } else { (METADATA_ROWS, i - config.tiles()) });
             let chunk = if comptime!(tile < rows) { self.chunk } else { self.second_chunk };
             let row = chunk * comptime!(rows as u32) + comptime!((tile % rows) as u32);
             self.tiles[i] = ld_global_once_16(start + u64::cast_from(words.place) + words.row * u64::cast_from(row));
         } else {
-            let half = if comptime!(i < TILE_ROWS) { self.first } else { self.second };
-            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % TILE_ROWS) as u64));
+            let rows = comptime!(config.word_rows());
+            let half = if comptime!(i < rows) { self.first } else { self.second };
+            self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % rows) as u64));
+        }
+    }
+
+    /// Issues the loads of the words of 16 stored rows: those of index `i` in the step.
+    pub fn load_step(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
+        let tiles = comptime!(config.products().tiles_in_step());
+        #[unroll]
+        for tile in 0..tiles {
+            self.load_tile(words, comptime!(i * tiles + tile), config);
         }
     }
 
     /// Issues the load of group `i` of a step; past K, of the last one again.
     pub fn load_group(&mut self, words: &Words, step: u32, #[comptime] i: usize, lengths: &Lengths, #[comptime] config: Config) {
-        let group = min(step * comptime!(config.groups_in_step() as u32) + comptime!(i as u32), lengths.groups - 1) * lengths.tiles_n;
+        let first = if comptime!(config.steps_in_group() > 1) {
+            step / comptime!(config.steps_in_group() as u32)
+        } else {
+            step * comptime!(config.groups_in_step() as u32)
+        };
+        let group = min(first + comptime!(i as u32), lengths.groups - 1) * lengths.tiles_n;
         self.scales[i] = ld_global_once_16(words.scales + u64::cast_from((8 * group + words.eights) * 16));
-        if comptime!(config.zero_points) {
+        if comptime!(config.zero_points && config.bits == Bits::Four) {
             self.zeros[i] = ld_global_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
+        } else if comptime!(config.zero_points) {
+            let both = ld_global_once_8(words.zeros + u64::cast_from((8 * group + words.eights) * 8));
+            self.zeros[i] = both.extract(0usize);
+            self.more_zeros[i] = both.extract(1usize);
         }
     }
 
@@ -126,8 +150,16 @@ impl WeightLoads {
         self.tiles[i].extract(j)
     }
 
+    /// Returns a lane's words of sub-tile `j` in step `i` of 16 stored rows, as [`dequantize`](crate::tile::fragment::dequantize) takes them.
+    pub fn sub_tile(&self, #[comptime] i: usize, #[comptime] j: usize, #[comptime] config: Config) -> (u32, u32) {
+        let tiles = comptime!(config.products().tiles_in_step());
+        (self.word(comptime!(i * tiles), j), self.word(comptime!(i * tiles + tiles - 1), j))
+    }
+
     /// Returns the scales and zero points that dequantise the words of group `i`.
     pub fn group(&self, #[comptime] i: usize, #[comptime] config: Config) -> Group {
-        Group { scales: self.scales[i], zeros: if comptime!(config.zero_points) { self.zeros[i] } else { 0u32.runtime() } }
+        let zeros = if comptime!(config.zero_points) { self.zeros[i] } else { 0u32.runtime() };
+        let more_zeros = if comptime!(config.zero_points && config.bits == Bits::Eight) { self.more_zeros[i] } else { 0u32.runtime() };
+        Group { scales: self.scales[i], zeros, more_zeros }
     }
 }

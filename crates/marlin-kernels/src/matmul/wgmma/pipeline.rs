@@ -24,7 +24,7 @@ use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
 };
-use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, Config, METADATA_ROWS, TILE_ROW_BYTES, TILE_ROWS};
+use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
@@ -135,7 +135,7 @@ pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Length
             #[unroll]
             for warp_k in 0..comptime!(config.tile.warps_k as u32) {
                 #[unroll]
-                for part in 0..comptime!(TILE_ROWS as u32) {
+                for part in 0..comptime!(CHUNK_STEPS as u32) {
                     producer.start(warp_k, part, source, lengths, config);
                 }
             }
@@ -231,7 +231,7 @@ impl Producer {
                 if warp == 0 {
                     self.expect_bytes(config);
                 }
-                if comptime!(config.tile.warps_n == TILE_ROWS) || warp % warps_n < comptime!(TILE_ROWS as u32) {
+                if comptime!(config.tile.warps_n == CHUNK_STEPS) || warp % warps_n < comptime!(CHUNK_STEPS as u32) {
                     self.start(warp / warps_n, warp % warps_n, source, lengths, config);
                 }
             }
@@ -251,7 +251,7 @@ impl Producer {
         mbarrier_arrive_expect_tx(self.state.full, bytes);
     }
 
-    /// Starts one of four parts of the copies of a row of chunks, each a row of tiles and what goes with the chunks: chunks that are side by
+    /// Starts one of four parts of the copies of a row of chunks, each the tiles of a step and what goes with the chunks: chunks that are side by
     /// side follow each other in memory.
     ///
     /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
@@ -266,10 +266,14 @@ impl Producer {
             step * comptime!(config.tile.warps_k as u32) + warp_k
         };
         let chunk = min(chunk_k, lengths.chunks_k - 1);
-        let to = stage + (warp_k * comptime!(TILE_ROWS as u32) + part) * comptime!(warps_n * TILE_ROW_BYTES as u32);
-        let from = u64::cast_from((chunk * comptime!(TILE_ROWS as u32) + part) * lengths.chunks_n + self.chunk_n);
-        let bytes = self.chunks * comptime!(TILE_ROW_BYTES as u32);
-        cp_async_bulk(to, source.words + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
+        let bytes = self.chunks * comptime!(TILE_BYTES as u32);
+        #[unroll]
+        for i in 0..comptime!(config.tiles_in_step() as u32) {
+            let (rows, row) = (comptime!(config.word_rows() as u32), part * comptime!(config.tiles_in_step() as u32) + i);
+            let to = stage + (warp_k * rows + row) * comptime!(warps_n * TILE_BYTES as u32);
+            let from = u64::cast_from((chunk * rows + row) * lengths.chunks_n + self.chunk_n);
+            cp_async_bulk(to, source.words + from * comptime!(TILE_BYTES as u64), bytes, full);
+        }
         if part == 0 {
             let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
             let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
@@ -283,9 +287,9 @@ impl Producer {
         if comptime!(config.tile.is_sparse()) && part >= 2 {
             let row = part - 2;
             let to = comptime!(config.metadata_offset() as u32)
-                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(warps_n * TILE_ROW_BYTES as u32);
+                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(warps_n * TILE_BYTES as u32);
             let from = u64::cast_from((chunk * comptime!(METADATA_ROWS as u32) + row) * lengths.chunks_n + self.chunk_n);
-            cp_async_bulk(stage + to, source.metadata + from * comptime!(TILE_ROW_BYTES as u64), bytes, full);
+            cp_async_bulk(stage + to, source.metadata + from * comptime!(TILE_BYTES as u64), bytes, full);
         }
         #[unroll]
         for i in 0..comptime!(config.groups_in_chunk() as u32) {
@@ -297,7 +301,7 @@ impl Producer {
                 cp_async_bulk(stage + to, source.scales + from * comptime!(bytes as u64), self.chunks * bytes, full);
             }
             if comptime!(config.zero_points) && part == 2 {
-                let bytes = comptime!(CHUNK_N as u32 / 2);
+                let bytes = comptime!(config.group_zeros_bytes() as u32);
                 let to = comptime!(config.zeros_offset() as u32) + at * bytes;
                 cp_async_bulk(stage + to, source.zeros + from * comptime!(bytes as u64), self.chunks * bytes, full);
             }

@@ -6,11 +6,11 @@
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
-    F4, U4, lane, ld_shared_8, ld_shared_16, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence,
-    wgmma_more, wgmma_sp, wgmma_sum, wgmma_wait_group,
+    F4, U4, lane, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more,
+    wgmma_sp, wgmma_sum, wgmma_wait_group,
 };
-use crate::tile::config::{ATOM_ROW_BYTES, CHUNK_N, Config, METADATA_ROWS, TILE_ROW_BYTES, TILE_ROWS};
-use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, stored};
+use crate::tile::config::{ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
+use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile};
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::stripe::TilePart;
 use cubecl::prelude::*;
@@ -87,7 +87,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
 /// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by row.
 #[cube]
 fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
-    comptime!(config.tile.warps_n as u32 * TILE_ROW_BYTES as u32)
+    comptime!(config.tile.warps_n as u32 * TILE_BYTES as u32)
 }
 
 /// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of the scales and of the zero points.
@@ -106,9 +106,9 @@ impl Chunk {
         let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
         let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
         Chunk {
-            words: stage + warp_k * comptime!(TILE_ROWS as u32 * words_row) + warp_n * comptime!(TILE_ROW_BYTES as u32) + lane() * 16,
+            words: stage + warp_k * comptime!(config.word_rows() as u32 * words_row) + warp_n * comptime!(TILE_BYTES as u32) + lane() * 16,
             scales: stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2),
-            zeros: stage + comptime!(config.zeros_offset() as u32) + group * comptime!(CHUNK_N as u32 / 2),
+            zeros: stage + comptime!(config.zeros_offset() as u32) + group * comptime!(config.group_zeros_bytes() as u32),
         }
     }
 }
@@ -125,7 +125,7 @@ impl Chunk {
 pub(super) fn multiply(
     state: &PipelineState,
     warp: u32,
-    step: u32,
+    unit: u32,
     part: &TilePart,
     ones: U4,
     sums: &mut Array<F4>,
@@ -142,35 +142,35 @@ pub(super) fn multiply(
     let mut continues_group = 0u32.runtime();
     let mut ends_group = true.runtime();
     if comptime!(config.pairs_steps()) {
-        continues_group = if step == part.first { 0u32.runtime() } else { step % 2 };
-        ends_group = step % 2 == 1 || step + 1 == part.end;
+        continues_group = if unit == part.first { 0u32.runtime() } else { unit % 2 };
+        ends_group = unit % 2 == 1 || unit + 1 == part.end;
     }
     wgmma_more(continues_group);
     state.wait();
-    let mut a_words = Array::<U4>::new(2usize);
-    a_words[0] = ld_shared_16(words);
+    let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
+    load_words(&mut a_words, words, 0usize, words_row, config);
     #[unroll]
     for half in 0..comptime!(config.groups_in_chunk()) {
         let scales = scales + comptime!(half as u32 * warps_n * CHUNK_N as u32 * 2);
-        let zeros = zeros + comptime!(half as u32 * warps_n * CHUNK_N as u32 / 2);
+        let zeros = zeros + comptime!(half as u32 * warps_n * config.group_zeros_bytes() as u32);
         let group = load_group(scales, zeros, config);
         #[unroll]
-        for in_half in 0..comptime!(4 / config.groups_in_chunk()) {
-            let tile_row = comptime!(half * 4 / config.groups_in_chunk() + in_half);
-            if comptime!(tile_row < 3) {
-                a_words[comptime!((tile_row + 1) % 2)] = ld_shared_16(words + comptime!((tile_row + 1) as u32 * words_row));
+        for in_half in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
+            let step = comptime!(half * CHUNK_STEPS / config.groups_in_chunk() + in_half);
+            if comptime!(step + 1 < CHUNK_STEPS) {
+                load_words(&mut a_words, words, comptime!(step + 1), words_row, config);
             }
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..4usize {
-                let word = a_words[comptime!(tile_row % 2)].extract(j);
+                let words = sub_tile(&a_words, step, j, config);
                 a[j] = if comptime!(config.multiplies_stored()) {
-                    stored(word, masks, true, config)
+                    stored(words.0, masks, true, config)
                 } else {
-                    dequantize(word, &group, masks, j, config)
+                    dequantize(words, &group, masks, j, config)
                 };
             }
-            wgmma_b(descriptor + comptime!(2 * tile_row as u32));
+            wgmma_b(descriptor + comptime!(2 * step as u32));
             wgmma_fence();
             let starts = comptime!(config.multiplies_stored() && in_half == 0);
             #[unroll]
@@ -183,7 +183,7 @@ pub(super) fn multiply(
             }
             wgmma_commit_group();
             wgmma_wait_group(1usize);
-            if comptime!(tile_row == 0) {
+            if comptime!(step == 0) {
                 state.release_last();
             }
         }
@@ -209,32 +209,32 @@ pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, mas
     let metadata = state.stage
         + comptime!(config.metadata_offset() as u32)
         + warp_k * comptime!(METADATA_ROWS as u32 * words_row)
-        + chunk * comptime!(TILE_ROW_BYTES as u32)
+        + chunk * comptime!(TILE_BYTES as u32)
         + lane() * 16;
     let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let activations = comptime!(config.activations_offset() as u32) + warp_k * 2 * atom_bytes;
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
 
     state.wait();
-    let mut a_words = Array::<U4>::new(2usize);
-    a_words[0] = ld_shared_16(words);
+    let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
+    load_words(&mut a_words, words, 0usize, words_row, config);
     #[unroll]
     for part in 0..comptime!(config.groups_in_chunk()) {
         let scales = scales + comptime!(part as u32 * warps_n * CHUNK_N as u32 * 2);
-        let zeros = zeros + comptime!(part as u32 * warps_n * CHUNK_N as u32 / 2);
+        let zeros = zeros + comptime!(part as u32 * warps_n * config.group_zeros_bytes() as u32);
         let group = load_group(scales, zeros, config);
         #[unroll]
-        for in_part in 0..comptime!(TILE_ROWS / config.groups_in_chunk()) {
-            let step = comptime!(part * TILE_ROWS / config.groups_in_chunk() + in_part);
-            if comptime!(step + 1 < TILE_ROWS) {
-                a_words[comptime!((step + 1) % 2)] = ld_shared_16(words + comptime!((step + 1) as u32 * words_row));
+        for in_part in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
+            let step = comptime!(part * CHUNK_STEPS / config.groups_in_chunk() + in_part);
+            if comptime!(step + 1 < CHUNK_STEPS) {
+                load_words(&mut a_words, words, comptime!(step + 1), words_row, config);
             }
             // Two registers of metadata: one for every two sub-tiles.
             let places = ld_shared_8(metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32));
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..4usize {
-                a[j] = dequantize(a_words[comptime!(step % 2)].extract(j), &group, masks, j, config);
+                a[j] = dequantize(sub_tile(&a_words, step, j, config), &group, masks, j, config);
             }
             // 32 rows of K are 64 bytes of an atom's row, four of the descriptor's units.
             wgmma_b(descriptor + comptime!((step / 2) as u32 * (atom_bytes / 16) + (step % 2 * 4) as u32));
