@@ -45,7 +45,7 @@ pub struct DecodeArgs {
 
 /// A model whose shape is known.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Model {
+pub enum Model {
     #[value(name = "llama-2-7b")]
     Llama2Seven,
     #[value(name = "llama-3-8b")]
@@ -59,7 +59,7 @@ enum Model {
 
 /// The format of the layers' weights; the head is in f16.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Weights {
+pub enum Weights {
     /// 4 bits, groups of 128, symmetric.
     W4a16,
     /// The same, 2:4.
@@ -76,7 +76,7 @@ enum Weights {
 
 impl Weights {
     /// The format of quantised layers.
-    fn format(self) -> Option<WeightFormat> {
+    pub fn format(self) -> Option<WeightFormat> {
         let dense = |spec: fn(GroupSize) -> QuantSpec| WeightFormat::dense(spec(GroupSize::G128));
         match self {
             Self::W4a16 => Some(dense(QuantSpec::int4)),
@@ -114,7 +114,8 @@ pub struct Row {
 }
 
 impl Model {
-    fn config(self) -> Result<LlamaConfig, BenchError> {
+    /// The shape, as its config has it.
+    pub fn config(self) -> Result<LlamaConfig, BenchError> {
         let config = |hidden: usize,
                       intermediate: usize,
                       layers: usize,
@@ -184,11 +185,13 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn failed(error: impl Display) -> BenchError {
+/// The error of a model.
+pub fn failed(error: impl Display) -> BenchError {
     BenchError::Model(error.to_string())
 }
 
-fn value_name(value: impl ValueEnum) -> String {
+/// The name of a value on the command line.
+pub fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
@@ -218,7 +221,7 @@ struct Times {
 
 /// Returns the maximum number of steps from the first token of any of `batch` sequences that join together to the first token of the last: a step reads
 /// one chunk of prompts.
-fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
+pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
     let read = prompt_tokens.saturating_sub(1).max(1);
     if read <= PREFILL_CHUNK { batch.div_ceil(PREFILL_CHUNK / read) } else { batch * read.div_ceil(PREFILL_CHUNK) }
 }
@@ -259,7 +262,7 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
 }
 
 /// Takes one step, and returns the number of sequences that got a token.
-fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
+pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
     match tokens == decoded.len() && decoder.sequences() + decoded.iter().filter(|decoded| decoded.end.is_some()).count() == batch {

@@ -14,6 +14,8 @@ mod operands;
 #[cfg(feature = "cuda")]
 mod parts;
 #[cfg(feature = "cuda")]
+mod prompts;
+#[cfg(feature = "cuda")]
 mod record;
 #[cfg(feature = "cuda")]
 mod repack;
@@ -45,6 +47,9 @@ enum Command {
     /// Time Llama decode with generated weights.
     #[cfg(feature = "cuda")]
     Decode(decode::DecodeArgs),
+    /// Time the first token of prompts with generated weights.
+    #[cfg(feature = "cuda")]
+    Prompts(prompts::PromptArgs),
     /// Time the repacking of the weights of Llama 2 70B from the plain to the tile layout.
     #[cfg(feature = "cuda")]
     Repack,
@@ -145,6 +150,8 @@ fn main() -> ExitCode {
         Command::Kernels(args) => kernels::run(&args),
         #[cfg(feature = "cuda")]
         Command::Decode(args) => decode::run(&args),
+        #[cfg(feature = "cuda")]
+        Command::Prompts(args) => prompts::run(&args),
         #[cfg(feature = "cuda")]
         Command::Repack => repack::run(),
         Command::Convert(args) => convert::run(&args),

@@ -9,7 +9,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_decode::kernels::attention::{AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget, attention};
+use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget, attention};
 use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::{ActivationDtype, KernelError};
 use marlin_tests::{relative_error, tolerance};
@@ -23,6 +23,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         tests.push(trial(device, &format!("decode::attention::{name}"), move |device| body(device, is_card(device), seed)));
     };
     add("agrees_with_f64", agrees);
+    add("prompts_agree_with_f64", prompts);
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals);
@@ -44,6 +45,7 @@ fn shape(rows: usize, [heads, kv_heads]: [usize; 2], head_dim: usize, max_len: u
         window: None,
         norm_epsilon: None,
         dtype,
+        pass: AttentionPass::Step,
     }
 }
 
@@ -117,6 +119,13 @@ impl Bench {
         attention(&self.client, &self.shape, self.args()).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// The two launches of rows of prompts.
+    fn launch_prompts(&self) {
+        for pass in [AttentionPass::PromptWrite, AttentionPass::PromptRead] {
+            attention(&self.client, &AttentionShape { pass, ..self.shape }, self.args()).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
     fn read(&self, buffer: usize) -> Vec<u8> {
         self.client.read_one(self.buffers[buffer].0.clone()).unwrap_or_else(|error| panic!("{}: {error}", self.shape)).to_vec()
     }
@@ -156,6 +165,69 @@ fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], s
     }
     assert!(bench.read(TICKETS).iter().all(|&byte| byte == 0), "{name}: tickets are left");
     check_cache(&bench, &operands, before, &name);
+}
+
+/// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows before it of its sequence.
+fn prompts(device: &Device, is_card: bool, seed: u64) {
+    let client = client(device);
+    // (first position, tokens) of each sequence.
+    let sequences: &[(usize, usize)] = if is_card { &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 200)] } else { &[(0, 9), (0, 1), (7, 5)] };
+    let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
+    let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
+    let head_dims: &[usize] = if is_card { &[64, 128] } else { &[16] };
+    for (&head_dim, group) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))) {
+        let dtypes: &[ActivationDtype] =
+            if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
+        for dtype in dtypes.iter().copied().filter(|&dtype| computes(device, dtype)) {
+            let plain = AttentionShape { pass: AttentionPass::PromptRead, ..shape(rows, [2 * group, 2], head_dim, max_len, dtype) };
+            let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
+            for shape in [plain, normed] {
+                check_prompts(&client, &shape, sequences, seed);
+            }
+        }
+    }
+}
+
+fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, usize)], seed: u64) {
+    // The first row of each sequence fills the cache before it; the others are idle until then.
+    let mut positions = Vec::new();
+    for &(start, tokens) in sequences {
+        positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
+    }
+    positions.resize(shape.rows, None);
+    let mut operands = Operands::random(shape, &positions, seed);
+    let mut row = 0;
+    for &(start, tokens) in sequences {
+        let slot = operands.rows[row].slot as usize;
+        for token in 0..tokens {
+            operands.rows[row + token] = row_at(Some(start + token), slot);
+        }
+        row += tokens;
+    }
+    let bench = Bench::new(client, shape, &operands);
+    let before = [KEYS, VALUES].map(|cache| bench.read(cache));
+    bench.launch_prompts();
+    let name = format!("{shape}, window {:?}, norms {:?}, seed {seed}", shape.window, shape.norm_epsilon);
+    check_cache(&bench, &operands, before, &name);
+    let out = bench.floats(OUT);
+    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+        let RowState::At(position) = operands.rows[row].state else {
+            assert!(out.iter().all(|value| value.is_nan()), "{name}: idle row {row} was written");
+            continue;
+        };
+        let (slot, position) = (operands.rows[row].slot as usize, position as usize);
+        let (expected, magnitude) = reference(shape, &operands, row, position);
+        let error = relative_error(out, &expected, &magnitude);
+        assert!(error <= tolerance(shape.dtype), "{name}: row {row} at {position}: relative error {error:e}");
+        // The rows after it find its key and value in the cache.
+        for head in 0..shape.kv_heads {
+            let place = cache_index(shape, slot, head, position);
+            let key = operands.rotated(shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
+            let value = operands.head(shape, row, 2, head).to_vec();
+            operands.keys[place..place + shape.head_dim].copy_from_slice(&rounded(key, shape.dtype));
+            operands.values[place..place + shape.head_dim].copy_from_slice(&value);
+        }
+    }
 }
 
 /// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.

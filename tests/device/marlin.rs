@@ -136,11 +136,12 @@ fn large_sums(device: &Device, seed: u64) {
         let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         let case = Case { m: 16, k: 16384, n: 64, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let mut operands = Operands::random(&case, seed);
-        let half = case.k / 2;
+        // Weights of 8 bits are up to 17 times as large.
+        let (half, size) = (case.k / 2, if bits == Bits::Four { 1800.0 } else { 106.0 });
         for row in operands.x.chunks_mut(case.k) {
             for k in 0..half {
-                row[half + k] = -1800.0;
-                row[k] = 1800.0;
+                row[half + k] = -size;
+                row[k] = size;
             }
         }
         operands.recompute(&case);

@@ -100,12 +100,14 @@ fn launched_as_planned(device: &Device) {
     let dtype = if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 };
     let options = OpenOptions { dtype: Some(dtype), max_len: Some(64), with_tokenizer: false, head: None };
     let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    // Three sequences run as four rows. All tokens of a prompt but the last are read as one matmul's rows.
-    for (sequences, prompt_rows, step_rows) in [(1, 37, 1), (3, 21, 4)] {
+    // Three sequences run as four rows. All tokens of a prompt but the last are read as one matmul's rows: those of all prompts together, rounded up to a
+    // power of two, where the device takes them so.
+    for (sequences, tokens, step_rows) in [(1, 37, 1), (3, 21, 4)] {
+        let prompt_rows = if marlin_decode::takes_prompts(device, dtype) { 64 } else { tokens };
         let before = launches();
         let mut decoder = Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
         for seed in 0..sequences as u64 {
-            let prompt = vec![3 + seed as u32; prompt_rows + 1];
+            let prompt = vec![3 + seed as u32; tokens + 1];
             let options = SequenceOptions { sampling: Sampling::GREEDY, seed, stop_tokens: Vec::new(), max_new_tokens: 4 };
             decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
         }

@@ -6,7 +6,7 @@ use crate::rules;
 use crate::toolchain::Toolchain;
 use crate::{CARDS, Card};
 use libtest_mimic::{Completion, Failed, Trial};
-use marlin_decode::kernels::attention::{self, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_decode::kernels::attention::{self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_decode::kernels::{rms_norm_source, silu_mul_source};
 use marlin_format::{Bits, GroupSize, Sparsity};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
@@ -92,34 +92,37 @@ fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype.
+/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype and of every pass.
 fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     let sources = [
-        (128, 1, false, F16),
-        (128, 4, false, F16),
-        (128, 7, false, BF16),
-        (128, 8, false, F16),
-        (128, 4, true, BF16),
-        (64, 8, false, BF16),
-        (80, 1, false, F16),
-        (96, 1, false, F16),
-        (256, 4, true, F16),
-        (128, 4, false, F32),
+        (128, 1, false, F16, AttentionPass::Step),
+        (128, 4, false, F16, AttentionPass::Step),
+        (128, 7, false, BF16, AttentionPass::Step),
+        (128, 8, false, F16, AttentionPass::Step),
+        (128, 4, true, BF16, AttentionPass::Step),
+        (64, 8, false, BF16, AttentionPass::Step),
+        (80, 1, false, F16, AttentionPass::Step),
+        (96, 1, false, F16, AttentionPass::Step),
+        (256, 4, true, F16, AttentionPass::Step),
+        (128, 4, false, F32, AttentionPass::Step),
+        (128, 1, false, F16, AttentionPass::PromptWrite),
+        (128, 1, false, F16, AttentionPass::PromptRead),
+        (128, 4, true, BF16, AttentionPass::PromptRead),
     ];
     let target = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
     sources
         .into_iter()
-        .map(|(head_dim, group, has_norm, dtype)| attention_source(card, &target, head_dim, group, has_norm, dtype))
+        .map(|(head_dim, group, has_norm, dtype, pass)| attention_source(card, &target, [head_dim, group], has_norm, dtype, pass))
         .collect()
 }
 
 fn attention_source(
     card: Card,
     target: &AttentionTarget,
-    head_dim: usize,
-    group: usize,
+    [head_dim, group]: [usize; 2],
     has_norm: bool,
     dtype: ActivationDtype,
+    pass: AttentionPass,
 ) -> Result<Named, Box<dyn Error>> {
     let shape = AttentionShape {
         rows: 1,
@@ -133,8 +136,9 @@ fn attention_source(
         window: None,
         norm_epsilon: has_norm.then_some(1e-6),
         dtype,
+        pass,
     };
     let config = AttentionPlan::new(&shape, target)?.config;
-    let name = format!("attention of {group} x {head_dim} in {dtype}{}", if has_norm { " with norms" } else { "" });
+    let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{}", if has_norm { " with norms" } else { "" });
     Ok((name, attention::source(&config, has_norm, dtype, card.capability)?))
 }

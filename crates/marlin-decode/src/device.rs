@@ -1,6 +1,6 @@
 //! The devices that have the parts of a decode step as kernels or as Rust on the host.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
 use marlin_kernels::ActivationDtype;
 
@@ -8,6 +8,12 @@ use marlin_kernels::ActivationDtype;
 /// [`burn::tensor::Graph::is_hardware`] tells whether it also records them as a graph.
 pub fn has_kernels(device: &Device) -> bool {
     runs_kernels(device, ActivationDtype::F32)
+}
+
+/// Returns true if a device's attention takes rows of which several are of one sequence, as those of prompts are, in activations of a dtype: one that
+/// [`has_kernels`].
+pub fn takes_prompts(device: &Device, dtype: FloatDType) -> bool {
+    activation_dtype(DType::from(dtype)).is_some_and(|dtype| runs_kernels(device, dtype))
 }
 
 /// As [`has_kernels`], for activations of a dtype.

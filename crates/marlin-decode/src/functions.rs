@@ -7,13 +7,14 @@
 //! | others, and every device with autodiff | Burn's operations, which read the rows to the host |
 
 use crate::attention_parts::AttentionParts;
-use crate::device::takes;
+use crate::device::{is_flex, takes};
 use crate::kernels::Row;
-use crate::kernels::attention::AttentionShape;
+use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kv::LayerCache;
 use crate::ops::DecodeBackend;
 use crate::portable;
 use burn::backend::Dispatch;
+use burn::tensor::kind::Basic;
 use burn::tensor::{Int, Tensor};
 use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
@@ -112,7 +113,7 @@ pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
 /// each row's position, writes keys and values to the cache, and attends to the positions of each row's slot up to its own.
 ///
 /// `tickets` are zeros [rows, heads] ([`words`](crate::words)) and are zero again after the call. The output of skipped rows is undefined. Two rows
-/// must not have the same slot.
+/// may have the same slot only if the parts say that they are of prompts, which not every device takes ([`takes_prompts`](crate::takes_prompts)).
 ///
 /// # Panics
 /// Panics if the shapes do not match.
@@ -144,6 +145,7 @@ pub fn attention(
         window: parts.window,
         norm_epsilon: parts.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
         dtype: activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32),
+        pass: if parts.is_prompt { AttentionPass::PromptRead } else { AttentionPass::Step },
     };
     if !takes(&qkv) || shape.check().is_err() {
         return portable::attention(qkv, rows, cache, parts);
@@ -152,8 +154,8 @@ pub fn attention(
     let (out, keys, values) = Dispatch::decode_attention(
         qkv.into_dispatch(),
         rows.clone().into_dispatch(),
-        cache.keys.extract().into_dispatch(),
-        cache.values.extract().into_dispatch(),
+        taken(cache.keys).into_dispatch(),
+        taken(cache.values).into_dispatch(),
         cos.clone().into_dispatch(),
         sin.clone().into_dispatch(),
         norm(0),
@@ -163,6 +165,14 @@ pub fn attention(
     );
     (*cache.keys, *cache.values) = (Tensor::from_dispatch(keys), Tensor::from_dispatch(values));
     Tensor::from_dispatch(out)
+}
+
+/// Takes a tensor that an operation writes in place, and that the result then replaces.
+///
+/// On the host only the sole owner of the memory writes in place. Kernels write it whoever else holds it, so there a second reference stays behind:
+/// [`Tensor::extract`] would leave a tensor of no elements, whose allocation a recording of a graph can refuse.
+fn taken<const D: usize, K: Basic>(tensor: &mut Tensor<D, K>) -> Tensor<D, K> {
+    if is_flex(&tensor.device()) { tensor.extract() } else { tensor.clone() }
 }
 
 /// Chooses the next token of each row from logits [rows, vocab], as documented in [`kernels::sample`](crate::kernels::sample), and writes the token
@@ -180,7 +190,7 @@ pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2,
         return portable::sample(logits, rows, seen, max_len);
     }
     let (written, marked) =
-        Dispatch::decode_sample(logits.into_dispatch(), rows.extract().into_dispatch(), seen.extract().into_dispatch(), max_len);
+        Dispatch::decode_sample(logits.into_dispatch(), taken(rows).into_dispatch(), taken(seen).into_dispatch(), max_len);
     (*rows, *seen) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
 }
 

@@ -30,7 +30,7 @@ mod rows;
 mod seed;
 
 pub use attention_parts::AttentionParts;
-pub use device::has_kernels;
+pub use device::{has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{add_rms_norm, attention, embed, head, matmul, norm_linear, rms_norm, sample, silu_mul};
 pub use kernels::sample::bitmap;

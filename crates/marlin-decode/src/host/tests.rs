@@ -1,7 +1,7 @@
 //! Compares the parts of a decode step with a reference in f64.
 
 use super::{Attention, rms_norm, silu_mul};
-use crate::kernels::attention::AttentionShape;
+use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kernels::{Row, RowState};
 use crate::seed::seed;
 use half::f16;
@@ -83,6 +83,7 @@ fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with
         window,
         norm_epsilon: with_norms.then_some(1e-5),
         dtype: ActivationDtype::F32,
+        pass: AttentionPass::Step,
     };
     let row = |state, slot| Row { state, slot, ..Row::IDLE };
     let at = |position, slot| row(RowState::At(position), slot);

@@ -1,7 +1,7 @@
 //! The operations on CubeCL runtimes.
 
 use super::DecodeBackend;
-use crate::kernels::attention::{self, AttentionArgs, AttentionPlan, AttentionShape, AttentionTarget};
+use crate::kernels::attention::{self, AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
 use crate::kernels::sample::{self, SampleArgs, SampleShape};
 use crate::kernels::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
 use burn::backend::DispatchDevice;
@@ -133,20 +133,24 @@ impl DecodeBackend for CubeBackend {
         let plan = launched(AttentionPlan::new(&shape, &AttentionTarget::of(&client)));
         let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
         let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
-        let args = AttentionArgs {
-            qkv: buffer(qkv),
-            state: buffer(rows),
+        let (q_norm, k_norm) = (q_norm.into_option(), k_norm.into_option());
+        let args = || AttentionArgs {
+            qkv: buffer(qkv.clone()),
+            state: buffer(rows.clone()),
             keys: in_place(&keys),
             values: in_place(&values),
-            cos: buffer(cos),
-            sin: buffer(sin),
-            q_norm: q_norm.into_option().map(buffer),
-            k_norm: k_norm.into_option().map(buffer),
+            cos: buffer(cos.clone()),
+            sin: buffer(sin.clone()),
+            q_norm: q_norm.clone().map(buffer),
+            k_norm: k_norm.clone().map(buffer),
             out: buffer(out.clone()),
-            partials: buffer(partials),
+            partials: buffer(partials.clone()),
             tickets: in_place(&tickets),
         };
-        launched(attention::attention(&client, &shape, args));
+        if shape.pass == AttentionPass::PromptRead {
+            launched(attention::attention(&client, &AttentionShape { pass: AttentionPass::PromptWrite, ..shape }, args()));
+        }
+        launched(attention::attention(&client, &shape, args()));
         (out, keys, values)
     }
 

@@ -99,7 +99,8 @@ impl Decoder {
     ///
     /// Not warmed up:
     /// - steps of more sequences: the first step of 2, 4, 8, .. rows compiles its kernels and records its graph;
-    /// - prompts of other lengths: a chunk of another length, or one that begins at another position, may compile and autotune again.
+    /// - prompts of other lengths: the first of another power of two of tokens does the same, and past 512 tokens a chunk of another length, or one that
+    ///   begins at another position, may compile and autotune again.
     ///
     /// The prompt is written to the first slot, where the next sequence overwrites it. On a device that runs steps in Burn's own operations (Flex,
     /// autodiff, a runtime that lacks a feature of the kernels) this does nothing and returns zero.
@@ -143,7 +144,7 @@ impl Decoder {
     /// Reads queued prompts, and returns one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
     /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
-    /// together, so that the sequences that are running have a token each step. Where none is running it reads the oldest prompt to its end.
+    /// together, so that the sequences that are running have a token each step. Where none is running it reads until the oldest prompt is at its end.
     ///
     /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read
     /// meanwhile has its first token one step later.

@@ -7,13 +7,20 @@ use crate::LlamaError;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
 
+/// Tokens of a prompt that are read together.
+pub(super) struct PromptChunk {
+    pub(super) tokens: Vec<u32>,
+    /// The slot, and the position of the first of them.
+    pub(super) position: CachePosition,
+}
+
 /// A device with a model, as the scheduler sees it. Work that it is given runs in the order in which it is given.
 pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// Runs tokens of a prompt through the model, to a position of the cache.
-    fn prefill(&mut self, tokens: &[u32], position: CachePosition);
+    /// Runs chunks of prompts through the model, to their positions of the cache: at most [`PREFILL_CHUNK`] tokens.
+    fn prefill(&mut self, chunks: &[PromptChunk]);
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
     fn set_seen(&mut self, slot: usize, tokens: &[u32]);
@@ -157,22 +164,32 @@ impl<E: Engine> Scheduler<E> {
         joined.filter(|(_, sequence)| sequence.is_running())
     }
 
-    /// Reads chunks of prompts, oldest first: while a sequence is running as many as one chunk has room for, otherwise until one is.
+    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once while a sequence is running, otherwise until one is.
     fn read_prompts(&mut self) {
-        let mut room = PREFILL_CHUNK;
-        let mut is_running = self.running().next().is_some();
+        let is_running = self.running().next().is_some();
+        loop {
+            let chunks = self.next_chunks();
+            if chunks.is_empty() {
+                return;
+            }
+            self.engine.prefill(&chunks);
+            if is_running || self.running().next().is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the chunks that are read next from their prompts.
+    fn next_chunks(&mut self) -> Vec<PromptChunk> {
+        let (mut chunks, mut room) = (Vec::new(), PREFILL_CHUNK);
         loop {
             let joined = self.sequences.iter_mut().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)));
             let oldest = joined.filter(|(_, sequence)| !sequence.is_running()).min_by_key(|(_, sequence)| sequence.id);
-            let Some((slot, sequence)) = oldest else { return };
-            let chunk = sequence.chunk();
-            if is_running && chunk.len() > room {
-                return;
-            }
-            self.engine.prefill(chunk, CachePosition { slot, start: sequence.read });
-            room = room.saturating_sub(chunk.len());
-            sequence.read += chunk.len();
-            is_running |= sequence.is_running();
+            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| sequence.chunk().len() <= room) else { return chunks };
+            let (tokens, position) = (sequence.chunk().to_vec(), CachePosition { slot, start: sequence.read });
+            room -= tokens.len();
+            sequence.read += tokens.len();
+            chunks.push(PromptChunk { tokens, position });
         }
     }
 

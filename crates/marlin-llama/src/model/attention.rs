@@ -56,14 +56,14 @@ impl Attention {
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// Attention of one token of each of a step's rows, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
+    /// Attention of the token of each row of a step, or of short prompts, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
     /// [rows, hidden].
     pub(crate) fn forward_step(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
             _ => None,
         };
-        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window };
+        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window, is_prompt: batch.is_prompt };
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
         let mixed = decode::attention(qkv, &batch.rows, cache, &batch.tickets, &parts);
         self.o_proj.forward(mixed)

@@ -4,6 +4,7 @@ use super::block::{Lengths, place};
 use super::finish::finish;
 use super::lane_group::{F8, load};
 use super::plan::AttentionConfig;
+use super::shape::AttentionPass;
 use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, write_token};
 use crate::kernels::Row;
@@ -40,12 +41,15 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     if place.start >= place.end && !place.has_token {
         terminate!();
     }
+    if comptime!(config.pass == AttentionPass::PromptWrite) && !place.is_first {
+        terminate!();
+    }
 
     // The first keys and values are loaded before q is staged, so that the two overlap.
     let held = comptime!(config.positions * config.lane_vectors());
     let mut key = Array::<Vector<H, W>>::new(held);
     let mut value = Array::<Vector<H, W>>::new(held);
-    if place.start < place.end {
+    if comptime!(config.pass != AttentionPass::PromptWrite) && place.start < place.end {
         load(&*keys, &mut key, place.start, &place, config);
         load(&*values, &mut value, place.start, &place, config);
     }
@@ -54,6 +58,10 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!((config.heads + 2) * config.head_dim), 32usize);
     stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
     sync_cube();
+    if comptime!(config.pass == AttentionPass::PromptWrite) {
+        write_token::<F, H, W>(keys, values, &staged, &place, config);
+        terminate!();
+    }
 
     let mut sums = Sums {
         best: Array::<f32>::new(config.heads),
@@ -61,7 +69,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
         out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
     };
     start(&mut sums, &staged, &place, config);
-    if place.has_token && place.is_first {
+    if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
         write_token::<F, H, W>(keys, values, &staged, &place, config);
     }
 

@@ -38,7 +38,8 @@ pub struct AttentionArgs {
 /// Launches the attention of one decode step: normalises and rotates q and k, writes k and v to the cache, and attends from each row's token to the
 /// positions of its sequence. Skips rows that are idle, and rows whose position or slot is outside the cache.
 ///
-/// Two rows of a step must not have the same slot, because the order of their writes is undefined.
+/// Two rows of a step must not have the same slot, because the order of their writes is undefined. Rows of prompts may; they take two launches, as
+/// [`AttentionPass`](super::AttentionPass) says.
 ///
 /// # Errors
 /// Returns an error if [`AttentionShape::check`] rejects the shape, a buffer has the wrong length, norms are given without an epsilon or an epsilon

@@ -1,6 +1,6 @@
-//! Decode attention: one token of each sequence attends to the keys and values of its earlier positions, in a cache of fixed size.
+//! Decode attention: a token attends to the keys and values of its sequence's earlier positions, in a cache of fixed size.
 //!
-//! One launch computes everything between the qkv projection and the output projection: RMSNorm of the heads of q and k if the model has it,
+//! One launch of a step computes everything between the qkv projection and the output projection: RMSNorm of the heads of q and k if the model has it,
 //! rotary embedding, the write of the new key and value to the cache, and softmax(q kᵀ / sqrt(head_dim)) v.
 //!
 //! Supported: f16, bf16 and f32; head_dim any multiple of 8 up to 512; any number of query heads per key head (GQA); rotary embedding of all or the
@@ -23,6 +23,10 @@
 //! **The new token.** The block of the last split reads the token's key and value from shared memory, as the first position of its first lane group,
 //! and only that block writes them to the cache: no block waits for another's write.
 //!
+//! **Short prompts.** Their tokens can be rows, too, several of a sequence. One launch writes all keys and values, a second one attends
+//! ([`AttentionPass`]): a row reads keys of others that are in the second-level cache by then. A block of several rows would read them once; this is for
+//! prompts of some hundred tokens.
+//!
 //! **Splits.** The sums of lane groups are added in shared memory. If a sequence has several splits, each block writes its maximum, sum and output to
 //! a workspace, and the last block to arrive, by a ticket, adds them in the order of the splits.
 
@@ -41,6 +45,6 @@ mod stage;
 
 pub use launch::{AttentionArgs, attention};
 pub use plan::{AttentionConfig, AttentionPlan, AttentionTarget};
-pub use shape::AttentionShape;
+pub use shape::{AttentionPass, AttentionShape};
 #[cfg(feature = "inspect")]
 pub use source::source;

@@ -1,6 +1,6 @@
 //! Divides an attention into blocks, from its shape and the device only.
 
-use super::shape::{AttentionShape, MAX_HEAD_DIM, VECTOR};
+use super::shape::{AttentionPass, AttentionShape, MAX_HEAD_DIM, VECTOR};
 use crate::kernels::shape::shared_memory;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
@@ -109,6 +109,8 @@ pub struct AttentionConfig {
     pub positions: usize,
     /// True if a sequence may have several splits.
     pub is_split: bool,
+    /// What the launch does with its rows.
+    pub pass: AttentionPass,
     /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL 0.11.3 cannot compile such a view to a shader.
     pub has_views: bool,
 }
@@ -140,6 +142,7 @@ impl AttentionConfig {
             threads,
             positions,
             is_split,
+            pass: shape.pass,
             has_views: true,
         }
     }
@@ -205,7 +208,8 @@ impl AttentionPlan {
     /// Returns an error if [`AttentionShape::check`] rejects the shape, or if there are 2^32 partial sums or more.
     pub fn new(shape: &AttentionShape, target: &AttentionTarget) -> Result<Self, KernelError> {
         shape.check()?;
-        let config = AttentionConfig::new(shape, target, target.multiprocessors > 1);
+        // Rows of prompts are many, so that they fill the device without splits.
+        let config = AttentionConfig::new(shape, target, target.multiprocessors > 1 && shape.pass == AttentionPass::Step);
         let groups = shape.heads / config.heads;
         let longest = shape.longest().max(1);
         if !config.is_split {
@@ -255,6 +259,7 @@ mod tests {
             window: None,
             norm_epsilon: None,
             dtype: ActivationDtype::F16,
+            pass: AttentionPass::Step,
         }
     }
 

@@ -9,11 +9,24 @@ pub(super) const VECTOR: usize = 8;
 /// The most features of a head.
 pub(super) const MAX_HEAD_DIM: usize = 512;
 
-/// The shape of a decode attention. A model and its cache determine everything but `rows`.
+/// What a launch does with its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionPass {
+    /// A decode step: writes the key and value of each row's token to the cache, and attends to the positions before it. No two rows have the same slot.
+    Step,
+    /// The first launch for rows of which several may be of one sequence, as those of prompts are: only writes their keys and values to the cache.
+    PromptWrite,
+    /// The second launch for such rows: attends to the positions before each row's token, of which all are in the cache.
+    PromptRead,
+}
+
+/// The shape of a decode attention. A model and its cache determine everything but `rows` and `pass`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Sequences of a step.
+    /// Tokens of the launch: one of each sequence of a step, any of prompts.
     pub rows: usize,
+    /// What the launch does with them.
+    pub pass: AttentionPass,
     /// Query heads.
     pub heads: usize,
     /// Heads of keys and values; a divisor of `heads`.

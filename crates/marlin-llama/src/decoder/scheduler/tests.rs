@@ -56,11 +56,15 @@ impl Simulated {
 impl Engine for Simulated {
     type Step = (u64, Vec<Row>);
 
-    fn prefill(&mut self, tokens: &[u32], CachePosition { slot, start }: CachePosition) {
-        self.work.push(Prefill(slot, start..start + tokens.len()));
-        self.cache[slot].truncate(start);
-        assert_eq!(self.cache[slot].len(), start, "the tokens of slot {slot}");
-        self.cache[slot].extend(tokens);
+    fn prefill(&mut self, chunks: &[PromptChunk]) {
+        assert!((1..=PREFILL_CHUNK).contains(&chunks.iter().map(|chunk| chunk.tokens.len()).sum()));
+        for PromptChunk { tokens, position: CachePosition { slot, start } } in chunks {
+            let (slot, start) = (*slot, *start);
+            self.work.push(Prefill(slot, start..start + tokens.len()));
+            self.cache[slot].truncate(start);
+            assert_eq!(self.cache[slot].len(), start, "the tokens of slot {slot}");
+            self.cache[slot].extend(tokens);
+        }
     }
 
     fn set_seen(&mut self, slot: usize, tokens: &[u32]) {

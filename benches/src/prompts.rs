@@ -1,0 +1,137 @@
+//! Times the reading of prompts with generated weights in Llama's shapes: to the first token of every prompt that joined together.
+
+use crate::BenchError;
+use crate::decode::{Model, Weights, failed, joining_steps, step, value_name};
+use crate::record;
+use burn::tensor::{Device, FloatDType};
+use clap::Args;
+use marlin_llama::{Decoder, LlamaModel, Sampling, SequenceOptions};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Rounds of a figure, after one that compiles and records.
+const ROUNDS: usize = 5;
+
+/// The models, weights and prompts to time.
+#[derive(Args)]
+pub struct PromptArgs {
+    /// The models whose shapes to use.
+    #[arg(long, value_delimiter = ',', default_values_t = [Model::Llama2Seven], value_enum)]
+    models: Vec<Model>,
+    /// The formats of the layers' weights.
+    #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16], value_enum)]
+    weights: Vec<Weights>,
+    /// Prompts that join together, and the tokens of each: `16x64`.
+    #[arg(long, value_delimiter = ',', default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024")]
+    prompts: Vec<Prompts>,
+    /// Write a record of the run to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
+/// Prompts that join together.
+#[derive(Debug, Clone, Copy)]
+struct Prompts {
+    count: usize,
+    tokens: usize,
+}
+
+impl FromStr for Prompts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('x').map(|(count, tokens)| (count.parse(), tokens.parse()));
+        match parts {
+            Some((Ok(count), Ok(tokens))) if count > 0 && tokens > 0 => Ok(Self { count, tokens }),
+            _ => Err(format!("`{text}` is no number of prompts and of tokens, such as 16x64")),
+        }
+    }
+}
+
+/// One figure.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// Always "step": the kernels of prompts are those of a step.
+    routine: &'static str,
+    /// As of a decode step.
+    digest: String,
+    model: String,
+    weights: String,
+    prompts: usize,
+    tokens: usize,
+    /// The median time from the joining of the prompts to the first token of the last, in milliseconds, with everything compiled and recorded.
+    ttft_ms: f64,
+    /// The least of those times.
+    best_ms: f64,
+    tokens_per_second: f64,
+}
+
+/// Times the prompts in the arguments, prints a line for each, and writes the record.
+pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
+    let device = Device::cuda(0);
+    let name = burn_marlin::device::device_name(&device);
+    println!("{name}: f16 activations and head");
+    println!("{:16} {:8} {:>7} {:>7}  {:>9} {:>9} {:>11}", "model", "weights", "prompts", "tokens", "TTFT ms", "best ms", "tokens/s");
+    let mut rows = Vec::new();
+    for &model in &args.models {
+        for &weights in &args.weights {
+            let config = model.config()?;
+            let needed = args.prompts.iter().map(|prompts| prompts.tokens + joining_steps(prompts.count, prompts.tokens) + 1).max();
+            let max_len = needed.unwrap_or(1).min(config.max_position_embeddings);
+            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device).map_err(failed)?);
+            for &prompts in &args.prompts {
+                let mut times = time(&built, prompts)?;
+                times.sort_by(f64::total_cmp);
+                let (median, best) = (times[times.len() / 2], times[0]);
+                let row = Row {
+                    routine: "step",
+                    digest: marlin_decode::kernels::digest(),
+                    model: value_name(model),
+                    weights: value_name(weights),
+                    prompts: prompts.count,
+                    tokens: prompts.tokens,
+                    ttft_ms: median * 1e3,
+                    best_ms: best * 1e3,
+                    tokens_per_second: (prompts.count * prompts.tokens) as f64 / median,
+                };
+                println!(
+                    "{:16} {:8} {:>7} {:>7}  {:>9.2} {:>9.2} {:>11.0}",
+                    row.model, row.weights, row.prompts, row.tokens, row.ttft_ms, row.best_ms, row.tokens_per_second
+                );
+                rows.push(row);
+                if let Some(path) = &args.record {
+                    record::write(path, &name, &rows)?;
+                }
+            }
+            drop(built);
+            device.memory_cleanup();
+        }
+    }
+    Ok(())
+}
+
+/// The seconds to the first token of all prompts, of each round.
+fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<Vec<f64>, BenchError> {
+    let mut decoder = Decoder::new(model.clone(), count).map_err(failed)?;
+    let max_new_tokens = joining_steps(count, tokens) + 1;
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let vocab = model.config().vocab_size;
+    let mut times = Vec::with_capacity(ROUNDS + 1);
+    for round in 0..=ROUNDS {
+        let start = Instant::now();
+        for sequence in 0..count {
+            let prompt: Vec<u32> = (0..tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
+            decoder.join(&prompt, &options).map_err(failed)?;
+        }
+        // Sequences whose prompts were read first decode while the others are read.
+        while step(&mut decoder, count)? < count {}
+        times.push(start.elapsed().as_secs_f64());
+        for slot in 0..count {
+            decoder.leave(slot);
+        }
+    }
+    Ok(times.split_off(1))
+}
