@@ -93,7 +93,7 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
                 if comptime!(config.is_sparse()) {
                     multiply_sparse(&loads, group, b, &mut products, &lengths.masks, part, config);
                     if more {
-                        loads.load_step(&words, part, config);
+                        loads.load_k16(&words, part, config);
                         // A tile of metadata is that of two parts.
                         if comptime!(part % 2 == 1) {
                             loads.load_tile(&words, comptime!(config.tiles() + part / 2), config);
@@ -118,7 +118,7 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
                             x_sums = mma_m16n8k16(ones, b0, b1, x_sums, config.bf16);
                         }
                         if more {
-                            loads.load_step(&words, k16, config);
+                            loads.load_k16(&words, k16, config);
                         }
                     }
                 }

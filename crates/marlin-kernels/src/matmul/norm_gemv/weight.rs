@@ -119,7 +119,7 @@ impl WeightLoads {
     }
 
     /// Issues the loads of the words of 16 stored rows: those of index `i` in the step.
-    pub fn load_step(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
+    pub fn load_k16(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
         let tiles = comptime!(config.products().tiles_in_step());
         #[unroll]
         for tile in 0..tiles {
