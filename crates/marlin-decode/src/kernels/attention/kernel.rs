@@ -1,6 +1,6 @@
 //! The attention kernel.
 
-use super::block::{Lengths, place};
+use super::block::{Lengths, Place, place};
 use super::finish::finish;
 use super::lane_group::{F8, load};
 use super::plan::AttentionConfig;
@@ -58,32 +58,46 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!((config.heads + 2) * config.head_dim), 32usize);
     stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
     sync_cube();
+
     if comptime!(config.pass == AttentionPass::PromptWrite) {
         write_token::<F, H, W>(keys, values, &staged, &place, config);
-        terminate!();
+    } else {
+        let mut sums = Sums {
+            best: Array::<f32>::new(config.heads),
+            total: Array::<f32>::new(config.heads),
+            out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
+        };
+        start(&mut sums, &staged, &place, config);
+        if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
+            write_token::<F, H, W>(keys, values, &staged, &place, config);
+        }
+        attend::<F, H, W>(&*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config);
+        finish(&sums, out, partials, tickets, &place, &lengths, config);
     }
+}
 
-    let mut sums = Sums {
-        best: Array::<f32>::new(config.heads),
-        total: Array::<f32>::new(config.heads),
-        out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
-    };
-    start(&mut sums, &staged, &place, config);
-    if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
-        write_token::<F, H, W>(keys, values, &staged, &place, config);
-    }
-
+/// Adds the cached positions of the block's split to the sums. `key` and `value` are those of the first tile.
+#[cube]
+fn attend<F: Float, H: Numeric, W: Size>(
+    keys: &[Vector<H, W>],
+    values: &[Vector<H, W>],
+    key: &mut Array<Vector<H, W>>,
+    value: &mut Array<Vector<H, W>>,
+    staged: &Shared<[f32]>,
+    sums: &mut Sums,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) {
     // The next keys and values are loaded as soon as their registers are free. Past the end of the split this loads its last position again, whose
     // result is not used.
     let tile = comptime!((config.lane_groups() * config.positions) as u32);
     let mut first = place.start;
     while first < place.end {
         let mut scores = Array::<f32>::new(comptime!(config.heads * config.positions));
-        score::<F, H, W>(&mut scores, &key, &staged, first, &place, config);
-        load(&*keys, &mut key, first + tile, &place, config);
-        accumulate::<F, H, W>(&mut sums, &mut scores, &value, config);
-        load(&*values, &mut value, first + tile, &place, config);
+        score::<F, H, W>(&mut scores, &*key, staged, first, place, config);
+        load(keys, key, first + tile, place, config);
+        accumulate::<F, H, W>(sums, &mut scores, &*value, config);
+        load(values, value, first + tile, place, config);
         first += tile;
     }
-    finish(&sums, out, partials, tickets, &place, &lengths, config);
 }
