@@ -94,7 +94,7 @@ impl ModelEngine {
     }
 
     pub(super) fn is_captured(&self) -> bool {
-        self.graphs.values().any(|graph| graph.graph.is_hardware())
+        self.graphs.iter().any(|((pass, _), graph)| *pass == Pass::Step && graph.graph.is_hardware())
     }
 
     /// The graph for a number of rows, recorded the first time.
@@ -117,7 +117,7 @@ impl ModelEngine {
             let graph = capture(&device, step);
             match graph.is_hardware() {
                 true => tracing::debug!(rows = size, ?pass, "recorded a graph"),
-                false => tracing::info!(rows = size, ?pass, "this device records no graphs: steps run operation by operation"),
+                false => tracing::info!(rows = size, ?pass, "this device records no graphs: operations run one by one"),
             }
             RowsGraph { batch, graph, rows: vec![Row::IDLE; size] }
         })
