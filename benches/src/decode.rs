@@ -229,19 +229,9 @@ pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
 /// Decodes once to compile and record everything, and a second time to measure.
 fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
     let mut decoder = Decoder::new(model.clone(), batch).map_err(failed)?;
-    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
-    let vocab = model.config().vocab_size;
     let mut times = Times { first: 0.0, step: 0.0 };
     for (round, steps) in [(0, 3), (1, new_tokens)] {
-        let start = Instant::now();
-        for sequence in 0..batch {
-            let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
-            decoder.join(&prompt, &options).map_err(failed)?;
-        }
-        // Sequences whose prompts were read first decode while the others are read.
-        while step(&mut decoder, batch)? < batch {}
-        times.first = start.elapsed().as_secs_f64();
+        times.first = first_tokens(&mut decoder, model.config().vocab_size, [batch, prompt_tokens, new_tokens], round)?;
         let start = Instant::now();
         for _ in 1..steps {
             let tokens = step(&mut decoder, batch)?;
@@ -261,8 +251,29 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
     Ok(times)
 }
 
+/// Joins `batch` prompts of `prompt_tokens` each, other ones in each round, and steps until every one of them has its first token; returns the seconds.
+///
+/// After it, every sequence can decode at least `new_tokens - 1` more.
+pub fn first_tokens(
+    decoder: &mut Decoder,
+    vocab: usize,
+    [batch, prompt_tokens, new_tokens]: [usize; 3],
+    round: usize,
+) -> Result<f64, BenchError> {
+    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let start = Instant::now();
+    for sequence in 0..batch {
+        let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
+        decoder.join(&prompt, &options).map_err(failed)?;
+    }
+    // Sequences whose prompts were read first decode while the others are read.
+    while step(decoder, batch)? < batch {}
+    Ok(start.elapsed().as_secs_f64())
+}
+
 /// Takes one step, and returns the number of sequences that got a token.
-pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
+fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
     match tokens == decoded.len() && decoder.sequences() + decoded.iter().filter(|decoded| decoded.end.is_some()).count() == batch {

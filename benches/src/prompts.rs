@@ -1,16 +1,15 @@
 //! Times the reading of prompts with generated weights in Llama's shapes: to the first token of every prompt that joined together.
 
 use crate::BenchError;
-use crate::decode::{Model, Weights, failed, joining_steps, step, value_name};
+use crate::decode::{Model, Weights, failed, first_tokens, joining_steps, value_name};
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
-use marlin_llama::{Decoder, LlamaModel, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, LlamaModel};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Rounds of a figure, after one that compiles and records.
 const ROUNDS: usize = 5;
@@ -116,19 +115,9 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
 /// The seconds to the first token of all prompts, of each round.
 fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<Vec<f64>, BenchError> {
     let mut decoder = Decoder::new(model.clone(), count).map_err(failed)?;
-    let max_new_tokens = joining_steps(count, tokens) + 1;
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
-    let vocab = model.config().vocab_size;
     let mut times = Vec::with_capacity(ROUNDS + 1);
     for round in 0..=ROUNDS {
-        let start = Instant::now();
-        for sequence in 0..count {
-            let prompt: Vec<u32> = (0..tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
-            decoder.join(&prompt, &options).map_err(failed)?;
-        }
-        // Sequences whose prompts were read first decode while the others are read.
-        while step(&mut decoder, count)? < count {}
-        times.push(start.elapsed().as_secs_f64());
+        times.push(first_tokens(&mut decoder, model.config().vocab_size, [count, tokens, 1], round)?);
         for slot in 0..count {
             decoder.leave(slot);
         }

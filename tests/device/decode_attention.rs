@@ -13,7 +13,7 @@ use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionP
 use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::{ActivationDtype, KernelError};
 use marlin_tests::{relative_error, tolerance};
-use operands::{Operands, cache_index, reference, rounded, row_at};
+use operands::{Operands, cache_index, reference, row_at};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
@@ -115,13 +115,13 @@ impl Bench {
         self.buffers[buffer].0 = self.client.create_from_slice(bytes);
     }
 
+    /// Launches a step's pass, or both passes of prompts.
     fn launch(&self) {
-        attention(&self.client, &self.shape, self.args()).unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The two launches of rows of prompts.
-    fn launch_prompts(&self) {
-        for pass in [AttentionPass::PromptWrite, AttentionPass::PromptRead] {
+        let passes: &[AttentionPass] = match self.shape.pass {
+            AttentionPass::Step => &[AttentionPass::Step],
+            AttentionPass::PromptWrite | AttentionPass::PromptRead => &[AttentionPass::PromptWrite, AttentionPass::PromptRead],
+        };
+        for &pass in passes {
             attention(&self.client, &AttentionShape { pass, ..self.shape }, self.args()).unwrap_or_else(|error| panic!("{error}"));
         }
     }
@@ -144,27 +144,36 @@ fn state_bytes(rows: &[Row]) -> Vec<u8> {
     rows.iter().flat_map(|row| row.to_words()).flat_map(i32::to_le_bytes).collect()
 }
 
-/// Launches once, and checks the outputs, the cache where it was written, and that nothing else was written.
+/// Checks a launch of a row of each sequence.
 fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], seed: u64) {
-    let operands = Operands::random(shape, positions, seed);
+    check_launch(client, shape, Operands::random(shape, positions, seed), seed);
+}
+
+/// Launches once, and checks the outputs, the cache where it was written, and that nothing else was written.
+fn check_launch(client: &Client, shape: &AttentionShape, mut operands: Operands, seed: u64) {
     let bench = Bench::new(client, shape, &operands);
     let before = [KEYS, VALUES].map(|cache| bench.read(cache));
     bench.launch();
     let name = format!("{shape}, window {:?}, norms {:?}, seed {seed}", shape.window, shape.norm_epsilon);
-
-    let out = bench.floats(OUT);
-    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
-        match operands.rows[row].state {
-            RowState::At(position) => {
-                let (expected, magnitude) = reference(shape, &operands, row, position as usize);
-                let error = relative_error(out, &expected, &magnitude);
-                assert!(error <= tolerance(shape.dtype), "{name}: row {row} at {position}: relative error {error:e}");
-            }
-            _ => assert!(out.iter().all(|value| value.is_nan()), "{name}: idle row {row} was written"),
-        }
-    }
+    check_outputs(&bench, &mut operands, &name);
     assert!(bench.read(TICKETS).iter().all(|&byte| byte == 0), "{name}: tickets are left");
     check_cache(&bench, &operands, before, &name);
+}
+
+/// Checks the outputs row by row, and writes each row's key and value to the cache of `operands`, where the rows after it find them.
+fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) {
+    let shape = &bench.shape;
+    let out = bench.floats(OUT);
+    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
+        let RowState::At(position) = operands.rows[row].state else {
+            assert!(out.iter().all(|value| value.is_nan()), "{name}: idle row {row} was written");
+            continue;
+        };
+        let (expected, magnitude) = reference(shape, operands, row, position as usize);
+        let error = relative_error(out, &expected, &magnitude);
+        assert!(error <= tolerance(shape.dtype), "{name}: row {row} at {position}: relative error {error:e}");
+        operands.append(shape, row, position as usize);
+    }
 }
 
 /// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows before it of its sequence.
@@ -204,30 +213,7 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
         }
         row += tokens;
     }
-    let bench = Bench::new(client, shape, &operands);
-    let before = [KEYS, VALUES].map(|cache| bench.read(cache));
-    bench.launch_prompts();
-    let name = format!("{shape}, window {:?}, norms {:?}, seed {seed}", shape.window, shape.norm_epsilon);
-    check_cache(&bench, &operands, before, &name);
-    let out = bench.floats(OUT);
-    for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
-        let RowState::At(position) = operands.rows[row].state else {
-            assert!(out.iter().all(|value| value.is_nan()), "{name}: idle row {row} was written");
-            continue;
-        };
-        let (slot, position) = (operands.rows[row].slot as usize, position as usize);
-        let (expected, magnitude) = reference(shape, &operands, row, position);
-        let error = relative_error(out, &expected, &magnitude);
-        assert!(error <= tolerance(shape.dtype), "{name}: row {row} at {position}: relative error {error:e}");
-        // The rows after it find its key and value in the cache.
-        for head in 0..shape.kv_heads {
-            let place = cache_index(shape, slot, head, position);
-            let key = operands.rotated(shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
-            let value = operands.head(shape, row, 2, head).to_vec();
-            operands.keys[place..place + shape.head_dim].copy_from_slice(&rounded(key, shape.dtype));
-            operands.values[place..place + shape.head_dim].copy_from_slice(&value);
-        }
-    }
+    check_launch(client, shape, operands, seed);
 }
 
 /// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.
@@ -350,20 +336,7 @@ fn grows(device: &Device, is_card: bool, seed: u64) {
         bench.write(QKV, &bytes(&operands.qkv, dtype));
         bench.write(STATE, &state_bytes(&operands.rows));
         bench.launch();
-        let out = bench.floats(OUT);
-        for (row, out) in out.chunks_exact(shape.heads * shape.head_dim).enumerate() {
-            let Some(position) = positions[row] else { continue };
-            let (expected, magnitude) = reference(&shape, &operands, row, position);
-            let error = relative_error(out, &expected, &magnitude);
-            assert!(error <= tolerance(dtype), "{shape}, seed {seed}: row {row} at {position}: relative error {error:e}");
-            for head in 0..shape.kv_heads {
-                let start = cache_index(&shape, operands.rows[row].slot as usize, head, position);
-                let key = operands.rotated(&shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
-                let value = operands.head(&shape, row, 2, head).to_vec();
-                operands.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, dtype));
-                operands.values[start..start + shape.head_dim].copy_from_slice(&value);
-            }
-        }
+        check_outputs(&bench, &mut operands, &format!("{shape}, seed {seed}"));
     }
 }
 

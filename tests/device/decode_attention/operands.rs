@@ -79,6 +79,17 @@ impl Operands {
         }
         x
     }
+
+    /// Writes a row's rounded keys and its values to the cache.
+    pub(super) fn append(&mut self, shape: &AttentionShape, row: usize, position: usize) {
+        for head in 0..shape.kv_heads {
+            let start = cache_index(shape, self.rows[row].slot as usize, head, position);
+            let key = self.rotated(shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
+            let value = self.head(shape, row, 2, head).to_vec();
+            self.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, shape.dtype));
+            self.values[start..start + shape.head_dim].copy_from_slice(&value);
+        }
+    }
 }
 
 pub(super) fn row_at(position: Option<usize>, slot: usize) -> Row {
@@ -86,7 +97,7 @@ pub(super) fn row_at(position: Option<usize>, slot: usize) -> Row {
     Row { token: 7, state, slot: slot as u32, ..Row::IDLE }
 }
 
-pub(super) fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
+fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
     crate::kernels::values(&bytes(&values, dtype), dtype).into_iter().map(|value| value as f32).collect()
 }
 
