@@ -6,7 +6,7 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_llama::{Decoder, LlamaConfig, LlamaModel, PREFILL_CHUNK, Projection, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -219,11 +219,13 @@ struct Times {
     step: f64,
 }
 
-/// Returns the maximum number of steps from the first token of any of `batch` sequences that join together to the first token of the last: a step reads
-/// one chunk of prompts.
+/// The fewest tokens of a chunk of prompts, unless a prompt has fewer.
+pub const CHUNK: usize = 512;
+
+/// Returns a number of steps that is not exceeded from the first token of any of `batch` sequences that join together to the first token of the last: a step
+/// reads one chunk of prompts.
 pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
-    let read = prompt_tokens.saturating_sub(1).max(1);
-    if read <= PREFILL_CHUNK { batch.div_ceil(PREFILL_CHUNK / read) } else { batch * read.div_ceil(PREFILL_CHUNK) }
+    batch * prompt_tokens.div_ceil(CHUNK).max(1)
 }
 
 /// Decodes once to compile and record everything, and a second time to measure.
@@ -260,20 +262,26 @@ pub fn first_tokens(
     [batch, prompt_tokens, new_tokens]: [usize; 3],
     round: usize,
 ) -> Result<f64, BenchError> {
-    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
     let start = Instant::now();
-    for sequence in 0..batch {
-        let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
-        decoder.join(&prompt, &options).map_err(failed)?;
-    }
+    join(decoder, vocab, [batch, prompt_tokens, new_tokens], round)?;
     // Sequences whose prompts were read first decode while the others are read.
     while step(decoder, batch)? < batch {}
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Joins prompts as [`first_tokens`] does, without reading them.
+pub fn join(decoder: &mut Decoder, vocab: usize, [batch, prompt_tokens, new_tokens]: [usize; 3], round: usize) -> Result<(), BenchError> {
+    let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    for sequence in 0..batch {
+        let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
+        decoder.join(&prompt, &options).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// Takes one step, and returns the number of sequences that got a token.
-fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
+pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
     let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
     match tokens == decoded.len() && decoder.sequences() + decoded.iter().filter(|decoded| decoded.end.is_some()).count() == batch {

@@ -22,7 +22,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     let tickets = decode::words([rows, config.num_attention_heads], &device);
     let half = config.rotary_dim() / 2;
     let table = || Tensor::<2>::ones([model.max_len(), half], (&device, DType::F32));
-    let parts = AttentionParts { heads: config.num_attention_heads, rope: [table(), table()], norms: None, window: None, is_prompt: false };
+    let parts = AttentionParts { heads: config.num_attention_heads, rope: [table(), table()], norms: None, window: None };
     let shape = [rows, config.num_key_value_heads, model.max_len(), config.head_dim];
     let mut caches: Vec<[Tensor<4>; 2]> = (0..layers).map(|_| [(); 2].map(|()| decode::cache(shape, model.dtype(), &device))).collect();
     let mut seen = decode::words([rows, config.vocab_size.div_ceil(32)], &device);

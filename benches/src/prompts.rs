@@ -1,7 +1,7 @@
 //! Times the reading of prompts with generated weights in Llama's shapes: to the first token of every prompt that joined together.
 
 use crate::BenchError;
-use crate::decode::{Model, Weights, failed, first_tokens, joining_steps, value_name};
+use crate::decode::{CHUNK, Model, Weights, failed, first_tokens, join, joining_steps, step, value_name};
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
@@ -10,9 +10,12 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Rounds of a figure, after one that compiles and records.
 const ROUNDS: usize = 5;
+/// Steps that are timed before prompts join.
+const STEPS: usize = 32;
 
 /// The models, weights and prompts to time.
 #[derive(Args)]
@@ -26,6 +29,9 @@ pub struct PromptArgs {
     /// Prompts that join together, and the tokens of each: `16x64`.
     #[arg(long, value_delimiter = ',', default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024")]
     prompts: Vec<Prompts>,
+    /// Sequences that decode while the prompts join: prints the longest and the median step in place of the first token.
+    #[arg(long)]
+    running: Option<usize>,
     /// Write a record of the run to this file.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -82,6 +88,10 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
             let max_len = needed.unwrap_or(1).min(config.max_position_embeddings);
             let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device).map_err(failed)?);
             for &prompts in &args.prompts {
+                if let Some(running) = args.running {
+                    interfere(&built, running, prompts)?;
+                    continue;
+                }
                 let mut times = time(&built, prompts)?;
                 times.sort_by(f64::total_cmp);
                 let (median, best) = (times[times.len() / 2], times[0]);
@@ -123,4 +133,43 @@ fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<V
         }
     }
     Ok(times.split_off(1))
+}
+
+/// Prints the times of steps of `running` sequences, alone and while prompts join them in chunks of [`CHUNK`] tokens.
+fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Result<(), BenchError> {
+    let vocab = model.config().vocab_size;
+    let steps = joining_steps(prompts.count, prompts.tokens) + STEPS;
+    let all = running + prompts.count;
+    let mut decoder = Decoder::new(model.clone(), all).map_err(failed)?;
+    decoder.set_prefill_chunk(CHUNK);
+    for round in 0..2 {
+        first_tokens(&mut decoder, vocab, [running, STEPS, 2 * steps], round)?;
+        let mut alone = Vec::with_capacity(STEPS);
+        for _ in 0..STEPS {
+            let start = Instant::now();
+            step(&mut decoder, running)?;
+            alone.push(start.elapsed().as_secs_f64());
+        }
+        join(&mut decoder, vocab, [prompts.count, prompts.tokens, steps], round)?;
+        let (mut joining, mut decoded) = (Vec::with_capacity(steps), 0);
+        while decoded < all {
+            let start = Instant::now();
+            decoded = step(&mut decoder, all)?;
+            joining.push(start.elapsed().as_secs_f64());
+        }
+        for slot in 0..all {
+            decoder.leave(slot);
+        }
+        if round == 1 {
+            let [alone, joining] = [alone, joining].map(|mut times| {
+                times.sort_by(f64::total_cmp);
+                (1e3 * times[times.len() / 2], 1e3 * times[times.len() - 1])
+            });
+            println!(
+                "{running} sequences decode: a step {:.2} ms, the longest {:.2}; while {}x{} join {:.2} ms, the longest {:.2}",
+                alone.0, alone.1, prompts.count, prompts.tokens, joining.0, joining.1
+            );
+        }
+    }
+    Ok(())
 }

@@ -10,7 +10,8 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget, attention};
-use marlin_decode::kernels::{Row, RowState};
+use marlin_decode::kernels::flash::{self, FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
+use marlin_decode::kernels::{RopeCacheArgs, Row, RowState, rope_cache};
 use marlin_kernels::{ActivationDtype, KernelError};
 use marlin_tests::{relative_error, tolerance};
 use operands::{Operands, cache_index, reference, row_at};
@@ -24,6 +25,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     };
     add("agrees_with_f64", agrees);
     add("prompts_agree_with_f64", prompts);
+    add("long_prompts_agree_with_f64", long_prompts);
+    add("prompts_give_the_same_bits_a_hundred_times", prompt_repeats);
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals);
@@ -53,7 +56,17 @@ fn shape(rows: usize, [heads, kv_heads]: [usize; 2], head_dim: usize, max_len: u
 struct Bench {
     client: Client,
     shape: AttentionShape,
-    buffers: [(Handle, usize); 11],
+    buffers: [(Handle, usize); 13],
+    prompts: PromptKernel,
+}
+
+/// The kernel that attends from the tokens of prompts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum PromptKernel {
+    /// [`attention`], row by row.
+    Rows,
+    /// [`flash`].
+    Flash,
 }
 
 // Positions in `Bench::buffers`.
@@ -64,6 +77,8 @@ const KEYS: usize = 2;
 const VALUES: usize = 3;
 const OUT: usize = 8;
 const TICKETS: usize = 10;
+const QUERIES: usize = 11;
+const TILES: usize = 12;
 
 impl Bench {
     fn new(client: &Client, shape: &AttentionShape, operands: &Operands) -> Self {
@@ -84,8 +99,10 @@ impl Bench {
             floats(&vec![f32::NAN; outputs]),
             make(bytes(&vec![f32::NAN; plan.partials()], ActivationDtype::F32), plan.partials()),
             make(vec![0; 4 * plan.tickets()], plan.tickets()),
+            floats(&vec![f32::NAN; outputs]),
+            make(tile_bytes(&operands.rows), most_tiles(shape.rows, shape.rows) * TILE_WORDS),
         ];
-        Self { client: client.clone(), shape: *shape, buffers }
+        Self { client: client.clone(), shape: *shape, buffers, prompts: PromptKernel::Rows }
     }
 
     fn arg(&self, buffer: usize) -> BufferArg {
@@ -94,17 +111,21 @@ impl Bench {
         unsafe { BufferArg::from_raw_parts(handle.clone(), *length) }
     }
 
-    fn args(&self) -> AttentionArgs {
-        let norm = |buffer| self.shape.norm_epsilon.map(|_| self.arg(buffer));
+    fn norm(&self, buffer: usize) -> Option<BufferArg> {
+        self.shape.norm_epsilon.map(|_| self.arg(buffer))
+    }
+
+    /// The operands of [`attention`] on the output of the qkv projection, or on queries.
+    fn args(&self, qkv: usize) -> AttentionArgs {
         AttentionArgs {
-            qkv: self.arg(QKV),
+            qkv: self.arg(qkv),
             state: self.arg(STATE),
             keys: self.arg(KEYS),
             values: self.arg(VALUES),
             cos: self.arg(4),
             sin: self.arg(5),
-            q_norm: norm(6),
-            k_norm: norm(7),
+            q_norm: self.norm(6),
+            k_norm: self.norm(7),
             out: self.arg(OUT),
             partials: self.arg(9),
             tickets: self.arg(TICKETS),
@@ -115,14 +136,41 @@ impl Bench {
         self.buffers[buffer].0 = self.client.create_from_slice(bytes);
     }
 
-    /// Launches a step's pass, or both passes of prompts.
+    /// Launches the kernel of a step, or both kernels of prompts.
     fn launch(&self) {
-        let passes: &[AttentionPass] = match self.shape.pass {
-            AttentionPass::Step => &[AttentionPass::Step],
-            AttentionPass::PromptWrite | AttentionPass::PromptRead => &[AttentionPass::PromptWrite, AttentionPass::PromptRead],
+        self.try_launch().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn try_launch(&self) -> Result<(), KernelError> {
+        if self.shape.pass == AttentionPass::Step {
+            return attention(&self.client, &self.shape, self.args(QKV));
+        }
+        let args = RopeCacheArgs {
+            qkv: self.arg(QKV),
+            state: self.arg(STATE),
+            cos: self.arg(4),
+            sin: self.arg(5),
+            q_norm: self.norm(6),
+            k_norm: self.norm(7),
+            queries: self.arg(QUERIES),
+            keys: self.arg(KEYS),
+            values: self.arg(VALUES),
         };
-        for &pass in passes {
-            attention(&self.client, &AttentionShape { pass, ..self.shape }, self.args()).unwrap_or_else(|error| panic!("{error}"));
+        rope_cache(&self.client, &self.shape, args)?;
+        if self.prompts == PromptKernel::Rows {
+            return attention(&self.client, &self.shape, self.args(QUERIES));
+        }
+        flash(&self.client, &self.shape, self.flash_args())
+    }
+
+    fn flash_args(&self) -> FlashArgs {
+        FlashArgs {
+            queries: self.arg(QUERIES),
+            state: self.arg(STATE),
+            tiles: self.arg(TILES),
+            keys: self.arg(KEYS),
+            values: self.arg(VALUES),
+            out: self.arg(OUT),
         }
     }
 
@@ -144,17 +192,22 @@ fn state_bytes(rows: &[Row]) -> Vec<u8> {
     rows.iter().flat_map(|row| row.to_words()).flat_map(i32::to_le_bytes).collect()
 }
 
+fn tile_bytes(rows: &[Row]) -> Vec<u8> {
+    tiles(rows, most_tiles(rows.len(), rows.len())).into_iter().flat_map(i32::to_le_bytes).collect()
+}
+
 /// Checks a launch of a row of each sequence.
 fn check(client: &Client, shape: &AttentionShape, positions: &[Option<usize>], seed: u64) {
-    check_launch(client, shape, Operands::random(shape, positions, seed), seed);
+    let operands = Operands::random(shape, positions, seed);
+    check_launch(Bench::new(client, shape, &operands), operands, seed);
 }
 
 /// Launches once, and checks the outputs, the cache where it was written, and that nothing else was written.
-fn check_launch(client: &Client, shape: &AttentionShape, mut operands: Operands, seed: u64) {
-    let bench = Bench::new(client, shape, &operands);
+fn check_launch(bench: Bench, mut operands: Operands, seed: u64) {
+    let shape = &bench.shape;
     let before = [KEYS, VALUES].map(|cache| bench.read(cache));
     bench.launch();
-    let name = format!("{shape}, window {:?}, norms {:?}, seed {seed}", shape.window, shape.norm_epsilon);
+    let name = format!("{shape}, window {:?}, norms {:?}, {:?}, seed {seed}", shape.window, shape.norm_epsilon, bench.prompts);
     check_outputs(&bench, &mut operands, &name);
     assert!(bench.read(TICKETS).iter().all(|&byte| byte == 0), "{name}: tickets are left");
     check_cache(&bench, &operands, before, &name);
@@ -180,19 +233,24 @@ fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) {
 fn prompts(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     // (first position, tokens) of each sequence.
-    let sequences: &[(usize, usize)] = if is_card { &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 200)] } else { &[(0, 9), (0, 1), (7, 5)] };
+    let sequences: &[(usize, usize)] =
+        if is_card { &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 193), (127, 64), (31, 18)] } else { &[(0, 9), (0, 1), (7, 5)] };
     let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
     let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
-    let head_dims: &[usize] = if is_card { &[64, 128] } else { &[16] };
+    let head_dims: &[usize] = if is_card { &[64, 80, 96, 128, 256] } else { &[16] };
+    let mut variant = 0usize;
     for (&head_dim, group) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))) {
         let dtypes: &[ActivationDtype] =
             if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
         for dtype in dtypes.iter().copied().filter(|&dtype| computes(device, dtype)) {
-            let plain = AttentionShape { pass: AttentionPass::PromptRead, ..shape(rows, [2 * group, 2], head_dim, max_len, dtype) };
+            let plain = AttentionShape { pass: AttentionPass::Prompt, ..shape(rows, [2 * group, 2], head_dim, max_len, dtype) };
             let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
-            for shape in [plain, normed] {
-                check_prompts(&client, &shape, sequences, seed);
-            }
+            let half_rotated = AttentionShape { rotary_dim: head_dim / 2, window: Some(70), ..plain };
+            let unrotated = AttentionShape { rotary_dim: 0, norm_epsilon: Some(1e-5), ..plain };
+            // Every other shape is a plain one: kernels take longer to compile than to run.
+            let shape = [plain, normed, plain, half_rotated, plain, unrotated][variant % 6];
+            check_prompts(&client, &shape, sequences, seed);
+            variant += 1;
         }
     }
 }
@@ -213,7 +271,47 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
         }
         row += tokens;
     }
-    check_launch(client, shape, operands, seed);
+    let kernels: &[PromptKernel] = match flash::takes(client, shape.dtype, shape.head_dim) {
+        true => &[PromptKernel::Rows, PromptKernel::Flash],
+        false => &[PromptKernel::Rows],
+    };
+    for &prompts in kernels {
+        check_launch(Bench { prompts, ..Bench::new(client, shape, &operands) }, operands.clone(), seed);
+    }
+}
+
+/// Tokens far into sequences, in the last tile of positions and across its edges.
+fn long_prompts(device: &Device, is_card: bool, seed: u64) {
+    let client = client(device);
+    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let (max_len, sequences): (usize, &[(usize, usize)]) =
+        if is_card { (131_072, &[(131_039, 33), (65_530, 20)]) } else { (3_000, &[(2_991, 9)]) };
+    let rows = sequences.iter().map(|(_, tokens)| tokens).sum();
+    let plain = AttentionShape {
+        pass: AttentionPass::Prompt,
+        slots: sequences.len(),
+        ..shape(rows, [2, 1], if is_card { 128 } else { 16 }, max_len, half)
+    };
+    for window in [None, Some(max_len / 3)] {
+        check_prompts(&client, &AttentionShape { window, ..plain }, sequences, seed);
+    }
+}
+
+fn prompt_repeats(device: &Device, is_card: bool, seed: u64) {
+    let client = client(device);
+    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let (tokens, head_dim) = if is_card { (700, 128) } else { (12, 16) };
+    let shape = AttentionShape { pass: AttentionPass::Prompt, ..shape(tokens, [8, 2], head_dim, tokens + 9, half) };
+    let mut operands = Operands::random(&shape, &vec![None; tokens], seed);
+    operands.rows = (0..tokens).map(|position| row_at(Some(position), 1)).collect();
+    let prompts = if flash::takes(&client, shape.dtype, head_dim) { PromptKernel::Flash } else { PromptKernel::Rows };
+    let bench = Bench { prompts, ..Bench::new(&client, &shape, &operands) };
+    bench.launch();
+    let first = bench.read(OUT);
+    for repeat in 1..100 {
+        bench.launch();
+        assert!(bench.read(OUT) == first, "seed {seed}: launch {repeat} gives other bits");
+    }
 }
 
 /// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.
@@ -380,18 +478,28 @@ fn refusals(device: &Device, _: bool, seed: u64) {
         let result = attention(&client, &shape, args);
         assert!(matches!(&result, Err(KernelError::BufferLength { operand, .. }) if *operand == expected), "{expected}: {result:?}");
     };
-    length(AttentionArgs { qkv: short(), ..bench.args() }, "qkv");
-    length(AttentionArgs { state: short(), ..bench.args() }, "state");
-    length(AttentionArgs { keys: short(), ..bench.args() }, "keys");
-    length(AttentionArgs { values: short(), ..bench.args() }, "values");
-    length(AttentionArgs { cos: short(), ..bench.args() }, "cosines");
-    length(AttentionArgs { sin: short(), ..bench.args() }, "sines");
-    length(AttentionArgs { out: short(), ..bench.args() }, "output");
-    let result = attention(&client, &shape, AttentionArgs { q_norm: Some(short()), ..bench.args() });
+    length(AttentionArgs { qkv: short(), ..bench.args(QKV) }, "qkv");
+    length(AttentionArgs { state: short(), ..bench.args(QKV) }, "state");
+    length(AttentionArgs { keys: short(), ..bench.args(QKV) }, "keys");
+    length(AttentionArgs { values: short(), ..bench.args(QKV) }, "values");
+    length(AttentionArgs { cos: short(), ..bench.args(QKV) }, "cosines");
+    length(AttentionArgs { sin: short(), ..bench.args(QKV) }, "sines");
+    length(AttentionArgs { out: short(), ..bench.args(QKV) }, "output");
+    let result = attention(&client, &shape, AttentionArgs { q_norm: Some(short()), ..bench.args(QKV) });
     assert!(matches!(result, Err(KernelError::Presence { operand: "norm of q", .. })), "{result:?}");
     let normed = AttentionShape { norm_epsilon: Some(1e-6), ..shape };
-    let result = attention(&client, &normed, bench.args());
+    let result = attention(&client, &normed, bench.args(QKV));
     assert!(matches!(result, Err(KernelError::Presence { operand: "norm of q", .. })), "{result:?}");
-    let result = attention(&client, &AttentionShape { rotary_dim: 5, ..shape }, bench.args());
+    let result = attention(&client, &AttentionShape { rotary_dim: 5, ..shape }, bench.args(QKV));
     assert!(matches!(result, Err(KernelError::Shape { .. })), "{result:?}");
+    // Tensor cores have no f32.
+    let result = flash(&client, &AttentionShape { pass: AttentionPass::Prompt, ..shape }, bench.flash_args());
+    assert!(matches!(result, Err(KernelError::Shape { .. })), "{result:?}");
+    for buffer in [QKV, STATE, KEYS, VALUES, QUERIES] {
+        let mut bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
+        bench.shape.pass = AttentionPass::Prompt;
+        bench.buffers[buffer].1 -= 1;
+        let result = bench.try_launch();
+        assert!(matches!(result, Err(KernelError::BufferLength { .. })), "buffer {buffer}: {result:?}");
+    }
 }

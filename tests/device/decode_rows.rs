@@ -2,7 +2,7 @@
 
 use crate::kernels::{buffer, bytes, client, values, words};
 use crate::setup::{Named, computes, trial};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
@@ -10,6 +10,7 @@ use libtest_mimic::Trial;
 use marlin_decode::kernels::{
     CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm, silu_mul, write_cache,
 };
+use marlin_decode::log_likelihoods;
 use marlin_kernels::matmul::head::{self, HeadOperands};
 use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
 use marlin_tests::{relative_error, tolerance};
@@ -17,6 +18,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    tests.push(trial(device, "decode::log_likelihoods_agree_with_f64", move |device| likelihoods(device, seed)));
     if device.name == "flex" {
         return;
     }
@@ -62,6 +64,42 @@ fn read(client: &Client, handle: Handle, dtype: ActivationDtype) -> Vec<f64> {
 fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
     let error = relative_error(found, expected, expected);
     assert!(error <= tolerance(shape.dtype), "{shape}, seed {seed}: relative error {error:e}");
+}
+
+/// Rows of fewer and more logits than a cube has units, of any size; rows without a token, and tokens outside of the vocabulary.
+fn likelihoods(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype)) {
+        for (rows, vocab) in [(1, 1), (3, 2), (7, 255), (5, 257), (4, 32_000)] {
+            let mut logits: Vec<f32> = (0..rows * vocab).map(|_| rng.random_range(-20.0..20.0)).collect();
+            // A row whose exponentials are all out of range.
+            logits[..vocab].iter_mut().for_each(|logit| *logit += 500.0);
+            let mut tokens: Vec<i32> = (0..rows).map(|_| rng.random_range(0..vocab as i32)).collect();
+            if rows > 3 {
+                (tokens[1], tokens[2]) = (-1, vocab as i32);
+            }
+            let data = TensorData::new(logits, [rows, vocab]).convert_dtype(dtype);
+            let exact: Vec<f64> = data.iter::<f64>().collect();
+            let on_device = Tensor::<2>::from_data(data, (device, dtype));
+            let of_tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens.clone(), [rows]), (device, DType::I32));
+            let found = log_likelihoods(on_device, of_tokens).into_data();
+            assert_eq!(found.dtype(), DType::F32);
+            for ((found, logits), token) in found.iter::<f64>().zip(exact.chunks(vocab)).zip(tokens) {
+                if token == vocab as i32 {
+                    assert!(found.is_nan(), "{found} for a token outside of the vocabulary");
+                    continue;
+                }
+                let best = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let total: f64 = logits.iter().map(|logit| (logit - best).exp()).sum();
+                let expected = if token < 0 { 0.0 } else { logits[token as usize] - best - total.ln() };
+                let error = (found - expected).abs();
+                assert!(
+                    error <= 1e-4 * (1.0 + expected.abs()),
+                    "{rows} x {vocab} {dtype:?}, seed {seed}: {found} where {expected} is exact"
+                );
+            }
+        }
+    }
 }
 
 fn norms(device: &Device, seed: u64) {

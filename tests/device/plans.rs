@@ -100,14 +100,17 @@ fn launched_as_planned(device: &Device) {
     let dtype = if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 };
     let options = OpenOptions { dtype: Some(dtype), max_len: Some(64), with_tokenizer: false, head: None };
     let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    // Three sequences run as four rows. All tokens of a prompt but the last are read as one matmul's rows: those of all prompts together, rounded up to a
-    // power of two, where the device takes them so.
-    for (sequences, tokens, step_rows) in [(1, 37, 1), (3, 21, 4)] {
-        let prompt_rows = if marlin_decode::takes_prompts(device, dtype) { 64 } else { tokens };
+    // Three sequences run as four rows. Where the device takes the tokens of prompts as rows, those of all prompts are rows of one matmul, rounded up; elsewhere
+    // each prompt is one, and the last tokens of all are another.
+    for (sequences, tokens, step_rows, rows) in [(1, 38, 1, 48), (3, 22, 4, 96)] {
+        let passes = match marlin_decode::takes_prompts(device, dtype) {
+            true => BTreeSet::from([step_rows, rows]),
+            false => BTreeSet::from([step_rows, tokens - 1, sequences]),
+        };
         let before = launches();
         let mut decoder = Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
         for seed in 0..sequences as u64 {
-            let prompt = vec![3 + seed as u32; tokens + 1];
+            let prompt = vec![3 + seed as u32; tokens];
             let options = SequenceOptions { sampling: Sampling::GREEDY, seed, stop_tokens: Vec::new(), max_new_tokens: 4 };
             decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
         }
@@ -119,16 +122,16 @@ fn launched_as_planned(device: &Device) {
             *count -= before.get(launch).copied().unwrap_or_default();
             *count > 0
         });
-        let ((step, head), (prompt, _)) = (planned(&llama.model, step_rows), planned(&llama.model, prompt_rows));
-        for (name, planned) in [("step", &step), ("prompt", &prompt)] {
+        for rows in passes {
+            let (planned, head) = planned(&llama.model, rows);
             let times: BTreeSet<usize> = planned.iter().map(|(launch, count)| found.remove(launch).unwrap_or_default() / count).collect();
-            assert!(times.len() == 1 && !times.contains(&0), "launches of a {name}, planned {planned:?}: each {times:?} times");
+            assert!(times.len() == 1 && !times.contains(&0), "launches of {rows} rows, planned {planned:?}: each {times:?} times");
+            if let Some(head) = head.filter(|_| rows == step_rows) {
+                let launched = LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).contains(&head);
+                assert!(launched, "the head {head:?} was not launched");
+            }
+            println!("{} launches of {rows} rows", planned.values().sum::<usize>());
         }
         assert!(found.is_empty(), "launched and not planned: {found:?}");
-        if let Some(head) = head {
-            let launched = LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).contains(&head);
-            assert!(launched, "the head {head:?} was not launched");
-        }
-        println!("{} and {} launches of a step and a prompt", step.values().sum::<usize>(), prompt.values().sum::<usize>());
     }
 }

@@ -7,7 +7,7 @@ use crate::toolchain::Toolchain;
 use crate::{CARDS, Card};
 use libtest_mimic::{Completion, Failed, Trial};
 use marlin_decode::kernels::attention::{self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
-use marlin_decode::kernels::{rms_norm_source, silu_mul_source};
+use marlin_decode::kernels::{flash, rms_norm_source, silu_mul_source};
 use marlin_format::{Bits, GroupSize, Sparsity};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
 use marlin_kernels::inspect::{Source, shared_limit};
@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 /// Returns one test for each kernel and card.
 pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
-    let kernels: [(&str, Sources); 3] = [("attention", attention_sources), ("rows", row_sources), ("norm_gemv", norm_gemv_sources)];
+    let kernels: [(&str, Sources); 4] =
+        [("attention", attention_sources), ("flash", flash_sources), ("rows", row_sources), ("norm_gemv", norm_gemv_sources)];
     let trials = |&card: &Card| kernels.map(|(kernel, sources)| trial(card, kernel, sources, toolchain.cloned()));
     CARDS.iter().flat_map(trials).collect()
 }
@@ -92,28 +93,31 @@ fn norm_gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
     Ok(sources)
 }
 
-/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype and of every pass.
+/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype; and for rows of prompts.
 fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
-    let sources = [
-        (128, 1, false, F16, AttentionPass::Step),
-        (128, 4, false, F16, AttentionPass::Step),
-        (128, 7, false, BF16, AttentionPass::Step),
-        (128, 8, false, F16, AttentionPass::Step),
-        (128, 4, true, BF16, AttentionPass::Step),
-        (64, 8, false, BF16, AttentionPass::Step),
-        (80, 1, false, F16, AttentionPass::Step),
-        (96, 1, false, F16, AttentionPass::Step),
-        (256, 4, true, F16, AttentionPass::Step),
-        (128, 4, false, F32, AttentionPass::Step),
-        (128, 1, false, F16, AttentionPass::PromptWrite),
-        (128, 1, false, F16, AttentionPass::PromptRead),
-        (128, 4, true, BF16, AttentionPass::PromptRead),
+    let steps = [
+        (128, 1, false, F16),
+        (128, 4, false, F16),
+        (128, 7, false, BF16),
+        (128, 8, false, F16),
+        (128, 4, true, BF16),
+        (64, 8, false, BF16),
+        (80, 1, false, F16),
+        (96, 1, false, F16),
+        (256, 4, true, F16),
+        (128, 4, false, F32),
     ];
+    let prompts = [(128, 1, false, F32), (40, 4, false, BF16)];
     let target = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
-    sources
-        .into_iter()
-        .map(|(head_dim, group, has_norm, dtype, pass)| attention_source(card, &target, [head_dim, group], has_norm, dtype, pass))
-        .collect()
+    let source = |pass| move |(head_dim, group, has_norm, dtype)| attention_source(card, &target, [head_dim, group], has_norm, dtype, pass);
+    steps.into_iter().map(source(AttentionPass::Step)).chain(prompts.into_iter().map(source(AttentionPass::Prompt))).collect()
+}
+
+/// Returns the sources of attention of prompts on tensor cores.
+fn flash_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
+    let named =
+        |(head_dim, dtype)| Ok((format!("flash attention of {head_dim} in {dtype}"), flash::source(head_dim, dtype, card.capability)?));
+    [(64, F16), (80, BF16), (96, F16), (128, F16), (128, BF16), (256, F16)].into_iter().map(named).collect()
 }
 
 fn attention_source(

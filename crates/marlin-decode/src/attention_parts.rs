@@ -11,6 +11,4 @@ pub struct AttentionParts {
     pub norms: Option<([Tensor<1>; 2], f64)>,
     /// Length of the sliding window in positions, if the model has one.
     pub window: Option<usize>,
-    /// True if several rows may be of one sequence, as those of prompts are.
-    pub is_prompt: bool,
 }

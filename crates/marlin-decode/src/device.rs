@@ -16,6 +16,17 @@ pub fn takes_prompts(device: &Device, dtype: FloatDType) -> bool {
     activation_dtype(DType::from(dtype)).is_some_and(|dtype| runs_kernels(device, dtype))
 }
 
+/// Returns true if a device attends to prompts of any length on tensor cores ([`flash`](crate::kernels::flash)), in activations of a dtype and with heads of
+/// `head_dim` features. Where it only [`takes_prompts`], every row reads the positions before it by itself.
+#[cfg_attr(not(feature = "cubecl-runtime"), allow(unused_variables, reason = "only CubeCL's runtimes run kernels"))]
+pub fn has_flash_attention(device: &Device, dtype: FloatDType, head_dim: usize) -> bool {
+    #[cfg(feature = "cubecl-runtime")]
+    if let (Some(dtype), Some(client)) = (activation_dtype(DType::from(dtype)), crate::ops::cube::client(device)) {
+        return runs_kernels(device, dtype) && crate::kernels::flash::takes(&client, dtype, head_dim);
+    }
+    false
+}
+
 /// As [`has_kernels`], for activations of a dtype.
 #[cfg_attr(not(feature = "cubecl-runtime"), allow(unused_variables, reason = "only CubeCL's runtimes run kernels"))]
 fn runs_kernels(device: &Device, dtype: ActivationDtype) -> bool {

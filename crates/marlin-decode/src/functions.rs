@@ -112,8 +112,8 @@ pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
 /// The attention of a step, [rows, heads * head_dim]: normalises queries and keys of `qkv` [rows, (heads + 2 * kv_heads) * head_dim], rotates them by
 /// each row's position, writes keys and values to the cache, and attends to the positions of each row's slot up to its own.
 ///
-/// `tickets` are zeros [rows, heads] ([`words`](crate::words)) and are zero again after the call. The output of skipped rows is undefined. Two rows
-/// may have the same slot only if the parts say that they are of prompts, which not every device takes ([`takes_prompts`](crate::takes_prompts)).
+/// `tickets` are zeros [rows, heads] ([`words`](crate::words)) and are zero again after the call. The output of skipped rows is undefined. No two rows
+/// may have the same slot.
 ///
 /// # Panics
 /// Panics if the shapes do not match.
@@ -122,6 +122,34 @@ pub fn attention(
     rows: &Tensor<2, Int>,
     cache: LayerCache<'_>,
     tickets: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    attend(AttentionPass::Step, qkv, rows, cache, tickets, parts)
+}
+
+/// As [`attention`], of the tokens of prompts: rows of one slot follow each other by position.
+///
+/// `tiles` are the tiles of the rows ([`tiles`](crate::tiles)).
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn prompt_attention(
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    tiles: &Tensor<2, Int>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
+    attend(AttentionPass::Prompt, qkv, rows, cache, tiles, parts)
+}
+
+/// The attention of a pass. `words` are the tickets of a step, or the tiles of prompts.
+fn attend(
+    pass: AttentionPass,
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    words: &Tensor<2, Int>,
     parts: &AttentionParts,
 ) -> Tensor<2> {
     let [count, columns] = qkv.dims();
@@ -145,7 +173,7 @@ pub fn attention(
         window: parts.window,
         norm_epsilon: parts.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
         dtype: activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32),
-        pass: if parts.is_prompt { AttentionPass::PromptRead } else { AttentionPass::Step },
+        pass,
     };
     if !takes(&qkv) || shape.check().is_err() {
         return portable::attention(qkv, rows, cache, parts);
@@ -160,7 +188,7 @@ pub fn attention(
         sin.clone().into_dispatch(),
         norm(0),
         norm(1),
-        tickets.clone().into_dispatch(),
+        words.clone().into_dispatch(),
         shape,
     );
     (*cache.keys, *cache.values) = (Tensor::from_dispatch(keys), Tensor::from_dispatch(values));
@@ -192,6 +220,20 @@ pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2,
     let (written, marked) =
         Dispatch::decode_sample(logits.into_dispatch(), taken(rows).into_dispatch(), taken(seen).into_dispatch(), max_len);
     (*rows, *seen) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
+}
+
+/// The log-likelihoods log(softmax(logits)\[token\]), f32 `[rows]`, of `tokens` `[rows]`, in i32, under logits [rows, vocab]: 0 for negative tokens, NaN for tokens
+/// outside the vocabulary.
+///
+/// # Panics
+/// Panics if the shapes do not match.
+pub fn log_likelihoods(logits: Tensor<2>, tokens: Tensor<1, Int>) -> Tensor<1> {
+    let ([rows, vocab], [count]) = (logits.dims(), tokens.dims());
+    assert!(rows == count, "{count} tokens under {rows} rows of logits");
+    if !takes(&logits) {
+        return portable::log_likelihoods(logits, tokens, vocab);
+    }
+    Tensor::from_dispatch(Dispatch::decode_log_likelihoods(logits.into_dispatch(), tokens.into_dispatch()))
 }
 
 /// Returns true if the logits' device, which has the parts of a step, can sample from a vocabulary of this size.

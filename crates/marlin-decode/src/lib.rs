@@ -30,9 +30,12 @@ mod rows;
 mod seed;
 
 pub use attention_parts::AttentionParts;
-pub use device::{has_kernels, takes_prompts};
+pub use device::{has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
-pub use functions::{add_rms_norm, attention, embed, head, matmul, norm_linear, rms_norm, sample, silu_mul};
+pub use functions::{
+    add_rms_norm, attention, embed, head, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,
+};
+pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::bitmap;
 pub use kernels::{Row, RowState};
 pub use kv::{LayerCache, cache, write_cache};

@@ -75,6 +75,15 @@ pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
     Tensor::cat(outputs.collect(), 0)
 }
 
+/// As [`log_likelihoods`](crate::log_likelihoods), in Burn's own operations.
+pub(crate) fn log_likelihoods(logits: Tensor<2>, tokens: Tensor<1, Int>, vocab: usize) -> Tensor<1> {
+    let rows = logits.dims()[0];
+    let likelihoods = activation::log_softmax(logits.cast(FloatDType::F32), 1);
+    let (none, outside) = (tokens.clone().lower_elem(0), tokens.clone().greater_equal_elem(vocab as i64));
+    let chosen = likelihoods.gather(1, tokens.clamp(0, vocab as i64 - 1).reshape([rows, 1])).reshape([rows]);
+    chosen.mask_fill(none, 0.0).mask_fill(outside, f32::NAN)
+}
+
 /// Rotary position embedding (arXiv 2104.09864) of `x` [batch, heads, seq, head_dim]: rotates features `i` and `i + half` of a head, as a pair, by
 /// the angle whose cosine and sine are at `i` of `cos` and `sin` [1, 1, seq, half], in the dtype of `x`. Features from `2 * half` on are not
 /// changed.

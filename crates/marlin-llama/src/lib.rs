@@ -31,7 +31,7 @@ mod tokens;
 pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
 };
-pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, PREFILL_CHUNK, SequenceOptions, StopReason};
+pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
 pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};

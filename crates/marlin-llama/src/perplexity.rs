@@ -1,10 +1,13 @@
 //! Perplexity of texts.
 
-use burn::tensor::{FloatDType, Tensor, activation};
+use std::fmt::Display;
+
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, activation};
+use marlin_decode::{self as decode, Row, RowState};
 
 use crate::folder::Llama;
 use crate::tokens::token_tensor;
-use crate::{LlamaError, LlamaModel};
+use crate::{KvCache, LlamaError, LlamaModel};
 
 /// The perplexity of a text.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,13 +70,18 @@ pub fn perplexity(
     }
 
     // Whole windows in batches, then what is left over.
-    let batch = (BATCH_ELEMENTS / window / vocab_size.max(model.config().num_attention_heads * window)).max(1);
+    let is_flash = decode::has_flash_attention(&model.device(), model.dtype(), model.config().head_dim);
+    let batch = match is_flash {
+        true => pass_rows(vocab_size) / window,
+        false => BATCH_ELEMENTS / window / vocab_size.max(model.config().num_attention_heads * window),
+    }
+    .max(1);
     let (whole, rest) = tokens.split_at(tokens.len() / window * window);
     let batches = whole.chunks(batch * window).map(|tokens| (tokens, window)).chain((rest.len() > 1).then_some((rest, rest.len())));
     let total = whole.len() / window + usize::from(rest.len() > 1);
     let (mut sum, mut predicted, mut windows, mut position) = (0.0, 0, 0, 0);
     for (tokens, seq) in batches {
-        let likelihoods = log_likelihoods(model, tokens, seq)?;
+        let likelihoods = if is_flash { row_likelihoods(model, tokens, seq) } else { log_likelihoods(model, tokens, seq) }?;
         if let Some((index, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) {
             let position = position + index / (seq - 1) * seq + index % (seq - 1) + 1;
             return Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() });
@@ -88,6 +96,38 @@ pub fn perplexity(
     Ok(Perplexity { perplexity: nll.exp(), nll, tokens: predicted })
 }
 
+/// Most rows of a pass over rows: enough for the speed of a long prompt, few enough that their logits fit.
+fn pass_rows(vocab_size: usize) -> usize {
+    (BATCH_ELEMENTS / vocab_size).clamp(128, 4096)
+}
+
+/// As [`log_likelihoods`], with all tokens of a pass as rows, as those of prompts in a decoder.
+fn row_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec<f32>, LlamaError> {
+    let (slots, device) = (tokens.len() / seq, model.device());
+    let mut cache = KvCache::new(model.config(), slots, seq, model.dtype(), &device);
+    let mut likelihoods = Vec::with_capacity(tokens.len());
+    let size = pass_rows(model.config().vocab_size);
+    for (pass, part) in tokens.chunks(size).enumerate() {
+        let first = pass * size;
+        let (mut rows, mut next) = (Vec::with_capacity(part.len()), Vec::with_capacity(part.len()));
+        for (index, &token) in (first..).zip(part) {
+            let (slot, position) = (index / seq, index % seq);
+            rows.push(Row { token, state: RowState::At(position as u32), slot: slot as u32, ..Row::IDLE });
+            // The last token of a window predicts none.
+            next.push(if position + 1 < seq { tokens[index + 1] as i32 } else { -1 });
+        }
+        let next = Tensor::<1, Int>::from_data(TensorData::new(next, [part.len()]), (&device, DType::I32));
+        let found = decode::log_likelihoods(model.row_logits(&rows, slots, &mut cache), next);
+        let found = found.try_into_vec_as::<f32>().map_err(unread)?;
+        likelihoods.extend(rows.iter().zip(found).filter(|(row, _)| row.state != RowState::At(seq as u32 - 1)).map(|(_, found)| found));
+    }
+    Ok(likelihoods)
+}
+
+fn unread(error: impl Display) -> LlamaError {
+    LlamaError::Read { tensor: "log-likelihoods".into(), reason: error.to_string() }
+}
+
 /// The log-likelihoods of all tokens but each window's first, [windows * (seq - 1)].
 fn log_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec<f32>, LlamaError> {
     let (batch, vocab) = (tokens.len() / seq, model.config().vocab_size);
@@ -95,5 +135,5 @@ fn log_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec
     let logits = model.forward_full(tokens.clone()).slice([0..batch, 0..seq - 1, 0..vocab]);
     let targets = tokens.slice([0..batch, 1..seq]).reshape([batch, seq - 1, 1]);
     let likelihoods: Tensor<3> = activation::log_softmax(logits.cast(FloatDType::F32), 2).gather(2, targets);
-    likelihoods.try_into_vec_as::<f32>().map_err(|error| LlamaError::Read { tensor: "log-likelihoods".into(), reason: error.to_string() })
+    likelihoods.try_into_vec_as::<f32>().map_err(unread)
 }

@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 /// Operands on the host, every value exact in its dtype.
+#[derive(Clone)]
 pub(super) struct Operands {
     pub(super) rows: Vec<Row>,
     pub(super) qkv: Vec<f32>,
@@ -20,14 +21,14 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots. The cache is NaN from each row's position on.
+    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots, of which idle rows may have one twice. The cache is NaN from each row's position on.
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut slots: Vec<usize> = (0..shape.slots).collect();
         for i in (1..slots.len()).rev() {
             slots.swap(i, rng.random_range(0..=i));
         }
-        let rows = (0..shape.rows).map(|row| row_at(positions[row % positions.len()], slots[row])).collect::<Vec<_>>();
+        let rows = (0..shape.rows).map(|row| row_at(positions[row % positions.len()], slots[row % slots.len()])).collect::<Vec<_>>();
         let mut random = |count: usize, size: f32| rounded((0..count).map(|_| rng.random_range(-size..size)).collect(), shape.dtype);
         let mut operands = Self {
             qkv: random(shape.rows * shape.qkv_columns(), 2.5),

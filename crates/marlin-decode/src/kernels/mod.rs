@@ -1,4 +1,4 @@
-//! The kernels of a decode step outside its matmuls. A step computes one token of each of several sequences.
+//! The kernels of a decode step, and of prompts, outside the matmuls. A step computes one token of each of several sequences.
 //!
 //! A step is recorded once as a graph and replayed while sequences grow. So grids, buffers and scalars are fixed, and everything that changes from
 //! step to step is in device memory: a [`Row`] per sequence.
@@ -8,8 +8,11 @@ mod cache;
 #[cfg(feature = "inspect")]
 mod digest;
 mod embed;
+pub mod flash;
 mod glu;
+mod likelihood;
 mod norm;
+mod rope_cache;
 mod row;
 pub mod sample;
 mod shape;
@@ -21,7 +24,9 @@ pub use cache::{CacheShape, write_cache};
 pub use digest::digest;
 pub use embed::{EmbedArgs, embed};
 pub use glu::{SiluMulArgs, silu_mul};
+pub use likelihood::{LikelihoodArgs, log_likelihoods};
 pub use norm::{RmsNormArgs, rms_norm};
+pub use rope_cache::{RopeCacheArgs, rope_cache};
 pub use row::{Row, RowState};
 pub use shape::{RowsShape, lacks};
 #[cfg(feature = "inspect")]

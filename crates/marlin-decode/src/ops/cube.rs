@@ -2,8 +2,9 @@
 
 use super::DecodeBackend;
 use crate::kernels::attention::{self, AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
+use crate::kernels::flash::{self, FlashArgs};
 use crate::kernels::sample::{self, SampleArgs, SampleShape};
-use crate::kernels::{self, CacheShape, EmbedArgs, RmsNormArgs, RowsShape, SiluMulArgs};
+use crate::kernels::{self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RopeCacheArgs, RowsShape, SiluMulArgs};
 use burn::backend::DispatchDevice;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
@@ -126,32 +127,24 @@ impl DecodeBackend for CubeBackend {
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
         k_norm: OptionalFloat<Self>,
-        tickets: IntTensor<Self>,
+        words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let client = qkv.client.clone();
-        let plan = launched(AttentionPlan::new(&shape, &AttentionTarget::of(&client)));
-        let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
-        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
-        let (q_norm, k_norm) = (q_norm.into_option(), k_norm.into_option());
-        let args = || AttentionArgs {
-            qkv: buffer(qkv.clone()),
-            state: buffer(rows.clone()),
-            keys: in_place(&keys),
-            values: in_place(&values),
-            cos: buffer(cos.clone()),
-            sin: buffer(sin.clone()),
-            q_norm: q_norm.clone().map(buffer),
-            k_norm: k_norm.clone().map(buffer),
-            out: buffer(out.clone()),
-            partials: buffer(partials.clone()),
-            tickets: in_place(&tickets),
+        let operands = AttentionTensors { qkv, rows, keys, values, cos, sin, norms: [q_norm, k_norm].map(OptionalFloat::into_option) };
+        let out = match shape.pass {
+            AttentionPass::Step => operands.step(words, &shape),
+            AttentionPass::Prompt => operands.prompt(words, &shape),
         };
-        if shape.pass == AttentionPass::PromptRead {
-            launched(attention::attention(&client, &AttentionShape { pass: AttentionPass::PromptWrite, ..shape }, args()));
-        }
-        launched(attention::attention(&client, &shape, args()));
-        (out, keys, values)
+        (launched(out), operands.keys, operands.values)
+    }
+
+    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+        let logits = into_contiguous(logits);
+        let (client, shape) = (logits.client.clone(), rows_shape(&logits));
+        let out = empty(&logits, Shape::new([shape.rows]), DType::F32);
+        let args = LikelihoodArgs { logits: buffer(logits), tokens: buffer(tokens), out: buffer(out.clone()) };
+        launched(kernels::log_likelihoods(&client, &shape, args));
+        out
     }
 
     fn decode_sample(
@@ -167,6 +160,82 @@ impl DecodeBackend for CubeBackend {
         let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
         launched(sample::sample(&client, &shape, args));
         (rows, seen)
+    }
+}
+
+/// The operands of an attention.
+struct AttentionTensors {
+    qkv: CubeTensor,
+    rows: CubeTensor,
+    keys: CubeTensor,
+    values: CubeTensor,
+    cos: CubeTensor,
+    sin: CubeTensor,
+    /// Of queries, and of keys.
+    norms: [Option<CubeTensor>; 2],
+}
+
+impl AttentionTensors {
+    /// Returns the attention of a step.
+    fn step(&self, tickets: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
+        self.attend(self.qkv.clone(), tickets, shape)
+    }
+
+    /// Returns the attention of prompts: on tensor cores where the device has them, else row by row.
+    fn prompt(&self, tiles: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
+        let client = &self.qkv.client;
+        let queries = empty(&self.qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), self.qkv.dtype);
+        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
+        let args = RopeCacheArgs {
+            qkv: buffer(self.qkv.clone()),
+            state: buffer(self.rows.clone()),
+            cos: buffer(self.cos.clone()),
+            sin: buffer(self.sin.clone()),
+            q_norm,
+            k_norm,
+            queries: buffer(queries.clone()),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+        };
+        kernels::rope_cache(client, shape, args)?;
+        if !flash::takes(client, shape.dtype, shape.head_dim) {
+            // Rows of prompts take no tickets.
+            return self.attend(queries, tiles, shape);
+        }
+        let out = empty(&queries, queries.shape(), queries.dtype);
+        let args = FlashArgs {
+            queries: buffer(queries),
+            state: buffer(self.rows.clone()),
+            tiles: buffer(tiles),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+            out: buffer(out.clone()),
+        };
+        flash::flash(client, shape, args)?;
+        Ok(out)
+    }
+
+    fn attend(&self, qkv: CubeTensor, tickets: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
+        let client = self.qkv.client.clone();
+        let plan = AttentionPlan::new(shape, &AttentionTarget::of(&client))?;
+        let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
+        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
+        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
+        let args = AttentionArgs {
+            qkv: buffer(qkv),
+            state: buffer(self.rows.clone()),
+            keys: in_place(&self.keys),
+            values: in_place(&self.values),
+            cos: buffer(self.cos.clone()),
+            sin: buffer(self.sin.clone()),
+            q_norm,
+            k_norm,
+            out: buffer(out.clone()),
+            partials: buffer(partials),
+            tickets: in_place(&tickets),
+        };
+        attention::attention(&client, shape, args)?;
+        Ok(out)
     }
 }
 

@@ -105,11 +105,19 @@ impl DecodeBackend for Flex {
         sin: FloatTensor<Self>,
         q_norm: OptionalFloat<Self>,
         k_norm: OptionalFloat<Self>,
-        _tickets: IntTensor<Self>,
+        _words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let norms = q_norm.into_option().zip(k_norm.into_option());
         with_type!(qkv.dtype(), attention(qkv, rows, keys, values, [cos, sin], norms, shape))
+    }
+
+    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+        let (rows, vocab) = (logits.shape()[0], logits.shape()[1]);
+        let (logits, tokens) = (logits.to_contiguous(), tokens.to_contiguous());
+        let (logits, tokens) = (to_f32(&logits), tokens.storage::<i32>());
+        let likelihoods = logits.chunks(vocab).zip(tokens).map(|(logits, &token)| log_likelihood(logits, token)).collect();
+        tensor::<f32>(likelihoods, Shape::new([rows]))
     }
 
     fn decode_sample(
@@ -130,6 +138,16 @@ impl DecodeBackend for Flex {
         }
         (rows, seen)
     }
+}
+
+/// As [`log_likelihoods`](crate::kernels::log_likelihoods()), of one row.
+fn log_likelihood(logits: &[f32], token: i32) -> f32 {
+    if token < 0 {
+        return 0.0;
+    }
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = logits.iter().map(|logit| (logit - best).exp()).sum();
+    logits.get(token as usize).map_or(f32::NAN, |logit| logit - best - sum.ln())
 }
 
 /// Returns a contiguous tensor that starts at the beginning of its memory; a copy if `tensor` is not one.

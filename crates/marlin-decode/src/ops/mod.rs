@@ -9,7 +9,7 @@ use crate::kernels::attention::AttentionShape;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use burn_marlin::backend::{OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape};
 use marlin_format::WeightDescriptor;
 
@@ -73,7 +73,8 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = |state: &TensorSpec, _: &usize, _: &Vec<i32>| state.clone())]
     fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self>;
 
-    /// The attention of a step; returns the output, the keys and the values.
+    /// The attention of a step or of prompts, by the shape's pass; returns the output, the keys and the values. `words` are the tickets of a step, or the tiles
+    /// of prompts.
     #[fusion(meta = attention_spec)]
     #[allow(clippy::too_many_arguments, reason = "attention has this many operands")]
     fn decode_attention(
@@ -85,9 +86,13 @@ pub trait DecodeBackend: Backend {
         sin: FloatTensor<Self>,
         #[extension_type] q_norm: OptionalFloat<Self>,
         #[extension_type] k_norm: OptionalFloat<Self>,
-        tickets: IntTensor<Self>,
+        words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The log-likelihood of a token under each row of logits; f32.
+    #[fusion(meta = |logits: &TensorSpec, _: &TensorSpec| TensorSpec::new(Shape::new([logits.shape[0]]), DType::F32))]
+    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// Chooses the next token of each row; returns the rows, and the bitmaps of the tokens in each slot's sequence.
     #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, seen: &TensorSpec, _: &usize| (rows.clone(), seen.clone()))]
@@ -133,7 +138,7 @@ fn attention_spec(
     _sin: &TensorSpec,
     _q_norm: &OptionalFloatMetadata,
     _k_norm: &OptionalFloatMetadata,
-    _tickets: &TensorSpec,
+    _words: &TensorSpec,
     shape: &AttentionShape,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
     let out = TensorSpec::new(Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);

@@ -60,15 +60,24 @@ pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `cvt.rn.bf16x2`: a pair of bf16, the first argument in its lower half.
+/// `cvt.rn.f16x2` or (`bf16`) `cvt.rn.bf16x2`: a pair of halves, the first argument in the lower one.
 #[cube]
-pub fn cvt_bf16x2(low: f32, high: f32) -> u32 {
+pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     let d: u32;
     gpu_asm!(
-        "cvt.rn.bf16x2.f32 {d}, {h}, {l};",
+        "cvt.rn.{t}.f32 {d}, {h}, {l};",
+        t = const comptime!(if bf16 { "bf16x2" } else { "f16x2" }),
         d = out(_) d, h = in(_) read::<f32>(high), l = in(_) read::<f32>(low), options(pure, nomem)
     );
     read::<u32>(d)
+}
+
+/// `ex2.approx`: 2 to the power of a value, to a relative error of 2^-22 ("Floating Point Instructions: ex2").
+#[cube]
+pub fn ex2_approx(value: f32) -> f32 {
+    let d: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {d}, {v};", d = out(_) d, v = in(_) read::<f32>(value), options(pure, nomem));
+    read::<f32>(d)
 }
 
 /// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.

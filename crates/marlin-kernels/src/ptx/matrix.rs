@@ -14,6 +14,17 @@ pub fn ldmatrix_x4(address: u32) -> U4 {
     read::<U4>(value)
 }
 
+/// As [`ldmatrix_x4()`], each matrix transposed.
+#[cube]
+pub fn ldmatrix_x4_trans(address: u32) -> U4 {
+    let value: U4;
+    gpu_asm!(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {v}, [{a}];",
+        v = out(_) value, a = in(_) read::<u32>(address), options(readonly)
+    );
+    read::<U4>(value)
+}
+
 /// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators, of f16 or (`bf16`) bf16 fragments: A stores two of every four columns, B has 32 rows
 /// ("Warp-level matrix instructions for sparse mma"). The `metadata` of every four lanes are those of the first two (`selector` 0) or the last two (1).
 #[cube]

@@ -41,6 +41,23 @@ pub fn st_global_16(address: u64, value: F4) {
     gpu_asm!("st.global.v4.f32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<F4>(value));
 }
 
+/// `ld.shared` of 2 bytes of shared memory, in the lower half of a register.
+#[cube]
+pub fn ld_shared_2(address: u32) -> u32 {
+    let value: u32;
+    gpu_asm!(
+        "{{ .reg .b16 t; ld.shared.b16 t, [{a}]; cvt.u32.u16 {v}, t; }}",
+        v = out(_) value, a = in(_) read::<u32>(address), options(readonly)
+    );
+    read::<u32>(value)
+}
+
+/// `st.global`: 4 bytes to global memory.
+#[cube]
+pub fn st_global_4(address: u64, value: u32) {
+    gpu_asm!("st.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
+}
+
 /// `ld.acquire.gpu`: what was written before the value was released is seen.
 #[cube]
 pub fn ld_acquire(address: u64) -> u32 {

@@ -99,3 +99,15 @@ pub fn wgmma_commit_group() {
 pub fn wgmma_wait_group(#[comptime] pending: usize) {
     gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);
 }
+
+/// `setmaxnreg.dec`: the warpgroup's threads keep `registers`, and give the others back ("Miscellaneous Instructions: setmaxnreg").
+#[cube]
+pub fn setmaxnreg_dec(#[comptime] registers: usize) {
+    gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {n};", n = const registers);
+}
+
+/// `setmaxnreg.inc`: the warpgroup's threads have `registers`, once others have given back as many as that takes.
+#[cube]
+pub fn setmaxnreg_inc(#[comptime] registers: usize) {
+    gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {n};", n = const registers);
+}

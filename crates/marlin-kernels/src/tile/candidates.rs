@@ -6,7 +6,7 @@ use marlin_format::{Bits, GroupSize, Sparsity};
 /// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const NIBBLE_TILES: [(Tile, u32); 30] = [
+const NIBBLE_TILES: [(Tile, u32); 32] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -25,6 +25,8 @@ const NIBBLE_TILES: [(Tile, u32); 30] = [
     (wgmma(4, 4, 2), 92),
     (wgmma(8, 4, 1), 120),
     (wgmma(8, 4, 2), 144),
+    (wgmma(16, 4, 2), 215),
+    (wgmma(16, 8, 1), 205),
     (sparse(1, 1, 8), 98),
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),

@@ -25,7 +25,8 @@ pub(crate) const REDUCE_PADDING: usize = 4;
 /// The division of a block's work, known when the kernel is compiled.
 ///
 /// A block computes a tile of `8 * batch_tiles` rows of activations by `64 * warps_n` columns, in steps of `64 * warps_k` stored rows of K. Warps
-/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 stored rows of K `w / warps_n` of each step.
+/// differ in columns first: warp `w` has the 64 columns `w % warps_n` and the 64 stored rows of K `w / warps_n` of each step. With 128 rows of activations
+/// a warp has registers for the sums of 32 columns, half a chunk: see [`sub_tiles`](Self::sub_tiles).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tile {
     /// The number of n8 tiles, of 8 rows of activations each: 1, or an even number.
@@ -79,7 +80,22 @@ impl Tile {
 
     /// Columns of a tile.
     pub const fn columns(&self) -> usize {
-        CHUNK_N * self.warps_n
+        16 * self.sub_tiles() * self.warps_n
+    }
+
+    /// Sub-tiles of 16 columns that a warp multiplies: the four of a chunk, or two of them.
+    pub const fn sub_tiles(&self) -> usize {
+        if self.batch_tiles > 8 { 2 } else { 4 }
+    }
+
+    /// Chunks side by side along N.
+    pub const fn chunks_n(&self) -> usize {
+        self.columns() / CHUNK_N
+    }
+
+    /// Chunks of a step.
+    pub const fn chunks(&self) -> usize {
+        self.chunks_n() * self.warps_k
     }
 
     /// Rows of K in a chunk: those that are stored, or twice as many.
@@ -100,6 +116,12 @@ impl Tile {
     /// Warps of a block that multiply.
     pub const fn warps(&self) -> usize {
         self.warps_n * self.warps_k
+    }
+
+    /// Returns true if whole tiles are visited in waves, one for each block at a time, and only what does not fill a wave is divided into stripes. For few rows
+    /// of activations the tiles are few.
+    pub const fn has_waves(&self) -> bool {
+        self.batch_tiles > 8
     }
 
     /// Returns true if warpgroups multiply (`wgmma`).
@@ -149,9 +171,14 @@ impl Config {
     /// Returns true if a dedicated warp copies, and all others multiply.
     ///
     /// Each quarter of a multiprocessor has its own registers: with one warp more it has three for 168 registers a thread, or four for 128.
-    /// If the sums would not fit, the warps that multiply do the copies between them.
+    /// If the sums would not fit, the warps that multiply do the copies between them; or a warpgroup of producers gives its registers to theirs.
     pub fn has_producer(&self) -> bool {
-        self.tile.is_wgmma() && self.tile.batch_tiles * self.tile.warps() <= 32
+        self.tile.is_wgmma() && (self.tile.batch_tiles * self.tile.warps() <= 32 || self.moves_registers())
+    }
+
+    /// Returns true if a warpgroup copies, one of its warps in fact, whose registers go to the two that multiply (`setmaxnreg`).
+    pub fn moves_registers(&self) -> bool {
+        self.tile.is_wgmma() && self.tile.batch_tiles > 8
     }
 
     /// Dtype of activations, scales, bias and output.
@@ -161,7 +188,12 @@ impl Config {
 
     /// Threads of a block.
     pub fn block_threads(&self) -> usize {
-        self.tile.threads() + if self.has_producer() { 32 } else { 0 }
+        let producers = match self.has_producer() {
+            true if self.moves_registers() => 128,
+            true => 32,
+            false => 0,
+        };
+        self.tile.threads() + producers
     }
 
     /// Tiles of words, one below the other, that a step of a chunk reads: a tile of 8 bits has 8 stored rows.
@@ -226,22 +258,22 @@ impl Config {
 
     /// The offset of the metadata in a stage.
     pub(crate) const fn metadata_offset(&self) -> usize {
-        self.tile.warps() * self.word_rows() * TILE_BYTES
+        self.tile.chunks() * self.word_rows() * TILE_BYTES
     }
 
     /// The offset of the scales in a stage.
     pub(crate) const fn scales_offset(&self) -> usize {
-        self.metadata_offset() + self.tile.warps() * self.tile.metadata_rows() * TILE_BYTES
+        self.metadata_offset() + self.tile.chunks() * self.tile.metadata_rows() * TILE_BYTES
     }
 
-    /// Bytes of a warp's scales in a stage: 64 columns in 2 bytes for each group.
+    /// Bytes of a chunk's scales in a stage: 64 columns in 2 bytes for each group.
     pub(crate) fn scales_bytes(&self) -> usize {
         if self.grouped() { self.groups_in_chunk() * CHUNK_N * 2 } else { 0 }
     }
 
     /// The offset of the zero points in a stage.
     pub(crate) fn zeros_offset(&self) -> usize {
-        self.scales_offset() + self.tile.warps() * self.scales_bytes()
+        self.scales_offset() + self.tile.chunks() * self.scales_bytes()
     }
 
     /// Bytes of the zero points of 64 columns in a group.
@@ -249,7 +281,7 @@ impl Config {
         CHUNK_N / self.bits.per_word() * 4
     }
 
-    /// Bytes of a warp's zero points in a stage.
+    /// Bytes of a chunk's zero points in a stage.
     pub(crate) fn zeros_bytes(&self) -> usize {
         if self.zero_points { self.groups_in_chunk() * self.group_zeros_bytes() } else { 0 }
     }
@@ -261,7 +293,7 @@ impl Config {
 
     /// The offset of the activations in a stage.
     pub(crate) fn activations_offset(&self) -> usize {
-        (self.zeros_offset() + self.tile.warps() * self.zeros_bytes()).next_multiple_of(self.alignment())
+        (self.zeros_offset() + self.tile.chunks() * self.zeros_bytes()).next_multiple_of(self.alignment())
     }
 
     /// The alignment of the addresses of activations, and of stages with them: a run of eight values for `ldmatrix`, eight rows of

@@ -61,9 +61,19 @@ impl Work {
         }
     }
 
+    /// Output tiles.
+    pub fn tiles(&self) -> usize {
+        self.columns * self.row_blocks
+    }
+
     /// Steps of all tiles.
     pub fn units(&self) -> usize {
-        self.columns * self.row_blocks * self.depth
+        self.tiles() * self.depth
+    }
+
+    /// Waves of whole tiles, one for each block: as many as leave each block a tile or more that is divided into stripes.
+    pub fn waves(&self, tile: &Tile, blocks: usize) -> usize {
+        if tile.has_waves() { (self.tiles() / blocks).saturating_sub(1) } else { 0 }
     }
 }
 
@@ -78,14 +88,14 @@ const BYTES_A_NANOSECOND: f64 = 33.0;
 /// best. Those of 8 bits are a fit to four of the shapes (M = 1 to 64): on average 0.3 %, at most 3 %.
 fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     let work = Work::new(problem, tile);
-    let warps = tile.warps() as f64;
+    let (warps, chunks) = (tile.warps() as f64, tile.chunks() as f64);
     let share = work.units() as f64 / card.multiprocessors as f64;
-    let products = share.ceil() * warps * chunk_nanoseconds(tile, problem.spec().bits);
+    let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().bits);
     let steps = match problem.spec().bits {
         Bits::Four => products,
         // Blocks of the same columns read the same bytes, from memory only once.
         Bits::Eight => {
-            let bytes = share / work.row_blocks as f64 * warps * format(problem).config(*tile).chunk_bytes() as f64;
+            let bytes = share / work.row_blocks as f64 * chunks * format(problem).config(*tile).chunk_bytes() as f64;
             products.max(bytes / BYTES_A_NANOSECOND)
         }
     } / 1000.0;
@@ -141,7 +151,7 @@ mod tests {
 
     #[test]
     fn few_rows_take_a_tile_of_few_rows() {
-        for (m, rows) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (4096, 64)] {
+        for (m, rows) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (4096, 128)] {
             let launch = plan(&problem(m, 8192, 8192, GroupSize::G128), &H200).map(|launch| launch.tile.rows());
             assert_eq!(launch, Some(rows), "M = {m}");
         }

@@ -1,12 +1,12 @@
 //! From the warps' sums to the output: added along K in shared memory, then across blocks, then scaled, biased and written.
 
-use super::config::{CHUNK_N, Config};
+use super::config::Config;
 use super::exchange;
 use super::fragment::stored_units;
 use super::lengths::Lengths;
 use super::outputs::{has_output, output, sync_consumers};
-use super::stripe::{TilePart, stripe_start};
-use crate::ptx::{F4, lane};
+use super::stripe::{TilePart, stripe_start, tile_place};
+use crate::ptx::{F4, bar_warp_sync, lane};
 use cubecl::prelude::*;
 
 /// Ends the block's part of a tile.
@@ -33,7 +33,7 @@ pub(crate) fn finish<F: Float>(
 
     let block = CUBE_POS_X;
     let tile_start = part.tile * lengths.depth;
-    let (column, row_block) = lengths.by_row_blocks.div_mod(part.tile);
+    let (column, row_block) = tile_place(part.tile, lengths, config);
     let first_column = column * columns;
     let first_row = row_block * comptime!(config.tile.rows() as u32);
     let rows = lengths.m - first_row;
@@ -76,12 +76,12 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
     let stride = comptime!(config.reduce_stride() as u32);
     let (first_unit, second_unit) = comptime!(stored_units(&config));
-    let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(CHUNK_N as u32) + lane / 4;
+    let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(16 * config.tile.sub_tiles() as u32) + lane / 4;
     #[unroll]
     for batch_tile in 0..comptime!(config.tile.batch_tiles) {
-        sync_consumers(config);
+        sync_sums(config);
         #[unroll]
-        for j in 0..4usize {
+        for j in 0..config.tile.sub_tiles() {
             let sum = sums[comptime!(j * config.tile.batch_tiles + batch_tile)];
             let at = own + comptime!(16 * j as u32);
             reduce[at as usize] = sum.extract(0usize) * first_unit;
@@ -89,7 +89,7 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
             reduce[(at + 8) as usize] = sum.extract(2usize) * second_unit;
             reduce[(at + stride + 8) as usize] = sum.extract(3usize) * second_unit;
         }
-        sync_consumers(config);
+        sync_sums(config);
         #[unroll]
         for i in 0..count {
             let mut index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);
@@ -105,6 +105,16 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
             }
             totals[comptime!(batch_tile * count + i)] = total;
         }
+    }
+}
+
+/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its outputs are those of its products.
+#[cube]
+fn sync_sums(#[comptime] config: Config) {
+    if comptime!(config.tile.warps_k == 1 && config.tile.columns() == config.tile.threads()) {
+        bar_warp_sync();
+    } else {
+        sync_consumers(config);
     }
 }
 

@@ -3,13 +3,13 @@
 use super::config::Config;
 use super::lengths::NibbleMasks;
 use crate::ptx::{
-    F4, U4, and_here, cvt_bf16x2, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_4, ld_shared_8, ld_shared_16, mul_f16x2, opaque,
-    prmt, prmt_duplicate_half, sub_f16x2,
+    F4, U4, and_here, cvt_halves, fma_bf16x2, fma_f16x2, half_to_f32, lane, ld_shared_2, ld_shared_4, ld_shared_8, ld_shared_16, mul_f16x2,
+    opaque, prmt, prmt_duplicate_half, sub_f16x2,
 };
 use cubecl::prelude::*;
 use marlin_format::{Bits, GroupSize};
 
-/// Scales and zero points of 64 columns in one group: a lane's eight columns are `groupID + 8i`.
+/// Scales and zero points of a warp's columns, 64 or 32, in one group: a lane's eight columns, or four, are `groupID + 8i`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Group {
     /// Eight scales, column `groupID + 8i` in half `i % 2` of register `i / 2`. Not read where scales are applied at the end.
@@ -24,14 +24,32 @@ pub(crate) struct Group {
 #[cube]
 pub(crate) fn load_group(scales: u32, zeros: u32, #[comptime] config: Config) -> Group {
     let group_id = lane() / 4;
-    let scales = if comptime!(config.grouped()) { ld_shared_16(scales + group_id * 16) } else { U4::new(0u32) };
+    let scales = if comptime!(config.grouped()) { lane_words(scales + group_id * 16, config) } else { U4::new(0u32) };
     if comptime!(!config.zero_points) {
         Group { scales, zeros: 0x8888_8888u32.runtime(), more_zeros: 0u32.runtime() }
     } else if comptime!(config.bits == Bits::Four) {
-        Group { scales, zeros: ld_shared_4(zeros + group_id * 4), more_zeros: 0u32.runtime() }
+        let zeros = zeros + group_id * 4;
+        let zeros = if comptime!(config.tile.sub_tiles() == 4) { ld_shared_4(zeros) } else { ld_shared_2(zeros) };
+        Group { scales, zeros, more_zeros: 0u32.runtime() }
+    } else if comptime!(config.tile.sub_tiles() == 2) {
+        Group { scales, zeros: ld_shared_4(zeros + group_id * 8), more_zeros: 0u32.runtime() }
     } else {
         let both = ld_shared_8(zeros + group_id * 8);
         Group { scales, zeros: both.extract(0usize), more_zeros: both.extract(1usize) }
+    }
+}
+
+/// Reads a lane's word of each of its warp's sub-tiles.
+#[cube]
+fn lane_words(address: u32, #[comptime] config: Config) -> U4 {
+    if comptime!(config.tile.sub_tiles() == 4) {
+        ld_shared_16(address)
+    } else {
+        let two = ld_shared_8(address);
+        let mut words = U4::new(0u32);
+        words.insert(0usize, two.extract(0usize));
+        words.insert(1usize, two.extract(1usize));
+        words
     }
 }
 
@@ -41,7 +59,7 @@ pub(crate) fn load_words(sets: &mut Array<U4>, words: u32, #[comptime] step: usi
     let tiles = comptime!(config.tiles_in_step());
     #[unroll]
     for i in 0..tiles {
-        sets[comptime!(step % 2 * tiles + i)] = ld_shared_16(words + comptime!((step * tiles + i) as u32 * row));
+        sets[comptime!(step % 2 * tiles + i)] = lane_words(words + comptime!((step * tiles + i) as u32 * row), config);
     }
 }
 
@@ -235,7 +253,7 @@ fn byte_pair(word: u32, zero: u32, #[comptime] first: usize, #[comptime] config:
         let magic = 0x4b00_0000u32.runtime();
         let low = f32::reinterpret(prmt(word, magic, comptime!(0x7440 + first))) - f32::reinterpret(zero);
         let high = f32::reinterpret(prmt(word, magic, comptime!(0x7441 + first))) - f32::reinterpret(zero);
-        cvt_bf16x2(low, high)
+        cvt_halves(low, high, true)
     } else {
         sub_f16x2(prmt(word, 0x6464_6464u32.runtime(), comptime!(0x4140 + 0x0101 * first)), zero)
     }

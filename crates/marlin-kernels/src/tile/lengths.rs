@@ -22,13 +22,21 @@ pub(crate) struct Lengths {
     pub chunks_n: u32,
     /// Rows of chunks of the weight: K / 64, rounded up.
     pub chunks_k: u32,
-    /// Divides by the blocks of rows of activations.
+    /// Blocks of rows of activations.
+    pub row_blocks: u32,
+    /// Divides by them.
     pub by_row_blocks: FastDivmod<u32>,
+    /// Output tiles along N.
+    pub columns: u32,
     /// Steps of K in a tile.
     pub depth: u32,
     /// Divides by the steps of K in a tile.
     pub by_depth: FastDivmod<u32>,
-    /// Units of work that every block has.
+    /// Output tiles that are divided into stripes, the first of all.
+    pub striped: u32,
+    /// Waves of the other tiles, of which each block has one in a wave.
+    pub waves: u32,
+    /// Units of work that every block has in its stripe.
     pub units_each: u32,
     /// Blocks that have one more.
     pub blocks_with_one_more: u32,
@@ -55,12 +63,31 @@ pub(crate) fn nibble_masks() -> NibbleMasksLaunch {
 pub(crate) fn lengths(problem: &QuantProblem, launch: &Launch) -> LengthsLaunch {
     let layout = problem.weight.tiles();
     let work = Work::new(problem, &launch.tile);
-    let (each, more) = (work.units() / launch.blocks, work.units() % launch.blocks);
+    let waves = work.waves(&launch.tile, launch.blocks);
+    let striped = work.tiles() - waves * launch.blocks;
+    let (each, more) = (striped * work.depth / launch.blocks, striped * work.depth % launch.blocks);
     let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
     let k = super::row_length(problem.k());
-    let [m, n, k, chunks_n, chunks_k, row_blocks, depth, each, more] =
-        [problem.m, problem.n(), k, chunks_n, chunks_k, work.row_blocks, work.depth, each, more].map(|length| length as u32);
-    LengthsLaunch::new(m, n, k, chunks_n, chunks_k, row_blocks, depth, depth, each, more, nibble_masks())
+    let [m, n, k, chunks_n, chunks_k, row_blocks, columns, depth, striped, waves, each, more] =
+        [problem.m, problem.n(), k, chunks_n, chunks_k, work.row_blocks, work.columns, work.depth, striped, waves, each, more]
+            .map(|length| length as u32);
+    LengthsLaunch::new(
+        m,
+        n,
+        k,
+        chunks_n,
+        chunks_k,
+        row_blocks,
+        row_blocks,
+        columns,
+        depth,
+        depth,
+        striped,
+        waves,
+        each,
+        more,
+        nibble_masks(),
+    )
 }
 
 /// The masks as a kernel without a device is compiled for.
@@ -78,9 +105,13 @@ pub(crate) fn compiled_lengths() -> LengthsCompilationArg {
         k: (),
         chunks_n: (),
         chunks_k: (),
+        row_blocks: (),
         by_row_blocks: Divmod::Fast,
+        columns: (),
         depth: (),
         by_depth: Divmod::Fast,
+        striped: (),
+        waves: (),
         units_each: (),
         blocks_with_one_more: (),
         masks: compiled_masks(),

@@ -1,12 +1,13 @@
-//! Striped partitioning (Marlin paper, section 3.4): every block gets an equal run of the work, across columns.
+//! Striped partitioning (Marlin paper, section 3.4): every block gets an equal run of the work, across columns. Of many tiles most are visited whole, in
+//! waves: then blocks that run at the same time read the same activations and weights from the second-level cache.
 
+use super::config::Config;
 use super::lengths::Lengths;
 use cubecl::prelude::*;
 
 /// The first unit of a block; that of the block past the last is the number of units.
 ///
-/// A unit is one step of K of one output tile. Tiles are numbered block of rows by block of rows within columns, and the units of a tile
-/// follow each other, so that blocks that run at the same time share weights.
+/// A unit is one step of K of one output tile. The units of a tile follow each other, tiles as [`tile_place`] numbers them.
 #[cube]
 pub(crate) fn stripe_start(lengths: &Lengths, block: u32) -> u32 {
     block * lengths.units_each + min(block, lengths.blocks_with_one_more)
@@ -41,11 +42,38 @@ impl TilePart {
         TilePart { tile, first: max(start, origin) - origin, end: end - origin }
     }
 
-    /// To the part before this one; past the start of the stripe it means nothing.
-    pub fn step_back(&mut self, lengths: &Lengths, start: u32) {
-        self.tile -= 1;
-        let origin = self.tile * lengths.depth;
-        self.first = max(start, origin) - origin;
+    /// To the part that is visited next: the one before it in the stripe, after the first of which follow the waves. Past the last it means nothing.
+    pub fn next(&mut self, lengths: &Lengths, start: u32, #[comptime] config: Config) {
         self.end = lengths.depth;
+        if comptime!(config.tile.has_waves()) && self.tile >= lengths.striped {
+            self.tile += CUBE_COUNT_X;
+        } else if comptime!(config.tile.has_waves()) && self.tile * lengths.depth <= start {
+            self.tile = lengths.striped + CUBE_POS_X;
+            self.first = 0u32.runtime();
+        } else {
+            self.tile -= 1;
+            let origin = self.tile * lengths.depth;
+            self.first = max(start, origin) - origin;
+        }
+    }
+}
+
+/// Blocks of rows that are visited together, for each column of tiles, where there are waves: a wave of an H200 has 16 columns of them.
+const ROW_BLOCKS_TOGETHER: u32 = 8;
+
+/// The number of a tile's column, and of its block of rows.
+///
+/// Tiles are numbered block of rows by block of rows within columns, so that blocks that run at the same time share weights. With waves only some blocks of
+/// rows are visited, in all columns, before the next: their activations stay in the second-level cache.
+#[cube]
+pub(crate) fn tile_place(tile: u32, lengths: &Lengths, #[comptime] config: Config) -> (u32, u32) {
+    if comptime!(config.tile.has_waves()) {
+        let band = tile / (lengths.columns * ROW_BLOCKS_TOGETHER);
+        let first = band * ROW_BLOCKS_TOGETHER;
+        let together = min(lengths.row_blocks - first, ROW_BLOCKS_TOGETHER);
+        let in_band = tile - first * lengths.columns;
+        (in_band / together, first + in_band % together)
+    } else {
+        lengths.by_row_blocks.div_mod(tile)
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Graph, Int, Tensor, capture};
 use marlin_decode::{self as decode, Row, RowState, RowsRead};
 
-use super::PREFILL_CHUNK;
 use super::scheduler::{Engine, PromptChunk};
 use crate::model::{Batch, CachePosition};
 use crate::tokens::token_tensor;
@@ -21,23 +20,56 @@ static RECORDING: RwLock<()> = RwLock::new(());
 pub(super) struct ModelEngine {
     model: Arc<LlamaModel>,
     state: Arc<Mutex<State>>,
-    /// By their work and number of rows.
-    graphs: BTreeMap<(Pass, usize), RowsGraph>,
-    /// True if prompts can be read as rows.
-    takes_prompts: bool,
+    slots: usize,
+    graphs: BTreeMap<Pass, PassGraph>,
+    prompts: PromptRows,
+    /// Most tokens of prompts in a pass, while sequences are running and while none is.
+    chunks: [usize; 2],
 }
 
-/// The last position of a prompt that is read as rows of one graph. Each row reads the keys and values before it by itself, so past it matrices are
-/// faster: of Llama 2 7B on an H200, 64 tokens take 7 ms as rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
+/// The tokens of prompts that are read as rows of one pass; others are read as matrices, prompt by prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PromptRows {
+    /// All: attention shares keys and values among a prompt's rows.
+    All,
+    /// Those up to [`LAST_ROW_POSITION`].
+    First,
+    /// Only a prompt's last token, from which the first new one is chosen.
+    Last,
+}
+
+/// The last position of a prompt that is read as rows where each row reads the keys and values before it by itself; past it matrices are faster. On an
+/// H200, Llama 2 7B, 64 tokens took 7 ms as such rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
 const LAST_ROW_POSITION: usize = 511;
+/// Most tokens of prompts in a pass while sequences are running, and while none waits, where attention runs on tensor cores. Llama 2 7B on an H200: 512 tokens take
+/// 12.6 ms, 1024 take 22, 2048 take 47.
+const FLASH_CHUNKS: [usize; 2] = [1024, 2048];
+/// The same elsewhere: enough tokens to be bound by arithmetic, few enough that the scores of a long prompt fit.
+const MATRIX_CHUNKS: [usize; 2] = [512, 512];
+/// Most tokens of prompts in a recorded pass. More take the device longer than the host needs to launch them, and a graph would hold their memory.
+const MOST_RECORDED: usize = 1024;
 
 /// The work of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
     /// A decode step.
-    Step,
-    /// Tokens of prompts.
-    Prompt,
+    Step { rows: usize },
+    /// Tokens of prompts, of which some end.
+    Prompts { rows: usize, ends: usize },
+}
+
+impl Pass {
+    /// The pass for this many tokens of prompts: their number rounded up so that few passes are recorded.
+    fn prompts(tokens: usize, ends: usize) -> Self {
+        let power = tokens.next_power_of_two();
+        let rows = match tokens {
+            // A multiple of the rows of a matmul's tile.
+            tokens if tokens > MOST_RECORDED => tokens.next_multiple_of(128),
+            tokens if power >= 4 && tokens <= power / 4 * 3 => power / 4 * 3,
+            _ => power,
+        };
+        Self::Prompts { rows, ends: if ends == 0 { 0 } else { ends.next_power_of_two() } }
+    }
 }
 
 /// The tensors that all steps read and write.
@@ -47,18 +79,17 @@ struct State {
     seen: Tensor<2, Int>,
 }
 
-/// A step, or a pass over tokens of prompts, for a number of rows.
-struct RowsGraph {
+/// A pass whose operations are recorded.
+struct PassGraph {
     batch: Arc<Mutex<Batch>>,
     graph: Graph<(), Box<dyn FnMut() + Send>>,
-    /// The rows that the device holds; none if the host does not know them.
+    /// The rows of a step that the device holds; none if the host does not know them.
     rows: Vec<Row>,
 }
 
-/// A step that was given to the device.
+/// Rows that were given to the device, whose next tokens it chooses.
 pub(super) struct ModelStep {
-    /// Rows of its graph.
-    size: usize,
+    pass: Pass,
     rows: RowsRead,
 }
 
@@ -74,8 +105,15 @@ impl ModelEngine {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);
         let seen = decode::words([slots, config.vocab_size.div_ceil(32)], &device);
-        let takes_prompts = decode::takes_prompts(&device, dtype);
-        Ok(Self { model, state: Arc::new(Mutex::new(State { cache, seen })), graphs: BTreeMap::new(), takes_prompts })
+        let prompts = if decode::has_flash_attention(&device, dtype, config.head_dim) {
+            PromptRows::All
+        } else if decode::takes_prompts(&device, dtype) {
+            PromptRows::First
+        } else {
+            PromptRows::Last
+        };
+        let chunks = if prompts == PromptRows::All { FLASH_CHUNKS } else { MATRIX_CHUNKS };
+        Ok(Self { model, state: Arc::new(Mutex::new(State { cache, seen })), slots, graphs: BTreeMap::new(), prompts, chunks })
     }
 
     /// As [`Decoder::warm_up`](super::Decoder::warm_up).
@@ -84,90 +122,131 @@ impl ModelEngine {
             return Duration::ZERO;
         }
         let start = Instant::now();
-        let tokens = vec![0; prompt_tokens.clamp(1, self.model.max_len()) - 1];
-        for (chunk, tokens) in tokens.chunks(PREFILL_CHUNK).enumerate() {
-            let position = CachePosition { slot: 0, start: chunk * PREFILL_CHUNK };
-            self.prefill(&[PromptChunk { tokens: tokens.to_vec(), position }]);
+        let tokens = vec![0; prompt_tokens.clamp(1, self.model.max_len())];
+        let size = self.chunk(false);
+        let last = tokens.len().div_ceil(size) - 1;
+        for (chunk, tokens) in tokens.chunks(size).enumerate() {
+            let position = CachePosition { slot: 0, start: chunk * size };
+            // An idle row chooses no token.
+            let end = (chunk == last).then_some(Row::IDLE);
+            self.prefill(&[PromptChunk { tokens: tokens.to_vec(), position, end }]);
         }
-        self.record(Pass::Step, 1);
+        self.record(Pass::Step { rows: 1 });
         start.elapsed()
     }
 
+    /// As [`Decoder::set_prefill_chunk`](super::Decoder::set_prefill_chunk).
+    pub(super) fn set_chunk(&mut self, tokens: usize) {
+        self.chunks[0] = tokens.clamp(1, self.chunks[1]);
+    }
+
     pub(super) fn is_captured(&self) -> bool {
-        self.graphs.iter().any(|((pass, _), graph)| *pass == Pass::Step && graph.graph.is_hardware())
+        self.graphs.iter().any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
     }
 
-    /// The graph for a number of rows, recorded the first time.
-    fn record(&mut self, pass: Pass, size: usize) -> &mut RowsGraph {
-        let (model, state) = (&self.model, &self.state);
-        self.graphs.entry((pass, size)).or_insert_with(|| {
-            let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
-            let device = model.device();
-            // Idle rows change nothing while the graph is warmed up and recorded.
-            let is_prompt = pass == Pass::Prompt;
-            let batch = Arc::new(Mutex::new(Batch::idle(size, model.config().num_attention_heads, is_prompt, &device)));
-            let (model, state, of_step) = (model.clone(), state.clone(), batch.clone());
-            let step: Box<dyn FnMut() + Send> = Box::new(move || {
-                let State { cache, seen } = &mut *lock(&state);
-                match pass {
-                    Pass::Step => model.step(&mut lock(&of_step), cache, seen),
-                    Pass::Prompt => model.prefill_rows(&lock(&of_step), cache),
-                }
-            });
-            let graph = capture(&device, step);
-            match graph.is_hardware() {
-                true => tracing::debug!(rows = size, ?pass, "recorded a graph"),
-                false => tracing::info!(rows = size, ?pass, "this device records no graphs: operations run one by one"),
-            }
-            RowsGraph { batch, graph, rows: vec![Row::IDLE; size] }
-        })
-    }
-}
-
-impl RowsGraph {
-    /// Writes the rows where the device has others.
-    fn set_rows(&self, rows: &[Row]) {
-        if self.rows != rows {
-            decode::write_rows(&mut lock(&self.batch).rows, 0, rows);
+    /// Idle rows of a pass.
+    fn batch(&self, pass: Pass) -> Batch {
+        let device = self.model.device();
+        match pass {
+            Pass::Step { rows } => Batch::step(rows, self.model.config().num_attention_heads, &device),
+            Pass::Prompts { rows, ends } => Batch::prompts(rows, ends, self.slots, &device),
         }
     }
 
-    /// Starts the graph on the rows that the device has.
+    /// The graph of a pass, recorded the first time.
+    fn record(&mut self, pass: Pass) -> &mut PassGraph {
+        if !self.graphs.contains_key(&pass) {
+            let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
+            // Idle rows change nothing while the graph is warmed up and recorded.
+            let batch = Arc::new(Mutex::new(self.batch(pass)));
+            let (model, state, of_pass) = (self.model.clone(), self.state.clone(), batch.clone());
+            let run: Box<dyn FnMut() + Send> = Box::new(move || {
+                let State { cache, seen } = &mut *lock(&state);
+                model.pass(&mut lock(&of_pass), cache, seen);
+            });
+            let graph = capture(&self.model.device(), run);
+            match graph.is_hardware() {
+                true => tracing::debug!(?pass, "recorded a graph"),
+                false => tracing::info!(?pass, "this device records no graphs: operations run one by one"),
+            }
+            let rows = if let Pass::Step { rows } = pass { vec![Row::IDLE; rows] } else { Vec::new() };
+            self.graphs.insert(pass, PassGraph { batch, graph, rows });
+        }
+        match self.graphs.get_mut(&pass) {
+            Some(graph) => graph,
+            None => unreachable!("a graph that is there or was recorded"),
+        }
+    }
+
+    /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that end.
+    fn read_rows(&mut self, mut rows: Vec<Row>, mut ends: Vec<Row>) -> Option<ModelStep> {
+        let pass = Pass::prompts(rows.len(), ends.len());
+        if let Pass::Prompts { rows: size, ends: count } = pass {
+            rows.resize(size, Row::IDLE);
+            ends.resize(count, Row::IDLE);
+        }
+        if rows.len() <= MOST_RECORDED && self.prompts != PromptRows::Last {
+            let graph = self.record(pass);
+            let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+            lock(&graph.batch).set_prompts(&rows, &ends);
+            graph.replay();
+            return Some(ModelStep { pass, rows: decode::start_reading(lock(&graph.batch).ends()?) });
+        }
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let mut batch = self.batch(pass);
+        batch.set_prompts(&rows, &ends);
+        let State { cache, seen } = &mut *lock(&self.state);
+        self.model.pass(&mut batch, cache, seen);
+        Some(ModelStep { pass, rows: decode::start_reading(batch.ends()?) })
+    }
+}
+
+impl PassGraph {
+    /// Starts a step on the rows that the device has.
+    fn step(&mut self) -> RowsRead {
+        self.replay();
+        decode::start_reading(&lock(&self.batch).rows)
+    }
+
+    /// Starts the pass on the rows that the device has.
     fn replay(&mut self) {
         // SAFETY: what the graph reads and writes are the model, the state and the batch. The graph's closure owns them or a share of them, and they keep
         // their memory: nothing else can change a shared model, and every operation on state and batch writes in place. Only this engine has state and
         // batch, which takes `&mut` to replay, and its functions are called on the stream that the graph was recorded on.
         unsafe { self.graph.replay() };
     }
-
-    /// Starts a step of the rows that the device has.
-    fn step(&mut self) -> RowsRead {
-        self.replay();
-        decode::start_reading(&lock(&self.batch).rows)
-    }
 }
 
 impl Engine for ModelEngine {
     type Step = ModelStep;
 
-    fn prefill(&mut self, chunks: &[PromptChunk]) {
-        let as_rows = |chunk: &&PromptChunk| self.takes_prompts && chunk.position.start + chunk.tokens.len() <= LAST_ROW_POSITION + 1;
-        let (short, long): (Vec<_>, Vec<_>) = chunks.iter().partition(as_rows);
-        if !short.is_empty() {
-            let size = short.iter().map(|chunk| chunk.tokens.len()).sum::<usize>().next_power_of_two();
-            let mut rows: Vec<Row> = short.into_iter().flat_map(PromptChunk::rows).collect();
-            rows.resize(size, Row::IDLE);
-            let graph = self.record(Pass::Prompt, size);
-            let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-            graph.set_rows(&rows);
-            graph.replay();
-            graph.rows = rows;
+    fn chunk(&self, is_running: bool) -> usize {
+        let [running, idle] = self.chunks;
+        if is_running { running } else { idle }
+    }
+
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<ModelStep> {
+        let (mut rows, mut ends) = (Vec::new(), Vec::new());
+        for chunk in chunks {
+            let count = chunk.tokens.len();
+            let as_rows = match self.prompts {
+                PromptRows::All => count,
+                PromptRows::First if chunk.position.start + count <= LAST_ROW_POSITION + 1 => count,
+                PromptRows::First | PromptRows::Last => usize::from(chunk.end.is_some()),
+            };
+            let (before, tokens) = chunk.tokens.split_at(count - as_rows);
+            if !before.is_empty() {
+                let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+                let before = token_tensor(before, [1, before.len()], &self.model.device());
+                self.model.prefill(before, &mut lock(&self.state).cache, chunk.position);
+            }
+            let CachePosition { slot, start } = chunk.position;
+            let first = start + count - as_rows;
+            let row = |(i, &token)| Row { token, state: RowState::At((first + i) as u32), slot: slot as u32, ..Row::IDLE };
+            rows.extend(tokens.iter().enumerate().map(row));
+            ends.extend(chunk.end.map(|end| Row { token: rows.len() as u32 - 1, ..end }));
         }
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        for PromptChunk { tokens, position } in long {
-            let tokens = token_tensor(tokens, [1, tokens.len()], &self.model.device());
-            self.model.prefill(tokens, &mut lock(&self.state).cache, *position);
-        }
+        if rows.is_empty() { None } else { self.read_rows(rows, ends) }
     }
 
     fn set_seen(&mut self, slot: usize, tokens: &[u32]) {
@@ -178,37 +257,31 @@ impl Engine for ModelEngine {
 
     fn start(&mut self, rows: &[Row]) -> ModelStep {
         let size = rows.len().next_power_of_two();
+        let pass = Pass::Step { rows: size };
         let mut rows = rows.to_vec();
         rows.resize(size, Row::IDLE);
-        let graph = self.record(Pass::Step, size);
+        let graph = self.record(pass);
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        graph.set_rows(&rows);
-        ModelStep { size, rows: graph.step() }
+        if graph.rows != rows {
+            decode::write_rows(&mut lock(&graph.batch).rows, 0, &rows);
+        }
+        ModelStep { pass, rows: graph.step() }
     }
 
     fn start_next(&mut self, count: usize) -> Option<ModelStep> {
-        let size = count.next_power_of_two();
-        let graph = self.graphs.get_mut(&(Pass::Step, size)).filter(|graph| graph.graph.is_hardware())?;
+        let pass = Pass::Step { rows: count.next_power_of_two() };
+        let graph = self.graphs.get_mut(&pass).filter(|graph| graph.graph.is_hardware())?;
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        Some(ModelStep { size, rows: graph.step() })
+        Some(ModelStep { pass, rows: graph.step() })
     }
 
     fn finish(&mut self, step: ModelStep) -> Result<Vec<Row>, LlamaError> {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let rows = step.rows.wait();
-        if let Some(graph) = self.graphs.get_mut(&(Pass::Step, step.size)) {
+        if let (Pass::Step { .. }, Some(graph)) = (step.pass, self.graphs.get_mut(&step.pass)) {
             graph.rows = rows.as_ref().map_or_else(|_| Vec::new(), Clone::clone);
         }
         Ok(rows?)
-    }
-}
-
-impl PromptChunk {
-    /// A row for each token.
-    fn rows(&self) -> impl Iterator<Item = Row> {
-        let CachePosition { slot, start } = self.position;
-        let row = move |(i, &token)| Row { token, state: RowState::At((start + i) as u32), slot: slot as u32, ..Row::IDLE };
-        self.tokens.iter().enumerate().map(row)
     }
 }
 

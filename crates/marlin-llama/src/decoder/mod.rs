@@ -15,9 +15,6 @@ use crate::{LlamaError, LlamaModel};
 
 /// Most sequences of a step.
 pub const MAX_SEQUENCES: usize = 128;
-/// The most prompt tokens that a step reads while there are sequences to decode: enough to be bound by arithmetic, few enough that the others hardly wait
-/// and the scores of a long prompt fit.
-pub const PREFILL_CHUNK: usize = 512;
 
 /// The continuation of a prompt.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,8 +96,8 @@ impl Decoder {
     ///
     /// Not warmed up:
     /// - steps of more sequences: the first step of 2, 4, 8, .. rows compiles its kernels and records its graph;
-    /// - prompts of other lengths: the first of another power of two of tokens does the same, and past 512 tokens a chunk of another length, or one that
-    ///   begins at another position, may compile and autotune again.
+    /// - prompts of other lengths: the first of another length compiles and records, too, where lengths are rounded up to 1, 2, 3, 4, 6, 8, 12, .. tokens.
+    ///   Past 512 tokens, on a device or in a dtype whose prompts are matrices, a chunk of another length may compile and autotune again.
     ///
     /// The prompt is written to the first slot, where the next sequence overwrites it. On a device that runs steps in Burn's own operations (Flex,
     /// autodiff, a runtime that lacks a feature of the kernels) this does nothing and returns zero.
@@ -110,6 +107,13 @@ impl Decoder {
     pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence has joined");
         self.stream.executes(|| self.scheduler.engine_mut().warm_up(prompt_tokens))
+    }
+
+    /// Sets the most tokens of prompts that a step reads while other sequences are running, which wait for them: fewer tokens are a shorter wait, more are read
+    /// faster. It is 1024 at first where attention runs on tensor cores, 512 elsewhere. While no sequence is running, a step reads up to 2048 or 512, and
+    /// this sets no more than that.
+    pub fn set_prefill_chunk(&mut self, tokens: usize) {
+        self.scheduler.engine_mut().set_chunk(tokens);
     }
 
     /// Queues a prompt, which the next steps read, and returns the sequence's slot at once.
@@ -143,11 +147,11 @@ impl Decoder {
 
     /// Reads queued prompts, and returns one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
-    /// Prompts are read oldest first, in chunks of up to [`PREFILL_CHUNK`] tokens. A step reads one such chunk, or several short prompts of as many tokens
+    /// Prompts are read oldest first, in chunks ([`set_prefill_chunk`](Self::set_prefill_chunk)). A step reads one chunk, or several short prompts of as many tokens
     /// together, so that the sequences that are running have a token each step. Where none is running it reads until the oldest prompt is at its end.
     ///
-    /// On a device that replays graphs the next step is already running when this one's tokens are returned. A sequence whose prompt was read
-    /// meanwhile has its first token one step later.
+    /// The pass that reads the end of a prompt also chooses its first token. On a device that replays graphs the next step is already running when this one's
+    /// tokens are returned; a sequence whose prompt was read meanwhile has its second token one step later.
     ///
     /// # Errors
     /// The device fails. A sequence whose logits are broken ends with its error in [`Decoded::end`]; the others continue.

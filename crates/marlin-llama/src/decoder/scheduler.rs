@@ -2,7 +2,7 @@
 
 use marlin_decode::{Row, RowState};
 
-use super::{Decoded, PREFILL_CHUNK, SequenceOptions, StopReason};
+use super::{Decoded, SequenceOptions, StopReason};
 use crate::LlamaError;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
@@ -12,6 +12,8 @@ pub(super) struct PromptChunk {
     pub(super) tokens: Vec<u32>,
     /// The slot, and the position of the first of them.
     pub(super) position: CachePosition,
+    /// The row of the last of them, if the prompt ends with it.
+    pub(super) end: Option<Row>,
 }
 
 /// A device with a model, as the scheduler sees it. Work that it is given runs in the order in which it is given.
@@ -19,8 +21,12 @@ pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// Runs chunks of prompts through the model, to their positions of the cache: at most [`PREFILL_CHUNK`] tokens.
-    fn prefill(&mut self, chunks: &[PromptChunk]);
+    /// The most tokens of a [`prefill`](Self::prefill), while sequences are running that wait for it, and while there are none.
+    fn chunk(&self, is_running: bool) -> usize;
+
+    /// Runs chunks of prompts through the model, to their positions of the cache, and chooses the first token of those that end: a step of their rows, in
+    /// this order. None if no prompt ends.
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<Self::Step>;
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
     fn set_seen(&mut self, slot: usize, tokens: &[u32]);
@@ -58,10 +64,10 @@ struct Started<S> {
 struct Sequence {
     /// No other sequence of this decoder has it; later ones have greater ones.
     id: u64,
-    /// The tokens of the prompt that go through the model before the first step: all but the last.
     prompt: Vec<u32>,
-    /// Tokens of `prompt` that did.
+    /// Tokens of the prompt that went through the model.
     read: usize,
+    /// The row of the next step; that of the prompt's last token before it is read.
     row: Row,
     /// Tokens that may follow.
     left: usize,
@@ -69,14 +75,14 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// True if the prompt is read to its end.
+    /// True if steps continue it: at most the last token of its prompt is not read, which is that of its row.
     fn is_running(&self) -> bool {
-        self.read == self.prompt.len()
+        self.read + 1 >= self.prompt.len()
     }
 
-    /// The tokens that are read next. Chunk boundaries do not depend on other sequences: other boundaries round differently.
-    fn chunk(&self) -> &[u32] {
-        &self.prompt[self.read..self.prompt.len().min(self.read + PREFILL_CHUNK)]
+    /// The tokens that are read next, at most `size`.
+    fn chunk(&self, size: usize) -> &[u32] {
+        &self.prompt[self.read..self.prompt.len().min(self.read + size)]
     }
 }
 
@@ -96,7 +102,7 @@ impl<E: Engine> Scheduler<E> {
     pub(super) fn join(&mut self, prompt: &[u32], options: &SequenceOptions) -> Result<usize, LlamaError> {
         options.sampling.validate()?;
         let (room, vocab_size) = (self.window, self.vocab_size);
-        let Some((&last, before)) = prompt.split_last() else { return Err(LlamaError::EmptyPrompt) };
+        let Some(&last) = prompt.last() else { return Err(LlamaError::EmptyPrompt) };
         if prompt.len() > room {
             return Err(LlamaError::PromptTooLong { tokens: prompt.len(), room });
         }
@@ -107,11 +113,11 @@ impl<E: Engine> Scheduler<E> {
             return Err(LlamaError::TooManySequences { asked: self.sequences.len() + 1, room: self.sequences.len() });
         };
         self.engine.set_seen(slot, prompt);
-        let row = options.sampling.row(last, before.len() as u32, slot as u32, options.seed);
+        let row = options.sampling.row(last, prompt.len() as u32 - 1, slot as u32, options.seed);
         self.joined += 1;
         self.sequences[slot] = Some(Sequence {
             id: self.joined,
-            prompt: before.to_vec(),
+            prompt: prompt.to_vec(),
             read: 0,
             row,
             left: options.max_new_tokens,
@@ -135,27 +141,36 @@ impl<E: Engine> Scheduler<E> {
     }
 
     pub(super) fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
-        self.read_prompts();
-        let running: Vec<(usize, u64)> = self.running().map(|(slot, sequence)| (slot, sequence.id)).collect();
+        let first = self.read_prompts();
+        let is_first = |sequence: &(usize, u64)| first.as_ref().is_some_and(|first| first.sequences.contains(sequence));
+        let running: Vec<(usize, u64)> =
+            self.running().map(|(slot, sequence)| (slot, sequence.id)).filter(|sequence| !is_first(sequence)).collect();
         let mut ahead = self.ahead.take();
         if let Some(step) = ahead.take_if(|step| !step.sequences.iter().any(|sequence| running.contains(sequence))) {
             // All of its sequences have left.
             self.engine.finish(step.step)?;
         }
-        let step = match ahead {
-            Some(step) => step,
-            None if running.is_empty() => return Ok(Vec::new()),
-            None => {
-                let rows: Vec<Row> = self.running().map(|(_, sequence)| sequence.row).collect();
-                Started { step: self.engine.start(&rows), sequences: running.clone() }
-            }
-        };
+        let is_ahead = ahead.is_some();
+        let step = ahead.or_else(|| {
+            let rows: Vec<Row> = running.iter().filter_map(|&(slot, _)| Some(self.sequences[slot].as_ref()?.row)).collect();
+            (!rows.is_empty()).then(|| Started { step: self.engine.start(&rows), sequences: running.clone() })
+        });
         // The same sequences continue, and the device has the state of all of them: it need not wait for the host.
-        if step.sequences == running && self.running().all(|(_, sequence)| sequence.left > 1) {
+        if let (Some(step), None) = (&step, &first)
+            && step.sequences == running
+            && self.running().all(|(_, sequence)| sequence.left > 1)
+        {
             self.ahead = self.engine.start_next(running.len()).map(|step| Started { sequences: running, step });
         }
-        let rows = self.engine.finish(step.step)?;
-        Ok(step.sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)).collect())
+        let mut decoded = Vec::new();
+        // In the order in which they were started.
+        let started = if is_ahead { [step, first] } else { [first, step] };
+        for Started { sequences, step } in started.into_iter().flatten() {
+            let rows = self.engine.finish(step)?;
+            decoded.extend(sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)));
+        }
+        decoded.sort_by_key(|decoded| decoded.slot);
+        Ok(decoded)
     }
 
     /// The sequences whose prompts are read, with their slots.
@@ -164,32 +179,36 @@ impl<E: Engine> Scheduler<E> {
         joined.filter(|(_, sequence)| sequence.is_running())
     }
 
-    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once while a sequence is running, otherwise until one is.
-    fn read_prompts(&mut self) {
+    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once while a sequence is running, otherwise until one is. Returns
+    /// the step of those whose first token the last pass chooses.
+    fn read_prompts(&mut self) -> Option<Started<E::Step>> {
         let is_running = self.running().next().is_some();
         loop {
-            let chunks = self.next_chunks();
+            let chunks = self.next_chunks(self.engine.chunk(is_running));
             if chunks.is_empty() {
-                return;
+                return None;
             }
-            self.engine.prefill(&chunks);
+            let step = self.engine.prefill(&chunks);
             if is_running || self.running().next().is_some() {
-                return;
+                let ended = chunks.iter().filter(|chunk| chunk.end.is_some()).map(|chunk| chunk.position.slot);
+                let sequences = ended.filter_map(|slot| Some((slot, self.sequences[slot].as_ref()?.id))).collect();
+                return step.map(|step| Started { sequences, step });
             }
         }
     }
 
-    /// Takes the chunks that are read next from their prompts.
-    fn next_chunks(&mut self) -> Vec<PromptChunk> {
-        let (mut chunks, mut room) = (Vec::new(), PREFILL_CHUNK);
+    /// Takes the chunks that are read next from their prompts, at most `size` tokens together.
+    fn next_chunks(&mut self, size: usize) -> Vec<PromptChunk> {
+        let (mut chunks, mut room) = (Vec::new(), size);
         loop {
             let joined = self.sequences.iter_mut().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)));
             let oldest = joined.filter(|(_, sequence)| !sequence.is_running()).min_by_key(|(_, sequence)| sequence.id);
-            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| sequence.chunk().len() <= room) else { return chunks };
-            let (tokens, position) = (sequence.chunk().to_vec(), CachePosition { slot, start: sequence.read });
+            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| sequence.chunk(size).len() <= room) else { return chunks };
+            let (tokens, position) = (sequence.chunk(size).to_vec(), CachePosition { slot, start: sequence.read });
             room -= tokens.len();
             sequence.read += tokens.len();
-            chunks.push(PromptChunk { tokens, position });
+            let end = (sequence.read == sequence.prompt.len()).then_some(sequence.row);
+            chunks.push(PromptChunk { tokens, position, end });
         }
     }
 

@@ -5,7 +5,7 @@ use marlin_decode::{self as decode, AttentionParts};
 use super::cache::{CachePosition, KeyValues};
 use super::prompt::Span;
 use super::rope::Rope;
-use super::step::Batch;
+use super::step::{Batch, Work};
 use super::{Projection, ProjectionGroup, RmsNorm};
 
 /// The value of masked scores. Not infinite: some shader compilers assume that infinities do not occur.
@@ -56,16 +56,19 @@ impl Attention {
         self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// Attention of the token of each row of a step, or of short prompts, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
+    /// Attention of the token of each row of a step or of prompts, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
     /// [rows, hidden].
-    pub(crate) fn forward_step(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
+    pub(crate) fn forward_rows(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
             _ => None,
         };
-        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window, is_prompt: batch.is_prompt };
+        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window };
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
-        let mixed = decode::attention(qkv, &batch.rows, cache, &batch.tickets, &parts);
+        let mixed = match &batch.work {
+            Work::Step { tickets } => decode::attention(qkv, &batch.rows, cache, tickets, &parts),
+            Work::Prompts { tiles, .. } => decode::prompt_attention(qkv, &batch.rows, cache, tiles, &parts),
+        };
         self.o_proj.forward(mixed)
     }
 

@@ -70,6 +70,11 @@ impl<const D: usize> Residual<D> {
         (out, Self::new(sum))
     }
 
+    /// The stream of other rows: `rows` takes them from the sum and from the output that is not yet in it.
+    pub(crate) fn map(self, rows: impl Fn(Tensor<D>) -> Tensor<D>) -> Self {
+        Self { sum: rows(self.sum), last: self.last.map(rows) }
+    }
+
     /// The normalised stream, [.., hidden].
     pub fn norm(self, norm: &RmsNorm) -> Tensor<D> {
         match self.last {

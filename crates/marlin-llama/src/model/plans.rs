@@ -21,7 +21,7 @@ pub struct LayerPlan {
 impl LlamaModel {
     /// The plans of all matmuls with weights in a decode step of `rows` rows, in the order in which they run.
     ///
-    /// A prompt of `rows` tokens has the same plans for its layers and runs no head: the step that takes its last token does.
+    /// `rows` tokens of prompts have the same plans for their layers; the head runs on the last tokens of prompts alone.
     pub fn plans(&self, rows: usize) -> Vec<LayerPlan> {
         let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let target = target(&self.device());

@@ -1,48 +1,114 @@
 use burn::tensor::{Device, Int, Tensor};
 use marlin_decode::{self as decode, Row};
 
-use super::{KvCache, LlamaModel, Residual};
+use super::{KvCache, LlamaModel, Projection, Residual};
 
-/// The rows of a decode step or of short prompts, and the counters of its kernels.
+/// The rows of a pass over tokens, one row each, and what its kernels need besides.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// [rows, [`Row::WORDS`]].
     pub(crate) rows: Tensor<2, Int>,
-    /// [rows, heads] of zeros.
-    pub(crate) tickets: Tensor<2, Int>,
-    /// True if several rows may be of one sequence.
-    pub(crate) is_prompt: bool,
+    pub(crate) work: Work,
+}
+
+/// The work of a pass.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a few hundred bytes a pass")]
+pub(crate) enum Work {
+    /// A decode step: one token of each sequence, after which the next is chosen.
+    Step {
+        /// Counters of attention, zeros [rows, heads].
+        tickets: Tensor<2, Int>,
+    },
+    /// Tokens of prompts.
+    Prompts {
+        /// The tiles of attention [tiles, [`TILE_WORDS`](decode::TILE_WORDS)].
+        tiles: Tensor<2, Int>,
+        /// A row [ends, [`Row::WORDS`]] for each prompt that ends in the pass, after which its first token is chosen: the word of the token is the number of
+        /// the prompt's last row. None if no prompt ends.
+        ends: Option<Tensor<2, Int>>,
+    },
 }
 
 impl Batch {
-    /// Rows that no sequence uses.
-    pub(crate) fn idle(count: usize, heads: usize, is_prompt: bool, device: &Device) -> Self {
-        let mut rows = decode::words([count, Row::WORDS], device);
-        decode::write_rows(&mut rows, 0, &vec![Row::IDLE; count]);
-        Self { rows, tickets: decode::words([count, heads], device), is_prompt }
+    /// A step of idle rows.
+    pub(crate) fn step(rows: usize, heads: usize, device: &Device) -> Self {
+        Self { rows: idle(rows, device), work: Work::Step { tickets: decode::words([rows, heads], device) } }
+    }
+
+    /// Idle rows for the tokens of prompts of up to `slots` sequences, of which `ends` end.
+    pub(crate) fn prompts(rows: usize, ends: usize, slots: usize, device: &Device) -> Self {
+        let tiles = decode::words([decode::most_tiles(rows, slots), decode::TILE_WORDS], device);
+        Self { rows: idle(rows, device), work: Work::Prompts { tiles, ends: (ends > 0).then(|| idle(ends, device)) } }
+    }
+
+    /// Writes rows of prompts, and the last rows of those that end.
+    pub(crate) fn set_prompts(&mut self, rows: &[Row], ends: &[Row]) {
+        decode::write_rows(&mut self.rows, 0, rows);
+        if let Work::Prompts { tiles, ends: of_device } = &mut self.work {
+            let count = tiles.dims()[0];
+            decode::write_words(tiles, 0, decode::tiles(rows, count));
+            if let Some(of_device) = of_device {
+                decode::write_rows(of_device, 0, ends);
+            }
+        }
+    }
+
+    /// The last rows of prompts that end, none in a step.
+    pub(crate) fn ends(&self) -> Option<&Tensor<2, Int>> {
+        match &self.work {
+            Work::Step { .. } => None,
+            Work::Prompts { ends, .. } => ends.as_ref(),
+        }
     }
 }
 
+/// Rows that no sequence uses.
+fn idle(count: usize, device: &Device) -> Tensor<2, Int> {
+    let mut rows = decode::words([count, Row::WORDS], device);
+    decode::write_rows(&mut rows, 0, &vec![Row::IDLE; count]);
+    rows
+}
+
 impl LlamaModel {
-    /// One step of decode: takes each row's token through the model, and writes the next one and its position to the row.
+    /// Takes each row's token through the model, writes its keys and values to the cache, and chooses the next token of each row of a step, or of each
+    /// prompt that ends: writes it and its position to the row.
     ///
     /// `seen` [slots, vocab / 32 up] are the bitmaps of the tokens in each slot's sequence.
-    pub(crate) fn step(&self, batch: &mut Batch, cache: &mut KvCache, seen: &mut Tensor<2, Int>) {
+    pub(crate) fn pass(&self, batch: &mut Batch, cache: &mut KvCache, seen: &mut Tensor<2, Int>) {
         let window = cache.max_len().min(self.max_len());
         let stream = self.rows(batch, cache);
-        decode::sample(self.decode_head(stream.norm(&self.norm)), &mut batch.rows, seen, window);
+        let (stream, rows) = match &mut batch.work {
+            Work::Step { .. } => (stream, &mut batch.rows),
+            // An embedding of the last rows in the table of all rows.
+            Work::Prompts { ends: Some(ends), .. } => (stream.map(|hidden| decode::embed(hidden, ends)), ends),
+            Work::Prompts { ends: None, .. } => return,
+        };
+        decode::sample(self.decode_head(stream.norm(&self.norm)), rows, seen, window);
     }
 
-    /// Writes the keys and values of each row's token to the cache. Rows may be any tokens of prompts, if the batch says so.
-    pub(crate) fn prefill_rows(&self, batch: &Batch, cache: &mut KvCache) {
-        self.rows(batch, cache);
+    /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the cache.
+    pub(crate) fn row_logits(&self, rows: &[Row], slots: usize, cache: &mut KvCache) -> Tensor<2> {
+        let mut batch = Batch::prompts(rows.len(), 0, slots, &self.device());
+        batch.set_prompts(rows, &[]);
+        let hidden = self.rows(&batch, cache).norm(&self.norm);
+        let (weight, bias) = match &self.lm_head {
+            Some(Projection::Quant(head)) => return head.forward(hidden),
+            Some(Projection::Dense(head)) => (head.weight.val(), head.bias.as_ref().map(|bias| bias.val())),
+            None => (self.embed_tokens.weight.val().transpose(), None),
+        };
+        let logits = decode::matmul(hidden.unsqueeze(), weight.unsqueeze()).reshape([rows.len(), self.config.vocab_size]);
+        match bias {
+            Some(bias) => logits + bias.unsqueeze(),
+            None => logits,
+        }
     }
 
     /// The residual stream [rows, hidden] of each row's token after all layers.
     fn rows(&self, batch: &Batch, cache: &mut KvCache) -> Residual<2> {
         let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
         for (index, layer) in self.layers.iter().enumerate() {
-            stream = layer.forward(stream, |attention, qkv| attention.forward_step(qkv, &self.rope, cache.layer(index), batch));
+            stream = layer.forward(stream, |attention, qkv| attention.forward_rows(qkv, &self.rope, cache.layer(index), batch));
         }
         stream
     }

@@ -1,6 +1,7 @@
 //! The work of one block: the lengths of the problem, and the block's place in it.
 
 use super::plan::AttentionConfig;
+use super::shape::AttentionPass;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
@@ -40,7 +41,7 @@ pub(super) struct Place {
     pub start: u32,
     /// One past the last cached position of the block's split.
     pub end: u32,
-    /// Cached positions that the row attends to: those before the token's, in the window.
+    /// Cached positions that the row attends to, in the window: in a step those before the token's, of prompts that too.
     pub cached: u32,
     /// Positions of a split; the last split may have fewer.
     pub split_len: u32,
@@ -55,8 +56,10 @@ pub(super) struct Place {
 #[cube]
 pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] config: AttentionConfig) -> Place {
     let kv_head = CUBE_POS_Y / comptime!(config.parts as u32);
-    let cached = min(position, lengths.window - 1);
-    let first = position - cached;
+    let own = comptime!(u32::from(config.pass == AttentionPass::Prompt));
+    let cached = min(position, lengths.window - 1) + own;
+    let after = position + own;
+    let first = after - cached;
     let mut place = Place {
         row,
         position,
@@ -65,10 +68,10 @@ pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[com
         is_first: kv_head * comptime!(config.parts as u32) == CUBE_POS_Y,
         cache: (slot * lengths.kv_heads + kv_head) as usize * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
         start: first,
-        end: position,
+        end: after,
         cached,
         split_len: cached,
-        has_token: true.runtime(),
+        has_token: comptime!(config.pass == AttentionPass::Step).runtime(),
         lane_group: UNIT_POS_X / comptime!(config.lanes as u32),
         lane: UNIT_POS_X % comptime!(config.lanes as u32),
     };

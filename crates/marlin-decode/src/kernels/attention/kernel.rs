@@ -41,39 +41,32 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     if place.start >= place.end && !place.has_token {
         terminate!();
     }
-    if comptime!(config.pass == AttentionPass::PromptWrite) && !place.is_first {
-        terminate!();
-    }
 
     // The first keys and values are loaded before q is staged, so that the two overlap.
     let held = comptime!(config.positions * config.lane_vectors());
     let mut key = Array::<Vector<H, W>>::new(held);
     let mut value = Array::<Vector<H, W>>::new(held);
-    if comptime!(config.pass != AttentionPass::PromptWrite) && place.start < place.end {
+    if place.start < place.end {
         load(&*keys, &mut key, place.start, &place, config);
         load(&*values, &mut value, place.start, &place, config);
     }
 
-    // The block's heads of q, then the token's key and value.
-    let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!((config.heads + 2) * config.head_dim), 32usize);
+    // The block's heads of q, then in a step the token's key and value.
+    let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!(config.staged_heads() * config.head_dim), 32usize);
     stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
     sync_cube();
 
-    if comptime!(config.pass == AttentionPass::PromptWrite) {
+    let mut sums = Sums {
+        best: Array::<f32>::new(config.heads),
+        total: Array::<f32>::new(config.heads),
+        out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
+    };
+    start(&mut sums, &staged, &place, config);
+    if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
         write_token::<F, H, W>(keys, values, &staged, &place, config);
-    } else {
-        let mut sums = Sums {
-            best: Array::<f32>::new(config.heads),
-            total: Array::<f32>::new(config.heads),
-            out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
-        };
-        start(&mut sums, &staged, &place, config);
-        if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
-            write_token::<F, H, W>(keys, values, &staged, &place, config);
-        }
-        attend::<F, H, W>(&*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config);
-        finish(&sums, out, partials, tickets, &place, &lengths, config);
     }
+    attend::<F, H, W>(&*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config);
+    finish(&sums, out, partials, tickets, &place, &lengths, config);
 }
 
 /// Adds the cached positions of the block's split to the sums. `key` and `value` are those of the first tile.

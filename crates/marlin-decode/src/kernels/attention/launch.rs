@@ -10,11 +10,12 @@ use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`attention`]: contiguous buffers, aligned to 32 bytes.
 pub struct AttentionArgs {
-    /// The qkv projection's output [rows, (heads + 2 kv_heads) head_dim]: heads of q, of k, of v.
+    /// The qkv projection's output [rows, (heads + 2 kv_heads) head_dim]: heads of q, of k, of v. Of prompts the queries alone, [rows, heads head_dim],
+    /// normalised and rotated.
     pub qkv: BufferArg,
     /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
     pub state: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. Each token's key is written at its row's slot and position.
+    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. In a step each token's key is written at its row's slot and position.
     pub keys: BufferArg,
     /// The cache of values, in the same shape.
     pub values: BufferArg,
@@ -38,8 +39,8 @@ pub struct AttentionArgs {
 /// Launches the attention of one decode step: normalises and rotates q and k, writes k and v to the cache, and attends from each row's token to the
 /// positions of its sequence. Skips rows that are idle, and rows whose position or slot is outside the cache.
 ///
-/// Two rows of a step must not have the same slot, because the order of their writes is undefined. Rows of prompts may; they take two launches, as
-/// [`AttentionPass`](super::AttentionPass) says.
+/// Two rows of a step must not have the same slot, because the order of their writes is undefined. Tokens of prompts may; see
+/// [`AttentionPass`](super::AttentionPass).
 ///
 /// # Errors
 /// Returns an error if [`AttentionShape::check`] rejects the shape, a buffer has the wrong length, norms are given without an epsilon or an epsilon
@@ -92,7 +93,7 @@ fn check(client: &Client, shape: &AttentionShape, plan: &AttentionPlan, args: &A
     shape.dtype.expect_on(client)?;
     let table = shape.max_positions * (shape.rotary_dim / 2);
     for (operand, expected, found) in [
-        ("qkv", shape.rows * shape.qkv_columns(), &args.qkv),
+        ("qkv", shape.rows * shape.columns(), &args.qkv),
         ("state", shape.rows * Row::WORDS, &args.state),
         ("keys", shape.cache_elements(), &args.keys),
         ("values", shape.cache_elements(), &args.values),

@@ -23,9 +23,8 @@
 //! **The new token.** The block of the last split reads the token's key and value from shared memory, as the first position of its first lane group,
 //! and only that block writes them to the cache: no block waits for another's write.
 //!
-//! **Short prompts.** Their tokens can be rows, too, several of a sequence. One launch writes all keys and values, a second one attends
-//! ([`AttentionPass`]): a row reads keys of others that are in the second-level cache by then. A block of several rows would read them once; this is for
-//! prompts of some hundred tokens.
+//! **Prompts.** Their tokens can be rows, too, several of a sequence, after [`rope_cache`](super::rope_cache()) has written all keys and values
+//! ([`AttentionPass`]). Every row reads the keys before it by itself: this is for devices and dtypes that [`flash`](super::flash) does not take.
 //!
 //! **Splits.** The sums of lane groups are added in shared memory. If a sequence has several splits, each block writes its maximum, sum and output to
 //! a workspace, and the last block to arrive, by a ticket, adds them in the order of the splits.

@@ -147,6 +147,14 @@ impl AttentionConfig {
         }
     }
 
+    /// Returns the number of heads in shared memory: the block's query heads, and in a step the token's key and value.
+    pub(super) const fn staged_heads(&self) -> usize {
+        match self.pass {
+            AttentionPass::Step => self.heads + 2,
+            AttentionPass::Prompt => self.heads,
+        }
+    }
+
     /// Returns the number of lane groups of a block.
     pub(super) const fn lane_groups(&self) -> usize {
         self.threads / self.lanes
@@ -208,7 +216,7 @@ impl AttentionPlan {
     /// Returns an error if [`AttentionShape::check`] rejects the shape, or if there are 2^32 partial sums or more.
     pub fn new(shape: &AttentionShape, target: &AttentionTarget) -> Result<Self, KernelError> {
         shape.check()?;
-        // Rows of prompts are many, so that they fill the device without splits.
+        // Tokens of prompts are many, so that they fill the device without splits.
         let config = AttentionConfig::new(shape, target, target.multiprocessors > 1 && shape.pass == AttentionPass::Step);
         let groups = shape.heads / config.heads;
         let longest = shape.longest().max(1);

@@ -14,10 +14,9 @@ pub(super) const MAX_HEAD_DIM: usize = 512;
 pub enum AttentionPass {
     /// A decode step: writes the key and value of each row's token to the cache, and attends to the positions before it. No two rows have the same slot.
     Step,
-    /// The first launch for rows of which several may be of one sequence, as those of prompts are: only writes their keys and values to the cache.
-    PromptWrite,
-    /// The second launch for such rows: attends to the positions before each row's token, of which all are in the cache.
-    PromptRead,
+    /// Tokens of prompts, several of a sequence: their queries are normalised and rotated, and their keys and values are in the cache
+    /// ([`rope_cache`](crate::kernels::rope_cache())). Attends to the positions up to each row's own.
+    Prompt,
 }
 
 /// The shape of a decode attention. A model and its cache determine everything but `rows` and `pass`.
@@ -100,9 +99,15 @@ impl AttentionShape {
         [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
     }
 
+    /// Returns the features of a row's queries, and of those beside them: the keys and values of a step.
+    pub fn columns(&self) -> usize {
+        if self.pass == AttentionPass::Step { self.qkv_columns() } else { self.heads * self.head_dim }
+    }
+
     /// Returns the most positions that a row reads from the cache.
     pub(super) fn longest(&self) -> usize {
-        (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1)
+        let own = usize::from(self.pass == AttentionPass::Prompt);
+        (self.max_len - 1).min(self.window.unwrap_or(self.max_len) - 1) + own
     }
 }
 

@@ -3,6 +3,7 @@
 use super::block::Place;
 use super::lane_group::{F8, add_dot, lane_group_sum, staged_vector, widen};
 use super::plan::AttentionConfig;
+use super::shape::AttentionPass;
 use cubecl::prelude::*;
 
 /// The running maximum before the first score: less than every score, and finite, so that `NONE - NONE` is 0 and not NaN.
@@ -34,7 +35,7 @@ pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[co
             sums.out[head * count + j] = F8::new(0.0);
         }
     }
-    if place.has_token {
+    if comptime!(config.pass == AttentionPass::Step) && place.has_token {
         // Every lane group computes it, because all lanes of a plane must take part in a shuffle.
         let is_mine = place.lane_group == 0;
         #[unroll(config.unrolls())]

@@ -72,7 +72,7 @@ impl CopyAhead {
             self.to_copy -= 1;
             self.part.first += 1;
             if self.part.first == self.part.end {
-                self.part.step_back(lengths, self.start);
+                self.part.next(lengths, self.start, config);
                 self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
             }
         }

@@ -92,6 +92,6 @@ pub(super) fn matmul<F: Float>(
         }
         finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
         to_multiply -= part.end - part.first;
-        part.step_back(&lengths, start);
+        part.next(&lengths, start, config);
     }
 }

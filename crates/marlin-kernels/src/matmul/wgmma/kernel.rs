@@ -1,12 +1,16 @@
 use super::pipeline::{PipelineState, Producer, Source, fill_ahead, meet_producer, produce};
 use super::warpgroup;
-use crate::ptx::{F4, global_address, global_address_mut, shared_address, tensormap_address};
+use crate::ptx::{F4, global_address, global_address_mut, setmaxnreg_dec, setmaxnreg_inc, shared_address, tensormap_address};
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fragment::stored_ones;
 use crate::tile::lengths::Lengths;
-use crate::tile::stripe::{TilePart, stripe_start};
+use crate::tile::stripe::{TilePart, stripe_start, tile_place};
 use cubecl::prelude::*;
+
+/// Registers of a producer where it gives the others away, and of the threads of the two warpgroups that multiply: together the 168 of three.
+const PRODUCER_REGISTERS: usize = 24;
+const CONSUMER_REGISTERS: usize = 240;
 
 /// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
 /// padded to chunks, x behind a tensor map.
@@ -62,9 +66,17 @@ pub(super) fn matmul<F: Float>(
     // Broadcast from lane 0: the compiler then knows that it is uniform in a warp, and keeps what its lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if comptime!(config.has_producer()) {
-        if warp == comptime!(config.tile.warps() as u32) {
-            produce(&mut producer, &source, &lengths, config);
+        if warp >= comptime!(config.tile.warps() as u32) {
+            if comptime!(config.moves_registers()) {
+                setmaxnreg_dec(PRODUCER_REGISTERS);
+            }
+            if warp == comptime!(config.tile.warps() as u32) {
+                produce(&mut producer, &source, &lengths, config);
+            }
             terminate!();
+        }
+        if comptime!(config.moves_registers()) {
+            setmaxnreg_inc(CONSUMER_REGISTERS);
         }
         meet_producer(config);
     } else {
@@ -73,20 +85,20 @@ pub(super) fn matmul<F: Float>(
 
     let workspace = global_address_mut::<u64>(workspace);
     warpgroup::declare(config);
-    let mut sums = Array::<F4>::new(comptime!(4 * config.tile.batch_tiles));
+    let mut sums = Array::<F4>::new(comptime!(config.tile.sub_tiles() * config.tile.batch_tiles));
     let ones = stored_ones(true, config);
-    let mut to_multiply = end - start;
+    let mut to_multiply = end - start + lengths.waves * lengths.depth;
     while to_multiply > 0 {
         #[unroll]
-        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+        for i in 0..comptime!(config.tile.sub_tiles() * config.tile.batch_tiles) {
             sums[i] = F4::new(0.0);
         }
         if comptime!(!config.multiplies_stored()) {
             warpgroup::clear(config);
         }
         // Chunks of the tile along N: where it reaches past N, some warps have none.
-        let chunk_n = lengths.by_row_blocks.div(part.tile) * comptime!(config.tile.warps_n as u32);
-        let chunks = min(lengths.chunks_n - chunk_n, comptime!(config.tile.warps_n as u32));
+        let chunk_n = tile_place(part.tile, &lengths, config).0 * comptime!(config.tile.chunks_n() as u32);
+        let chunks = min(lengths.chunks_n - chunk_n, comptime!(config.tile.chunks_n() as u32));
         state.agree();
         for step in part.first..part.end {
             if comptime!(!config.has_producer()) {
@@ -102,6 +114,6 @@ pub(super) fn matmul<F: Float>(
         warpgroup::end(&mut sums, config);
         finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
         to_multiply -= part.end - part.first;
-        part.step_back(&lengths, start);
+        part.next(&lengths, start, config);
     }
 }

@@ -28,7 +28,7 @@ use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
-use crate::tile::stripe::TilePart;
+use crate::tile::stripe::{TilePart, tile_place};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
@@ -127,7 +127,7 @@ pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Length
         set_up(producer.state.barriers, config);
     }
     bar_warp_sync();
-    bar_arrive(CONSUMERS, comptime!(config.block_threads()));
+    bar_arrive(CONSUMERS, comptime!(config.tile.threads() + 32));
     if elected {
         while producer.left > 0 {
             producer.wait_empty();
@@ -147,7 +147,7 @@ pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Length
 /// A consumer waits until the producer has set up the barriers.
 #[cube]
 pub(super) fn meet_producer(#[comptime] config: Config) {
-    bar_sync(CONSUMERS, comptime!(config.block_threads()));
+    bar_sync(CONSUMERS, comptime!(config.tile.threads() + 32));
 }
 
 /// The start of warps without a producer: one sets up the barriers, then all fill all stages but two.
@@ -193,7 +193,7 @@ impl Producer {
             start,
             state: first,
             part: TilePart::last(lengths, start, end),
-            left: end - start,
+            left: end - start + lengths.waves * lengths.depth,
             chunk_n: 0u32.runtime(),
             chunks: 0u32.runtime(),
             row: 0u32.runtime(),
@@ -204,9 +204,9 @@ impl Producer {
 
     /// Goes to the tile of its place.
     fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
-        let (column, row_block) = lengths.by_row_blocks.div_mod(self.part.tile);
-        self.chunk_n = column * comptime!(config.tile.warps_n as u32);
-        self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.warps_n as u32));
+        let (column, row_block) = tile_place(self.part.tile, lengths, config);
+        self.chunk_n = column * comptime!(config.tile.chunks_n() as u32);
+        self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.chunks_n() as u32));
         self.row = row_block * comptime!(config.tile.rows() as u32);
     }
 
@@ -216,7 +216,7 @@ impl Producer {
         self.left -= 1;
         self.part.first += 1;
         if self.part.first == self.part.end {
-            self.part.step_back(lengths, self.start);
+            self.part.next(lengths, self.start, config);
             self.enter(lengths, config);
         }
     }
@@ -257,7 +257,7 @@ impl Producer {
     /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
     /// a stage has there may be no numbers; the activations are zeros there, and past M.
     fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
-        let warps_n = comptime!(config.tile.warps_n as u32);
+        let chunks_n = comptime!(config.tile.chunks_n() as u32);
         let (stage, full) = (self.state.stage, self.state.full);
         let step = self.part.first;
         let chunk_k = if comptime!(config.pairs_steps()) {
@@ -270,7 +270,7 @@ impl Producer {
         #[unroll]
         for i in 0..comptime!(config.tiles_in_step() as u32) {
             let (rows, row) = (comptime!(config.word_rows() as u32), part * comptime!(config.tiles_in_step() as u32) + i);
-            let to = stage + (warp_k * rows + row) * comptime!(warps_n * TILE_BYTES as u32);
+            let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
             let from = u64::cast_from((chunk * rows + row) * lengths.chunks_n + self.chunk_n);
             cp_async_bulk(to, source.words + from * comptime!(TILE_BYTES as u64), bytes, full);
         }
@@ -287,13 +287,13 @@ impl Producer {
         if comptime!(config.tile.is_sparse()) && part >= 2 {
             let row = part - 2;
             let to = comptime!(config.metadata_offset() as u32)
-                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(warps_n * TILE_BYTES as u32);
+                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(chunks_n * TILE_BYTES as u32);
             let from = u64::cast_from((chunk * comptime!(METADATA_ROWS as u32) + row) * lengths.chunks_n + self.chunk_n);
             cp_async_bulk(stage + to, source.metadata + from * comptime!(TILE_BYTES as u64), bytes, full);
         }
         #[unroll]
         for i in 0..comptime!(config.groups_in_chunk() as u32) {
-            let at = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + comptime!(i * warps_n);
+            let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + comptime!(i * chunks_n);
             let from = u64::cast_from(group_of(chunk, i, config) * lengths.chunks_n + self.chunk_n);
             if comptime!(config.grouped()) && part == 1 {
                 let bytes = comptime!(CHUNK_N as u32 * 2);

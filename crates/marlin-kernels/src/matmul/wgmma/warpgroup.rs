@@ -19,12 +19,12 @@ impl Config {
     /// Accumulators of four registers, in the order of `fragment.rs`: the products', then where weights are multiplied as they are stored those
     /// of the activations' sums.
     fn accumulators(&self) -> usize {
-        self.tile.batch_tiles * if self.multiplies_stored() { 5 } else { 4 }
+        self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_stored()))
     }
 
     /// The first accumulator of the activations' sums.
     fn x_sums(&self) -> usize {
-        4 * self.tile.batch_tiles
+        self.tile.sub_tiles() * self.tile.batch_tiles
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn end(sums: &mut Array<F4>, #[comptime] config: Config) {
     wgmma_wait_group(0usize);
     if comptime!(!config.multiplies_stored()) {
         #[unroll]
-        for i in 0..comptime!(4 * config.tile.batch_tiles) {
+        for i in 0..comptime!(config.tile.sub_tiles() * config.tile.batch_tiles) {
             sums[i] = accumulator(i);
         }
     }
@@ -72,7 +72,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
     wgmma_wait_group(0usize);
     let batch_tiles = comptime!(config.tile.batch_tiles);
     #[unroll]
-    for j in 0..4usize {
+    for j in 0..config.tile.sub_tiles() {
         let scale = column_scales(group, j, config);
         let zero = column_zeros(group, j, config);
         #[unroll]
@@ -87,7 +87,7 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
 /// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by row.
 #[cube]
 fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
-    comptime!(config.tile.warps_n as u32 * TILE_BYTES as u32)
+    comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
 }
 
 /// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of the scales and of the zero points.
@@ -101,14 +101,23 @@ struct Chunk {
 #[cube]
 impl Chunk {
     fn new(stage: u32, warp: u32, #[comptime] config: Config) -> Self {
-        let warps_n = comptime!(config.tile.warps_n as u32);
+        let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
         let words_row = words_row(config);
         let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
-        let group = warp_k * comptime!(config.groups_in_chunk() as u32 * warps_n) + warp_n;
+        let in_chunk = comptime!(warps_n / chunks_n);
+        let (chunk, part) = (warp_n / in_chunk, warp_n % in_chunk);
+        let group = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + chunk;
         Chunk {
-            words: stage + warp_k * comptime!(config.word_rows() as u32 * words_row) + warp_n * comptime!(TILE_BYTES as u32) + lane() * 16,
-            scales: stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2),
-            zeros: stage + comptime!(config.zeros_offset() as u32) + group * comptime!(config.group_zeros_bytes() as u32),
+            words: stage
+                + warp_k * comptime!(config.word_rows() as u32 * words_row)
+                + chunk * comptime!(TILE_BYTES as u32)
+                + lane() * 16
+                + part * 8,
+            scales: stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2) + part * 8,
+            zeros: stage
+                + comptime!(config.zeros_offset() as u32)
+                + group * comptime!(config.group_zeros_bytes() as u32)
+                + part * comptime!(config.group_zeros_bytes() as u32 / 16),
         }
     }
 }
@@ -132,7 +141,7 @@ pub(super) fn multiply(
     masks: &NibbleMasks,
     #[comptime] config: Config,
 ) {
-    let warps_n = comptime!(config.tile.warps_n as u32);
+    let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
     let words_row = words_row(config);
     let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
     let warp_k = warp / warps_n;
@@ -151,8 +160,8 @@ pub(super) fn multiply(
     load_words(&mut a_words, words, 0usize, words_row, config);
     #[unroll]
     for half in 0..comptime!(config.groups_in_chunk()) {
-        let scales = scales + comptime!(half as u32 * warps_n * CHUNK_N as u32 * 2);
-        let zeros = zeros + comptime!(half as u32 * warps_n * config.group_zeros_bytes() as u32);
+        let scales = scales + comptime!(half as u32 * chunks_n * CHUNK_N as u32 * 2);
+        let zeros = zeros + comptime!(half as u32 * chunks_n * config.group_zeros_bytes() as u32);
         let group = load_group(scales, zeros, config);
         #[unroll]
         for in_half in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
@@ -162,7 +171,7 @@ pub(super) fn multiply(
             }
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
-            for j in 0..4usize {
+            for j in 0..config.tile.sub_tiles() {
                 let words = sub_tile(&a_words, step, j, config);
                 a[j] = if comptime!(config.multiplies_stored()) {
                     stored(words.0, masks, true, config)
@@ -174,7 +183,7 @@ pub(super) fn multiply(
             wgmma_fence();
             let starts = comptime!(config.multiplies_stored() && in_half == 0);
             #[unroll]
-            for j in 0..4usize {
+            for j in 0..config.tile.sub_tiles() {
                 let sums = comptime!(4 * config.tile.batch_tiles);
                 wgmma(a[j], comptime!(j * sums), comptime!(config.tile.rows()), starts, config.bf16);
             }
@@ -201,7 +210,7 @@ pub(super) fn multiply(
 /// the first, for sums that no thread writes.
 #[cube]
 pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, masks: &NibbleMasks, #[comptime] config: Config) {
-    let warps_n = comptime!(config.tile.warps_n as u32);
+    let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
     let words_row = words_row(config);
     let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
     let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
@@ -220,8 +229,8 @@ pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, mas
     load_words(&mut a_words, words, 0usize, words_row, config);
     #[unroll]
     for part in 0..comptime!(config.groups_in_chunk()) {
-        let scales = scales + comptime!(part as u32 * warps_n * CHUNK_N as u32 * 2);
-        let zeros = zeros + comptime!(part as u32 * warps_n * config.group_zeros_bytes() as u32);
+        let scales = scales + comptime!(part as u32 * chunks_n * CHUNK_N as u32 * 2);
+        let zeros = zeros + comptime!(part as u32 * chunks_n * config.group_zeros_bytes() as u32);
         let group = load_group(scales, zeros, config);
         #[unroll]
         for in_part in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
@@ -233,14 +242,14 @@ pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, mas
             let places = ld_shared_8(metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32));
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
-            for j in 0..4usize {
+            for j in 0..config.tile.sub_tiles() {
                 a[j] = dequantize(sub_tile(&a_words, step, j, config), &group, masks, j, config);
             }
             // 32 rows of K are 64 bytes of an atom's row, four of the descriptor's units.
             wgmma_b(descriptor + comptime!((step / 2) as u32 * (atom_bytes / 16) + (step % 2 * 4) as u32));
             wgmma_fence();
             #[unroll]
-            for j in 0..4usize {
+            for j in 0..config.tile.sub_tiles() {
                 let sums = comptime!(4 * config.tile.batch_tiles);
                 wgmma_sp(
                     a[j],

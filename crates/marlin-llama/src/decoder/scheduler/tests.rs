@@ -12,12 +12,18 @@ use crate::tests::support::{random_tokens, rng};
 
 const WINDOW: usize = 4000;
 const VOCAB: usize = 1000;
+/// Most tokens of prompts that a step reads while sequences are running.
+const CHUNK: usize = 512;
+/// The same while none is.
+const LONG_CHUNK: usize = 800;
 
 /// Work that a device was given.
 #[derive(Debug, Clone, PartialEq)]
 enum Work {
     /// Positions of a prompt, to a slot.
     Prefill(usize, Range<usize>),
+    /// Those to the end of the prompt, and its first token.
+    First(usize, Range<usize>),
     /// A step of the rows of these slots that the host gave.
     Start(Vec<u32>),
     /// A step of the rows that the device had.
@@ -46,25 +52,41 @@ impl Simulated {
             row.token = next_token(cache);
             row.state = if cache.len() == WINDOW { RowState::WindowFull } else { RowState::At(position + 1) };
         }
-        self.rows.insert(rows.len(), rows.clone());
         self.started += 1;
         self.unfinished.push_back(self.started);
         (self.started, rows)
     }
 }
 
+impl Simulated {
+    fn step(&mut self, rows: Vec<Row>) -> (u64, Vec<Row>) {
+        let (id, rows) = self.run(rows);
+        self.rows.insert(rows.len(), rows.clone());
+        (id, rows)
+    }
+}
+
 impl Engine for Simulated {
     type Step = (u64, Vec<Row>);
 
-    fn prefill(&mut self, chunks: &[PromptChunk]) {
-        assert!((1..=PREFILL_CHUNK).contains(&chunks.iter().map(|chunk| chunk.tokens.len()).sum()));
-        for PromptChunk { tokens, position: CachePosition { slot, start } } in chunks {
+    fn chunk(&self, is_running: bool) -> usize {
+        if is_running { CHUNK } else { LONG_CHUNK }
+    }
+
+    fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<Self::Step> {
+        assert!((1..=LONG_CHUNK).contains(&chunks.iter().map(|chunk| chunk.tokens.len()).sum()));
+        let mut ends = Vec::new();
+        for PromptChunk { tokens, position: CachePosition { slot, start }, end } in chunks {
             let (slot, start) = (*slot, *start);
-            self.work.push(Prefill(slot, start..start + tokens.len()));
+            let (positions, is_end) = (start..start + tokens.len(), end.is_some());
+            self.work.push(if is_end { First(slot, positions) } else { Prefill(slot, positions) });
             self.cache[slot].truncate(start);
             assert_eq!(self.cache[slot].len(), start, "the tokens of slot {slot}");
-            self.cache[slot].extend(tokens);
+            // A step of the row adds the last token.
+            self.cache[slot].extend(&tokens[..tokens.len() - usize::from(is_end)]);
+            ends.extend(*end);
         }
+        (!ends.is_empty()).then(|| self.run(ends))
     }
 
     fn set_seen(&mut self, slot: usize, tokens: &[u32]) {
@@ -75,13 +97,13 @@ impl Engine for Simulated {
 
     fn start(&mut self, rows: &[Row]) -> Self::Step {
         self.work.push(Start(rows.iter().map(|row| row.slot).collect()));
-        self.run(rows.to_vec())
+        self.step(rows.to_vec())
     }
 
     fn start_next(&mut self, count: usize) -> Option<Self::Step> {
         let rows = self.rows.get(&count).filter(|_| self.looks_ahead)?.clone();
         self.work.push(Next(rows.iter().map(|row| row.slot).collect()));
-        Some(self.run(rows))
+        Some(self.step(rows))
     }
 
     fn finish(&mut self, (step, rows): Self::Step) -> Result<Vec<Row>, LlamaError> {
@@ -114,9 +136,9 @@ fn options(max_new_tokens: usize) -> SequenceOptions {
     SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens }
 }
 
-/// A prompt of which the given number of tokens are read before the first step.
-fn prompt(read: usize) -> Vec<u32> {
-    (0..=read as u32).map(|token| token * 7 % VOCAB as u32).collect()
+/// A prompt of so many tokens.
+fn prompt(tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|token| token * 7 % VOCAB as u32).collect()
 }
 
 /// Steps, and returns the slots that have a token, and the work that the step gave the device.
@@ -126,7 +148,7 @@ fn step(scheduler: &mut Scheduler<Simulated>) -> (Vec<usize>, Vec<Work>) {
     (decoded.into_iter().map(|decoded| decoded.slot).collect(), scheduler.engine.work.clone())
 }
 
-use Work::{Next, Prefill, Start};
+use Work::{First, Next, Prefill, Start};
 
 #[test]
 fn a_lone_prompt_is_read_in_one_step() {
@@ -134,9 +156,7 @@ fn a_lone_prompt_is_read_in_one_step() {
         let mut scheduler = scheduler(2, looks_ahead);
         assert_eq!(scheduler.join(&prompt(1300), &options(9)).unwrap(), 0);
         assert_eq!((scheduler.sequences(), scheduler.waiting(), scheduler.engine.work.len()), (1, 1, 0));
-        let mut work = vec![Prefill(0, 0..512), Prefill(0, 512..1024), Prefill(0, 1024..1300), Start(vec![0])];
-        work.extend(looks_ahead.then(|| Next(vec![0])));
-        assert_eq!(step(&mut scheduler), (vec![0], work));
+        assert_eq!(step(&mut scheduler), (vec![0], vec![Prefill(0, 0..800), First(0, 800..1300)]));
         assert_eq!((scheduler.sequences(), scheduler.waiting()), (1, 0));
     }
 }
@@ -150,17 +170,18 @@ fn a_sequence_has_its_tokens_while_another_prompt_is_read() {
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Start(vec![0])]));
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 512..1024), Start(vec![0])]));
     assert_eq!(decoder.waiting(), 1);
-    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Prefill(1, 1024..1300), Start(vec![0, 1])]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![First(1, 1024..1300), Start(vec![0])]));
     assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1])]));
 
     // With look-ahead the step of each call was started by the call before.
     let mut decoder = scheduler(2, true);
     decoder.join(&prompt(3), &options(99)).unwrap();
     step(&mut decoder);
+    assert_eq!(step(&mut decoder), (vec![0], vec![Start(vec![0]), Next(vec![0])]));
     decoder.join(&prompt(1300), &options(99)).unwrap();
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Next(vec![0])]));
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 512..1024), Next(vec![0])]));
-    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 1024..1300)]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![First(1, 1024..1300)]));
     assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1]), Next(vec![0, 1])]));
     assert_eq!(step(&mut decoder), (vec![0, 1], vec![Next(vec![0, 1])]));
 }
@@ -168,36 +189,46 @@ fn a_sequence_has_its_tokens_while_another_prompt_is_read() {
 #[test]
 fn prompts_are_read_oldest_first_and_short_ones_together() {
     let mut decoder = scheduler(6, false);
-    decoder.join(&prompt(0), &options(99)).unwrap();
+    // A prompt of one token is as one that is read: steps take its last token.
+    decoder.join(&prompt(1), &options(99)).unwrap();
     assert_eq!(step(&mut decoder), (vec![0], vec![Start(vec![0])]));
-    for read in [200, 312, 1, 600, 5] {
-        decoder.join(&prompt(read), &options(99)).unwrap();
+    for tokens in [200, 312, 2, 600, 5] {
+        decoder.join(&prompt(tokens), &options(99)).unwrap();
     }
     assert_eq!(decoder.waiting(), 5);
-    let first = vec![Prefill(1, 0..200), Prefill(2, 0..312), Start(vec![0, 1, 2])];
+    let first = vec![First(1, 0..200), First(2, 0..312), Start(vec![0])];
     assert_eq!(step(&mut decoder), (vec![0, 1, 2], first));
-    // The next chunk does not fit beside the one token, and the prompt after it is younger.
-    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3], vec![Prefill(3, 0..1), Start(vec![0, 1, 2, 3])]));
+    // The next chunk does not fit beside the two tokens, and the prompt after it is younger.
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3], vec![First(3, 0..2), Start(vec![0, 1, 2])]));
     assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3], vec![Prefill(4, 0..512), Start(vec![0, 1, 2, 3])]));
-    let last = vec![Prefill(4, 512..600), Prefill(5, 0..5), Start(vec![0, 1, 2, 3, 4, 5])];
+    let last = vec![First(4, 512..600), First(5, 0..5), Start(vec![0, 1, 2, 3])];
     assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3, 4, 5], last));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2, 3, 4, 5], vec![Start(vec![0, 1, 2, 3, 4, 5])]));
 }
 
 #[test]
-fn without_a_running_sequence_the_oldest_prompt_is_read_and_no_other() {
+fn a_step_takes_the_last_token_that_a_chunk_has_no_room_for() {
+    let mut decoder = scheduler(1, false);
+    decoder.join(&prompt(LONG_CHUNK + 1), &options(99)).unwrap();
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(0, 0..800), Start(vec![0])]));
+}
+
+#[test]
+fn without_a_running_sequence_prompts_are_read_until_one_is() {
     let mut decoder = scheduler(3, false);
-    for read in [700, 400, 30] {
-        decoder.join(&prompt(read), &options(99)).unwrap();
+    for tokens in [900, 400, 330] {
+        decoder.join(&prompt(tokens), &options(99)).unwrap();
     }
-    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(0, 0..512), Prefill(0, 512..700), Start(vec![0])]));
-    assert_eq!(step(&mut decoder), (vec![0, 1, 2], vec![Prefill(1, 0..400), Prefill(2, 0..30), Start(vec![0, 1, 2])]));
+    let first = vec![Prefill(0, 0..800), First(0, 800..900), First(1, 0..400)];
+    assert_eq!(step(&mut decoder), (vec![0, 1], first));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], vec![First(2, 0..330), Start(vec![0, 1])]));
 }
 
 #[test]
 fn a_sequence_that_leaves_the_queue_is_dropped() {
     let mut decoder = scheduler(4, false);
-    for read in [0, 900, 800] {
-        decoder.join(&prompt(read), &options(99)).unwrap();
+    for tokens in [1, 900, 800] {
+        decoder.join(&prompt(tokens), &options(99)).unwrap();
     }
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(1, 0..512), Start(vec![0])]));
     decoder.leave(1);
@@ -205,7 +236,7 @@ fn a_sequence_that_leaves_the_queue_is_dropped() {
     // The slot is free again, and its new sequence is the youngest.
     assert_eq!(decoder.join(&prompt(40), &options(99)).unwrap(), 1);
     assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(2, 0..512), Start(vec![0])]));
-    let work = vec![Prefill(2, 512..800), Prefill(1, 0..40), Start(vec![0, 1, 2])];
+    let work = vec![First(2, 512..800), First(1, 0..40), Start(vec![0])];
     assert_eq!(step(&mut decoder), (vec![0, 1, 2], work));
     // A slot that no sequence has, and one that does not exist.
     decoder.leave(3);
@@ -226,18 +257,19 @@ fn the_queue_may_become_empty_before_it_is_read() {
 fn a_step_that_is_under_way_for_nobody_holds_no_token_back() {
     let mut decoder = scheduler(2, true);
     decoder.join(&prompt(3), &options(99)).unwrap();
+    step(&mut decoder);
     assert_eq!(step(&mut decoder).1.last(), Some(&Next(vec![0])));
     decoder.leave(0);
-    assert_eq!(decoder.join(&prompt(600), &options(99)).unwrap(), 0);
-    let work = vec![Prefill(0, 0..512), Prefill(0, 512..600), Start(vec![0]), Next(vec![0])];
-    assert_eq!(step(&mut decoder), (vec![0], work));
+    assert_eq!(decoder.join(&prompt(1000), &options(99)).unwrap(), 0);
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(0, 0..800), First(0, 800..1000)]));
 }
 
 #[test]
 fn no_step_is_started_ahead_of_an_end() {
     let mut decoder = scheduler(1, true);
-    decoder.join(&prompt(2), &options(3)).unwrap();
-    assert_eq!(step(&mut decoder).1, [Prefill(0, 0..2), Start(vec![0]), Next(vec![0])]);
+    decoder.join(&prompt(2), &options(4)).unwrap();
+    assert_eq!(step(&mut decoder).1, [First(0, 0..2)]);
+    assert_eq!(step(&mut decoder).1, [Start(vec![0]), Next(vec![0])]);
     assert_eq!(step(&mut decoder).1, [Next(vec![0])]);
     assert_eq!(step(&mut decoder), (vec![0], vec![]));
     assert_eq!((decoder.sequences(), decoder.ahead.is_none()), (0, true));
@@ -278,8 +310,12 @@ fn every_sequence_has_its_own_tokens_one_a_step_whoever_else_joins_and_leaves() 
             let with_token: Vec<usize> = decoded.iter().map(|decoded| decoded.slot).collect();
             assert!(begun.iter().all(|slot| with_token.contains(slot)), "{begun:?} had tokens, {with_token:?} have one now");
             assert!(running.iter().all(Option::is_none) || !with_token.is_empty(), "a step gave nobody a token");
-            let lengths = decoder.engine.work.iter().map(|work| if let Prefill(_, positions) = work { positions.len() } else { 0 });
-            assert!(begun.is_empty() || lengths.sum::<usize>() <= PREFILL_CHUNK);
+            let lengths = decoder
+                .engine
+                .work
+                .iter()
+                .map(|work| if let Prefill(_, positions) | First(_, positions) = work { positions.len() } else { 0 });
+            assert!(begun.is_empty() || lengths.sum::<usize>() <= CHUNK);
             for Decoded { slot, token, end } in decoded {
                 running[slot].as_mut().unwrap().tokens.extend(token);
                 let Some(end) = end else { continue };

@@ -1,0 +1,85 @@
+use super::kernel::{self, FlashConfig, FlashLengthsLaunch, THREADS};
+use super::tiles::TILE_WORDS;
+use crate::kernels::Row;
+use crate::kernels::attention::AttentionShape;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_kernels::problem::expect_length;
+use marlin_kernels::{ActivationDtype, Card, KernelError};
+
+/// The most features of a head.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Operands of [`flash`]: contiguous buffers, aligned to 16 bytes.
+pub struct FlashArgs {
+    /// Normalised and rotated queries [rows, heads head_dim].
+    pub queries: BufferArg,
+    /// The [`Row`]s, i32 [rows, [`Row::WORDS`]].
+    pub state: BufferArg,
+    /// The tiles of the rows ([`tiles`](super::tiles())), i32 [tiles, [`TILE_WORDS`]].
+    pub tiles: BufferArg,
+    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated, with those of the rows' own positions.
+    pub keys: BufferArg,
+    /// The cache of values, in the same shape.
+    pub values: BufferArg,
+    /// The output [rows, heads head_dim]; rows in no tile are not written.
+    pub out: BufferArg,
+}
+
+/// Returns true if [`flash`] takes heads of `head_dim` features in a dtype on a client's device.
+pub fn takes(client: &Client, dtype: ActivationDtype, head_dim: usize) -> bool {
+    Card::of(client).is_some_and(|card| card.capability >= marlin_kernels::device::MIN_CAPABILITY)
+        && dtype != ActivationDtype::F32
+        && head_dim.is_multiple_of(16)
+        && head_dim <= MAX_HEAD_DIM
+}
+
+/// Attends from each row of prompts to the positions of its slot up to its own. Skips rows in no tile, and tiles outside the cache.
+///
+/// # Errors
+/// Returns an error if [`AttentionShape::check`] rejects the shape, [`takes`] does not take it, or a buffer has the wrong length.
+pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result<(), KernelError> {
+    shape.check()?;
+    if !takes(client, shape.dtype, shape.head_dim) {
+        let reason = "this attention needs CUDA, compute capability 8.0, f16 or bf16, and a head_dim of 16 to 256, a multiple of 16";
+        return Err(KernelError::Shape { problem: shape.to_string(), reason });
+    }
+    let outputs = shape.rows * shape.heads * shape.head_dim;
+    let count = args.tiles.len() / TILE_WORDS;
+    for (operand, expected, found) in [
+        ("queries", outputs, &args.queries),
+        ("state", shape.rows * Row::WORDS, &args.state),
+        ("tiles", count * TILE_WORDS, &args.tiles),
+        ("keys", shape.cache_elements(), &args.keys),
+        ("values", shape.cache_elements(), &args.values),
+        ("output", outputs, &args.out),
+    ] {
+        expect_length(shape, operand, expected, found.len())?;
+    }
+    if count == 0 || shape.rows == 0 {
+        return Ok(());
+    }
+    let [heads, kv_heads, group, slots, max_len, tiles] =
+        [shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.slots, shape.max_len, count].map(|length| length as u32);
+    let window = shape.window.map_or(u32::MAX, |window| window as u32);
+    let config = FlashConfig { head_dim: shape.head_dim, bf16: shape.dtype == ActivationDtype::BF16 };
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from, and it skips tiles whose positions or slot are
+    // outside the cache. The rows of a tile are those of the table that `tiles` makes.
+    unsafe {
+        kernel::flash::launch_unchecked(
+            client,
+            CubeCount::new_2d(heads, tiles),
+            CubeDim::new_1d(THREADS as u32),
+            args.queries,
+            args.state,
+            args.tiles,
+            args.keys,
+            args.values,
+            args.out,
+            FlashLengthsLaunch::new(heads, kv_heads, group, slots, max_len, window),
+            config,
+            shape.dtype.elem(),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Attention of prompts on tensor cores: FlashAttention (arXiv 2205.14135, 2307.08691) over the KV cache, for batches of prompts of any lengths.
+//!
+//! Queries come normalised and rotated, and keys and values are in the cache, from [`rope_cache`](super::rope_cache).
+//!
+//! Supported: NVIDIA cards from compute capability 8.0 on; f16 and bf16; head_dim any multiple of 16 up to 256; any number of query heads per key head (GQA); a
+//! sliding window. Products and softmax are in f32; the exponentials are rounded to the dtype before they are multiplied with the values. The same inputs
+//! give the same bits. [`takes`] tells whether a device and a shape are among these; [`attention`](super::attention) computes the others.
+//!
+//! # How it works
+//!
+//! **Tiles.** The tokens of a launch are one batch, prompt after prompt. The host divides each prompt into tiles of up to 64 tokens ([`tiles`]), the longest
+//! first, and a block computes a tile for one query head. The table of tiles is device memory, so that a launch can be recorded in a graph.
+//!
+//! **A block.** Each of four warps has 16 queries in registers, as fragments A of `mma.m16n8k16`. Keys and values are copied to shared memory 64 positions at
+//! a time: the next keys while values are multiplied, the next values while keys are. Scores stay in registers: the accumulators of a product are, rounded and
+//! in pairs, the fragments A of the next.
+//!
+//! ```text
+//! keys    | copy 0 |      wait | S = Q K^T | copy 1          ...     | wait
+//! values  | copy 0 |                       softmax | wait | O += P V | copy 1
+//! ```
+//!
+//! Shared rows are 16 bytes longer than a head, an odd number of 16 bytes, so the eight rows that `ldmatrix` reads at a time are in different banks.
+
+mod kernel;
+mod launch;
+#[cfg(feature = "inspect")]
+mod source;
+mod tiles;
+
+pub use launch::{FlashArgs, flash, takes};
+#[cfg(feature = "inspect")]
+pub use source::source;
+pub use tiles::{TILE_ROWS, TILE_WORDS, most_tiles, tiles};
