@@ -238,20 +238,16 @@ fn prompts(device: &Device, is_card: bool, seed: u64) {
     let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
     let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
     let head_dims: &[usize] = if is_card { &[64, 80, 96, 128, 256] } else { &[16] };
-    let mut variant = 0usize;
-    for (&head_dim, group) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))) {
-        let dtypes: &[ActivationDtype] =
-            if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
-        for dtype in dtypes.iter().copied().filter(|&dtype| computes(device, dtype)) {
-            let plain = AttentionShape { pass: AttentionPass::Prompt, ..shape(rows, [2 * group, 2], head_dim, max_len, dtype) };
-            let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
-            let half_rotated = AttentionShape { rotary_dim: head_dim / 2, window: Some(70), ..plain };
-            let unrotated = AttentionShape { rotary_dim: 0, norm_epsilon: Some(1e-5), ..plain };
-            // Every other shape is a plain one: kernels take longer to compile than to run.
-            let shape = [plain, normed, plain, half_rotated, plain, unrotated][variant % 6];
-            check_prompts(&client, &shape, sequences, seed);
-            variant += 1;
-        }
+    let dtypes: &[ActivationDtype] =
+        if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
+    let mut dtypes = dtypes.iter().copied().filter(|&dtype| computes(device, dtype)).collect::<Vec<_>>().into_iter().cycle();
+    for (case, (&head_dim, group)) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))).enumerate() {
+        let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
+        let plain = AttentionShape { pass: AttentionPass::Prompt, ..shape(rows, [group, 1], head_dim, max_len, dtype) };
+        let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
+        let half_rotated = AttentionShape { rotary_dim: head_dim / 2, window: Some(70), ..plain };
+        let unrotated = AttentionShape { rotary_dim: 0, norm_epsilon: Some(1e-5), heads: 2 * group, kv_heads: 2, ..plain };
+        check_prompts(&client, &[plain, normed, half_rotated, unrotated][case % 4], sequences, seed);
     }
 }
 

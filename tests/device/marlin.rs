@@ -30,6 +30,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
             tests.push(trial(device, &name, move |device| split_columns(device, spec, m, seed)));
         }
     }
+    tests.push(trial(device, "marlin::waves_agree_with_f64", move |device| waves(device, seed)));
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
     tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
     tests.push(trial(device, "marlin::wrong_operands_are_refused", move |device| refusals(device, seed)));
@@ -127,6 +128,24 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
             }
         }
     }
+}
+
+/// Many tiles on few blocks, which visit most of them whole: of all blocks of rows that are visited together, and of the fewer that are left.
+fn waves(device: &Device, seed: u64) {
+    let bench = Bench::new(device);
+    let mut ran = 0;
+    for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
+        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G64) };
+        let case = Case { m: 1300, k: 320, n: 840, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
+        let operands = Operands::random(&case, seed);
+        for launch in tile::launches(&problem(&case), &bench.card).into_iter().filter(|launch| launch.tile.has_waves()) {
+            for blocks in [1, 3, 7, 20] {
+                bench.check(&case, &operands, Launch { blocks, ..launch }, seed);
+                ran += 1;
+            }
+        }
+    }
+    assert!(bench.card.capability != 90 || ran >= 24, "only {ran} launches");
 }
 
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.

@@ -1,7 +1,7 @@
 //! Operands of decode attention on the host, and its output in f64, from the definition.
 
 use crate::kernels::bytes;
-use marlin_decode::kernels::attention::AttentionShape;
+use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::ActivationDtype;
 use rand::rngs::StdRng;
@@ -113,7 +113,11 @@ pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize,
     let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
     for head in 0..shape.heads {
         let kv_head = head / (shape.heads / shape.kv_heads);
-        let query = operands.rotated(shape, row, 0, head, position);
+        let mut query = operands.rotated(shape, row, 0, head, position);
+        if shape.pass == AttentionPass::Prompt {
+            // Between the two kernels of prompts.
+            query = rounded(query.into_iter().map(|x| x as f32).collect(), shape.dtype).into_iter().map(f64::from).collect();
+        }
         let key = operands.rotated(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
         let key = rounded(key, shape.dtype);
         let at = |cache: &'_ [f32], position: usize| {

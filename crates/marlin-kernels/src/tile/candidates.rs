@@ -6,7 +6,7 @@ use marlin_format::{Bits, GroupSize, Sparsity};
 /// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const NIBBLE_TILES: [(Tile, u32); 32] = [
+const NIBBLE_TILES: [(Tile, u32); 33] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -25,8 +25,8 @@ const NIBBLE_TILES: [(Tile, u32); 32] = [
     (wgmma(4, 4, 2), 92),
     (wgmma(8, 4, 1), 120),
     (wgmma(8, 4, 2), 144),
-    (wgmma(16, 4, 2), 215),
-    (wgmma(16, 8, 1), 205),
+    (wgmma(16, 4, 2), 187),
+    (wgmma(16, 8, 1), 183),
     (sparse(1, 1, 8), 98),
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),
@@ -40,11 +40,12 @@ const NIBBLE_TILES: [(Tile, u32); 32] = [
     (sparse_wgmma(2, 4, 2), 92),
     (sparse_wgmma(4, 4, 2), 110),
     (sparse_wgmma(8, 4, 1), 155),
+    (sparse_wgmma(16, 8, 1), 270),
 ];
 
 /// Those for weights of 8 bits, with the nanoseconds of a chunk's products alone: the time of its bytes, which is longer with few rows, is known
 /// without a fit.
-const BYTE_TILES: [(Tile, u32); 16] = [
+const BYTE_TILES: [(Tile, u32); 19] = [
     (tile(1, 1, 8), 72),
     (tile(1, 2, 4), 90),
     (tile(2, 2, 4), 99),
@@ -53,6 +54,8 @@ const BYTE_TILES: [(Tile, u32); 16] = [
     (wgmma(2, 4, 2), 80),
     (wgmma(4, 4, 2), 95),
     (wgmma(8, 4, 1), 151),
+    (wgmma(16, 4, 2), 195),
+    (wgmma(16, 8, 1), 200),
     (sparse(1, 1, 8), 97),
     // For the 99 KB of compute capability 8.6 and 8.9; not timed.
     (sparse(1, 1, 4), 115),
@@ -62,6 +65,7 @@ const BYTE_TILES: [(Tile, u32); 16] = [
     (sparse_wgmma(2, 4, 2), 84),
     (sparse_wgmma(4, 4, 2), 105),
     (sparse_wgmma(8, 4, 1), 182),
+    (sparse_wgmma(16, 8, 1), 285),
 ];
 
 /// The tiles for weights of a width, with their nanoseconds.

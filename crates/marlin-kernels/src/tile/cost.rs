@@ -85,7 +85,8 @@ const BYTES_A_NANOSECOND: f64 = 33.0;
 /// The constants, and [`chunk_nanoseconds`], are a fit to launches of every tile on an H200 (12 shapes, M = 1 to 256, groups of 128, f16): the
 /// mean error is 6 %, and the tile that they choose is on average 0.4 %, at most 7 %, slower than the best. On other cards the choice was not
 /// measured. The nanoseconds of 2:4 tiles are a fit to seven of the shapes: the tile that they choose is on average 0.8 %, at most 4 %, slower than the
-/// best. Those of 8 bits are a fit to four of the shapes (M = 1 to 64): on average 0.3 %, at most 3 %.
+/// best. Those of 8 bits are a fit to four of the shapes (M = 1 to 64): on average 0.3 %, at most 3 %. Those of tiles of 128 rows are a fit to the tiles that were
+/// chosen of nine shapes at M = 128 to 4096.
 fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     let work = Work::new(problem, tile);
     let (warps, chunks) = (tile.warps() as f64, tile.chunks() as f64);

@@ -44,12 +44,12 @@ impl TilePart {
 
     /// To the part that is visited next: the one before it in the stripe, after the first of which follow the waves. Past the last it means nothing.
     pub fn next(&mut self, lengths: &Lengths, start: u32, #[comptime] config: Config) {
+        self.first = 0u32.runtime();
         self.end = lengths.depth;
         if comptime!(config.tile.has_waves()) && self.tile >= lengths.striped {
             self.tile += CUBE_COUNT_X;
         } else if comptime!(config.tile.has_waves()) && self.tile * lengths.depth <= start {
             self.tile = lengths.striped + CUBE_POS_X;
-            self.first = 0u32.runtime();
         } else {
             self.tile -= 1;
             let origin = self.tile * lengths.depth;

@@ -5,6 +5,11 @@
 //! producer warp if there are registers for one, and no warp waits for the whole block. The accumulators cannot be read until `wgmma` is done, so
 //! with groups of 128 a warp multiplies a group's two chunks one after the other.
 //!
+//! For many rows of activations a tile has 128 of them: a weight that is converted once is multiplied with twice as many as in tiles of 64, and while one
+//! warpgroup converts, the other multiplies. A warp has 32 columns, half a chunk. Tiles are visited in waves, whole, and only the last are divided
+//! into stripes (`tile/stripe.rs`). Llama 2 7B's qkv projection at M = 4096 on an H200, in TFLOP/s: 514 in tiles of 64 rows, 597 in tiles of 128, 746 with
+//! the producer's registers and the waves.
+//!
 //! A 2:4 weight is multiplied by `wgmma.sp`, from 16 rows of activations on. Products alone, in a loop on an H200, in TFLOP/s of the dense shape:
 //!
 //! | rows of activations | 16 | 32 | 64 | 128 | 256 | `mma.sync` of the same |

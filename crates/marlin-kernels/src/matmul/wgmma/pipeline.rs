@@ -11,8 +11,9 @@
 //! stage's barrier `full`; it waits only for a stage to be `empty`, and continues across tiles while the consumers write theirs.
 //! Consumers copy nothing, compute no address of global memory, and synchronise only at the end of a tile.
 //!
-//! An additional warp would take registers from all others ([`Config::has_producer`]). Tiles whose sums need those have no producer: before a step each
-//! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others.
+//! An additional warp would take registers from all others ([`Config::has_producer`]). Some tiles whose sums need those have no producer: before a step each
+//! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others. With 128 rows of activations
+//! the producer is a warp of a third warpgroup, which keeps 24 registers a thread and leaves 240 to the other two ([`Config::moves_registers`]).
 //!
 //! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage once the first products of the next are issued and all
 //! before them are done.

@@ -6,8 +6,8 @@
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
-    F4, U4, lane, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more,
-    wgmma_sp, wgmma_sum, wgmma_wait_group,
+    F4, U2, U4, lane, ld_shared_4, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor,
+    wgmma_fence, wgmma_more, wgmma_sp, wgmma_sum, wgmma_wait_group,
 };
 use crate::tile::config::{ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile};
@@ -90,6 +90,26 @@ fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
     comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
 }
 
+/// The part of a step that a warp multiplies.
+#[derive(CubeType)]
+struct WarpPlace {
+    /// The chunk along N.
+    chunk: u32,
+    /// The half of the chunk, or 0 where a warp has a whole one.
+    part: u32,
+    /// The chunk along K.
+    warp_k: u32,
+}
+
+#[cube]
+impl WarpPlace {
+    fn new(warp: u32, #[comptime] config: Config) -> Self {
+        let in_chunk = comptime!((config.tile.warps_n / config.tile.chunks_n()) as u32);
+        let (warp_n, warp_k) = (warp % comptime!(config.tile.warps_n as u32), warp / comptime!(config.tile.warps_n as u32));
+        WarpPlace { chunk: warp_n / in_chunk, part: warp_n % in_chunk, warp_k }
+    }
+}
+
 /// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of the scales and of the zero points.
 #[derive(CubeType)]
 struct Chunk {
@@ -101,11 +121,9 @@ struct Chunk {
 #[cube]
 impl Chunk {
     fn new(stage: u32, warp: u32, #[comptime] config: Config) -> Self {
-        let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
+        let chunks_n = comptime!(config.tile.chunks_n() as u32);
         let words_row = words_row(config);
-        let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
-        let in_chunk = comptime!(warps_n / chunks_n);
-        let (chunk, part) = (warp_n / in_chunk, warp_n % in_chunk);
+        let WarpPlace { chunk, part, warp_k } = WarpPlace::new(warp, config);
         let group = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + chunk;
         Chunk {
             words: stage
@@ -210,16 +228,17 @@ pub(super) fn multiply(
 /// the first, for sums that no thread writes.
 #[cube]
 pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, masks: &NibbleMasks, #[comptime] config: Config) {
-    let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
+    let chunks_n = comptime!(config.tile.chunks_n() as u32);
     let words_row = words_row(config);
     let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
-    let (warp_n, warp_k) = (warp % warps_n, warp / warps_n);
-    let chunk = if warp_n < chunks { warp_n } else { 0u32.runtime() };
+    let WarpPlace { chunk, part, warp_k } = WarpPlace::new(warp, config);
+    let chunk = if chunk < chunks { chunk } else { 0u32.runtime() };
     let metadata = state.stage
         + comptime!(config.metadata_offset() as u32)
         + warp_k * comptime!(METADATA_ROWS as u32 * words_row)
         + chunk * comptime!(TILE_BYTES as u32)
-        + lane() * 16;
+        + lane() * 16
+        + part * 4;
     let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let activations = comptime!(config.activations_offset() as u32) + warp_k * 2 * atom_bytes;
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
@@ -238,8 +257,9 @@ pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, mas
             if comptime!(step + 1 < CHUNK_STEPS) {
                 load_words(&mut a_words, words, comptime!(step + 1), words_row, config);
             }
-            // Two registers of metadata: one for every two sub-tiles.
-            let places = ld_shared_8(metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32));
+            // A register of metadata for every two sub-tiles.
+            let at = metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32);
+            let places = if comptime!(config.tile.sub_tiles() == 4) { ld_shared_8(at) } else { U2::new(ld_shared_4(at)) };
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..config.tile.sub_tiles() {
