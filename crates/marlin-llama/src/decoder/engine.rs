@@ -48,6 +48,8 @@ const FLASH_CHUNKS: [usize; 2] = [1024, 2048];
 const MATRIX_CHUNKS: [usize; 2] = [512, 512];
 /// Most tokens of prompts in a recorded pass. More take the device longer than the host needs to launch them, and a graph would hold their memory.
 const MOST_RECORDED: usize = 1024;
+/// Last rows of prompts in a recorded pass, if so many are enough: the most that a float head's own kernel takes.
+const FEW_ENDS: usize = 32;
 
 /// The work of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,20 +58,6 @@ enum Pass {
     Step { rows: usize },
     /// Tokens of prompts, of which some end.
     Prompts { rows: usize, ends: usize },
-}
-
-impl Pass {
-    /// The pass for this many tokens of prompts: their number rounded up so that few passes are recorded.
-    fn prompts(tokens: usize, ends: usize) -> Self {
-        let power = tokens.next_power_of_two();
-        let rows = match tokens {
-            // A multiple of the rows of a matmul's tile.
-            tokens if tokens > MOST_RECORDED => tokens.next_multiple_of(128),
-            tokens if power >= 4 && tokens <= power / 4 * 3 => power / 4 * 3,
-            _ => power,
-        };
-        Self::Prompts { rows, ends: if ends == 0 { 0 } else { ends.next_power_of_two() } }
-    }
 }
 
 /// The tensors that all steps read and write.
@@ -178,9 +166,28 @@ impl ModelEngine {
         }
     }
 
+    /// The pass for this many rows of prompts, of which `ends` are the last of prompts that end: where passes are recorded, with numbers rounded up so that they
+    /// are few. More last rows then cost next to nothing, since the head's weight is read once for all of them.
+    fn prompt_pass(&self, rows: usize, ends: usize) -> Pass {
+        let power = rows.next_power_of_two();
+        let rounded = match rows {
+            // A multiple of the rows of a matmul's tile.
+            rows if rows > MOST_RECORDED => rows.next_multiple_of(128),
+            rows if power >= 4 && rows <= power / 4 * 3 => power / 4 * 3,
+            _ => power,
+        };
+        let few = self.slots.min(FEW_ENDS);
+        let rounded_ends = if ends > few { self.slots } else { few * ends.min(1) };
+        match self.prompts {
+            PromptRows::All => Pass::Prompts { rows: rounded, ends: rounded_ends },
+            PromptRows::First => Pass::Prompts { rows: rounded, ends },
+            PromptRows::Last => Pass::Prompts { rows, ends },
+        }
+    }
+
     /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that end.
     fn read_rows(&mut self, mut rows: Vec<Row>, mut ends: Vec<Row>) -> Option<ModelStep> {
-        let pass = Pass::prompts(rows.len(), ends.len());
+        let pass = self.prompt_pass(rows.len(), ends.len());
         if let Pass::Prompts { rows: size, ends: count } = pass {
             rows.resize(size, Row::IDLE);
             ends.resize(count, Row::IDLE);
