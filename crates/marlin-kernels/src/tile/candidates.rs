@@ -196,6 +196,7 @@ fn spills(config: &Config, capability: u32) -> bool {
                 (80, (2, 1, 8)) => group == GroupSize::G64,
                 (80 | 86 | 89, (2, 2, 2)) => group == GroupSize::G64 && !bf16,
                 (86 | 89, (8, 4, 1)) => group == GroupSize::G32,
+                (90, (1, 1, 8 | 12)) => group == GroupSize::Channel && bf16,
                 _ => false,
             };
     }
