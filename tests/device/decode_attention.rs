@@ -1,6 +1,7 @@
 //! Decode attention, launched on raw buffers: caches filled with NaN past each sequence, outputs filled with NaN, lengths around every edge.
 
 mod operands;
+mod prompts;
 
 use crate::kernels::{buffer, bytes, client, values};
 use crate::setup::{Named, computes, is_card, trial};
@@ -10,7 +11,7 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget, attention};
-use marlin_decode::kernels::flash::{self, FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
+use marlin_decode::kernels::flash::{FlashArgs, TILE_WORDS, flash, most_tiles, tiles};
 use marlin_decode::kernels::{RopeCacheArgs, Row, RowState, rope_cache};
 use marlin_kernels::{ActivationDtype, KernelError};
 use marlin_tests::{relative_error, tolerance};
@@ -24,9 +25,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         tests.push(trial(device, &format!("decode::attention::{name}"), move |device| body(device, is_card(device), seed)));
     };
     add("agrees_with_f64", agrees);
-    add("prompts_agree_with_f64", prompts);
-    add("long_prompts_agree_with_f64", long_prompts);
-    add("prompts_give_the_same_bits_a_hundred_times", prompt_repeats);
+    add("prompts_agree_with_f64", prompts::agree);
+    add("long_prompts_agree_with_f64", prompts::long);
+    add("prompts_give_the_same_bits_a_hundred_times", prompts::repeats);
     add("grows_a_sequence", grows);
     add("skips_rows_outside_of_the_cache", skips);
     add("refuses_wrong_operands", refusals);
@@ -229,87 +230,6 @@ fn check_outputs(bench: &Bench, operands: &mut Operands, name: &str) {
     }
 }
 
-/// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows before it of its sequence.
-fn prompts(device: &Device, is_card: bool, seed: u64) {
-    let client = client(device);
-    // (first position, tokens) of each sequence.
-    let sequences: &[(usize, usize)] =
-        if is_card { &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 193), (127, 64), (31, 18)] } else { &[(0, 9), (0, 1), (7, 5)] };
-    let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
-    let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
-    let head_dims: &[usize] = if is_card { &[64, 80, 96, 128, 256] } else { &[16] };
-    let dtypes: &[ActivationDtype] =
-        if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
-    let mut dtypes = dtypes.iter().copied().filter(|&dtype| computes(device, dtype)).collect::<Vec<_>>().into_iter().cycle();
-    for (case, (&head_dim, group)) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))).enumerate() {
-        let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
-        let plain = AttentionShape { pass: AttentionPass::Prompt, ..shape(rows, [group, 1], head_dim, max_len, dtype) };
-        let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
-        let half_rotated = AttentionShape { rotary_dim: head_dim / 2, window: Some(70), ..plain };
-        let unrotated = AttentionShape { rotary_dim: 0, norm_epsilon: Some(1e-5), heads: 2 * group, kv_heads: 2, ..plain };
-        check_prompts(&client, &[plain, normed, half_rotated, unrotated][case % 4], sequences, seed);
-    }
-}
-
-fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, usize)], seed: u64) {
-    // The first row of each sequence fills the cache before it; the others are idle until then.
-    let mut positions = Vec::new();
-    for &(start, tokens) in sequences {
-        positions.extend((0..tokens).map(|token| (token == 0).then_some(start)));
-    }
-    positions.resize(shape.rows, None);
-    let mut operands = Operands::random(shape, &positions, seed);
-    let mut row = 0;
-    for &(start, tokens) in sequences {
-        let slot = operands.rows[row].slot as usize;
-        for token in 0..tokens {
-            operands.rows[row + token] = row_at(Some(start + token), slot);
-        }
-        row += tokens;
-    }
-    let kernels: &[PromptKernel] = match flash::takes(client, shape.dtype, shape.head_dim) {
-        true => &[PromptKernel::Rows, PromptKernel::Flash],
-        false => &[PromptKernel::Rows],
-    };
-    for &prompts in kernels {
-        check_launch(Bench { prompts, ..Bench::new(client, shape, &operands) }, operands.clone(), seed);
-    }
-}
-
-/// Tokens far into sequences, in the last tile of positions and across its edges.
-fn long_prompts(device: &Device, is_card: bool, seed: u64) {
-    let client = client(device);
-    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
-    let (max_len, sequences): (usize, &[(usize, usize)]) =
-        if is_card { (131_072, &[(131_039, 33), (65_530, 20)]) } else { (3_000, &[(2_991, 9)]) };
-    let rows = sequences.iter().map(|(_, tokens)| tokens).sum();
-    let plain = AttentionShape {
-        pass: AttentionPass::Prompt,
-        slots: sequences.len(),
-        ..shape(rows, [2, 1], if is_card { 128 } else { 16 }, max_len, half)
-    };
-    for window in [None, Some(max_len / 3)] {
-        check_prompts(&client, &AttentionShape { window, ..plain }, sequences, seed);
-    }
-}
-
-fn prompt_repeats(device: &Device, is_card: bool, seed: u64) {
-    let client = client(device);
-    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
-    let (tokens, head_dim) = if is_card { (700, 128) } else { (12, 16) };
-    let shape = AttentionShape { pass: AttentionPass::Prompt, ..shape(tokens, [8, 2], head_dim, tokens + 9, half) };
-    let mut operands = Operands::random(&shape, &vec![None; tokens], seed);
-    operands.rows = (0..tokens).map(|position| row_at(Some(position), 1)).collect();
-    let prompts = if flash::takes(&client, shape.dtype, head_dim) { PromptKernel::Flash } else { PromptKernel::Rows };
-    let bench = Bench { prompts, ..Bench::new(&client, &shape, &operands) };
-    bench.launch();
-    let first = bench.read(OUT);
-    for repeat in 1..100 {
-        bench.launch();
-        assert!(bench.read(OUT) == first, "seed {seed}: launch {repeat} gives other bits");
-    }
-}
-
 /// Checks that the cache has each token's rounded key and its value, and is otherwise as `before`.
 fn check_cache(bench: &Bench, operands: &Operands, before: [Vec<u8>; 2], name: &str) {
     let shape = &bench.shape;
@@ -456,12 +376,17 @@ fn repeats(device: &Device, is_card: bool, seed: u64) {
     for (rows, heads, max_len) in [(1, [8, 2], lengths[0]), (16, [8, 8], lengths[1])] {
         let shape = shape(rows, heads, 128, max_len, dtype);
         let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(max_len - 1), Some(max_len / 2)], seed));
+        check_repeats(&bench, seed);
+    }
+}
+
+/// Launches a hundred times, and checks that every output has the bits of the first.
+fn check_repeats(bench: &Bench, seed: u64) {
+    bench.launch();
+    let first = bench.read(OUT);
+    for run in 1..100 {
         bench.launch();
-        let first = bench.read(OUT);
-        for run in 1..100 {
-            bench.launch();
-            assert!(bench.read(OUT) == first, "{shape}, seed {seed}: run {run} differs");
-        }
+        assert!(bench.read(OUT) == first, "{}, seed {seed}: run {run} differs", bench.shape);
     }
 }
 

@@ -112,7 +112,7 @@ fn row_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec
         let (mut rows, mut next) = (Vec::with_capacity(part.len()), Vec::with_capacity(part.len()));
         for (index, &token) in (first..).zip(part) {
             let (slot, position) = (index / seq, index % seq);
-            rows.push(Row { token, state: RowState::At(position as u32), slot: slot as u32, ..Row::IDLE });
+            rows.push(Row::of_prompt(token, position as u32, slot as u32));
             // The last token of a window predicts none.
             next.push(if position + 1 < seq { tokens[index + 1] as i32 } else { -1 });
         }

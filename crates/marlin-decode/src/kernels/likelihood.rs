@@ -1,10 +1,10 @@
 //! The log-likelihoods of tokens, from the logits of the positions before them. One cube per row.
 
-use super::shape::{RowsShape, shared_memory};
+use super::shape::{RowsShape, most_units, shared_memory};
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_kernels::KernelError;
 use marlin_kernels::problem::expect_length;
-use marlin_kernels::{KernelError, Runtime, Target};
 
 /// The most units of a cube.
 const MAX_UNITS: usize = 256;
@@ -33,10 +33,7 @@ pub fn log_likelihoods(client: &Client, shape: &RowsShape, args: LikelihoodArgs)
     if shape.rows * shape.features == 0 {
         return Ok(());
     }
-    // On the CPU runtime one core runs a whole cube.
-    let is_cpu = Target::of(client).runtime == Runtime::Cpu;
-    let most = if is_cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize };
-    let units = 1 << MAX_UNITS.min(most).min(shared_memory(client) / size_of::<f32>()).max(1).ilog2();
+    let units = 1 << MAX_UNITS.min(most_units(client)).min(shared_memory(client) / size_of::<f32>()).max(1).ilog2();
     let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
     let LikelihoodArgs { logits, tokens, out } = args;
     log_likelihood_rows::launch(client, count, dim, logits, tokens, out, shape.features as u32, units, shape.dtype.elem());

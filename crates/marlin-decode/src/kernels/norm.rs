@@ -1,12 +1,12 @@
 //! RMSNorm of each row, with an optional addition to the residual stream before it. One cube per row.
 
-use super::shape::RowsShape;
+use super::shape::{RowsShape, most_units};
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
 use marlin_kernels::planes::{Planes, plane_total};
 use marlin_kernels::problem::expect_length;
-use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`rms_norm`]: rows of `features` values each, contiguous.
 pub struct RmsNormArgs {
@@ -42,10 +42,7 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     let size = vector_size(client, shape.features, shape.dtype);
     let vectors = shape.features / size;
     let planes = Planes::of(client);
-    // On the CPU runtime one core runs a whole cube.
-    let is_cpu = Target::of(client).runtime == Runtime::Cpu;
-    let most = if is_cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize };
-    let units = cube_units(vectors, planes, most);
+    let units = cube_units(vectors, planes, most_units(client));
     let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
     let RmsNormArgs { x, residual, weight, out } = args;
     rms_norm_rows::launch(

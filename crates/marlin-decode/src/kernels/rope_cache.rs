@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use cubecl::{calculate_cube_count_elemwise, ir::ElemType};
 use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
-use marlin_kernels::problem::{expect_length, expect_presence};
+use marlin_kernels::problem::expect_length;
 
 /// Units of a cube.
 const UNITS: usize = 256;
@@ -110,25 +110,10 @@ pub fn rope_cache(client: &Client, shape: &AttentionShape, args: RopeCacheArgs) 
 /// Checks everything that the kernel assumes of its operands and the device.
 fn check(client: &Client, shape: &AttentionShape, args: &RopeCacheArgs) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
-    let table = shape.max_positions * (shape.rotary_dim / 2);
-    for (operand, expected, found) in [
-        ("qkv", shape.rows * shape.qkv_columns(), &args.qkv),
-        ("state", shape.rows * Row::WORDS, &args.state),
-        ("cosines", table, &args.cos),
-        ("sines", table, &args.sin),
-        ("queries", shape.rows * shape.heads * shape.head_dim, &args.queries),
-        ("keys", shape.cache_elements(), &args.keys),
-        ("values", shape.cache_elements(), &args.values),
-    ] {
-        expect_length(shape, operand, expected, found.len())?;
-    }
-    for (operand, found) in [("norm of q", &args.q_norm), ("norm of k", &args.k_norm)] {
-        expect_presence(shape, operand, shape.norm_epsilon.is_some(), found.is_some())?;
-        if let Some(weight) = found {
-            expect_length(shape, operand, shape.head_dim, weight.len())?;
-        }
-    }
-    Ok(())
+    expect_length(shape, "qkv", shape.rows * shape.qkv_columns(), args.qkv.len())?;
+    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
+    expect_length(shape, "queries", shape.rows * shape.heads * shape.head_dim, args.queries.len())
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {

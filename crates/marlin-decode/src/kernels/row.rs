@@ -83,6 +83,11 @@ impl Row {
     pub const IDLE: Self =
         Self { token: 0, state: RowState::Idle, slot: 0, seed: 0, top_k: 0, temperature: 0.0, top_p: 1.0, repetition_penalty: 1.0 };
 
+    /// A token of a prompt: it is only read, so that it needs no sampling.
+    pub fn of_prompt(token: u32, position: u32, slot: u32) -> Self {
+        Self { token, state: RowState::At(position), slot, ..Self::IDLE }
+    }
+
     /// Returns the row as the words of the device's tensor.
     pub fn to_words(self) -> [i32; Self::WORDS] {
         let mut words = [0; Self::WORDS];

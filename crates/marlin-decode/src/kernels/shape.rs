@@ -36,6 +36,11 @@ pub(super) fn shared_memory(client: &Client) -> usize {
     if Target::of(client).runtime == Runtime::Cpu { usize::MAX } else { client.properties().hardware.max_shared_memory_size }
 }
 
+/// The most units of a cube for a row of values: on the CPU one, as one core runs a whole cube there.
+pub(super) fn most_units(client: &Client) -> usize {
+    if Target::of(client).runtime == Runtime::Cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize }
+}
+
 /// Returns the reason why a client's device cannot run the kernels of a step with activations of a dtype; `None` if it can.
 pub fn lacks(client: &Client, dtype: ActivationDtype) -> Option<&'static str> {
     let computes = |elem: ElemType| client.features().type_usage(elem).contains(TypeUsage::Arithmetic);

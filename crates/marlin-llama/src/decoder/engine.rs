@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Graph, Int, Tensor, capture};
-use marlin_decode::{self as decode, Row, RowState, RowsRead};
+use marlin_decode::{self as decode, Row, RowsRead};
 
 use super::scheduler::{Engine, PromptChunk};
 use crate::model::{Batch, CachePosition};
@@ -58,6 +58,16 @@ enum Pass {
     Step { rows: usize },
     /// Tokens of prompts, of which some end.
     Prompts { rows: usize, ends: usize },
+}
+
+impl Pass {
+    /// Its rows, idle.
+    fn batch(self, model: &LlamaModel, slots: usize) -> Batch {
+        match self {
+            Self::Step { rows } => Batch::step(rows, model.config().num_attention_heads, &model.device()),
+            Self::Prompts { rows, ends } => Batch::prompts(rows, ends, slots, &model.device()),
+        }
+    }
 }
 
 /// The tensors that all steps read and write.
@@ -132,66 +142,55 @@ impl ModelEngine {
         self.graphs.iter().any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
     }
 
-    /// Idle rows of a pass.
-    fn batch(&self, pass: Pass) -> Batch {
-        let device = self.model.device();
-        match pass {
-            Pass::Step { rows } => Batch::step(rows, self.model.config().num_attention_heads, &device),
-            Pass::Prompts { rows, ends } => Batch::prompts(rows, ends, self.slots, &device),
-        }
-    }
-
     /// The graph of a pass, recorded the first time.
     fn record(&mut self, pass: Pass) -> &mut PassGraph {
-        if !self.graphs.contains_key(&pass) {
+        let Self { model, state, slots, graphs, .. } = self;
+        graphs.entry(pass).or_insert_with(|| {
             let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
             // Idle rows change nothing while the graph is warmed up and recorded.
-            let batch = Arc::new(Mutex::new(self.batch(pass)));
-            let (model, state, of_pass) = (self.model.clone(), self.state.clone(), batch.clone());
+            let batch = Arc::new(Mutex::new(pass.batch(model, *slots)));
+            let (device, model, state, of_pass) = (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
                 let State { cache, seen } = &mut *lock(&state);
                 model.pass(&mut lock(&of_pass), cache, seen);
             });
-            let graph = capture(&self.model.device(), run);
+            let graph = capture(&device, run);
             match graph.is_hardware() {
                 true => tracing::debug!(?pass, "recorded a graph"),
                 false => tracing::info!(?pass, "this device records no graphs: operations run one by one"),
             }
             let rows = if let Pass::Step { rows } = pass { vec![Row::IDLE; rows] } else { Vec::new() };
-            self.graphs.insert(pass, PassGraph { batch, graph, rows });
-        }
-        match self.graphs.get_mut(&pass) {
-            Some(graph) => graph,
-            None => unreachable!("a graph that is there or was recorded"),
-        }
+            PassGraph { batch, graph, rows }
+        })
     }
 
-    /// The pass for this many rows of prompts, of which `ends` are the last of prompts that end: where passes are recorded, with numbers rounded up so that they
-    /// are few. More last rows then cost next to nothing, since the head's weight is read once for all of them.
-    fn prompt_pass(&self, rows: usize, ends: usize) -> Pass {
+    /// The numbers of rows, and of last rows of prompts that end, of a pass for `rows` and `ends`: where passes are recorded, rounded up so that they are few.
+    /// More last rows then cost next to nothing, since the head's weight is read once for all of them.
+    fn rounded(&self, rows: usize, ends: usize) -> [usize; 2] {
+        if self.prompts == PromptRows::Last {
+            return [rows, ends];
+        }
         let power = rows.next_power_of_two();
-        let rounded = match rows {
+        let rows = match rows {
             // A multiple of the rows of a matmul's tile.
             rows if rows > MOST_RECORDED => rows.next_multiple_of(128),
             rows if power >= 4 && rows <= power / 4 * 3 => power / 4 * 3,
             _ => power,
         };
         let few = self.slots.min(FEW_ENDS);
-        let rounded_ends = if ends > few { self.slots } else { few * ends.min(1) };
-        match self.prompts {
-            PromptRows::All => Pass::Prompts { rows: rounded, ends: rounded_ends },
-            PromptRows::First => Pass::Prompts { rows: rounded, ends },
-            PromptRows::Last => Pass::Prompts { rows, ends },
+        match ends {
+            ends if ends == 0 || self.prompts == PromptRows::First => [rows, ends],
+            ends if ends <= few => [rows, few],
+            _ => [rows, self.slots],
         }
     }
 
     /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that end.
     fn read_rows(&mut self, mut rows: Vec<Row>, mut ends: Vec<Row>) -> Option<ModelStep> {
-        let pass = self.prompt_pass(rows.len(), ends.len());
-        if let Pass::Prompts { rows: size, ends: count } = pass {
-            rows.resize(size, Row::IDLE);
-            ends.resize(count, Row::IDLE);
-        }
+        let [size, count] = self.rounded(rows.len(), ends.len());
+        rows.resize(size, Row::IDLE);
+        ends.resize(count, Row::IDLE);
+        let pass = Pass::Prompts { rows: size, ends: count };
         if rows.len() <= MOST_RECORDED && self.prompts != PromptRows::Last {
             let graph = self.record(pass);
             let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +199,7 @@ impl ModelEngine {
             return Some(ModelStep { pass, rows: decode::start_reading(lock(&graph.batch).ends()?) });
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let mut batch = self.batch(pass);
+        let mut batch = pass.batch(&self.model, self.slots);
         batch.set_prompts(&rows, &ends);
         let State { cache, seen } = &mut *lock(&self.state);
         self.model.pass(&mut batch, cache, seen);
@@ -249,8 +248,7 @@ impl Engine for ModelEngine {
             }
             let CachePosition { slot, start } = chunk.position;
             let first = start + count - as_rows;
-            let row = |(i, &token)| Row { token, state: RowState::At((first + i) as u32), slot: slot as u32, ..Row::IDLE };
-            rows.extend(tokens.iter().enumerate().map(row));
+            rows.extend((first..).zip(tokens).map(|(position, &token)| Row::of_prompt(token, position as u32, slot as u32)));
             ends.extend(chunk.end.map(|end| Row { token: rows.len() as u32 - 1, ..end }));
         }
         if rows.is_empty() { None } else { self.read_rows(rows, ends) }

@@ -103,13 +103,18 @@ impl LlamaModel {
     /// # Errors
     /// Values that are not finite, or a device that fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
-        let (weight, bias) = match &self.lm_head {
-            Some(Projection::Quant(_)) => return Ok(()),
-            Some(Projection::Dense(Linear { weight, bias })) => (weight.val(), bias.as_ref().map(|bias| bias.val())),
-            None => (self.embed_tokens.weight.val().transpose(), None),
-        };
+        let Some((weight, bias)) = self.float_head() else { return Ok(()) };
         self.lm_head = Some(Projection::Quant(QuantLinear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
         Ok(())
+    }
+
+    /// Weight [hidden, vocab] and bias `[vocab]` of a float head; none of one that is quantised.
+    fn float_head(&self) -> Option<(Tensor<2>, Option<Tensor<1>>)> {
+        match &self.lm_head {
+            Some(Projection::Quant(_)) => None,
+            Some(Projection::Dense(Linear { weight, bias })) => Some((weight.val(), bias.as_ref().map(|bias| bias.val()))),
+            None => Some((self.embed_tokens.weight.val().transpose(), None)),
+        }
     }
 
     /// The config it was built from.

@@ -1,7 +1,7 @@
 use burn::tensor::{Device, Int, Tensor};
 use marlin_decode::{self as decode, Row};
 
-use super::{KvCache, LlamaModel, Projection, Residual};
+use super::{KvCache, LlamaModel, Residual};
 
 /// The rows of a pass over tokens, one row each, and what its kernels need besides.
 #[derive(Debug)]
@@ -92,11 +92,7 @@ impl LlamaModel {
         let mut batch = Batch::prompts(rows.len(), 0, slots, &self.device());
         batch.set_prompts(rows, &[]);
         let hidden = self.rows(&batch, cache).norm(&self.norm);
-        let (weight, bias) = match &self.lm_head {
-            Some(Projection::Quant(head)) => return head.forward(hidden),
-            Some(Projection::Dense(head)) => (head.weight.val(), head.bias.as_ref().map(|bias| bias.val())),
-            None => (self.embed_tokens.weight.val().transpose(), None),
-        };
+        let Some((weight, bias)) = self.float_head() else { return self.decode_head(hidden) };
         let logits = decode::matmul(hidden.unsqueeze(), weight.unsqueeze()).reshape([rows.len(), self.config.vocab_size]);
         match bias {
             Some(bias) => logits + bias.unsqueeze(),

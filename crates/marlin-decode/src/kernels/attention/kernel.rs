@@ -6,7 +6,7 @@ use super::lane_group::{F8, load};
 use super::plan::AttentionConfig;
 use super::shape::AttentionPass;
 use super::softmax::{Sums, accumulate, score, start};
-use super::stage::{stage, write_token};
+use super::stage::{stage, stage_queries, write_token};
 use crate::kernels::Row;
 use cubecl::prelude::*;
 
@@ -53,7 +53,11 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
 
     // The block's heads of q, then in a step the token's key and value.
     let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!(config.staged_heads() * config.head_dim), 32usize);
-    stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
+    if comptime!(config.pass == AttentionPass::Step) {
+        stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
+    } else {
+        stage_queries(qkv, &mut staged, &place, &lengths, config);
+    }
     sync_cube();
 
     let mut sums = Sums {

@@ -2,10 +2,9 @@ use super::block::LengthsLaunch;
 use super::kernel;
 use super::plan::{AttentionConfig, AttentionPlan, AttentionTarget, Held};
 use super::shape::{AttentionShape, VECTOR};
-use crate::kernels::Row;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_kernels::problem::{expect_at_least, expect_length, expect_presence};
+use marlin_kernels::problem::{expect_at_least, expect_length};
 use marlin_kernels::{KernelError, Runtime, Target};
 
 /// Operands of [`attention`]: contiguous buffers, aligned to 32 bytes.
@@ -13,7 +12,7 @@ pub struct AttentionArgs {
     /// The qkv projection's output [rows, (heads + 2 kv_heads) head_dim]: heads of q, of k, of v. Of prompts the queries alone, [rows, heads head_dim],
     /// normalised and rotated.
     pub qkv: BufferArg,
-    /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
+    /// The step's [`Row`](crate::kernels::Row)s, i32 [rows, [`Row::WORDS`](crate::kernels::Row::WORDS)].
     pub state: BufferArg,
     /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated. In a step each token's key is written at its row's slot and position.
     pub keys: BufferArg,
@@ -91,26 +90,10 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
 /// Checks everything that the kernel assumes of its operands and the device.
 fn check(client: &Client, shape: &AttentionShape, plan: &AttentionPlan, args: &AttentionArgs) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
-    let table = shape.max_positions * (shape.rotary_dim / 2);
-    for (operand, expected, found) in [
-        ("qkv", shape.rows * shape.columns(), &args.qkv),
-        ("state", shape.rows * Row::WORDS, &args.state),
-        ("keys", shape.cache_elements(), &args.keys),
-        ("values", shape.cache_elements(), &args.values),
-        ("cosines", table, &args.cos),
-        ("sines", table, &args.sin),
-        ("output", shape.rows * shape.heads * shape.head_dim, &args.out),
-    ] {
-        expect_length(shape, operand, expected, found.len())?;
-    }
-    for (operand, expected, found) in [("partials", plan.partials(), &args.partials), ("tickets", plan.tickets(), &args.tickets)] {
-        expect_at_least(shape, operand, expected, found.len())?;
-    }
-    for (operand, found) in [("norm of q", &args.q_norm), ("norm of k", &args.k_norm)] {
-        expect_presence(shape, operand, shape.norm_epsilon.is_some(), found.is_some())?;
-        if let Some(weight) = found {
-            expect_length(shape, operand, shape.head_dim, weight.len())?;
-        }
-    }
-    Ok(())
+    expect_length(shape, "qkv", shape.rows * shape.columns(), args.qkv.len())?;
+    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
+    expect_length(shape, "output", shape.rows * shape.heads * shape.head_dim, args.out.len())?;
+    expect_at_least(shape, "partials", plan.partials(), args.partials.len())?;
+    expect_at_least(shape, "tickets", plan.tickets(), args.tickets.len())
 }

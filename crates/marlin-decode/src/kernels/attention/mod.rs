@@ -45,5 +45,6 @@ mod stage;
 pub use launch::{AttentionArgs, attention};
 pub use plan::{AttentionConfig, AttentionPlan, AttentionTarget};
 pub use shape::{AttentionPass, AttentionShape};
+pub(super) use softmax::{MASKED, NONE};
 #[cfg(feature = "inspect")]
 pub use source::source;

@@ -1,6 +1,8 @@
 //! The shape of an attention, and its checks.
 
-use marlin_kernels::problem::expect_at_most;
+use crate::kernels::Row;
+use cubecl::prelude::BufferArg;
+use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
 use marlin_kernels::{ActivationDtype, KernelError};
 use std::fmt;
 
@@ -92,6 +94,31 @@ impl AttentionShape {
     /// Returns the features of the qkv projection's output.
     pub fn qkv_columns(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Checks the rows of a launch, and the caches of keys and of values.
+    pub(in crate::kernels) fn expect_cache(&self, state: &BufferArg, keys: &BufferArg, values: &BufferArg) -> Result<(), KernelError> {
+        expect_length(self, "state", self.rows * Row::WORDS, state.len())?;
+        expect_length(self, "keys", self.cache_elements(), keys.len())?;
+        expect_length(self, "values", self.cache_elements(), values.len())
+    }
+
+    /// Checks the tables of cosines and sines, and the weights of the norms of the heads of q and k.
+    pub(in crate::kernels) fn expect_parameters(
+        &self,
+        [cos, sin]: [&BufferArg; 2],
+        [q_norm, k_norm]: [&Option<BufferArg>; 2],
+    ) -> Result<(), KernelError> {
+        let table = self.max_positions * (self.rotary_dim / 2);
+        expect_length(self, "cosines", table, cos.len())?;
+        expect_length(self, "sines", table, sin.len())?;
+        for (operand, found) in [("norm of q", q_norm), ("norm of k", k_norm)] {
+            expect_presence(self, operand, self.norm_epsilon.is_some(), found.is_some())?;
+            if let Some(weight) = found {
+                expect_length(self, operand, self.head_dim, weight.len())?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the number of elements of the cache of keys, which is also that of the cache of values.

@@ -7,9 +7,9 @@ use super::shape::AttentionPass;
 use cubecl::prelude::*;
 
 /// The running maximum before the first score: less than every score, and finite, so that `NONE - NONE` is 0 and not NaN.
-pub(super) const NONE: f32 = -1e30;
+pub(in crate::kernels) const NONE: f32 = -1e30;
 /// The score of a masked position: its exponential is 0 even relative to [`NONE`].
-const MASKED: f32 = -3e38;
+pub(in crate::kernels) const MASKED: f32 = -3e38;
 
 /// The running state of a lane group's online softmax, for each of the block's heads.
 #[derive(CubeType)]

@@ -3,41 +3,32 @@
 use super::block::{Lengths, Place};
 use super::lane_group::{F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector};
 use super::plan::AttentionConfig;
-use super::shape::AttentionPass;
 use cubecl::prelude::*;
 
-/// Stores the block's heads of q, times 1 / sqrt(head_dim), and in a step the token's key and value in shared memory. q and the key are then normalised and
-/// rotated first; the key is also rounded to the dtype of the cache.
+/// Stores the block's heads of q of a token of prompts, times 1 / sqrt(head_dim), in shared memory.
 #[cube]
-pub(super) fn stage<F: Float>(
-    qkv: &[F],
-    cos: &[f32],
-    sin: &[f32],
-    q_norm: &ComptimeOption<&[F]>,
-    k_norm: &ComptimeOption<&[F]>,
+pub(super) fn stage_queries<F: Float>(
+    queries: &[F],
     staged: &mut Shared<[f32]>,
     place: &Place,
     lengths: &Lengths,
     #[comptime] config: AttentionConfig,
 ) {
-    if comptime!(config.pass == AttentionPass::Step) {
-        stage_token(qkv, cos, sin, q_norm, k_norm, staged, place, lengths, config);
-    } else {
-        let first = (place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32);
-        let scale = comptime!(1.0 / (config.head_dim as f32).sqrt());
-        let elements = comptime!((config.heads * config.head_dim) as u32);
-        for round in 0..comptime!(elements.div_ceil(config.threads as u32)) {
-            let index = round * comptime!(config.threads as u32) + UNIT_POS_X;
-            if index < elements {
-                staged[index as usize] = f32::cast_from(qkv[(first + index) as usize]) * scale;
-            }
+    let first = (place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32);
+    let scale = comptime!(1.0 / (config.head_dim as f32).sqrt());
+    let elements = comptime!((config.heads * config.head_dim) as u32);
+    for round in 0..comptime!(elements.div_ceil(config.threads as u32)) {
+        let index = round * comptime!(config.threads as u32) + UNIT_POS_X;
+        if index < elements {
+            staged[index as usize] = f32::cast_from(queries[(first + index) as usize]) * scale;
         }
     }
 }
 
-/// As [`stage`], in a step.
+/// Stores the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value in shared memory. q and the key are normalised and rotated;
+/// the key is also rounded to the dtype of the cache.
 #[cube]
-fn stage_token<F: Float>(
+pub(super) fn stage<F: Float>(
     qkv: &[F],
     cos: &[f32],
     sin: &[f32],

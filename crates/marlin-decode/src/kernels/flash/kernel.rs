@@ -2,6 +2,7 @@
 
 use super::tiles::{TILE_ROWS, TILE_WORDS};
 use crate::kernels::Row;
+use crate::kernels::attention::{MASKED, NONE};
 use cubecl::prelude::*;
 use marlin_kernels::ptx::{
     F4, U4, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, cvt_halves, ex2_approx, global_address, global_address_mut,
@@ -14,10 +15,6 @@ const KEYS: usize = 64;
 pub(super) const THREADS: usize = 2 * TILE_ROWS;
 /// Accumulators of a warp's scores, of eight positions each.
 const SCORES: usize = KEYS / 8;
-/// The running maximum before the first score: less than every score, and finite, so that `NONE - NONE` is 0 and not NaN.
-const NONE: f32 = -1e30;
-/// The score of a masked position: its exponential is 0 even relative to [`NONE`].
-const MASKED: f32 = -3e38;
 
 /// The compile-time parameters of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

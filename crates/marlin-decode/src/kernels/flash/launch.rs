@@ -1,6 +1,5 @@
 use super::kernel::{self, FlashConfig, FlashLengthsLaunch, THREADS};
 use super::tiles::TILE_WORDS;
-use crate::kernels::Row;
 use crate::kernels::attention::AttentionShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -14,7 +13,7 @@ const MAX_HEAD_DIM: usize = 256;
 pub struct FlashArgs {
     /// Normalised and rotated queries [rows, heads head_dim].
     pub queries: BufferArg,
-    /// The [`Row`]s, i32 [rows, [`Row::WORDS`]].
+    /// The [`Row`](crate::kernels::Row)s, i32 [rows, [`Row::WORDS`](crate::kernels::Row::WORDS)].
     pub state: BufferArg,
     /// The tiles of the rows ([`tiles`](super::tiles())), i32 [tiles, [`TILE_WORDS`]].
     pub tiles: BufferArg,
@@ -46,14 +45,10 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
     }
     let outputs = shape.rows * shape.heads * shape.head_dim;
     let count = args.tiles.len() / TILE_WORDS;
-    for (operand, expected, found) in [
-        ("queries", outputs, &args.queries),
-        ("state", shape.rows * Row::WORDS, &args.state),
-        ("tiles", count * TILE_WORDS, &args.tiles),
-        ("keys", shape.cache_elements(), &args.keys),
-        ("values", shape.cache_elements(), &args.values),
-        ("output", outputs, &args.out),
-    ] {
+    shape.expect_cache(&args.state, &args.keys, &args.values)?;
+    for (operand, expected, found) in
+        [("queries", outputs, &args.queries), ("tiles", count * TILE_WORDS, &args.tiles), ("output", outputs, &args.out)]
+    {
         expect_length(shape, operand, expected, found.len())?;
     }
     if count == 0 || shape.rows == 0 {
