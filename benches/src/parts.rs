@@ -62,7 +62,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     })?;
     part("silu and multiply", layers, &mut || layer(&|_| decode::silu_mul(gate_up.clone())))?;
     part("down", layers, &mut || layer(&|layer| layer.mlp.down_proj.forward(gated.clone())))?;
-    part("head", 1, &mut || vec![model.decode_head(x.clone())])?;
+    part("head", 1, &mut || vec![model.head(x.clone())])?;
     part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;
     part("sampling", 1, &mut || {
         // Every replay advances the rows by a position; with this `max_len` none reaches the end of its window.

@@ -1,8 +1,8 @@
-//! The matmuls of a prompt's attention, against f64.
+//! The matmuls of a prompt's attention and of float layers, against f64.
 
 use crate::layer::{tensor, values};
 use crate::setup::{Named, trial};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use libtest_mimic::Trial;
 use marlin_decode as decode;
 use marlin_kernels::ActivationDtype::{BF16, F16};
@@ -14,6 +14,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     // CubeCL's CPU runtime takes minutes to compile Burn's matmul for each shape.
     if device.name != "cpu" {
         tests.push(trial(device, "decode::matmul_agrees_with_f64", move |device| products(device, seed)));
+        // Burn's matmul on Flex rounds sums to 16 bits.
+        if device.name != "flex" {
+            tests.push(trial(device, "decode::linear_agrees_with_f64", move |device| linears(device, seed)));
+        }
     }
 }
 
@@ -68,6 +72,47 @@ fn products(device: &Device, seed: u64) {
             let [expected, magnitude] = product(&weights, [positions, head_dim], &|head, i, column| key(head, i, column));
             let error = relative_error(&mixed, &expected, &magnitude);
             assert!(error <= tolerance(dtype), "weighted values of {what}: relative error {error:e}");
+        }
+    }
+}
+
+/// Rows, K and N of layers: rows on both sides of the most that the head's kernel takes, sizes that are no multiples of a tile, and rows of weights and
+/// activations whose bytes are no multiple of 16.
+const LAYERS: [[usize; 3]; 9] = [
+    [1, 256, 512],
+    [32, 256, 70],
+    [33, 256, 70],
+    [64, 512, 384],
+    [100, 257, 64],
+    [129, 96, 1027],
+    [200, 136, 259],
+    [1024, 128, 130],
+    [70, 2050, 12],
+];
+
+fn linears(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    for dtype in [F16, BF16] {
+        for ([rows, k, n], is_table) in LAYERS.into_iter().flat_map(|layer| [(layer, true), (layer, false)]) {
+            let what = format!("{rows} rows, [{k}, {n}], as in checkpoints: {is_table}, in {dtype}, seed {seed}");
+            let mut random = |shape: [usize; 2]| {
+                let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+                tensor(&values, shape, dtype, device)
+            };
+            let x = random([rows, k]);
+            let weight = if is_table { random([n, k]).transpose() } else { random([k, n]) };
+            let out: Tensor<3> = decode::linear(x.clone().unsqueeze(), weight.clone(), None);
+            assert_eq!(out.dims(), [1, rows, n], "{what}");
+            let [x, weight, out] = [values(x), values(weight), values(out)];
+            let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
+            for (row, column) in (0..rows).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                let terms = (0..k).map(|i| x[row * k + i] * weight[i * n + column]);
+                let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+                expected.push(sum);
+                magnitude.push(squares.sqrt());
+            }
+            let error = relative_error(&out, &expected, &magnitude);
+            assert!(error <= tolerance(dtype), "{what}: relative error {error:e}");
         }
     }
 }

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 /// Look into Llama checkpoints, quantise them to 4 or 8 bits, run them.
 ///
-/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer.
+/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer. Compiled kernels are kept in `burn-marlin` in the user's cache folder;
+/// `BURN_MARLIN_CACHE` names another folder, or is `off`.
 #[derive(Debug, Parser)]
 #[command(name = "burn-marlin", version)]
 pub struct Cli {

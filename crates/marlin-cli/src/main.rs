@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod device;
 mod error;
+mod kernel_cache;
 mod output;
 
 use args::{Cli, Command};

@@ -18,7 +18,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Int, Tensor};
 use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
-use marlin_kernels::{ActivationDtype, Runtime};
+use marlin_kernels::ActivationDtype;
 
 /// RMSNorm (arXiv 1910.07467) over the last dimension of `x` [.., hidden]: `x / sqrt(mean(x^2) + epsilon) * weight`, in the shape and dtype of `x`.
 ///
@@ -85,25 +85,32 @@ pub fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
     portable::embed(table, rows)
 }
 
-/// The head of a step: rows [rows, K] times a float weight [K, N]. Burn's matmul would read the weight at a quarter of the card's bandwidth.
-pub fn head(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    if takes(&x) && weight.dtype() == x.dtype() {
-        return Tensor::from_dispatch(Dispatch::decode_head(x.into_dispatch(), weight.into_dispatch()));
+/// A float linear layer: `x` [.., K] times `weight` [K, N], plus `bias` `[N]`, in the shape [.., N].
+///
+/// Few rows run in [a kernel of their own](marlin_kernels::matmul::head), if the weight is a transposed [N, K], as checkpoints hold it: Burn's matmul would
+/// read it at a quarter of the card's bandwidth. More rows run as [`matmul`] does.
+pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    if !takes(&x) || weight.dtype() != x.dtype() {
+        return burn::tensor::module::linear(x, weight, bias);
     }
-    x.matmul(weight)
+    let (mut shape, [k, n]) = (x.shape(), weight.dims());
+    let rows = shape.num_elements() / k.max(1);
+    shape[D - 1] = n;
+    let out = Dispatch::decode_linear(x.reshape([rows, k]).into_dispatch(), weight.into_dispatch());
+    let out = Tensor::<2>::from_dispatch(out).reshape(shape);
+    match bias {
+        Some(bias) => out + bias.unsqueeze(),
+        None => out,
+    }
 }
 
 /// The matmul of a prompt's attention: [batch, heads, M, K] times [batch, heads, K, N].
 ///
-/// This is Burn's matmul, but on CUDA in 16 bits it always runs on Burn's kernel for tensor cores. [`Tensor::matmul`] would compile and time every
-/// kernel it has, which takes a minute on an H200 for the first prompt, and keep the fastest for other lengths, too; in Burn 0.22.1 some kernels fail
-/// for those.
+/// This is Burn's matmul, but on CUDA in 16 bits it always runs on one of Burn's kernels for tensor cores. [`Tensor::matmul`] would compile and time every
+/// kernel it has, which takes minutes on an H200 for the first prompt (one kernel alone compiles for 70 s), and keep the fastest for other lengths, too; in
+/// Burn 0.22.1 some kernels fail for those.
 pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
-    if takes(&lhs)
-        && burn_marlin::device::target(&lhs.device()).runtime == Runtime::Cuda
-        && lhs.dtype().size() == 2
-        && lhs.dtype() == rhs.dtype()
-    {
+    if takes(&lhs) && lhs.dtype() == rhs.dtype() {
         return Tensor::from_dispatch(Dispatch::decode_matmul(lhs.into_dispatch(), rhs.into_dispatch()));
     }
     lhs.matmul(rhs)

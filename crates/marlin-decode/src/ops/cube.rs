@@ -7,6 +7,7 @@ use crate::kernels::sample::{self, SampleArgs, SampleShape};
 use crate::kernels::{self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RopeCacheArgs, RowsShape, SiluMulArgs};
 use burn::backend::DispatchDevice;
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Device, Shape};
@@ -23,12 +24,22 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek::matmul::launch::launch_ref;
+use cubek::matmul::multi_level::Strategy;
+use cubek::matmul::routine::BlueprintStrategy;
+use cubek::std::InputBinding;
 use marlin_format::{WeightDescriptor, WeightTensors};
 use marlin_kernels::matmul::head::{self, HeadOperands};
-use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Target, plan};
+use marlin_kernels::{
+    ActivationDtype, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Runtime, Target, plan,
+};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// The compute capability from which on cards have the tensor memory accelerator.
+const TMA_CAPABILITY: u32 = 90;
 
 impl DecodeBackend for CubeBackend {
     fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
@@ -78,16 +89,16 @@ impl DecodeBackend for CubeBackend {
         out
     }
 
-    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
         let problem = FloatProblem { m, k, n, dtype: dtype_of(&x) };
         let (client, x) = (x.client.clone(), aligned(x));
         let kernel = plan(problem, &Target::of(&client)).kernel;
         // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let Kernel::Head(kernel) = kernel else { return Self::float_matmul(x, weight) };
+        let Kernel::Head(kernel) = kernel else { return many_rows(x, weight) };
         if !is_table {
-            return Self::float_matmul(x, weight);
+            return many_rows(x, weight);
         }
         let out = empty(&x, Shape::new([m, n]), x.dtype);
         let operands = HeadOperands { x: x.into_buffer_arg(), weight: weight.into_buffer_arg(), out: out.clone().into_buffer_arg() };
@@ -97,6 +108,9 @@ impl DecodeBackend for CubeBackend {
 
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = lhs.dtype;
+        if Target::of(&lhs.client).runtime != Runtime::Cuda || dtype.size() != 2 {
+            return Self::float_matmul(lhs, rhs);
+        }
         matmul(lhs.clone(), rhs.clone(), None, MatmulStrategy::Cube, dtype).unwrap_or_else(|error| {
             tracing::debug!(?error, lhs = ?lhs.shape(), rhs = ?rhs.shape(), "Burn chooses another matmul");
             Self::float_matmul(lhs, rhs)
@@ -358,4 +372,25 @@ fn rows_shape(tensor: &CubeTensor) -> RowsShape {
 /// The dtype of a tensor. The functions of this crate call the operations only with activation dtypes.
 fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
     activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
+}
+
+/// `x` [M, K] times `weight` [K, N], without autotuning: on the kernel of Burn's that was the fastest of 15 on an H200, Llama 2 7B in f16: 15.6 ms for a prompt
+/// of 64 tokens, 62 for 1024; the one of [`decode_matmul`](DecodeBackend::decode_matmul), which needs no copies by the tensor memory accelerator, takes 49.6 and 221.
+fn many_rows(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
+    let client = x.client.clone();
+    if Target::of(&client).card.is_none_or(|card| card.capability < TMA_CAPABILITY) || x.dtype.size() != 2 {
+        return CubeBackend::decode_matmul(x, weight);
+    }
+    let ([m, _], [_, n]) = (x.shape().dims(), weight.shape().dims());
+    let (out, elem) = (empty(&x, Shape::new([m, n]), x.dtype), dtype_to_storage_type(x.dtype));
+    let input = |tensor: &CubeTensor| InputBinding::new(tensor.clone().binding(), elem);
+    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
+    let strategy = Strategy::SpecializedTmaMma(BlueprintStrategy::Inferred(().into()));
+    match launch_ref(&strategy.into(), &client, input(&x), input(&weight), out.clone().binding(), &mut dtypes) {
+        Ok(()) => out,
+        Err(error) => {
+            tracing::debug!(?error, m, n, "Burn chooses another matmul");
+            CubeBackend::decode_matmul(x, weight)
+        }
+    }
 }

@@ -68,7 +68,7 @@ impl DecodeBackend for Flex {
         with_type!(table.dtype(), embed(table, rows))
     }
 
-    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
         let dtype = activation_dtype(x.dtype()).unwrap_or(ActivationDtype::F32);
         let problem = FloatProblem { m, k, n, dtype };

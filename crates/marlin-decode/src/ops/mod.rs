@@ -59,7 +59,7 @@ pub trait DecodeBackend: Backend {
 
     /// Rows times a float weight [K, N].
     #[fusion(meta = product_spec)]
-    fn decode_head(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// A batched matmul.
     #[fusion(meta = product_spec)]

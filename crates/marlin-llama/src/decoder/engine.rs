@@ -23,8 +23,10 @@ pub(super) struct ModelEngine {
     slots: usize,
     graphs: BTreeMap<Pass, PassGraph>,
     prompts: PromptRows,
-    /// Most tokens of prompts in a pass, while sequences are running and while none is.
-    chunks: [usize; 2],
+    /// Most tokens of prompts in a pass while no sequence is running.
+    idle_chunk: usize,
+    /// The same while one is.
+    running_chunk: usize,
 }
 
 /// The tokens of prompts that are read as rows of one pass; others are read as matrices, prompt by prompt.
@@ -41,13 +43,10 @@ enum PromptRows {
 /// The last position of a prompt that is read as rows where each row reads the keys and values before it by itself; past it matrices are faster. On an
 /// H200, Llama 2 7B, 64 tokens took 7 ms as such rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
 const LAST_ROW_POSITION: usize = 511;
-/// Most tokens of prompts in a pass while sequences are running, and while none waits, where attention runs on tensor cores. Llama 2 7B on an H200: 512 tokens take
-/// 12 ms, 1024 take 23, 2000 take 50.
-const FLASH_CHUNKS: [usize; 2] = [1024, 2048];
+/// Most tokens of prompts in a pass where attention runs on tensor cores. Llama 2 7B on an H200: 512 tokens take 12 ms, 1024 take 23, 2000 take 50.
+const FLASH_CHUNK: usize = 1024;
 /// The same elsewhere: enough tokens to be bound by arithmetic, few enough that the scores of a long prompt fit.
-const MATRIX_CHUNKS: [usize; 2] = [512, 512];
-/// Most tokens of prompts in a recorded pass. More take the device longer than the host needs to launch them, and a graph would hold their memory.
-const MOST_RECORDED: usize = 1024;
+const MATRIX_CHUNK: usize = 512;
 /// Last rows of prompts in a recorded pass, if so many are enough: the most that a float head's own kernel takes.
 const FEW_ENDS: usize = 32;
 
@@ -110,8 +109,9 @@ impl ModelEngine {
         } else {
             PromptRows::Last
         };
-        let chunks = if prompts == PromptRows::All { FLASH_CHUNKS } else { MATRIX_CHUNKS };
-        Ok(Self { model, state: Arc::new(Mutex::new(State { cache, seen })), slots, graphs: BTreeMap::new(), prompts, chunks })
+        let chunk = if prompts == PromptRows::All { FLASH_CHUNK } else { MATRIX_CHUNK };
+        let state = Arc::new(Mutex::new(State { cache, seen }));
+        Ok(Self { model, state, slots, graphs: BTreeMap::new(), prompts, idle_chunk: chunk, running_chunk: chunk })
     }
 
     /// As [`Decoder::warm_up`](super::Decoder::warm_up).
@@ -135,7 +135,7 @@ impl ModelEngine {
 
     /// As [`Decoder::set_prefill_chunk`](super::Decoder::set_prefill_chunk).
     pub(super) fn set_chunk(&mut self, tokens: usize) {
-        self.chunks[0] = tokens.clamp(1, self.chunks[1]);
+        self.running_chunk = tokens.clamp(1, self.idle_chunk);
     }
 
     pub(super) fn is_captured(&self) -> bool {
@@ -171,12 +171,7 @@ impl ModelEngine {
             return [rows, ends];
         }
         let power = rows.next_power_of_two();
-        let rows = match rows {
-            // A multiple of the rows of a matmul's tile.
-            rows if rows > MOST_RECORDED => rows.next_multiple_of(128),
-            rows if power >= 4 && rows <= power / 4 * 3 => power / 4 * 3,
-            _ => power,
-        };
+        let rows = if power >= 4 && rows <= power / 4 * 3 { power / 4 * 3 } else { power };
         let few = self.slots.min(FEW_ENDS);
         match ends {
             ends if ends == 0 || self.prompts == PromptRows::First => [rows, ends],
@@ -191,7 +186,7 @@ impl ModelEngine {
         rows.resize(size, Row::IDLE);
         ends.resize(count, Row::IDLE);
         let pass = Pass::Prompts { rows: size, ends: count };
-        if rows.len() <= MOST_RECORDED && self.prompts != PromptRows::Last {
+        if self.prompts != PromptRows::Last {
             let graph = self.record(pass);
             let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
             lock(&graph.batch).set_prompts(&rows, &ends);
@@ -227,8 +222,7 @@ impl Engine for ModelEngine {
     type Step = ModelStep;
 
     fn chunk(&self, is_running: bool) -> usize {
-        let [running, idle] = self.chunks;
-        if is_running { running } else { idle }
+        if is_running { self.running_chunk } else { self.idle_chunk }
     }
 
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<ModelStep> {

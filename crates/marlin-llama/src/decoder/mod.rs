@@ -110,8 +110,7 @@ impl Decoder {
     }
 
     /// Sets the most tokens of prompts that a step reads while other sequences are running, which wait for them: fewer tokens are a shorter wait, more are read
-    /// faster. It is 1024 at first where attention runs on tensor cores, 512 elsewhere. While no sequence is running, a step reads up to 2048 or 512, and
-    /// this sets no more than that.
+    /// faster. At first it is the most that is possible, as many as are read while none is running: 1024 where attention runs on tensor cores, 512 elsewhere.
     pub fn set_prefill_chunk(&mut self, tokens: usize) {
         self.scheduler.engine_mut().set_chunk(tokens);
     }

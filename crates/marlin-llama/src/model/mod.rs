@@ -103,18 +103,13 @@ impl LlamaModel {
     /// # Errors
     /// Values that are not finite, or a device that fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
-        let Some((weight, bias)) = self.float_head() else { return Ok(()) };
+        let (weight, bias) = match &self.lm_head {
+            Some(Projection::Quant(_)) => return Ok(()),
+            Some(Projection::Dense(Linear { weight, bias })) => (weight.val(), bias.as_ref().map(|bias| bias.val())),
+            None => (self.embed_tokens.weight.val().transpose(), None),
+        };
         self.lm_head = Some(Projection::Quant(QuantLinear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
         Ok(())
-    }
-
-    /// Weight [hidden, vocab] and bias `[vocab]` of a float head; none of one that is quantised.
-    fn float_head(&self) -> Option<(Tensor<2>, Option<Tensor<1>>)> {
-        match &self.lm_head {
-            Some(Projection::Quant(_)) => None,
-            Some(Projection::Dense(Linear { weight, bias })) => Some((weight.val(), bias.as_ref().map(|bias| bias.val()))),
-            None => Some((self.embed_tokens.weight.val().transpose(), None)),
-        }
     }
 
     /// The config it was built from.
@@ -225,20 +220,11 @@ impl LlamaModel {
         stream.norm(&self.norm)
     }
 
-    /// Logits [batch, seq, vocab] of the residual stream after the last norm, [batch, seq, hidden].
-    pub fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+    /// Logits [.., vocab] of the residual stream after the last norm, [.., hidden].
+    pub fn head<const D: usize>(&self, hidden: Tensor<D>) -> Tensor<D> {
         match &self.lm_head {
             Some(head) => head.forward(hidden),
-            None => burn::tensor::module::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
-        }
-    }
-
-    /// Logits [rows, vocab] of the residual stream after the last norm of a decode step, [rows, hidden].
-    pub fn decode_head(&self, hidden: Tensor<2>) -> Tensor<2> {
-        match &self.lm_head {
-            Some(Projection::Dense(Linear { weight, bias: None })) => decode::head(hidden, weight.val()),
-            Some(head) => head.forward(hidden),
-            None => decode::head(hidden, self.embed_tokens.weight.val().transpose()),
+            None => decode::linear(hidden, self.embed_tokens.weight.val().transpose(), None),
         }
     }
 }

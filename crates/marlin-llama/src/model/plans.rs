@@ -1,8 +1,7 @@
-use burn::nn::Linear;
 use burn_marlin::ActivationDtype;
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::device::target;
-use marlin_kernels::{FloatProblem, Kernel, Plan, Problem, PrologueStage, Reason, plan};
+use marlin_kernels::{FloatProblem, Plan, Problem, plan};
 
 use super::assemble::Product;
 use super::{LlamaModel, Projection};
@@ -25,27 +24,26 @@ impl LlamaModel {
     pub fn plans(&self, rows: usize) -> Vec<LayerPlan> {
         let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let target = target(&self.device());
-        let float = |[k, n]: [usize; 2]| FloatProblem { m: rows, k, n, dtype };
+        let float = |[k, n]: [usize; 2]| {
+            let problem = FloatProblem { m: rows, k, n, dtype };
+            (problem.into(), plan(problem, &target))
+        };
         let layer_plan = |product: Product<'_>| {
             let (problem, plan) = match product.projection {
                 Projection::Quant(linear) => {
                     let problem = linear.weight().problem(rows, dtype).with_prologue(product.prologue);
                     (problem.into(), plan(problem, &target))
                 }
-                Projection::Dense(_) => {
-                    let plan = Plan { kernel: Kernel::FloatMatmul, prologue: PrologueStage::None, reason: Reason::FloatWeight };
-                    (float(product.projection.dims()).into(), plan)
-                }
+                Projection::Dense(_) => float(product.projection.dims()),
             };
             LayerPlan { layer: product.name, problem, plan }
         };
-        // As `decode_head` takes it.
         let head = match &self.lm_head {
-            Some(Projection::Dense(Linear { bias: None, .. })) | None => {
-                let problem = float([self.config.hidden_size, self.config.vocab_size]);
-                LayerPlan { layer: "lm_head".into(), problem: problem.into(), plan: plan(problem, &target) }
-            }
             Some(head) => layer_plan(Product::plain("lm_head", head)),
+            None => {
+                let (problem, plan) = float([self.config.hidden_size, self.config.vocab_size]);
+                LayerPlan { layer: "lm_head".into(), problem, plan }
+            }
         };
         self.layer_products().map(layer_plan).chain([head]).collect()
     }

@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_marlin::QuantLinear;
+use burn_marlin::{QuantLinear, QuantizedWeight};
 
 use super::RmsNorm;
 
@@ -19,7 +19,9 @@ impl Projection {
     /// [.., K] to [.., N].
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self {
-            Self::Dense(linear) => linear.forward(x),
+            // Burn's own matmul of such a weight is fused to one that reads the packed weight.
+            Self::Dense(linear) if linear.weight.reparameterization::<QuantizedWeight>().is_some() => linear.forward(x),
+            Self::Dense(Linear { weight, bias }) => marlin_decode::linear(x, weight.val(), bias.as_ref().map(|bias| bias.val())),
             Self::Quant(linear) => linear.forward(x),
         }
     }
@@ -27,9 +29,9 @@ impl Projection {
     /// [`forward`](Self::forward) of the norm of `residual + x`, and that sum.
     pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
         match self {
-            Self::Dense(linear) => {
+            Self::Dense(_) => {
                 let (x, sum) = norm.forward_add(x, residual);
-                (linear.forward(x), sum)
+                (self.forward(x), sum)
             }
             Self::Quant(linear) => marlin_decode::norm_linear(linear, x, residual, norm.weight.val(), norm.epsilon),
         }

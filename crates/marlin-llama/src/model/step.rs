@@ -84,20 +84,14 @@ impl LlamaModel {
             Work::Prompts { ends: Some(ends), .. } => (stream.map(|hidden| decode::embed(hidden, ends)), ends),
             Work::Prompts { ends: None, .. } => return,
         };
-        decode::sample(self.decode_head(stream.norm(&self.norm)), rows, seen, window);
+        decode::sample(self.head(stream.norm(&self.norm)), rows, seen, window);
     }
 
     /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the cache.
     pub(crate) fn row_logits(&self, rows: &[Row], slots: usize, cache: &mut KvCache) -> Tensor<2> {
         let mut batch = Batch::prompts(rows.len(), 0, slots, &self.device());
         batch.set_prompts(rows, &[]);
-        let hidden = self.rows(&batch, cache).norm(&self.norm);
-        let Some((weight, bias)) = self.float_head() else { return self.decode_head(hidden) };
-        let logits = decode::matmul(hidden.unsqueeze(), weight.unsqueeze()).reshape([rows.len(), self.config.vocab_size]);
-        match bias {
-            Some(bias) => logits + bias.unsqueeze(),
-            None => logits,
-        }
+        self.head(self.rows(&batch, cache).norm(&self.norm))
     }
 
     /// The residual stream [rows, hidden] of each row's token after all layers.

@@ -1,0 +1,166 @@
+//! Compiled kernels on disk: CubeCL's cache, in the user's cache folder.
+//!
+//! CubeCL keys a kernel by its type, its compile-time configuration, the program's build ID and the card's architecture, and keeps the results of autotuning
+//! by the number of the device. The rest is in the name of the environment, a file of the folder: this program's version, the driver's, NVRTC's, and the cards.
+//! Several processes may use it at once.
+
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
+use etcetera::BaseStrategy;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Names another folder, or is `off`.
+const VARIABLE: &str = "BURN_MARLIN_CACHE";
+/// What a new environment must have room for: a model's kernels are some 10 MB.
+const ROOM: usize = 32 << 20;
+/// Environments that had no new kernel for so long, of drivers and versions before, are removed when there is a new one.
+const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for a device.
+///
+/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml` that switches the cache on is left as it is.
+pub fn enable() {
+    let config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    let Some(folder) = folder().filter(|_| !config.compilation.cache) else { return };
+    if buildid::build_id().is_none() {
+        tracing::warn!(
+            "compiled kernels are not kept: the program was linked without a build ID, by which those of another build are told apart"
+        );
+        return;
+    }
+    let name = environment(&versions());
+    if let Err(error) = prepare(&folder, &name) {
+        tracing::warn!(folder = %folder.display(), %error, "compiled kernels are not kept; {VARIABLE} names another folder, or is off");
+        return;
+    }
+    let mut config = config;
+    config.compilation.cache = true;
+    config.environment.path = CacheConfig::Directory(folder);
+    config.environment.name = name;
+    if !CubeClRuntimeConfig::try_set(config) {
+        tracing::warn!("compiled kernels are not kept: CubeCL is configured already");
+    }
+}
+
+/// The folder of the cache; none if it is off or the user has no cache folder.
+fn folder() -> Option<PathBuf> {
+    match std::env::var_os(VARIABLE) {
+        Some(value) if value == "off" => None,
+        Some(value) => Some(value.into()),
+        None => Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("burn-marlin")),
+    }
+}
+
+/// An environment's name for what its kernels depend on.
+fn environment(versions: &[String]) -> String {
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || ".+-".contains(character);
+    let name = format!("{}-{}", env!("CARGO_PKG_VERSION"), versions.join("-"));
+    name.trim_end_matches('-').chars().map(|character| if is_plain(character) { character } else { '_' }).collect()
+}
+
+/// Makes the folder, tests that there is room for an environment, and removes old ones if this one is new. CubeCL would panic where it can read the file but not
+/// write it.
+fn prepare(folder: &Path, name: &str) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let is_new = !folder.join(format!("{name}.db")).exists();
+    let probe = folder.join(format!("probe-{}", std::process::id()));
+    let written = File::create(&probe).and_then(|mut file| file.write_all(&vec![0; if is_new { ROOM } else { ROOM / 32 }]));
+    let removed = fs::remove_file(&probe);
+    written.and(removed)?;
+    if is_new {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let is_old = entry
+                .metadata()
+                .and_then(|metadata| metadata.modified())
+                .is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|age| age > OLD));
+            // Another process may have removed it first.
+            if is_old && entry.file_name().to_string_lossy().contains(".db") {
+                fs::remove_file(entry.path()).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The driver's version, NVRTC's, and the cards, `8xNVIDIA H200`; empty without CUDA.
+#[cfg(feature = "cuda")]
+fn versions() -> Vec<String> {
+    use cudarc::driver::{result, sys};
+    use cudarc::nvrtc;
+
+    // SAFETY: both only try to open a library.
+    if !unsafe { sys::is_culib_present() && nvrtc::sys::is_culib_present() } {
+        return Vec::new();
+    }
+    let (mut driver, mut major, mut minor) = (0, 0, 0);
+    // SAFETY: the libraries are there, and the functions write to variables that outlive the calls.
+    let is_known = unsafe {
+        sys::cuDriverGetVersion(&mut driver).result().is_ok() && nvrtc::sys::nvrtcVersion(&mut major, &mut minor).result().is_ok()
+    };
+    let names = || -> Result<Vec<String>, cudarc::driver::DriverError> {
+        result::init()?;
+        (0..result::device::get_count()?).map(|card| result::device::get_name(result::device::get(card)?)).collect()
+    };
+    match names() {
+        Ok(names) if is_known => {
+            let cards: Vec<_> = names.chunk_by(|a, b| a == b).map(|same| format!("{}x{}", same.len(), same[0])).collect();
+            vec![format!("cuda{driver}"), format!("nvrtc{major}.{minor}"), cards.join("+")]
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn versions() -> Vec<String> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_file_name_that_has_all_versions() {
+        let versions = ["cuda13000", "nvrtc13.0", "8xNVIDIA H200+1xTesla/T4"].map(String::from);
+        let name = environment(&versions);
+        assert_eq!(name, format!("{}-cuda13000-nvrtc13.0-8xNVIDIA_H200+1xTesla_T4", env!("CARGO_PKG_VERSION")));
+        assert_eq!(environment(&[]), env!("CARGO_PKG_VERSION"));
+    }
+
+    #[test]
+    fn a_folder_is_made_and_probed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("a/b");
+        prepare(&folder, "x").unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the probe is removed");
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        prepare(&file, "x").unwrap_err();
+    }
+
+    #[test]
+    fn old_environments_go_when_a_new_one_comes() {
+        let folder = tempfile::tempdir().unwrap();
+        let with_age = |name: &str, age: Duration| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        };
+        let names = || {
+            let mut names: Vec<_> =
+                fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        for name in ["old.db", "old.db-wal", "notes.txt"] {
+            with_age(name, 2 * OLD);
+        }
+        with_age("young.db", OLD / 2);
+        prepare(folder.path(), "young").unwrap();
+        assert_eq!(names(), ["notes.txt", "old.db", "old.db-wal", "young.db"]);
+        prepare(folder.path(), "new").unwrap();
+        assert_eq!(names(), ["notes.txt", "young.db"]);
+    }
+}
