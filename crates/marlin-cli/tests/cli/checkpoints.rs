@@ -275,8 +275,8 @@ fn excluded_layers_stay_as_they_are() {
     assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "pack-quantized int4 g128 f16");
 
     let kernels = succeed_json(&args!["kernels", &folder.target, "--device", "flex", "--rows", "1", "--json"]);
-    let dense: Vec<_> = kernels.as_array().unwrap().iter().filter(|row| row["kernel"] == "Burn's matmul").collect();
-    let dense: Vec<&str> = dense.iter().map(|row| row["layer"].as_str().unwrap()).collect();
+    let is_float = |row: &&Value| row["reason"] == "the weight is a float tensor" && row["layer"] != "lm_head";
+    let dense: Vec<&str> = kernels.as_array().unwrap().iter().filter(is_float).map(|row| row["layer"].as_str().unwrap()).collect();
     let expected = ["0.self_attn.qkv_proj", "0.self_attn.o_proj", "0.mlp.down_proj", "1.self_attn.qkv_proj", "1.self_attn.o_proj"];
     assert_eq!(dense, expected.map(|name| format!("model.layers.{name}")));
 }

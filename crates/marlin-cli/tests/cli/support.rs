@@ -27,10 +27,16 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// The program with arguments, and nothing from the environment that changes its output.
+/// The program with arguments, nothing from the environment that changes its output, and no kernels on disk.
 pub fn command(args: &[OsString]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-marlin"));
-    command.args(args).env_remove("RUST_LOG").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(args)
+        .env_remove("RUST_LOG")
+        .env("BURN_MARLIN_CACHE", "off")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Folder, args, cells, heldout, run_with_input, shipped, succeed, succeed_json};
+use crate::support::{Folder, args, cells, command, heldout, run_with_input, shipped, succeed, succeed_json};
 
 const PROMPT: &str = "Once upon a time";
 
@@ -195,8 +195,24 @@ fn kernels_name_what_runs_each_layer_and_why() {
 
     let float = succeed_json(&args!["kernels", &folder.source, "--device", "flex", "--json"]);
     for row in float.as_array().unwrap() {
-        let is_head = row["layer"] == "lm_head" && row["rows"] == 1;
-        assert_eq!(row["kernel"], if is_head { "host" } else { "Burn's matmul" });
+        assert_eq!(row["kernel"], if row["rows"] == 1 { "host" } else { "Burn's matmul" });
         assert!(row["reason"].as_str().unwrap().contains("float"));
     }
+}
+
+#[test]
+fn a_kernel_cache_that_cannot_be_written_is_a_warning() {
+    let folder = Folder::tiny();
+    let kernels = |cache: &Path| {
+        let output = command(&args!["kernels", &folder.source, "--device", "cpu"]).env("BURN_MARLIN_CACHE", cache).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let cache = folder.beside("cache");
+    assert_eq!(kernels(&cache), "");
+    assert!(cache.is_dir());
+    let file = folder.beside("file");
+    std::fs::write(&file, "").unwrap();
+    let warning = kernels(&file);
+    assert!(warning.contains("compiled kernels are not kept") && warning.contains("BURN_MARLIN_CACHE"), "{warning}");
 }
