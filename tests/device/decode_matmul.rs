@@ -59,9 +59,9 @@ fn products(device: &Device, seed: u64) {
                 for place in 0..heads * rows * outer {
                     let (row, column) = (place / outer, place % outer);
                     let terms = (0..inner).map(|i| lhs[row * inner + i] * rhs(row / rows, i, column));
-                    let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+                    let [sum, norm] = sum_of(terms);
                     sums[0].push(sum);
-                    sums[1].push(squares.sqrt());
+                    sums[1].push(norm);
                 }
                 sums
             };
@@ -107,12 +107,18 @@ fn linears(device: &Device, seed: u64) {
             let (mut expected, mut magnitude) = (Vec::new(), Vec::new());
             for (row, column) in (0..rows).flat_map(|row| (0..n).map(move |column| (row, column))) {
                 let terms = (0..k).map(|i| x[row * k + i] * weight[i * n + column]);
-                let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+                let [sum, norm] = sum_of(terms);
                 expected.push(sum);
-                magnitude.push(squares.sqrt());
+                magnitude.push(norm);
             }
             let error = relative_error(&out, &expected, &magnitude);
             assert!(error <= tolerance(dtype), "{what}: relative error {error:e}");
         }
     }
+}
+
+/// The sum of a product's terms, and the root of the sum of their squares, which errors are relative to.
+fn sum_of(terms: impl Iterator<Item = f64>) -> [f64; 2] {
+    let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+    [sum, squares.sqrt()]
 }

@@ -22,8 +22,11 @@ const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 ///
 /// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml` that switches the cache on is left as it is.
 pub fn enable() {
-    let config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    let Some(folder) = folder().filter(|_| !config.compilation.cache) else { return };
+    let Some(folder) = folder() else { return };
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    if config.compilation.cache {
+        return;
+    }
     if buildid::build_id().is_none() {
         tracing::warn!(
             "compiled kernels are not kept: the program was linked without a build ID, by which those of another build are told apart"
@@ -35,7 +38,6 @@ pub fn enable() {
         tracing::warn!(folder = %folder.display(), %error, "compiled kernels are not kept; {VARIABLE} names another folder, or is off");
         return;
     }
-    let mut config = config;
     config.compilation.cache = true;
     config.environment.path = CacheConfig::Directory(folder);
     config.environment.name = name;

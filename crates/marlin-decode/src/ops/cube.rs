@@ -96,10 +96,7 @@ impl DecodeBackend for CubeBackend {
         let kernel = plan(problem, &Target::of(&client)).kernel;
         // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let Kernel::Head(kernel) = kernel else { return many_rows(x, weight) };
-        if !is_table {
-            return many_rows(x, weight);
-        }
+        let (Kernel::Head(kernel), true) = (kernel, is_table) else { return many_rows(x, weight) };
         let out = empty(&x, Shape::new([m, n]), x.dtype);
         let operands = HeadOperands { x: x.into_buffer_arg(), weight: weight.into_buffer_arg(), out: out.clone().into_buffer_arg() };
         launched(head::launch(&client, &problem, kernel, operands));
