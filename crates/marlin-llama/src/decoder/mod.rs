@@ -147,7 +147,7 @@ impl Decoder {
     /// Reads queued prompts, and returns one token for each sequence whose prompt is read, in the order of their slots; none if no sequence has joined.
     ///
     /// Prompts are read oldest first, in chunks ([`set_prefill_chunk`](Self::set_prefill_chunk)). A step reads one chunk, or several short prompts of as many tokens
-    /// together, so that the sequences that are running have a token each step. Where none is running it reads until the oldest prompt is at its end.
+    /// together, so that the sequences that are running have a token each step; where attention runs on tensor cores they go on in the same pass. Where none is running it reads until the oldest prompt is at its end.
     ///
     /// The pass that reads the end of a prompt also chooses its first token. On a device that replays graphs the next step is already running when this one's
     /// tokens are returned; a sequence whose prompt was read meanwhile has its second token one step later.

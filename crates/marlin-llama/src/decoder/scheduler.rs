@@ -28,6 +28,10 @@ pub(super) trait Engine {
     /// this order. None if no prompt ends.
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<Self::Step>;
 
+    /// True if a [`prefill`](Self::prefill) that reads prompts should also continue the sequences of these rows: one read of the weights for both. A row is
+    /// then a chunk of one token that ends.
+    fn joins(&self, rows: &[Row]) -> bool;
+
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
     fn set_seen(&mut self, slot: usize, tokens: &[u32]);
 
@@ -78,6 +82,12 @@ impl Sequence {
     /// True if steps continue it: at most the last token of its prompt is not read, which is that of its row.
     fn is_running(&self) -> bool {
         self.read + 1 >= self.prompt.len()
+    }
+
+    /// The token that continues it, as the end of a prompt.
+    fn as_chunk(&self, slot: usize) -> Option<PromptChunk> {
+        let RowState::At(position) = self.row.state else { return None };
+        Some(PromptChunk { tokens: vec![self.row.token], position: CachePosition { slot, start: position as usize }, end: Some(self.row) })
     }
 
     /// The tokens that are read next, at most `size`.
@@ -141,6 +151,37 @@ impl<E: Engine> Scheduler<E> {
     }
 
     pub(super) fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
+        let rows: Vec<Row> = self.running().map(|(_, sequence)| sequence.row).collect();
+        if self.waiting() > 0 && self.engine.joins(&rows) { self.step_with_prompts() } else { self.step_beside_prompts() }
+    }
+
+    /// Reads a chunk of prompts and continues the running sequences in the same pass; if none is running, reads prompts until one ends.
+    fn step_with_prompts(&mut self) -> Result<Vec<Decoded>, LlamaError> {
+        if let Some(step) = self.ahead.take() {
+            let decoded = self.finish(step)?;
+            // The pass needs the tokens of this step: the next call starts it.
+            if !decoded.is_empty() {
+                return Ok(decoded);
+            }
+        }
+        loop {
+            let mut chunks: Vec<_> = self.running().filter_map(|(slot, sequence)| sequence.as_chunk(slot)).collect();
+            let size = self.engine.chunk(!chunks.is_empty());
+            // A few rows take the place of tokens of prompts: a device that records passes for some numbers of rows would round their sum up by half.
+            let room = if chunks.len() <= size / 4 { size - chunks.len() } else { size };
+            chunks.extend(self.next_chunks(room, true));
+            if chunks.is_empty() {
+                return Ok(Vec::new());
+            }
+            let step = self.engine.prefill(&chunks);
+            if let Some(step) = self.started(&chunks, step) {
+                return self.finish(step);
+            }
+        }
+    }
+
+    /// Reads a chunk of prompts in one pass, and continues the running sequences in another.
+    fn step_beside_prompts(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         let first = self.read_prompts();
         let is_first = |sequence: &(usize, u64)| first.as_ref().is_some_and(|first| first.sequences.contains(sequence));
         let running: Vec<(usize, u64)> =
@@ -165,12 +206,26 @@ impl<E: Engine> Scheduler<E> {
         let mut decoded = Vec::new();
         // In the order in which they were started.
         let started = if is_ahead { [step, first] } else { [first, step] };
-        for Started { sequences, step } in started.into_iter().flatten() {
-            let rows = self.engine.finish(step)?;
-            decoded.extend(sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)));
+        for step in started.into_iter().flatten() {
+            decoded.extend(self.finish(step)?);
         }
         decoded.sort_by_key(|decoded| decoded.slot);
         Ok(decoded)
+    }
+
+    /// The outcome of a step, in the order of slots.
+    fn finish(&mut self, Started { sequences, step }: Started<E::Step>) -> Result<Vec<Decoded>, LlamaError> {
+        let rows = self.engine.finish(step)?;
+        let mut decoded: Vec<_> = sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)).collect();
+        decoded.sort_by_key(|decoded| decoded.slot);
+        Ok(decoded)
+    }
+
+    /// The step of the chunks that end, with their sequences.
+    fn started(&self, chunks: &[PromptChunk], step: Option<E::Step>) -> Option<Started<E::Step>> {
+        let ended = chunks.iter().filter(|chunk| chunk.end.is_some()).map(|chunk| chunk.position.slot);
+        let sequences = ended.filter_map(|slot| Some((slot, self.sequences[slot].as_ref()?.id))).collect();
+        step.map(|step| Started { sequences, step })
     }
 
     /// The sequences whose prompts are read, with their slots.
@@ -184,26 +239,27 @@ impl<E: Engine> Scheduler<E> {
     fn read_prompts(&mut self) -> Option<Started<E::Step>> {
         let is_running = self.running().next().is_some();
         loop {
-            let chunks = self.next_chunks(self.engine.chunk(is_running));
+            let chunks = self.next_chunks(self.engine.chunk(is_running), false);
             if chunks.is_empty() {
                 return None;
             }
             let step = self.engine.prefill(&chunks);
             if is_running || self.running().next().is_some() {
-                let ended = chunks.iter().filter(|chunk| chunk.end.is_some()).map(|chunk| chunk.position.slot);
-                let sequences = ended.filter_map(|slot| Some((slot, self.sequences[slot].as_ref()?.id))).collect();
-                return step.map(|step| Started { sequences, step });
+                return self.started(&chunks, step);
             }
         }
     }
 
-    /// Takes the chunks that are read next from their prompts, at most `size` tokens together.
-    fn next_chunks(&mut self, size: usize) -> Vec<PromptChunk> {
+    /// Takes the chunks that are read next from their prompts, at most `size` tokens together: as many as that if `fills`, otherwise a prompt is read in
+    /// chunks of `size` tokens, and waits where one has no room beside the others.
+    fn next_chunks(&mut self, size: usize, fills: bool) -> Vec<PromptChunk> {
         let (mut chunks, mut room) = (Vec::new(), size);
         loop {
             let joined = self.sequences.iter_mut().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)));
             let oldest = joined.filter(|(_, sequence)| !sequence.is_running()).min_by_key(|(_, sequence)| sequence.id);
-            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| sequence.chunk(size).len() <= room) else { return chunks };
+            let size = if fills { room } else { size };
+            let fits = |sequence: &Sequence| room > 0 && sequence.chunk(size).len() <= room;
+            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| fits(sequence)) else { return chunks };
             let (tokens, position) = (sequence.chunk(size).to_vec(), CachePosition { slot, start: sequence.read });
             room -= tokens.len();
             sequence.read += tokens.len();

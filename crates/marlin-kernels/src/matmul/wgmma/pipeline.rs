@@ -99,6 +99,9 @@ impl PipelineState {
     }
 
     /// A warp of consumers is done with the stage before.
+    ///
+    /// The barrier of the warp in [`agree`](Self::agree) puts all lanes' reads before this arrival of one of them. `compute-sanitizer --tool racecheck` does not
+    /// follow that order through the arrival: it reports the reads of all lanes but 0 against the next copies. It reports none where every lane arrives.
     pub fn release_last(&self) {
         if lane() == 0 && self.held != 0 {
             mbarrier_arrive(self.held + 8);

@@ -33,6 +33,7 @@ enum Work {
 /// A device on which the next token follows from all tokens of a sequence. It checks that a step finds those of its own sequences.
 struct Simulated {
     looks_ahead: bool,
+    joins: bool,
     /// The tokens in the cache, by slot.
     cache: Vec<Vec<u32>>,
     /// The rows of each number of rows, as the last step left them.
@@ -89,6 +90,10 @@ impl Engine for Simulated {
         (!ends.is_empty()).then(|| self.run(ends))
     }
 
+    fn joins(&self, _rows: &[Row]) -> bool {
+        self.joins
+    }
+
     fn set_seen(&mut self, slot: usize, tokens: &[u32]) {
         if tokens.len() == 1 {
             self.cache[slot].clear();
@@ -129,7 +134,14 @@ fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
 fn scheduler(slots: usize, looks_ahead: bool) -> Scheduler<Simulated> {
     let cache = vec![Vec::new(); slots];
     let (rows, work, unfinished) = (BTreeMap::new(), Vec::new(), VecDeque::new());
-    Scheduler::new(Simulated { looks_ahead, cache, rows, work, unfinished, started: 0 }, slots, WINDOW, VOCAB)
+    Scheduler::new(Simulated { looks_ahead, joins: false, cache, rows, work, unfinished, started: 0 }, slots, WINDOW, VOCAB)
+}
+
+/// One whose passes of prompts continue the running sequences, too.
+fn joining(slots: usize) -> Scheduler<Simulated> {
+    let mut scheduler = scheduler(slots, true);
+    scheduler.engine.joins = true;
+    scheduler
 }
 
 fn options(max_new_tokens: usize) -> SequenceOptions {
@@ -275,6 +287,24 @@ fn no_step_is_started_ahead_of_an_end() {
     assert_eq!((decoder.sequences(), decoder.ahead.is_none()), (0, true));
 }
 
+#[test]
+fn running_sequences_go_on_in_the_passes_of_prompts() {
+    let mut decoder = joining(3);
+    for tokens in [900, 701] {
+        decoder.join(&prompt(tokens), &options(99)).unwrap();
+    }
+    // Chunks are filled.
+    assert_eq!(step(&mut decoder), (vec![0], vec![Prefill(0, 0..800), First(0, 800..900), Prefill(1, 0..700)]));
+    // The last token of a prompt, which is left, is as a row that continues.
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![Start(vec![0, 1]), Next(vec![0, 1])]));
+    decoder.join(&prompt(600), &options(99)).unwrap();
+    // The step that is under way comes first.
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![]));
+    assert_eq!(step(&mut decoder), (vec![0, 1], vec![First(0, 902..903), First(1, 702..703), Prefill(2, 0..510)]));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], vec![First(0, 903..904), First(1, 703..704), First(2, 510..600)]));
+    assert_eq!(step(&mut decoder), (vec![0, 1, 2], vec![Start(vec![0, 1, 2]), Next(vec![0, 1, 2])]));
+}
+
 /// A sequence of a slot, and its tokens so far.
 struct Running {
     prompt: Vec<u32>,
@@ -284,10 +314,9 @@ struct Running {
 
 #[test]
 fn every_sequence_has_its_own_tokens_one_a_step_whoever_else_joins_and_leaves() {
-    for looks_ahead in [false, true] {
+    let slots = 7;
+    for mut decoder in [scheduler(slots, false), scheduler(slots, true), joining(slots)] {
         let mut rng = rng();
-        let slots = 7;
-        let mut decoder = scheduler(slots, looks_ahead);
         let mut running: Vec<Option<Running>> = (0..slots).map(|_| None).collect();
         let (mut ended, mut full) = (0, 0);
         for _ in 0..3000 {
