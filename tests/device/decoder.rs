@@ -1,6 +1,6 @@
 //! Decode of several sequences with the shipped model: the device's tokens against those of Flex, and replayed graphs.
 
-use crate::llama::{example, quantised};
+use crate::llama::{example, logits, quantised};
 use crate::setup::{Named, is_card, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
@@ -20,6 +20,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
     tests.push(trial(device, "decoder::it_goes_on_on_another_thread", on_other_threads));
     tests.push(trial(device, "decoder::sequences_go_on_while_a_long_prompt_is_read", while_read));
+    tests.push(trial(device, "decoder::sequences_go_on_in_passes_of_prompts", in_passes_of_prompts));
 }
 
 /// Decodes rounds of sequences up to the end of the cache in the same slots, and checks that every round gives the same tokens and that memory does not
@@ -224,4 +225,46 @@ fn while_read(device: &Device) {
         assert!(steps < 6 || (!tokens[1].is_empty() && (steps < 7 || !tokens[2].is_empty())), "{tokens:?} after {steps} steps");
     }
     assert_eq!(tokens, prompts.map(alone));
+}
+
+/// Sequences that join while others run, their prompts in chunks of 100 tokens. In f16 on tensor cores all run in the passes of the prompts, where a token that is
+/// nearly as likely as the host's may be chosen: each must be within 0.05 of the host's greatest logit after the same tokens.
+fn in_passes_of_prompts(device: &Device) {
+    let (_guard, folder) = quantised();
+    let dtype = if is_card(device) { FloatDType::F16 } else { FloatDType::F32 };
+    let llama = open(&folder, device, dtype);
+    let text = std::fs::read_to_string(example().join("heldout.txt")).unwrap_or_else(|error| panic!("{error}"));
+    let tokens = llama.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
+    let lengths = [5, 150, 1, 64, 199, 2, 97];
+    let mut sequences: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(i, &length)| tokens[200 * i..][..length].to_vec()).collect();
+    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: 50 };
+    let mut decoder = Decoder::new(llama.model.clone(), lengths.len()).unwrap_or_else(|error| panic!("{error}"));
+    decoder.set_prefill_chunk(100);
+    let (mut joined, mut steps) = (0, 0);
+    while joined < lengths.len() || decoder.sequences() > 0 {
+        // The first alone, the others two at a time.
+        while joined < lengths.len().min(1 + 2 * (steps / 3)) {
+            assert_eq!(decoder.join(&sequences[joined], &options).unwrap_or_else(|error| panic!("{error}")), joined);
+            joined += 1;
+        }
+        steps += 1;
+        for Decoded { slot, token, .. } in decoder.step().unwrap_or_else(|error| panic!("{error}")) {
+            sequences[slot].extend(token);
+        }
+    }
+    let host = open(&folder, &Device::flex(), FloatDType::F32);
+    let (mut worst, mut others) = (0f64, 0);
+    for (sequence, length) in sequences.iter().zip(lengths) {
+        assert_eq!(sequence.len(), length + 50);
+        let logits = logits(&host.model, sequence);
+        let vocab = logits.len() / sequence.len();
+        for position in length..sequence.len() {
+            let row = &logits[(position - 1) * vocab..][..vocab];
+            let gap = row.iter().copied().fold(f64::MIN, f64::max) - row[sequence[position] as usize];
+            worst = worst.max(gap);
+            others += usize::from(gap > 0.0);
+        }
+    }
+    println!("{others} of {} tokens are not the host's, at most {worst:.4} below its greatest logit", 50 * lengths.len());
+    assert!(worst < if dtype == FloatDType::F16 { 0.05 } else { 1e-3 });
 }

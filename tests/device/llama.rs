@@ -45,7 +45,7 @@ pub fn quantised_to(spec: &QuantSpec) -> (tempfile::TempDir, PathBuf) {
     (guard, target)
 }
 
-fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f64> {
+pub fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f64> {
     let ids: Vec<i32> = tokens.iter().map(|&id| id as i32).collect();
     let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, tokens.len()]), &model.device());
     let data = model.forward_full(tokens).into_data().convert::<f64>();
