@@ -1,7 +1,7 @@
 use marlin_kernels::inspect::{Routine, digest as digest_of_routine, digest_of};
 
 /// The sources of the kernels outside the matmuls.
-const SOURCES: [&str; 26] = [
+const SOURCES: [&str; 29] = [
     include_str!("attention/block.rs"),
     include_str!("attention/finish.rs"),
     include_str!("attention/kernel.rs"),
@@ -13,9 +13,12 @@ const SOURCES: [&str; 26] = [
     include_str!("attention/stage.rs"),
     include_str!("cache.rs"),
     include_str!("embed.rs"),
-    include_str!("flash/kernel.rs"),
+    include_str!("flash/config.rs"),
     include_str!("flash/launch.rs"),
+    include_str!("flash/mma_sync.rs"),
+    include_str!("flash/softmax.rs"),
     include_str!("flash/tiles.rs"),
+    include_str!("flash/wgmma.rs"),
     include_str!("glu.rs"),
     include_str!("likelihood.rs"),
     include_str!("norm.rs"),

@@ -27,6 +27,12 @@ pub fn ld_shared_4(address: u32) -> u32 {
     read::<u32>(value)
 }
 
+/// `st.shared.v4`: 16 bytes of shared memory.
+#[cube]
+pub fn st_shared_16(address: u32, value: U4) {
+    gpu_asm!("st.shared.v4.u32 [{a}], {v};", a = in(_) read::<u32>(address), v = in(_) read::<U4>(value));
+}
+
 /// `ld.global.v4`: 16 bytes of global memory.
 #[cube]
 pub fn ld_global_16(address: u64) -> F4 {

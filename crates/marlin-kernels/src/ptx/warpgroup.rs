@@ -16,6 +16,12 @@ pub fn wgmma_declare(#[comptime] registers: usize) {
     );
 }
 
+/// Declares what [`wgmma_shared()`] names, beside [`wgmma_declare()`].
+#[cube]
+pub fn wgmma_declare_shared() {
+    gpu_asm!(".reg .b64 wgmma_a;");
+}
+
 /// Sets whether every [`wgmma()`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
 #[cube]
 pub fn wgmma_more(more: u32) {
@@ -36,6 +42,12 @@ pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     read::<f32>(sum)
 }
 
+/// Multiplies an accumulator of [`wgmma()`] by a factor. No `wgmma` that adds to it may be in flight.
+#[cube]
+pub fn wgmma_scale(#[comptime] register: usize, factor: f32) {
+    gpu_asm!("mul.f32 wgmma_sum{i}, wgmma_sum{i}, {f};", i = const register, f = in(_) read::<f32>(factor));
+}
+
 /// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
 /// swizzled within 128 (1 in bits 62 and 63).
 const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
@@ -45,6 +57,13 @@ const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
 #[cube]
 pub fn wgmma_descriptor(address: u32) -> u32 {
     (address / 16) | 0x1_0000u32
+}
+
+/// The lower half of the descriptor of a B for [`wgmma_transposed()`], from its address: rows of K of 64 values each, 128 bytes, and the next 64 values of all
+/// rows `atom` bytes further. 16 rows of K are 128 units.
+#[cube]
+pub fn wgmma_descriptor_transposed(address: u32, #[comptime] atom: usize) -> u32 {
+    (address / 16) | comptime!((atom as u32 / 16) << 16)
 }
 
 /// The descriptor of B for every [`wgmma()`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
@@ -64,6 +83,26 @@ pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] 
         "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, {p}, 1, 1, 0;",
         n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
         p = const comptime!(if starts { "wgmma_more" } else { "wgmma_add" }), a = in(_) read::<U4>(a)
+    );
+}
+
+/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory, too: `a` is the lower half of its [descriptor](wgmma_descriptor()).
+#[cube]
+pub fn wgmma_shared(a: u32, #[comptime] first: usize, #[comptime] n: usize, #[comptime] starts: bool, #[comptime] bf16: bool) {
+    gpu_asm!(
+        "mov.b64 wgmma_a, {{{d}, {u}}}; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, wgmma_a, wgmma_b, {p}, 1, 1, 0, 0;",
+        n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
+        p = const comptime!(if starts { "wgmma_more" } else { "wgmma_add" }), d = in(_) read::<u32>(a), u = const DESCRIPTOR_SWIZZLE_128
+    );
+}
+
+/// [`wgmma()`] with B transposed in shared memory, rows of K of N values, as [described](wgmma_descriptor_transposed()). It adds.
+#[cube]
+pub fn wgmma_transposed(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
+    gpu_asm!(
+        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, wgmma_add, 1, 1, 1;",
+        n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
+        a = in(_) read::<U4>(a)
     );
 }
 

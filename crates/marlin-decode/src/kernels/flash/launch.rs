@@ -1,5 +1,6 @@
-use super::kernel::{self, FlashConfig, FlashLengthsLaunch, THREADS};
-use super::tiles::TILE_WORDS;
+use super::config::{FlashConfig, FlashLengthsLaunch};
+use super::tiles::{TILE_ROWS, TILE_WORDS};
+use super::{mma_sync, wgmma};
 use crate::kernels::attention::AttentionShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -58,23 +59,63 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
         [shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.slots, shape.max_len, count].map(|length| length as u32);
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
     let config = FlashConfig { head_dim: shape.head_dim, bf16: shape.dtype == ActivationDtype::BF16 };
-    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from, and it skips tiles whose positions or slot are
-    // outside the cache. The rows of a tile are those of the table that `tiles` makes.
+    let lengths = FlashLengthsLaunch::new(heads, kv_heads, group, slots, max_len, window);
+    let FlashArgs { queries, state, tiles: table, keys, values, out } = args;
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive their addresses from, and they skip tiles whose positions or slot
+    // are outside the cache. The rows of a tile are those of the table that `tiles` makes.
     unsafe {
-        kernel::flash::launch_unchecked(
-            client,
-            CubeCount::new_2d(heads, tiles),
-            CubeDim::new_1d(THREADS as u32),
-            args.queries,
-            args.state,
-            args.tiles,
-            args.keys,
-            args.values,
-            args.out,
-            FlashLengthsLaunch::new(heads, kv_heads, group, slots, max_len, window),
-            config,
-            shape.dtype.elem(),
-        );
+        if has_wgmma(client) {
+            let cache = [shape.slots * shape.kv_heads * shape.max_len, shape.head_dim];
+            wgmma::flash_wgmma::launch_unchecked(
+                client,
+                CubeCount::new_2d(heads, tiles),
+                CubeDim::new_1d(wgmma::THREADS as u32),
+                tensor_map(shape, queries, [shape.rows, shape.heads * shape.head_dim], TILE_ROWS)?,
+                tensor_map(shape, keys, cache, config.stage_keys())?,
+                tensor_map(shape, values, cache, config.stage_keys())?,
+                state,
+                table,
+                out,
+                lengths,
+                config,
+                shape.dtype.elem(),
+            );
+        } else {
+            mma_sync::flash::launch_unchecked(
+                client,
+                CubeCount::new_3d(heads, tiles, 2),
+                CubeDim::new_1d(mma_sync::THREADS as u32),
+                queries,
+                state,
+                table,
+                keys,
+                values,
+                out,
+                lengths,
+                config,
+                shape.dtype.elem(),
+            );
+        }
     }
     Ok(())
+}
+
+/// Returns true if a client's device has `wgmma`, which later cards than those of 9.0 do not.
+fn has_wgmma(client: &Client) -> bool {
+    Card::of(client).is_some_and(|card| card.capability == 90)
+}
+
+/// A matrix [rows, columns] as the copy engine reads it: a box is `box_rows` rows by the features that lie together in shared memory.
+fn tensor_map(
+    shape: &AttentionShape,
+    matrix: BufferArg,
+    [rows, columns]: [usize; 2],
+    box_rows: usize,
+) -> Result<TensorMapArg<Tiled>, KernelError> {
+    let BufferArg::Handle { handle } = matrix else {
+        return Err(KernelError::Alias { operand: "queries, keys or values", problem: shape.to_string() });
+    };
+    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
+    let boxes = TiledArgs { tile_size: [box_rows, wgmma::ATOM].into() };
+    Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), shape.dtype.elem()).with_swizzle(TensorMapSwizzle::B128))
 }

@@ -8,12 +8,22 @@
 //!
 //! # How it works
 //!
-//! **Tiles.** The tokens of a launch are one batch, prompt after prompt. The host divides each prompt into tiles of up to 64 tokens ([`tiles`]), the longest
-//! first, and a block computes a tile for one query head. The table of tiles is device memory, so that a launch can be recorded in a graph.
+//! **Tiles.** The tokens of a launch are one batch, prompt after prompt. The host divides each prompt into tiles of up to 128 tokens ([`tiles`]), the longest
+//! first. The table of tiles is device memory, so that a launch can be recorded in a graph. Scores stay in registers: the accumulators of a product are,
+//! rounded and in pairs, the fragments A of the next (`softmax.rs`).
 //!
-//! **A block.** Each of four warps has 16 queries in registers, as fragments A of `mma.m16n8k16`. Keys and values are copied to shared memory 64 positions at
-//! a time: the next keys while values are multiplied, the next values while keys are. Scores stay in registers: the accumulators of a product are, rounded and
-//! in pairs, the fragments A of the next.
+//! **Compute capability 9.0** (`wgmma.rs`). A block computes a tile for one query head: two warpgroups have 64 queries each, and a thread of a third starts the
+//! copies of queries, keys and values by the copy engine, two stages of 128 positions ahead. The products of the next keys are issued before those of
+//! these values, so that a warpgroup's softmax runs beside its products, and beside those of the other.
+//!
+//! ```text
+//! products    S0 = Q K0^T |          S1 = Q K1^T | O += P0 V0 | S2 = Q K2^T | O += P1 V1 | ..
+//! softmax                 | P0 of S0 |           | P1 of S1   |             | P2 of S2   | ..
+//! ```
+//!
+//! **Other cards** (`mma_sync.rs`). A block computes half a tile for one query head. Each of four warps has 16 queries in registers, as fragments A of
+//! `mma.m16n8k16`. Keys and values are copied to shared memory 64 positions at a time: the next keys while values are multiplied, the next values while
+//! keys are.
 //!
 //! ```text
 //! keys    | copy 0 |      wait | S = Q K^T | copy 1          ...     | wait
@@ -22,11 +32,14 @@
 //!
 //! Shared rows are 16 bytes longer than a head, an odd number of 16 bytes, so the eight rows that `ldmatrix` reads at a time are in different banks.
 
-mod kernel;
+mod config;
 mod launch;
+mod mma_sync;
+mod softmax;
 #[cfg(feature = "inspect")]
 mod source;
 mod tiles;
+mod wgmma;
 
 pub use launch::{FlashArgs, flash, takes};
 #[cfg(feature = "inspect")]

@@ -1,7 +1,7 @@
-//! The CUDA source of the kernel, generated without a device.
+//! The CUDA source of the kernels, generated without a device.
 
-use super::kernel::flash::Flash;
-use super::kernel::{FlashConfig, FlashLengthsCompilationArg, THREADS};
+use super::config::{FlashConfig, FlashLengthsCompilationArg};
+use super::{mma_sync, wgmma};
 use cubecl::CompilationError;
 use cubecl::prelude::*;
 use marlin_kernels::ActivationDtype;
@@ -9,8 +9,27 @@ use marlin_kernels::inspect::{Source, buffer, cuda_text, properties, settings, t
 
 /// Generates the CUDA source for heads of `head_dim` features on a card of compute capability `capability` (80 for 8.0).
 pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
-    let kernel = Flash::new(
-        settings(THREADS, ExecutionMode::Unchecked),
+    let lengths = FlashLengthsCompilationArg { heads: (), kv_heads: (), group: (), slots: (), max_len: (), window: () };
+    let config = FlashConfig { head_dim, bf16: dtype == ActivationDtype::BF16 };
+    if capability == 90 {
+        let kernel = wgmma::flash_wgmma::FlashWgmma::new(
+            settings(wgmma::THREADS, ExecutionMode::Unchecked),
+            properties(capability),
+            target(),
+            (),
+            (),
+            (),
+            buffer(),
+            buffer(),
+            buffer(),
+            lengths,
+            config,
+            dtype.elem(),
+        );
+        return cuda_text(&kernel, capability);
+    }
+    let kernel = mma_sync::flash::Flash::new(
+        settings(mma_sync::THREADS, ExecutionMode::Unchecked),
         properties(capability),
         target(),
         buffer(),
@@ -19,8 +38,8 @@ pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Resul
         buffer(),
         buffer(),
         buffer(),
-        FlashLengthsCompilationArg { heads: (), kv_heads: (), group: (), slots: (), max_len: (), window: () },
-        FlashConfig { head_dim, bf16: dtype == ActivationDtype::BF16 },
+        lengths,
+        config,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

@@ -3,7 +3,7 @@
 use crate::kernels::{Row, RowState};
 
 /// Most tokens of a tile.
-pub const TILE_ROWS: usize = 64;
+pub const TILE_ROWS: usize = 128;
 /// Words of a tile: the first of its rows, and their number.
 pub const TILE_WORDS: usize = 2;
 
@@ -52,7 +52,7 @@ mod tests {
     fn every_row_is_in_one_tile() {
         let idle = [Row::IDLE; 3];
         let rows: Vec<Row> =
-            run(0, 5, 64).chain(run(1, 0, 65)).chain(run(2, 0, 1)).chain(idle).chain(run(2, 1, 1)).chain(run(2, 7, 129)).collect();
+            run(0, 5, 128).chain(run(1, 0, 129)).chain(run(2, 0, 1)).chain(idle).chain(run(2, 1, 1)).chain(run(2, 7, 257)).collect();
         // Full tiles and fewer rows, a sequence that goes on after idle rows, and after a jump.
         let most = most_tiles(rows.len(), 5);
         let found = tiles(&rows, most);
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn there_is_room_for_every_batch() {
-        assert_eq!([most_tiles(64, 1), most_tiles(64, 2), most_tiles(512, 1), most_tiles(4, 16), most_tiles(1, 1)], [1, 2, 8, 4, 1]);
+        assert_eq!([most_tiles(128, 1), most_tiles(128, 2), most_tiles(512, 1), most_tiles(4, 16), most_tiles(1, 1)], [1, 2, 4, 4, 1]);
         for sequences in 1..9usize {
             for rows in sequences..300 {
                 // The worst division: all sequences but one have one row more than full tiles.
