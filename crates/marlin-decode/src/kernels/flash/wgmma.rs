@@ -170,7 +170,8 @@ pub(super) fn flash_wgmma<F: Float>(
 
     while first < end {
         let (stage, parity) = (number % 2, number / 2 % 2);
-        let (next_stage, next_parity) = ((number + 1) % 2, (number + 1) / 2 % 2);
+        let next = number + 1;
+        let (next_stage, next_parity) = (next % 2, next / 2 % 2);
         // The products of the next keys run before those of these values, so that their softmax runs beside the latter.
         mbarrier_wait_parity_warp(memory.keys_full(next_stage), next_parity);
         multiply_keys(query_rows, memory.keys + next_stage * comptime!(config.stage() as u32), config);
@@ -187,7 +188,7 @@ pub(super) fn flash_wgmma<F: Float>(
         }
         round(&scores, &mut exponents, config);
         first += comptime!(config.stage_keys() as u32);
-        number += 1;
+        number = next;
     }
 
     let stage = memory.values + number % 2 * comptime!(config.stage() as u32);
@@ -231,7 +232,7 @@ fn produce(
     let mut number = 0u32.runtime();
     while first < end {
         // The phase before a barrier's first counts as complete: the stages as empty.
-        let (stage, parity) = (number % 2, number / 2 % 2 ^ 1);
+        let (stage, parity) = (number % 2, (number / 2 + 1) % 2);
         copy_stage(memory.keys, keys, memory.keys_full(stage), row + first, stage, parity, config);
         copy_stage(memory.values, values, memory.values_full(stage), row + first, stage, parity, config);
         first += comptime!(config.stage_keys() as u32);
