@@ -1,13 +1,17 @@
 //! The devices that kernels run on, as far as the choice and the launch of a kernel depend on them.
 
 use crate::ActivationDtype;
+use crate::tile::config::ATOM_K;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim};
+use cubecl::prelude::*;
 use std::fmt;
 
 /// The compute capability, 80 for 8.0, that brought `cp.async` and `mma.m16n8k16`.
 pub const MIN_CAPABILITY: u32 = 80;
+
+/// The compute capability that has `wgmma`: later cards do not.
+pub const WGMMA_CAPABILITY: u32 = 90;
 
 /// The runtime behind a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,6 +106,20 @@ impl Target {
 pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(client, elements);
     (calculate_cube_count_elemwise(client, elements, dim), dim)
+}
+
+/// A matrix [rows, columns] as the copy engine reads it for `wgmma`: a box is `box_rows` rows by 64 columns of 16 bits, 128 bytes a row, swizzled within them. `None` if
+/// the buffer is an alias of another operand's.
+pub fn swizzled_map(
+    matrix: BufferArg,
+    [rows, columns]: [usize; 2],
+    box_rows: usize,
+    dtype: ActivationDtype,
+) -> Option<TensorMapArg<Tiled>> {
+    let BufferArg::Handle { handle } = matrix else { return None };
+    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
+    let boxes = TiledArgs { tile_size: [box_rows, ATOM_K].into() };
+    Some(TensorMapArg::new(boxes, tensor.into_tensor_arg(), dtype.elem()).with_swizzle(TensorMapSwizzle::B128))
 }
 
 /// Values that a unit loads at a time: 16 bytes, or fewer where rows of `features` values are no multiple of that.

@@ -1,6 +1,7 @@
 //! The available tiles, and their configurations.
 
 use super::config::{Config, Product, Tile};
+use crate::device::WGMMA_CAPABILITY;
 use marlin_format::{Bits, GroupSize, Sparsity};
 
 /// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
@@ -109,7 +110,7 @@ pub(crate) fn chunk_nanoseconds(tile: &Tile, bits: Bits) -> f64 {
 
 /// The tiles for weights of a width that a card of compute capability `capability` can run.
 fn tiles(capability: u32, bits: Bits) -> impl Iterator<Item = Tile> {
-    candidates(bits).iter().map(|&(tile, _)| tile).filter(move |tile| capability == 90 || !tile.is_wgmma())
+    candidates(bits).iter().map(|&(tile, _)| tile).filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
 }
 
 /// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.

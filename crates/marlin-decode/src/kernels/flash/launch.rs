@@ -4,6 +4,7 @@ use super::{mma_sync, wgmma};
 use crate::kernels::attention::AttentionShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_kernels::device::{MIN_CAPABILITY, WGMMA_CAPABILITY, swizzled_map};
 use marlin_kernels::problem::expect_length;
 use marlin_kernels::{ActivationDtype, Card, KernelError};
 
@@ -28,7 +29,7 @@ pub struct FlashArgs {
 
 /// Returns true if [`flash`] takes heads of `head_dim` features in a dtype on a client's device.
 pub fn takes(client: &Client, dtype: ActivationDtype, head_dim: usize) -> bool {
-    Card::of(client).is_some_and(|card| card.capability >= marlin_kernels::device::MIN_CAPABILITY)
+    Card::of(client).is_some_and(|card| card.capability >= MIN_CAPABILITY)
         && dtype != ActivationDtype::F32
         && head_dim.is_multiple_of(16)
         && head_dim <= MAX_HEAD_DIM
@@ -64,15 +65,19 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
     // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive their addresses from, and they skip tiles whose positions or slot
     // are outside the cache. The rows of a tile are those of the table that `tiles` makes.
     unsafe {
-        if has_wgmma(client) {
+        if Card::of(client).is_some_and(|card| card.capability == WGMMA_CAPABILITY) {
+            let map = |matrix, lengths, box_rows| {
+                let map = swizzled_map(matrix, lengths, box_rows, shape.dtype);
+                map.ok_or_else(|| KernelError::Alias { operand: "queries, keys or values", problem: shape.to_string() })
+            };
             let cache = [shape.slots * shape.kv_heads * shape.max_len, shape.head_dim];
             wgmma::flash_wgmma::launch_unchecked(
                 client,
                 CubeCount::new_2d(heads, tiles),
                 CubeDim::new_1d(wgmma::THREADS as u32),
-                tensor_map(shape, queries, [shape.rows, shape.heads * shape.head_dim], TILE_ROWS)?,
-                tensor_map(shape, keys, cache, config.stage_keys())?,
-                tensor_map(shape, values, cache, config.stage_keys())?,
+                map(queries, [shape.rows, shape.heads * shape.head_dim], TILE_ROWS)?,
+                map(keys, cache, config.stage_keys())?,
+                map(values, cache, config.stage_keys())?,
                 state,
                 table,
                 out,
@@ -98,24 +103,4 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
         }
     }
     Ok(())
-}
-
-/// Returns true if a client's device has `wgmma`, which later cards than those of 9.0 do not.
-fn has_wgmma(client: &Client) -> bool {
-    Card::of(client).is_some_and(|card| card.capability == 90)
-}
-
-/// A matrix [rows, columns] as the copy engine reads it: a box is `box_rows` rows by the features that lie together in shared memory.
-fn tensor_map(
-    shape: &AttentionShape,
-    matrix: BufferArg,
-    [rows, columns]: [usize; 2],
-    box_rows: usize,
-) -> Result<TensorMapArg<Tiled>, KernelError> {
-    let BufferArg::Handle { handle } = matrix else {
-        return Err(KernelError::Alias { operand: "queries, keys or values", problem: shape.to_string() });
-    };
-    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
-    let boxes = TiledArgs { tile_size: [box_rows, wgmma::ATOM].into() };
-    Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), shape.dtype.elem()).with_swizzle(TensorMapSwizzle::B128))
 }

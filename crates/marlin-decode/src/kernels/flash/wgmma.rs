@@ -21,7 +21,7 @@ const CONSUMERS: usize = 1;
 /// Stages of keys, and of values.
 const STAGES: usize = 2;
 /// Features of a row that lie together in shared memory, in 128 bytes.
-pub(super) const ATOM: usize = 64;
+const ATOM: usize = 64;
 /// Bytes of those.
 const ATOM_ROW: usize = 2 * ATOM;
 /// Registers of the thread that copies, and of those that multiply: together three times the 168 that three warpgroups start with.

@@ -1,5 +1,5 @@
 use super::kernel;
-use crate::tile::config::ATOM_K;
+use crate::device::swizzled_map;
 use crate::tile::lengths::lengths;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, cost, row_length};
@@ -12,7 +12,8 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
     let config = cost::format(problem).config(launch.tile);
     let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
     let Operands { x, weight, bias, out, .. } = operands;
-    let x = activation_map(problem, launch, x)?;
+    let map = swizzled_map(x, [problem.m, row_length(problem.k())], launch.tile.rows(), problem.activations);
+    let x = map.ok_or_else(|| KernelError::Alias { operand: "activations", problem: problem.to_string() })?;
     // SAFETY: lengths were checked against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
@@ -33,13 +34,4 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
         );
     }
     Ok(())
-}
-
-/// The activations as the copy engine reads them: a box is a tile's rows by 64 rows of K, which lie in shared memory as `wgmma` reads them.
-fn activation_map(problem: &QuantProblem, launch: &Launch, x: BufferArg) -> Result<TensorMapArg<Tiled>, KernelError> {
-    let BufferArg::Handle { handle } = x else { return Err(KernelError::Alias { operand: "activations", problem: problem.to_string() }) };
-    let (rows, columns) = (problem.m, row_length(problem.k()));
-    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
-    let boxes = TiledArgs { tile_size: [launch.tile.rows(), ATOM_K].into() };
-    Ok(TensorMapArg::new(boxes, tensor.into_tensor_arg(), problem.activations.elem()).with_swizzle(TensorMapSwizzle::B128))
 }
