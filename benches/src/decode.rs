@@ -38,6 +38,9 @@ pub struct DecodeArgs {
     /// Positions of the cache; by default as many as each run needs.
     #[arg(long)]
     max_len: Option<usize>,
+    /// Record passes whose kernels do not overlap, to compare.
+    #[arg(long)]
+    ordinary_edges: bool,
     /// Write a record of the run to this file.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -144,6 +147,7 @@ impl Model {
 /// Times the models in the arguments, prints a line for each run, and writes the record.
 pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
+    marlin_kernels::overlap::record_ordinary_edges(args.ordinary_edges);
     let name = burn_marlin::device::device_name(&device);
     println!("{name}: {} prompt tokens, f16 activations and head", args.prompt);
     println!(

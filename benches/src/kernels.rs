@@ -9,7 +9,7 @@ use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightLayout};
 use marlin_kernels::inspect::{Routine, digest};
-use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, PrologueStage, QuantProblem, Reason, launch, tile};
+use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile};
 
 /// The rates of a card, from which the floor is computed.
 #[derive(Debug, Clone, Copy)]
@@ -51,15 +51,19 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
         for &m in &args.m {
             let weight = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile);
             let problem = QuantProblem::new(m, weight, dtype);
-            let launches =
-                if args.every_tile { tile::launches(&problem, &card) } else { tile::plan(&problem, &card).into_iter().collect() };
-            if launches.is_empty() {
+            let plans: Vec<Plan> = if args.every_tile {
+                let reason = Reason::TensorCores { capability: card.capability };
+                tile::launches(&problem, &card).into_iter().map(|launch| Plan::product(Kernel::Marlin(launch), reason)).collect()
+            } else {
+                vec![plan(problem, &Target::of(&client))]
+            };
+            if plans.is_empty() {
                 return Err(BenchError::NoTile);
             }
-            for launch in launches {
+            for plan in plans {
                 let floor = floor(&problem, rates(&name));
-                let us = time_launch(&client, &problem, launch, &weights, floor)?;
-                rows.push(report(&shape, &problem, launch, us, floor));
+                let us = time_plan(&client, &problem, &plan, &weights, floor)?;
+                rows.push(report(&shape, &problem, &plan, us, floor));
             }
         }
     }
@@ -69,30 +73,19 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Times a launch. With act-order, a call includes the launch that permutes the activations.
-fn time_launch(
-    client: &Client,
-    problem: &QuantProblem,
-    tile_launch: tile::Launch,
-    weights: &Weights,
-    floor: Option<f64>,
-) -> Result<f64, BenchError> {
+/// Times a plan. With act-order, a call includes the launch that permutes the activations.
+fn time_plan(client: &Client, problem: &QuantProblem, plan: &Plan, weights: &Weights, floor: Option<f64>) -> Result<f64, BenchError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let x = activations(client, m, k, problem.activations);
     let rows = problem.weight.format.permuted.then(|| row_permutation(client, k));
     let out = client.empty(m * n * 2);
-    let plan = Plan {
-        kernel: Kernel::Marlin(tile_launch),
-        prologue: PrologueStage::None,
-        reason: Reason::TensorCores { capability: Card::of(client).map_or(0, |card| card.capability) },
-    };
     // A multiple of the copies, so that every copy of the weight is read equally often.
     let calls = (GRAPH_MICROSECONDS / floor.unwrap_or_default().max(4.0)) as usize;
     let calls = calls.clamp(1, 1000).next_multiple_of(weights.copies());
     time(client, calls, |call| {
         let weight = weights.of_call(call, rows.as_ref().map(|rows| buffer(rows, k)));
         let operands = Operands { x: buffer(&x, m * k), norm: None, weight, bias: None, out: buffer(&out, m * n) };
-        Ok(launch(client, problem, &plan, operands)?)
+        Ok(launch(client, problem, plan, operands)?)
     })
 }
 
@@ -110,10 +103,14 @@ fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
 }
 
-fn report(shape: &Shape, problem: &QuantProblem, launch: tile::Launch, us: f64, floor_us: Option<f64>) -> Row {
+fn report(shape: &Shape, problem: &QuantProblem, plan: &Plan, us: f64, floor_us: Option<f64>) -> Row {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
-    let kernel = format!("marlin ({})", launch.tile);
-    let routine = if launch.tile.is_wgmma() { Routine::Wgmma } else { Routine::MmaSync };
+    let kernel = plan.kernel.to_string();
+    let routine = match plan.kernel {
+        Kernel::Gemv { .. } => Routine::Gemv,
+        Kernel::Marlin(launch) if launch.tile.is_wgmma() => Routine::Wgmma,
+        _ => Routine::MmaSync,
+    };
     let rate = 2.0 * (m * n * k) as f64 / us / 1e6;
     let (floor, share) = floor_us.map_or(("-".into(), "-".into()), |floor| (format!("{floor:.2}"), format!("{:.1}%", floor / us * 100.0)));
     println!("{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}", shape.name);

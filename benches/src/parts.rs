@@ -3,7 +3,9 @@
 use crate::BenchError;
 use burn::tensor::{DType, Distribution, Tensor, capture};
 use marlin_decode::{self as decode, AttentionParts, LayerCache, Row, RowState};
+use marlin_kernels::Epilogue;
 use marlin_llama::LlamaModel;
+use marlin_llama::model::Layer;
 use std::time::Instant;
 
 /// The number of timed replays.
@@ -15,7 +17,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     let layers = config.num_hidden_layers;
     let of = |features: usize| Tensor::<2>::random([rows, features], Distribution::Normal(0.0, 1.0), (&device, DType::F16));
     let (x, mixed, gated) = (of(config.hidden_size), of(config.query_size()), of(config.intermediate_size));
-    let (qkv, gate_up) = (of(config.query_size() + 2 * config.key_value_size()), of(2 * config.intermediate_size));
+    let qkv = of(config.query_size() + 2 * config.key_value_size());
     let mut state = decode::words([rows, Row::WORDS], &device);
     let row = |slot: usize| Row { state: RowState::At(position as u32), slot: slot as u32, ..Row::IDLE };
     decode::write_rows(&mut state, 0, &(0..rows).map(row).collect::<Vec<_>>());
@@ -46,9 +48,9 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
         println!("    {name:24} {best:>10.1} {:>10.2}{}", best / count as f64, if graph.is_hardware() { "" } else { " (no graph)" });
         Ok(())
     };
-    let layer = |body: &dyn Fn(&marlin_llama::model::Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
+    let layer = |body: &dyn Fn(&Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
     part("norm and qkv", layers, &mut || {
-        layer(&|layer| layer.self_attn.qkv_proj.forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm).0)
+        layer(&|layer| layer.self_attn.qkv_proj.forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm, Epilogue::None).0)
     })?;
     part("attention", layers, &mut || {
         caches
@@ -57,10 +59,11 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
             .collect()
     })?;
     part("o", layers, &mut || layer(&|layer| layer.self_attn.o_proj.forward(mixed.clone())))?;
-    part("norm and gate_up", layers, &mut || {
-        layer(&|layer| layer.mlp.gate_up_proj.forward_add_norm(x.clone(), x.clone(), &layer.post_attention_layernorm).0)
+    part("norm, gate_up and SwiGLU", layers, &mut || {
+        layer(&|Layer { mlp, post_attention_layernorm: norm, .. }| {
+            mlp.gate_up_proj.forward_add_norm(x.clone(), x.clone(), norm, Epilogue::SwiGlu).0
+        })
     })?;
-    part("silu and multiply", layers, &mut || layer(&|_| decode::silu_mul(gate_up.clone())))?;
     part("down", layers, &mut || layer(&|layer| layer.mlp.down_proj.forward(gated.clone())))?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;
     part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;

@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, Sparsity, TensorDescriptor, WeightDescriptor, WeightTensors};
 use marlin_kernels::{
-    ActivationDtype, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, Target, WeightBuffers,
-    dequantize, launch, plan,
+    ActivationDtype, Kernel, KernelError, Operands as LaunchOperands, Plan, QuantProblem, Reason, Target, WeightBuffers, dequantize,
+    launch, plan,
 };
 use marlin_tests::{Case, Operands, cases, plain_bytes, relative_error, tolerance};
 
@@ -152,11 +152,7 @@ fn refusals(device: &Device, seed: u64) {
         }
     };
     let problem = case.problem();
-    let one_row = Plan {
-        kernel: Kernel::Portable { rows: 1 },
-        prologue: PrologueStage::None,
-        reason: Reason::NoTensorCores(Target::of(&client).runtime),
-    };
+    let one_row = Plan::product(Kernel::Portable { rows: 1 }, Reason::NoTensorCores(Target::of(&client).runtime));
     let run = |problem: &QuantProblem, plan: &Plan, operands: LaunchOperands| launch(&client, problem, plan, operands);
     let (x, out) = (case.m * case.k, case.m * case.n);
     let short_x = run(&problem, &one_row, args(x + 1, out));

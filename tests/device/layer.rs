@@ -10,7 +10,7 @@ use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 use marlin_format::{PlainWeight, ScaleDtype, Scales, Sparsity, WeightLayout};
-use marlin_kernels::{ActivationDtype, Kernel, Prologue};
+use marlin_kernels::{ActivationDtype, Epilogue, Kernel, Prologue};
 use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
@@ -82,17 +82,25 @@ fn norm_in_front(device: &Device, seed: u64) {
     const EPSILON: f64 = 1e-5;
     for dtype in [ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32].into_iter().filter(|&dtype| computes(device, dtype)) {
         let scales = if dtype == ActivationDtype::BF16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
-        for (m, k, group, permuted) in [
-            (1, 1024, GroupSize::G128, false),
-            (3, 1024, GroupSize::G128, false),
-            (1, 1024, GroupSize::G128, true),
-            (1, 1000, GroupSize::Channel, false),
-            (1, 96, GroupSize::G32, false),
-            (1, 344, GroupSize::G32, false),
-            (1, 1096, GroupSize::G128, false),
+        let (none, swiglu) = (Epilogue::None, Epilogue::SwiGlu);
+        for (m, k, n, group, permuted, epilogue) in [
+            (1, 1024, 65, GroupSize::G128, false, none),
+            (3, 1024, 65, GroupSize::G128, false, none),
+            (1, 1024, 65, GroupSize::G128, true, none),
+            (1, 1000, 65, GroupSize::Channel, false, none),
+            (1, 96, 65, GroupSize::G32, false, none),
+            (1, 344, 65, GroupSize::G32, false, none),
+            (1, 1096, 65, GroupSize::G128, false, none),
+            // Gates and ups that fill tiles, and others.
+            (1, 1024, 256, GroupSize::G128, false, swiglu),
+            (1, 1024, 66, GroupSize::G128, false, swiglu),
+            (3, 1024, 256, GroupSize::G128, true, swiglu),
+            (3, 1000, 256, GroupSize::Channel, false, swiglu),
+            (20, 1024, 512, GroupSize::G64, false, swiglu),
+            (3, 344, 66, GroupSize::G32, false, swiglu),
         ] {
             let spec = QuantSpec::int4(group).with_zero_points().with_scale_dtype(scales);
-            let case = Case { m, k, n: 65, spec, activations: dtype, permuted, sparsity: Sparsity::Dense };
+            let case = Case { m, k, n, spec, activations: dtype, permuted, sparsity: Sparsity::Dense };
             let mut operands = Operands::random(&case, seed);
             let random = |seed| tensor(&Operands::random(&case, seed).x, [m, k], dtype, device);
             let (x, residual, norm) = (random(seed), random(seed + 1), random(seed + 2).slice_dim(0, 0..1).reshape([k]));
@@ -104,7 +112,10 @@ fn norm_in_front(device: &Device, seed: u64) {
             };
             operands.x = sum.chunks(k).flat_map(normalised).collect();
             operands.recompute(&case);
-            let (y, found) = marlin_decode::norm_linear(&layer(&case, &operands, device), x, residual, norm, EPSILON);
+            let (y, found) = marlin_decode::norm_linear(&layer(&case, &operands, device), x, residual, norm, EPSILON, epilogue);
+            if epilogue == Epilogue::SwiGlu {
+                (operands.expected, operands.magnitude) = operands.swiglu(&case);
+            }
             check(&case, seed, &values(y), &operands);
             assert!(values(found) == sum, "{case}, seed {seed}: the sum differs");
         }

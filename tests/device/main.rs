@@ -11,6 +11,7 @@ mod decode_matmul;
 mod decode_rows;
 mod decode_sample;
 mod decoder;
+mod gemv;
 mod golden;
 mod kernels;
 mod layer;
@@ -18,7 +19,7 @@ mod llama;
 mod lora;
 mod marlin;
 mod models;
-mod norm_gemv;
+mod overlap;
 mod plans;
 mod repack;
 mod setup;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     for device in &options.devices {
         kernels::add(&mut tests, device, options.seed);
         repack::add(&mut tests, device, options.seed);
-        norm_gemv::add(&mut tests, device, options.seed);
+        gemv::add(&mut tests, device, options.seed);
         marlin::add(&mut tests, device, options.seed);
         decode_sample::add(&mut tests, device, options.seed);
         decode_attention::add(&mut tests, device, options.seed);
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         decode_matmul::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);
         decoder::add(&mut tests, device);
+        overlap::add(&mut tests, device);
         llama::add(&mut tests, device);
         plans::add(&mut tests, device);
     }

@@ -9,7 +9,7 @@ use libtest_mimic::Trial;
 use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightLayout, WeightTensors};
 use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{
-    ActivationDtype, Card, Kernel, KernelError, Operands as LaunchOperands, Plan, PrologueStage, QuantProblem, Reason, launch,
+    ActivationDtype, Card, Epilogue, EpilogueStage, Kernel, KernelError, Operands as LaunchOperands, Plan, QuantProblem, Reason, launch,
 };
 use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
 
@@ -30,6 +30,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
             tests.push(trial(device, &name, move |device| split_columns(device, spec, m, seed)));
         }
     }
+    for (bits, group, zero_points, scales) in SPLIT {
+        let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group).with_scale_dtype(scales) };
+        let name = format!("marlin::swiglu_agrees_with_f64::{bits}::{group}");
+        tests.push(trial(device, &name, move |device| swiglu(device, spec, seed)));
+    }
     tests.push(trial(device, "marlin::waves_agree_with_f64", move |device| waves(device, seed)));
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
     tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
@@ -41,7 +46,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
 /// A client and its card.
 pub struct Bench {
     pub client: Client,
-    card: Card,
+    pub card: Card,
 }
 
 /// The problem of a case, with its weight in the tile layout.
@@ -68,18 +73,32 @@ impl Bench {
 
     /// The plan of a launch.
     fn plan(&self, launch: Launch) -> Plan {
-        let reason = Reason::TensorCores { capability: self.card.capability };
-        Plan { kernel: Kernel::Marlin(launch), prologue: PrologueStage::None, reason }
+        Plan::product(Kernel::Marlin(launch), Reason::TensorCores { capability: self.card.capability })
     }
 
     /// Runs a case on an output filled with NaN, and returns the bytes of the output.
-    fn run(&self, case: &Case, operands: &Operands, tile_launch: Launch) -> Vec<u8> {
-        let poison = self.client.create_from_slice(&bytes(&vec![f32::NAN; case.m * case.n], case.activations));
-        // SAFETY: the buffer was made for M x N elements.
-        let out = unsafe { BufferArg::from_raw_parts(poison.clone(), case.m * case.n) };
-        launch(&self.client, &problem(case), &self.plan(tile_launch), self.operands(case, operands, out))
-            .unwrap_or_else(|error| panic!("{case}: {error}"));
-        self.client.read_one(poison).unwrap_or_else(|error| panic!("{case}, {tile_launch:?}: {error}")).to_vec()
+    fn run(&self, case: &Case, operands: &Operands, launch: Launch) -> Vec<u8> {
+        self.run_problem(&problem(case), case, operands, &self.plan(launch))
+    }
+
+    /// Runs a problem, that of a case with or without an epilogue, in the same way.
+    pub fn run_problem(&self, problem: &QuantProblem, case: &Case, operands: &Operands, plan: &Plan) -> Vec<u8> {
+        let outputs = problem.m * problem.outputs();
+        let poison = self.client.create_from_slice(&bytes(&vec![f32::NAN; outputs], case.activations));
+        // SAFETY: the buffer was made for as many elements.
+        let out = unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) };
+        launch(&self.client, problem, plan, self.operands(case, operands, out)).unwrap_or_else(|error| panic!("{problem}: {error}"));
+        self.client.read_one(poison).unwrap_or_else(|error| panic!("{problem}, {plan:?}: {error}")).to_vec()
+    }
+
+    /// Runs a case with SwiGLU, and compares it with f64.
+    fn check_swiglu(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
+        let problem = problem(case).with_epilogue(Epilogue::SwiGlu);
+        let plan = Plan { epilogue: EpilogueStage::InKernel, ..self.plan(launch) };
+        let found = values(&self.run_problem(&problem, case, operands, &plan), case.activations);
+        let (expected, magnitude) = operands.swiglu(case);
+        let error = relative_error(&found, &expected, &magnitude);
+        assert!(error <= tolerance(case.activations), "{problem}, {launch:?}, seed {seed}: relative error {error:e}");
     }
 
     fn check(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
@@ -148,6 +167,24 @@ fn waves(device: &Device, seed: u64) {
     assert!(bench.card.capability != 90 || ran >= 24, "only {ran} launches");
 }
 
+/// Gates and ups in one matmul: every tile that takes them, on few blocks and on all, with rows at the edges of tiles, and more tiles than blocks in waves.
+fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
+    let bench = Bench::new(device);
+    let mut ran = 0;
+    for (m, sparsity) in [1, 7, 9, 17, 33, 65, 129, 700].into_iter().flat_map(|m| Sparsity::ALL.map(|sparsity| (m, sparsity))) {
+        let (k, n) = if m > 600 { (328, 1280) } else { (2072, 768) };
+        let case = Case { m, k, n, spec, activations: ActivationDtype::from(spec.scale_dtype), permuted: false, sparsity };
+        let operands = Operands::random(&case, seed);
+        for launch in tile::launches(&problem(&case).with_epilogue(Epilogue::SwiGlu), &bench.card) {
+            for blocks in [1, 3, 7, launch.blocks] {
+                bench.check_swiglu(&case, &operands, Launch { blocks, ..launch }, seed);
+                ran += 1;
+            }
+        }
+    }
+    assert!(ran > 100, "only {ran} launches");
+}
+
 /// Checks sums whose first half of K exceeds the largest f16 by far, and whose second half cancels it.
 fn large_sums(device: &Device, seed: u64) {
     let bench = Bench::new(device);
@@ -203,6 +240,15 @@ fn refusals(device: &Device, seed: u64) {
     assert!(matches!(short, Err(KernelError::BufferLength { operand: "output", .. })), "{short:?}");
     let wide = run(&Case { n: 128, ..case }, case.m * 128);
     assert!(matches!(wide, Err(KernelError::BufferLength { operand: "words", .. })), "{wide:?}");
+    let gated = problem(&Case { n: 128, ..case }).with_epilogue(Epilogue::SwiGlu);
+    for stage in [EpilogueStage::After, EpilogueStage::InKernel] {
+        let narrow = Launch { tile: tile::Tile { warps_n: 1, ..planned.tile }, ..planned };
+        let plan = Plan { epilogue: stage, ..bench.plan(narrow) };
+        let wide = Case { n: 128, ..case };
+        let out = buffer(&bench.client, &vec![0; 3 * 64 * 2], 3 * 64);
+        let refused = launch(&bench.client, &gated, &plan, bench.operands(&wide, &Operands::random(&wide, seed), out));
+        assert!(matches!(refused, Err(KernelError::Epilogue { .. })), "{refused:?}");
+    }
     let out = buffer(&bench.client, &vec![0; case.m * case.n * 2], case.m * case.n);
     let empty = bench.plan(Launch { blocks: 0, ..planned });
     let none = launch(&bench.client, &problem(&case), &empty, bench.operands(&case, &operands, out));

@@ -5,7 +5,7 @@ use crate::setup::{Named, trial};
 use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
 use libtest_mimic::Trial;
-use marlin_kernels::{Kernel, Problem, Prologue, PrologueStage};
+use marlin_kernels::{Epilogue, EpilogueStage, Kernel, Problem, Prologue, PrologueStage};
 use marlin_llama::{Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -85,6 +85,9 @@ fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<
                 // A norm before the kernel is a launch of its own, and the problem has none then.
                 let norm_before = found.plan.prologue == PrologueStage::Before;
                 let problem = if norm_before { problem.with_prologue(Prologue::None) } else { problem };
+                // As is SwiGLU after it.
+                let swiglu_after = found.plan.epilogue == EpilogueStage::After;
+                let problem = if swiglu_after { problem.with_epilogue(Epilogue::None) } else { problem };
                 *counts.entry((problem.to_string(), kernel)).or_default() += 1;
             }
             Problem::Float(_) if found.plan.kernel == Kernel::FloatMatmul => {}

@@ -91,6 +91,14 @@ impl Code {
         self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
     }
 
+    /// Returns the loads from global memory, of any kind, before the first `griddepcontrol.wait`; `None` if there is no such wait.
+    pub fn loads_before_wait(&self) -> Option<Vec<&str>> {
+        let wait = self.instructions.iter().position(|instruction| instruction.opcode.starts_with("ACQBULK"))?;
+        let is_load =
+            |opcode: &&str| ["LDG", "LD.", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "RED"].iter().any(|load| opcode.starts_with(load));
+        Some(self.instructions[..wait].iter().map(|instruction| instruction.opcode.as_str()).filter(is_load).collect())
+    }
+
     /// Returns the number of LOP3s whose table is a mask: `a & b`, in any order of operands.
     pub fn count_mask(&self) -> usize {
         let matches = |instruction: &&Instruction| {

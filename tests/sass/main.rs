@@ -151,7 +151,7 @@ fn every_format(card: Card, configs: &[Config]) -> Result<(), Failed> {
     for (bits, sparsity, group) in values.flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group))) {
         for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
             let is_there = |config: &Config| {
-                let Config { tile, group: of, bits: width, zero_points: zeros, bf16: dtype } = *config;
+                let Config { tile, group: of, bits: width, zero_points: zeros, bf16: dtype, .. } = *config;
                 (of, width, zeros, dtype, tile.sparsity()) == (group, bits, zero_points, bf16, sparsity)
             };
             if !configs.iter().any(is_there) {

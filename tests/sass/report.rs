@@ -60,7 +60,8 @@ pub fn name(card: Card, config: &Config) -> String {
     let size = format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product);
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { "zeros" } else { "no zeros" };
-    format!("{:6} {size:22} {} {:7} {dtype:4} {zeros:8}", card.arch, config.bits, config.group)
+    let epilogue = if config.is_gated() { " swiglu" } else { "" };
+    format!("{:6} {size:22} {} {:7} {dtype:4} {zeros:8}{epilogue}", card.arch, config.bits, config.group)
 }
 
 /// The results of this run, and the number of configurations that had passed before.

@@ -80,6 +80,17 @@ pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     broken
 }
 
+/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a missing wait, in words. `weights` tells whether a load is
+/// one of a weight, which no kernel of a pass writes.
+pub fn early_loads(capability: u32, code: &Code, weights: impl Fn(&str) -> bool) -> Vec<String> {
+    if capability < 90 {
+        return Vec::new();
+    }
+    let Some(loads) = code.loads_before_wait() else { return vec!["no griddepcontrol.wait (ACQBULK)".to_owned()] };
+    let early = loads.into_iter().filter(|load| !weights(load));
+    early.map(|load| format!("{load} before griddepcontrol.wait (ACQBULK), which reads what the kernel before may still write")).collect()
+}
+
 /// Returns the rules that a compiled configuration breaks, in words.
 pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, code: &Code) -> Vec<String> {
     let tile = &config.tile;
@@ -101,6 +112,11 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
 
     for message in local_memory(usage, code) {
+        rule(false, message);
+    }
+
+    // The producer of warpgroups has asked for the first of the weight by then.
+    for message in early_loads(capability, code, |load| tile.is_wgmma() && load.starts_with("UBLKCP")) {
         rule(false, message);
     }
 
@@ -140,7 +156,8 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         };
         let found = code.count("UTMALDG", &["2D"]);
         rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
-        let bulk = bulk * (found / boxes).max(1);
+        // With SwiGLU gates and ups are copied by themselves.
+        let bulk = bulk * (found / boxes).max(1) * config.epilogue.columns();
         rule(counts.copies == bulk, format!("{} bulk copies (UBLKCP) where {found} of a box come with {bulk}", counts.copies));
         let others = code.count("LDGSTS", &[]);
         rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));

@@ -96,6 +96,21 @@ impl Operands {
         Self { x, weight, bias, expected, magnitude, tiles: OnceLock::new() }
     }
 
+    /// SwiGLU of the product, whose first half of columns are gates, [M, N / 2]: the expected outputs, and the magnitude of the terms of each, to first order.
+    pub fn swiglu(&self, case: &Case) -> (Vec<f64>, Vec<f64>) {
+        let half = case.n / 2;
+        let rows = self.expected.chunks_exact(case.n).zip(self.magnitude.chunks_exact(case.n));
+        let outputs = rows.flat_map(|(sums, magnitudes)| {
+            let ((gates, ups), (of_gates, of_ups)) = (sums.split_at(half), magnitudes.split_at(half));
+            (0..half).map(move |i| {
+                let sigmoid = 1.0 / (1.0 + (-gates[i]).exp());
+                let (silu, slope) = (gates[i] * sigmoid, sigmoid * (1.0 + gates[i] * (1.0 - sigmoid)));
+                (silu * ups[i], (silu * of_ups[i]).hypot(slope * ups[i] * of_gates[i]))
+            })
+        });
+        outputs.unzip()
+    }
+
     /// Computes the product again after a change of `x`.
     pub fn recompute(&mut self, case: &Case) {
         (self.expected, self.magnitude) = reference(&self.x, &self.weight, &self.bias, case.m);

@@ -18,7 +18,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Int, Tensor};
 use burn_marlin::QuantLinear;
 use burn_marlin::backend::activation_dtype;
-use marlin_kernels::ActivationDtype;
+use marlin_kernels::{ActivationDtype, Epilogue};
 
 /// RMSNorm (arXiv 1910.07467) over the last dimension of `x` [.., hidden]: `x / sqrt(mean(x^2) + epsilon) * weight`, in the shape and dtype of `x`.
 ///
@@ -43,6 +43,9 @@ pub fn add_rms_norm<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: T
 /// Applies a linear layer to the RMSNorm of `residual + x`, and returns the output and that sum: as [`add_rms_norm`] before the layer. For one row on
 /// NVIDIA cards from compute capability 9.0 on, both run in one launch.
 ///
+/// With [`Epilogue::SwiGlu`] the layer's outputs are those of gate and up side by side, and the result is [`silu_mul`] of them, on tensor cores computed by
+/// the matmul before it rounds.
+///
 /// # Panics
 /// Panics if the last dimension of `x` is not K, or if `residual` has another shape than `x`.
 pub fn norm_linear<const D: usize>(
@@ -51,11 +54,12 @@ pub fn norm_linear<const D: usize>(
     residual: Tensor<D>,
     norm: Tensor<1>,
     epsilon: f64,
+    epilogue: Epilogue,
 ) -> (Tensor<D>, Tensor<D>) {
     let weight = linear.weight();
     if !takes(&x) || weight.adapter().is_some() {
         let (x, sum) = add_rms_norm(x, residual, norm, epsilon);
-        return (linear.forward(x), sum);
+        return (apply(epilogue, linear.forward(x)), sum);
     }
     let ([k, _], found, features) = (weight.dims(), x.dims(), norm.dims()[0]);
     assert!(
@@ -65,8 +69,16 @@ pub fn norm_linear<const D: usize>(
     );
     let bias = linear.bias_in(x.dtype()).map(Tensor::into_dispatch).into();
     let [x, residual, norm] = [x.into_dispatch(), residual.into_dispatch(), norm.into_dispatch()];
-    let (out, sum) = Dispatch::decode_norm_linear(x, residual, norm, epsilon, weight.to_op(), weight.descriptor(), bias);
+    let (out, sum) = Dispatch::decode_norm_linear(x, residual, norm, epsilon, weight.to_op(), weight.descriptor(), bias, epilogue);
     (Tensor::from_dispatch(out), Tensor::from_dispatch(sum))
+}
+
+/// Applies an epilogue to the output of a matmul.
+pub fn apply<const D: usize>(epilogue: Epilogue, out: Tensor<D>) -> Tensor<D> {
+    match epilogue {
+        Epilogue::None => out,
+        Epilogue::SwiGlu => silu_mul(out),
+    }
 }
 
 /// SwiGLU (arXiv 2002.05202): `silu(gate) * up` [.., features] of `gate_up` [.., 2 * features], gates first.

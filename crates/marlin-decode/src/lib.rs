@@ -33,7 +33,7 @@ pub use attention_parts::AttentionParts;
 pub use device::{has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
-    add_rms_norm, attention, embed, linear, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,
+    add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::bitmap;

@@ -80,9 +80,17 @@ pub enum KernelError {
         /// The problem, as words.
         problem: String,
     },
+    /// A matmul that is to compute an epilogue with which its kernel cannot end.
+    #[error("the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives")]
+    Epilogue {
+        /// The problem, as words.
+        problem: String,
+        /// The plan's kernel.
+        kernel: Kernel,
+    },
     /// A problem or a cluster that the matmul with a norm in it does not take.
     #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives")]
-    NoNormGemv {
+    NoGemv {
         /// The problem, as words.
         problem: String,
         /// Blocks of a cluster.

@@ -1,10 +1,11 @@
 //! The launch of a plan: every matmul with a quantised weight on a CubeCL runtime goes through here.
 
-use crate::matmul::{mma_sync, norm_gemv, portable, wgmma};
-use crate::plan::PrologueStage;
+use crate::matmul::{gemv, mma_sync, portable, wgmma};
+use crate::plan::{EpilogueStage, PrologueStage};
+use crate::tile::cost::{self, divides};
 use crate::tile::operands::{expect_arranged, expect_operands};
 use crate::tile::{Launch, row_length};
-use crate::{Card, Kernel, KernelError, Plan, QuantProblem, Target, repack};
+use crate::{Card, Epilogue, Kernel, KernelError, Plan, QuantProblem, Target, repack};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::WeightTensors;
@@ -22,7 +23,7 @@ pub struct Operands {
     pub weight: WeightBuffers,
     /// `[N]` in the activations' dtype.
     pub bias: Option<BufferArg>,
-    /// [M, N]; written whole.
+    /// [M, N], with SwiGLU [M, N / 2]; written whole.
     pub out: BufferArg,
 }
 
@@ -46,15 +47,19 @@ pub struct NormOperands {
 ///
 /// # Errors
 /// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
-/// prologue is computed before the matmul, or a plan of another backend.
+/// prologue or epilogue is not computed by the matmul, or a plan of another backend.
 pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
     plan.kernel.trace(problem);
     let target = Target::of(client);
+    if problem.epilogue != Epilogue::None && plan.epilogue != EpilogueStage::InKernel {
+        return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: plan.kernel });
+    }
     match (plan.kernel, target.card) {
         (Kernel::Marlin(launch), Some(card)) => launch_marlin(client, &card, problem, &launch, operands),
-        (Kernel::NormGemv { blocks }, _) if plan.prologue == PrologueStage::InKernel => {
+        (Kernel::Gemv { blocks }, _) if plan.prologue != PrologueStage::Before => {
             expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
-            norm_gemv::launch(client, problem, blocks, operands)
+            let x = if is_aligned(&operands.x) { operands.x } else { arranged(client, problem, operands.x, None)? };
+            gemv::launch(client, problem, blocks, Operands { x, ..operands })
         }
         (Kernel::Portable { rows }, _) => {
             let (problem, weight) = repack::to_portable(client, problem, operands.weight)?;
@@ -66,6 +71,9 @@ pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Op
 
 fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
     expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
+    if !divides(problem, &launch.tile) || !cost::format(problem).config(launch.tile).takes_epilogue() {
+        return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: Kernel::Marlin(*launch) });
+    }
     if launch.blocks == 0 {
         return Err(KernelError::NoBlocks { problem: problem.to_string() });
     }
@@ -74,22 +82,24 @@ fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &
     }
     let Operands { x, mut weight, .. } = operands;
     let row_permutation = weight.row_permutation.take();
-    let x = if row_permutation.is_some() || row_length(problem.k()) != problem.k() || !is_aligned(&x) {
-        let elements = problem.m * row_length(problem.k());
-        let arranged = client.empty(elements * problem.activations.elem().size());
-        // SAFETY: the buffer was made for these elements.
-        let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
-        repack::arrange(client, problem, x, row_permutation, out())?;
-        out()
-    } else {
-        x
-    };
+    let is_arranged = row_permutation.is_none() && row_length(problem.k()) == problem.k() && is_aligned(&x);
+    let x = if is_arranged { x } else { arranged(client, problem, x, row_permutation)? };
     expect_arranged(problem, &x)?;
     let operands = Operands { x, weight, ..operands };
     match launch.tile.is_wgmma() {
         true => wgmma::launch(client, card, problem, launch, operands),
         false => mma_sync::launch(client, card, problem, launch, operands),
     }
+}
+
+/// Activations in the order of the stored rows, padded to [`row_length`], in memory of their own.
+fn arranged(client: &Client, problem: &QuantProblem, x: BufferArg, row_permutation: Option<BufferArg>) -> Result<BufferArg, KernelError> {
+    let elements = problem.m * row_length(problem.k());
+    let arranged = client.empty(elements * problem.activations.elem().size());
+    // SAFETY: the buffer was made for these elements.
+    let out = || unsafe { BufferArg::from_raw_parts(arranged.clone(), elements) };
+    repack::arrange(client, problem, x, row_permutation, out())?;
+    Ok(out())
 }
 
 /// True if kernels that read 16 bytes at a time can read a buffer in place: a view into another buffer may start anywhere.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | [`matmul::mma_sync`] | CUDA from compute capability 8.0 on | weights of 4 bits, f16/bf16 activations, any M, N, K, group |
 //! | [`matmul::wgmma`] | CUDA of compute capability 9.0 | the same |
-//! | [`matmul::norm_gemv`] | CUDA from compute capability 9.0 on | one row, with the norm before it |
+//! | [`matmul::gemv`] | CUDA from compute capability 9.0 on | one row, with a norm before it or without |
 //! | [`matmul::portable`] | every CubeCL runtime | weights of 4 or 8 bits, any M, N, K, group, f32/f16/bf16; no tensor cores |
 //! | [`matmul::host`] | the CPU, without CubeCL | weights of 4 or 8 bits on Burn's Flex backend |
 //! | [`matmul::head`] | every CubeCL runtime | few rows with a float weight |
@@ -20,6 +20,8 @@ mod error;
 pub mod inspect;
 mod launch;
 pub mod matmul;
+#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+pub mod overlap;
 mod plan;
 #[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
 pub mod planes;
@@ -32,5 +34,5 @@ pub mod tile;
 pub use device::{Card, Runtime, Target};
 pub use error::KernelError;
 pub use launch::{NormOperands, Operands, WeightBuffers, dequantize, launch};
-pub use plan::{Kernel, Plan, PrologueStage, Reason, held_on, plan, plan_converted};
-pub use problem::{ActivationDtype, FloatProblem, Problem, Prologue, QuantProblem};
+pub use plan::{EpilogueStage, Kernel, Plan, PrologueStage, Reason, held_on, plan, plan_converted};
+pub use problem::{ActivationDtype, Epilogue, FloatProblem, Problem, Prologue, QuantProblem};

@@ -1,8 +1,8 @@
 //! The choice of a kernel for every matmul of the project. Host code, free of any device.
 
-use crate::matmul::{head, host, norm_gemv};
+use crate::matmul::{gemv, head, host};
 use crate::tile::{self, Launch};
-use crate::{ActivationDtype, Card, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
+use crate::{ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
 use marlin_format::{Sparsity, WeightDescriptor, WeightLayout};
 use std::collections::HashMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 pub enum Kernel {
     /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile: tensor cores.
     Marlin(Launch),
-    /// [`norm_gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
-    NormGemv {
-        /// Blocks of a cluster.
+    /// [`gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
+    Gemv {
+        /// Blocks among which K is split.
         blocks: usize,
     },
     /// [`portable`](crate::matmul::portable): each unit computes `rows` rows of one output column.
@@ -37,7 +37,7 @@ impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Marlin(launch) => write!(f, "marlin ({})", launch.tile),
-            Self::NormGemv { blocks } => write!(f, "norm_gemv (clusters of {blocks})"),
+            Self::Gemv { blocks } => write!(f, "gemv (clusters of {blocks})"),
             Self::Portable { rows } => write!(f, "portable (rows {rows})"),
             Self::Host => f.write_str("host"),
             Self::Head(head::HeadKernel::TensorCores) => f.write_str("head (tensor cores)"),
@@ -129,6 +129,17 @@ pub enum PrologueStage {
     Before,
 }
 
+/// The stage that computes the epilogue of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EpilogueStage {
+    /// The problem has none.
+    None,
+    /// In the matmul's kernel.
+    InKernel,
+    /// By a kernel of its own after the matmul.
+    After,
+}
+
 /// The kernel that runs a problem, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Plan {
@@ -136,20 +147,24 @@ pub struct Plan {
     pub kernel: Kernel,
     /// The stage that computes the prologue.
     pub prologue: PrologueStage,
+    /// The stage of the epilogue.
+    pub epilogue: EpilogueStage,
     /// The reason.
     pub reason: Reason,
 }
 
 impl Plan {
-    const fn without_prologue(kernel: Kernel, reason: Reason) -> Self {
-        Self { kernel, prologue: PrologueStage::None, reason }
+    /// The plan of a product alone.
+    pub const fn product(kernel: Kernel, reason: Reason) -> Self {
+        Self { kernel, prologue: PrologueStage::None, epilogue: EpilogueStage::None, reason }
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let before = if self.prologue == PrologueStage::Before { "rms_norm, then " } else { "" };
-        write!(f, "{before}{}", self.kernel)
+        let after = if self.epilogue == EpilogueStage::After { ", then swiglu" } else { "" };
+        write!(f, "{before}{}{after}", self.kernel)
     }
 }
 
@@ -184,45 +199,64 @@ fn choose(problem: &Problem, target: &Target) -> Plan {
 }
 
 fn quant(problem: &QuantProblem, target: &Target) -> Plan {
+    if let Some(plan) = one_row(problem, target) {
+        return plan;
+    }
     if problem.prologue == Prologue::AddRmsNorm {
-        if let Some((blocks, capability)) =
-            target.card.and_then(|card| norm_gemv::plan(problem, &card).map(|blocks| (blocks, card.capability)))
-        {
-            let reason = Reason::TensorCores { capability };
-            return Plan { kernel: Kernel::NormGemv { blocks }, prologue: PrologueStage::InKernel, reason };
-        }
-        let product = quant(&problem.with_prologue(Prologue::None), target);
-        return Plan { prologue: PrologueStage::Before, ..product };
+        return Plan { prologue: PrologueStage::Before, ..quant(&problem.with_prologue(Prologue::None), target) };
+    }
+    let launch = tensor_cores(problem, target);
+    if let (Ok((launch, reason)), WeightLayout::Tile) = (launch, problem.weight.layout) {
+        return Plan { epilogue: in_kernel(problem), ..Plan::product(Kernel::Marlin(launch), reason) };
+    }
+    if problem.epilogue != Epilogue::None {
+        return Plan { epilogue: EpilogueStage::After, ..quant(&problem.with_epilogue(Epilogue::None), target) };
     }
     if target.runtime == Runtime::Flex {
-        return Plan::without_prologue(Kernel::Host, Reason::Flex);
+        return Plan::product(Kernel::Host, Reason::Flex);
     }
-    let reason = match tensor_cores(problem, target) {
-        Ok((launch, reason)) if problem.weight.layout == WeightLayout::Tile => {
-            return Plan::without_prologue(Kernel::Marlin(launch), reason);
-        }
-        Ok(_) => Reason::PlainLayout,
-        Err(reason) => reason,
-    };
+    let reason = launch.err().unwrap_or(Reason::PlainLayout);
     let rows = match problem.m {
         0..=1 => 1,
         2 => 2,
         3..=4 => 4,
         _ => 8,
     };
-    Plan::without_prologue(Kernel::Portable { rows }, reason)
+    Plan::product(Kernel::Portable { rows }, reason)
+}
+
+/// The plan of [`gemv`], which computes the norm in the kernel, and the epilogue if the columns allow it.
+fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
+    let card = target.card?;
+    let prologue = match problem.prologue {
+        Prologue::None => PrologueStage::None,
+        Prologue::AddRmsNorm => PrologueStage::InKernel,
+    };
+    let plan = |problem: &QuantProblem, epilogue| {
+        let kernel = Kernel::Gemv { blocks: gemv::plan(problem, &card)? };
+        Some(Plan { prologue, epilogue, ..Plan::product(kernel, Reason::TensorCores { capability: card.capability }) })
+    };
+    plan(problem, in_kernel(problem)).or_else(|| plan(&problem.with_epilogue(Epilogue::None), EpilogueStage::After))
+}
+
+/// The stage of the epilogue in a kernel that computes it.
+fn in_kernel(problem: &QuantProblem) -> EpilogueStage {
+    match problem.epilogue {
+        Epilogue::None => EpilogueStage::None,
+        Epilogue::SwiGlu => EpilogueStage::InKernel,
+    }
 }
 
 fn float(problem: &FloatProblem, target: &Target) -> Plan {
     if target.runtime == Runtime::Flex {
         return match problem.m <= host::head::MAX_HEAD_ROWS {
-            true => Plan::without_prologue(Kernel::Host, Reason::FloatWeight),
-            false => Plan::without_prologue(Kernel::FloatMatmul, Reason::ManyRows),
+            true => Plan::product(Kernel::Host, Reason::FloatWeight),
+            false => Plan::product(Kernel::FloatMatmul, Reason::ManyRows),
         };
     }
     match head::plan(problem, target) {
-        Some(kernel) => Plan::without_prologue(Kernel::Head(kernel), Reason::FloatWeight),
-        None => Plan::without_prologue(Kernel::FloatMatmul, Reason::ManyRows),
+        Some(kernel) => Plan::product(Kernel::Head(kernel), Reason::FloatWeight),
+        None => Plan::product(Kernel::FloatMatmul, Reason::ManyRows),
     }
 }
 
@@ -255,7 +289,7 @@ pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
 /// The plan for Burn's own `Linear` on a weight that was converted in place: that of [`plan`] where the backend fuses operations.
 pub fn plan_converted(problem: &QuantProblem, target: &Target) -> Plan {
     match target.runtime {
-        Runtime::Flex => Plan::without_prologue(Kernel::DequantizeThenMatmul, Reason::NoFusion(target.runtime)),
+        Runtime::Flex => Plan::product(Kernel::DequantizeThenMatmul, Reason::NoFusion(target.runtime)),
         _ => plan(*problem, target),
     }
 }
@@ -285,7 +319,7 @@ mod tests {
     #[test]
     fn units_take_as_many_rows_as_there_are_up_to_eight() {
         for (m, rows) in [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8), (9, 8), (4096, 8)] {
-            let expected = Plan::without_prologue(Kernel::Portable { rows }, Reason::NoTensorCores(Runtime::Vulkan));
+            let expected = Plan::product(Kernel::Portable { rows }, Reason::NoTensorCores(Runtime::Vulkan));
             assert_eq!(plan(problem(m), &on(Runtime::Vulkan)), expected, "M = {m}");
         }
     }
@@ -293,7 +327,7 @@ mod tests {
     #[test]
     fn flex_reads_the_packed_weight_for_any_rows() {
         for m in [1, 8, 128, 2048] {
-            assert_eq!(plan(problem(m), &Target::FLEX), Plan::without_prologue(Kernel::Host, Reason::Flex));
+            assert_eq!(plan(problem(m), &Target::FLEX), Plan::product(Kernel::Host, Reason::Flex));
         }
     }
 
@@ -341,7 +375,7 @@ mod tests {
         ] {
             // A weight can come to such activations in either layout.
             for layout in [WeightLayout::Plain, WeightLayout::Tile] {
-                let expected = Plan::without_prologue(Kernel::Portable { rows: 1 }, reason);
+                let expected = Plan::product(Kernel::Portable { rows: 1 }, reason);
                 assert_eq!(plan(problem.in_layout(layout), &target), expected);
             }
             assert_eq!(held_on(&problem, &target).layout, WeightLayout::Plain);
@@ -353,12 +387,36 @@ mod tests {
     fn a_norm_goes_into_the_kernel_of_one_row_and_before_all_others() {
         let after_norm = |m: usize| problem(m).in_layout(WeightLayout::Tile).with_prologue(Prologue::AddRmsNorm);
         let one = plan(after_norm(1), &cuda(90));
-        assert!(matches!(one.kernel, Kernel::NormGemv { .. }) && one.prologue == PrologueStage::InKernel, "{one:?}");
+        assert!(matches!(one.kernel, Kernel::Gemv { .. }) && one.prologue == PrologueStage::InKernel, "{one:?}");
         for (m, target) in [(2, cuda(90)), (1, cuda(80)), (1, on(Runtime::Cpu)), (1, Target::FLEX)] {
             let found = plan(after_norm(m), &target);
             let product = plan(problem(m).in_layout(WeightLayout::Tile), &target);
             assert_eq!(found, Plan { prologue: PrologueStage::Before, ..product });
             assert_eq!(found.to_string(), format!("rms_norm, then {}", product.kernel));
+        }
+    }
+
+    #[test]
+    fn swiglu_goes_into_the_kernel_where_gates_fill_tiles_and_after_all_others() {
+        let gated = |m: usize, n: usize| {
+            let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), 4096, n).in_layout(WeightLayout::Tile);
+            QuantProblem::new(m, weight, ActivationDtype::F16).with_epilogue(Epilogue::SwiGlu)
+        };
+        for m in [1, 2, 16, 32, 128, 4096] {
+            let found = plan(gated(m, 22016), &cuda(90));
+            assert_eq!(found.epilogue, EpilogueStage::InKernel, "M = {m}: {found:?}");
+            let Kernel::Marlin(launch) = found.kernel else { panic!("M = {m}: {found:?}") };
+            assert!(launch.tile.chunks_n().is_multiple_of(2) && 22016 % launch.tile.columns() == 0, "M = {m}: {found:?}");
+        }
+        let one = plan(gated(1, 22016).with_prologue(Prologue::AddRmsNorm), &cuda(90));
+        assert!(matches!(one.kernel, Kernel::Gemv { .. }) && one.epilogue == EpilogueStage::InKernel, "{one:?}");
+        let odd = plan(gated(1, 4096 + 2).with_prologue(Prologue::AddRmsNorm), &cuda(90));
+        assert!(matches!(odd.kernel, Kernel::Gemv { .. }) && odd.epilogue == EpilogueStage::After, "{odd:?}");
+        for (m, n, target) in [(16, 4096 + 2, cuda(90)), (16, 22016, on(Runtime::Cpu)), (1, 22016, Target::FLEX)] {
+            let (problem, found) = (gated(m, n), plan(gated(m, n), &target));
+            let product = plan(problem.with_epilogue(Epilogue::None), &target);
+            assert_eq!(found, Plan { epilogue: EpilogueStage::After, ..product });
+            assert_eq!(found.to_string(), format!("{}, then swiglu", product.kernel));
         }
     }
 

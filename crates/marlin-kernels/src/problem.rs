@@ -75,7 +75,30 @@ pub enum Prologue {
     AddRmsNorm,
 }
 
-/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a bias `[N]`, gives [M, N].
+/// The operation on the output after the product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Epilogue {
+    /// None: the output is the product with the bias, [M, N].
+    #[default]
+    None,
+    /// SwiGLU (arXiv 2002.05202): the first half of the columns are gates, the second ups, and the output is `silu(gate) * up`, [M, N / 2].
+    SwiGlu,
+}
+
+impl Epilogue {
+    /// Every epilogue.
+    pub const ALL: [Self; 2] = [Self::None, Self::SwiGlu];
+
+    /// Columns of the product that an output is computed from.
+    pub const fn columns(self) -> usize {
+        match self {
+            Self::None => 1,
+            Self::SwiGlu => 2,
+        }
+    }
+}
+
+/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a bias `[N]`, and of that the epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QuantProblem {
     /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
@@ -88,6 +111,8 @@ pub struct QuantProblem {
     pub scales: ActivationDtype,
     /// The operation before the product.
     pub prologue: Prologue,
+    /// The operation after the product.
+    pub epilogue: Epilogue,
 }
 
 /// A matmul with a float weight in the activations' dtype whose columns are contiguous: activations [M, K] times the transpose of a table
@@ -131,7 +156,7 @@ pub const MAX_ELEMENTS: usize = QuantSpec::MAX_ELEMENTS;
 impl QuantProblem {
     /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the format's own dtype.
     pub fn new(m: usize, weight: WeightDescriptor, activations: ActivationDtype) -> Self {
-        Self { m, weight, activations, scales: weight.spec().scale_dtype.into(), prologue: Prologue::None }
+        Self { m, weight, activations, scales: weight.spec().scale_dtype.into(), prologue: Prologue::None, epilogue: Epilogue::None }
     }
 
     /// The same problem with scales held in a dtype.
@@ -142,6 +167,11 @@ impl QuantProblem {
     /// The same problem with a prologue.
     pub fn with_prologue(self, prologue: Prologue) -> Self {
         Self { prologue, ..self }
+    }
+
+    /// The same problem with an epilogue.
+    pub fn with_epilogue(self, epilogue: Epilogue) -> Self {
+        Self { epilogue, ..self }
     }
 
     /// The same problem on the weight in another layout.
@@ -159,9 +189,14 @@ impl QuantProblem {
         self.weight.k
     }
 
-    /// Output features.
+    /// Columns of the weight.
     pub fn n(&self) -> usize {
         self.weight.n
+    }
+
+    /// Output features: N, or with SwiGLU half of it.
+    pub fn outputs(&self) -> usize {
+        self.n() / self.epilogue.columns()
     }
 
     /// Returns the quantisation of the weight.
@@ -193,7 +228,7 @@ impl QuantProblem {
 
     /// Checks output and bias.
     pub(crate) fn expect_outputs(&self, out: usize, bias: Option<usize>) -> Result<(), KernelError> {
-        expect_length(self, "output", self.m * self.n(), out)?;
+        expect_length(self, "output", self.m * self.outputs(), out)?;
         bias.map_or(Ok(()), |bias| expect_length(self, "bias", self.n(), bias))
     }
 }
@@ -242,9 +277,12 @@ pub fn expect_presence(problem: &impl fmt::Display, operand: &'static str, expec
 
 impl fmt::Display for QuantProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { m, weight, activations, prologue, .. } = self;
+        let Self { m, weight, activations, prologue, epilogue, .. } = self;
         write!(f, "M={m} N={} K={} {} {activations}", weight.n, weight.k, weight.format)?;
-        if *prologue == Prologue::AddRmsNorm { f.write_str(" after a norm") } else { Ok(()) }
+        if *prologue == Prologue::AddRmsNorm {
+            f.write_str(" after a norm")?;
+        }
+        if *epilogue == Epilogue::SwiGlu { f.write_str(" with SwiGLU") } else { Ok(()) }
     }
 }
 

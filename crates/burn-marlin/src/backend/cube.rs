@@ -14,7 +14,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
 use marlin_kernels::problem::MAX_ELEMENTS;
-use marlin_kernels::{ActivationDtype, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan, repack};
+use marlin_kernels::{ActivationDtype, Epilogue, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan, repack};
 
 impl QuantBackend for CubeBackend {
     fn quant_linear(
@@ -23,8 +23,7 @@ impl QuantBackend for CubeBackend {
         descriptor: WeightDescriptor,
         bias: OptionalFloat<Self>,
     ) -> FloatTensor<Self> {
-        let shape = linear_shape(&x.shape(), descriptor.n);
-        launched(launch_linear(x, weight.into(), &descriptor, bias.into_option(), shape))
+        launched(launch_linear(x, weight.into(), &descriptor, bias.into_option(), Epilogue::None))
     }
 
     fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
@@ -88,18 +87,18 @@ pub fn weight_problem(
     Ok(QuantProblem::new(m, *descriptor, of(dtype, client)?).with_scales(of(weight.scales.dtype, client)?))
 }
 
-/// Multiplies and adds the bias: x [.., K] to `out_shape` [.., N].
+/// Multiplies, adds the bias and applies the epilogue: x [.., K] to [.., N], with SwiGLU to [.., N / 2].
 ///
 /// # Errors
-/// As [`marlin_kernels::launch`].
+/// As [`marlin_kernels::launch`]; an epilogue that the plan computes after the matmul is one.
 pub fn launch_linear(
     x: CubeTensor,
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
     bias: Option<CubeTensor>,
-    out_shape: Shape,
+    epilogue: Epilogue,
 ) -> Result<CubeTensor, KernelError> {
-    launch_linear_in_parts(x, weight, descriptor, bias, out_shape, MAX_ELEMENTS)
+    launch_linear_in_parts(x, weight, descriptor, bias, epilogue, MAX_ELEMENTS)
 }
 
 /// [`launch_linear`], whose activations and output may have more elements than a launch addresses: then their rows are multiplied part by part.
@@ -108,10 +107,11 @@ fn launch_linear_in_parts(
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
     bias: Option<CubeTensor>,
-    out_shape: Shape,
+    epilogue: Epilogue,
     most_elements: usize,
 ) -> Result<CubeTensor, KernelError> {
     let WeightDescriptor { k, n, .. } = *descriptor;
+    let out_shape = linear_shape(&x.shape(), n / epilogue.columns());
     let m = x.shape().num_elements() / k;
     let most_rows = (most_elements / k.max(n)).max(1);
     if m > most_rows {
@@ -119,13 +119,12 @@ fn launch_linear_in_parts(
         let mut parts = Vec::new();
         for start in (0..m).step_by(most_rows) {
             let rows = start..m.min(start + most_rows);
-            let shape = Shape::new([rows.len(), n]);
             let x = CubeBackend::float_slice(x.clone(), &[Slice::from(rows), Slice::full()]);
-            parts.push(launch_linear_in_parts(x, weight.clone(), descriptor, bias.clone(), shape, most_elements)?);
+            parts.push(launch_linear_in_parts(x, weight.clone(), descriptor, bias.clone(), epilogue, most_elements)?);
         }
         return Ok(CubeBackend::float_reshape(CubeBackend::float_cat(parts, 0), out_shape));
     }
-    let problem = weight_problem(&weight, descriptor, m, x.dtype)?;
+    let problem = weight_problem(&weight, descriptor, m, x.dtype)?.with_epilogue(epilogue);
     let (client, out) = (x.client.clone(), empty(&x, out_shape, x.dtype));
     let plan = plan(problem, &Target::of(&client));
     let operands =

@@ -2,12 +2,14 @@ use super::pattern::Pattern;
 use crate::backend::cube::{launch_linear, launched};
 use crate::count::count_fused;
 use burn::backend::ir::{BackendIr, ScalarIr, TensorHandle, TensorIr};
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::fusion::{CubeFusionHandle, FallbackOperation, FusedOperation};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::stream::{Context, ScalarId};
 use marlin_format::{WeightDescriptor, WeightFormat};
+use marlin_kernels::Epilogue;
 
 /// A linear layer that was recognised: one launch on the packed weight.
 pub(super) struct FusedLinear {
@@ -38,7 +40,8 @@ impl FusedLinear {
             (Some(_), Some(reshape)) => Some(take(context, &reshape.input)?),
             _ => None,
         };
-        let out = launched(launch_linear(x, weight, &descriptor, bias, Shape::from(out_shape)));
+        let out = launched(launch_linear(x, weight, &descriptor, bias, Epilogue::None));
+        let out = CubeBackend::float_reshape(out, Shape::from(out_shape));
         let id = context.tensors.get(&out_ir.id)?.id;
         context.handles.register_handle(id, out.into());
         count_fused();

@@ -2,7 +2,7 @@ use super::open;
 use crate::args::KernelsArgs;
 use crate::error::CliError;
 use crate::output;
-use marlin_kernels::{Problem, PrologueStage};
+use marlin_kernels::{EpilogueStage, Problem, PrologueStage};
 use marlin_llama::model::LayerPlan;
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ struct Row {
     rows: usize,
     format: String,
     prologue: &'static str,
+    epilogue: &'static str,
     kernel: String,
     reason: String,
 }
@@ -29,7 +30,13 @@ impl Row {
             PrologueStage::InKernel => "norm in the kernel",
             PrologueStage::Before => "norm before",
         };
-        Self { layer: layer.clone(), k, n, rows, format, prologue, kernel: plan.kernel.to_string(), reason: plan.reason.to_string() }
+        let epilogue = match plan.epilogue {
+            EpilogueStage::None => "none",
+            EpilogueStage::InKernel => "SwiGLU in the kernel",
+            EpilogueStage::After => "SwiGLU after",
+        };
+        let (kernel, reason) = (plan.kernel.to_string(), plan.reason.to_string());
+        Self { layer: layer.clone(), k, n, rows, format, prologue, epilogue, kernel, reason }
     }
 }
 
@@ -43,7 +50,8 @@ pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
         return output::json(&rows);
     }
     let cells = rows.into_iter().map(|row| {
-        vec![row.layer, row.k.to_string(), row.n.to_string(), row.rows.to_string(), row.format, row.prologue.into(), row.kernel, row.reason]
+        let [k, n, rows] = [row.k, row.n, row.rows].map(|length| length.to_string());
+        vec![row.layer, k, n, rows, row.format, row.prologue.into(), row.epilogue.into(), row.kernel, row.reason]
     });
-    Ok(output::layers(&["layer", "K", "N", "M", "format", "prologue", "kernel", "reason"], cells.collect(), args.all)?)
+    Ok(output::layers(&["layer", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason"], cells.collect(), args.all)?)
 }

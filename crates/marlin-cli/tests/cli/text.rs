@@ -161,6 +161,10 @@ fn kernels_name_what_runs_each_layer_and_why() {
     // The norms before the layers' inputs, but for the first one, are part of their matmuls.
     let after_norm = layers.iter().filter(|row| row["prologue"] == "norm before").count();
     assert_eq!(after_norm, 3 * 4);
+    // SwiGLU is part of gate and up's.
+    let with_swiglu: Vec<_> = layers.iter().filter(|row| row["epilogue"] == "SwiGLU after").collect();
+    assert_eq!(with_swiglu.len(), 2 * 4);
+    assert!(with_swiglu.iter().all(|row| row["layer"].as_str().unwrap().ends_with("gate_up_proj")), "{with_swiglu:?}");
     for row in layers {
         // Whatever the rows.
         assert_eq!(row["kernel"], "host", "{row}");
@@ -179,17 +183,17 @@ fn kernels_name_what_runs_each_layer_and_why() {
     let folded = print(None);
     let rows: Vec<_> = folded.lines().map(cells).collect();
     assert_eq!(rows.len(), 1 + (2 + 3 + 1) * 2, "{folded}");
-    assert_eq!(rows[0], ["layer", "count", "K", "N", "M", "format", "prologue", "kernel", "reason"]);
+    assert_eq!(rows[0], ["layer", "count", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason"]);
     for m in ["1", "512"] {
-        let row = ["model.layers.0..1.self_attn.o_proj", "2", "256", "256", m, "int4 g128 f16", "none", "host"];
+        let row = ["model.layers.0..1.self_attn.o_proj", "2", "256", "256", m, "int4 g128 f16", "none", "none", "host"];
         assert_eq!(rows.iter().filter(|cells| cells.starts_with(&row)).count(), 1, "{row:?} in {folded}");
     }
     let all = print(Some("--all"));
     let rows: Vec<_> = all.lines().map(cells).collect();
     assert_eq!(rows.len(), 1 + (8 + 1) * 2, "{all}");
-    assert_eq!(rows[0], ["layer", "K", "N", "M", "format", "prologue", "kernel", "reason"]);
+    assert_eq!(rows[0], ["layer", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason"]);
     for layer in ["model.layers.0.self_attn.o_proj", "model.layers.1.self_attn.o_proj"] {
-        let row = [layer, "256", "256", "512", "int4 g128 f16", "none", "host"];
+        let row = [layer, "256", "256", "512", "int4 g128 f16", "none", "none", "host"];
         assert_eq!(rows.iter().filter(|cells| cells.starts_with(&row)).count(), 1, "{row:?} in {all}");
     }
 

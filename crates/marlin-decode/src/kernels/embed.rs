@@ -6,6 +6,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::KernelError;
 use marlin_kernels::device::{elementwise, vector_size};
+use marlin_kernels::overlap::{self, start_next_and_wait};
 use marlin_kernels::problem::expect_length;
 
 /// Operands of [`embed`].
@@ -35,7 +36,20 @@ pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) 
     let units = elements / size;
     let (count, dim) = elementwise(client, units);
     let EmbedArgs { table, row_state, out } = args;
-    embed_rows::launch(client, count, dim, size, table, row_state, out, shape.features / size, vocab as i32, shape.dtype.elem());
+    embed_rows::launch(
+        client,
+        count,
+        dim,
+        size,
+        table,
+        row_state,
+        out,
+        shape.features / size,
+        vocab as i32,
+        overlap::is_supported(client),
+        shape.dtype.elem(),
+    );
+    overlap::follow(client);
     Ok(())
 }
 
@@ -47,8 +61,10 @@ fn embed_rows<F: Float, N: Size>(
     out: &mut [Vector<F, N>],
     vectors: usize,
     vocab: i32,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }

@@ -5,6 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::KernelError;
 use marlin_kernels::device::{elementwise, vector_size};
+use marlin_kernels::overlap::{self, start_next_and_wait};
 use marlin_kernels::problem::expect_length;
 
 /// Operands of [`silu_mul`].
@@ -30,7 +31,18 @@ pub fn silu_mul(client: &Client, shape: &RowsShape, args: SiluMulArgs) -> Result
     let size = vector_size(client, shape.features, shape.dtype);
     let units = elements / size;
     let (count, dim) = elementwise(client, units);
-    silu_mul_rows::launch(client, count, dim, size, args.gate_up, args.out, shape.features / size, shape.dtype.elem());
+    silu_mul_rows::launch(
+        client,
+        count,
+        dim,
+        size,
+        args.gate_up,
+        args.out,
+        shape.features / size,
+        overlap::is_supported(client),
+        shape.dtype.elem(),
+    );
+    overlap::follow(client);
     Ok(())
 }
 
@@ -40,8 +52,10 @@ pub(super) fn silu_mul_rows<F: Float, N: Size>(
     gate_up: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
     vectors: usize,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }

@@ -5,6 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
+use marlin_kernels::overlap::{self, start_next_and_wait};
 use marlin_kernels::planes::{Planes, plane_total};
 use marlin_kernels::problem::expect_length;
 
@@ -59,8 +60,10 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
         shape.features,
         units,
         planes,
+        overlap::is_supported(client),
         shape.dtype.elem(),
     );
+    overlap::follow(client);
     Ok(())
 }
 
@@ -86,8 +89,10 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
     #[comptime] features: usize,
     #[comptime] units: usize,
     #[comptime] planes: Planes,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let unit = UNIT_POS as usize;
     let first = CUBE_POS * vectors;
     // The row stays in registers between the two passes. The weights are loaded in the first pass, so that their latency overlaps with that of the

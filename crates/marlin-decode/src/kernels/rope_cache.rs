@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 use cubecl::{calculate_cube_count_elemwise, ir::ElemType};
 use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
+use marlin_kernels::overlap::{self, start_next_and_wait};
 use marlin_kernels::problem::expect_length;
 
 /// Units of a cube.
@@ -101,9 +102,11 @@ pub fn rope_cache(client: &Client, shape: &AttentionShape, args: RopeCacheArgs) 
             args.values,
             RopeLengthsLaunch::new(rows, heads, kv_heads, slots, max_len, shape.norm_epsilon.unwrap_or_default()),
             config,
+            overlap::is_supported(client),
             shape.dtype.elem(),
         );
     }
+    overlap::follow(client);
     Ok(())
 }
 
@@ -134,8 +137,10 @@ fn rotate_and_write<F: Float, N: Size>(
     values: &mut [Vector<F, N>],
     lengths: RopeLengths,
     #[comptime] config: RopeConfig,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let (vectors, lanes) = comptime!((config.vectors as u32, config.lanes as u32));
     let unit = u32::cast_from(ABSOLUTE_POS);
     let lane = unit % lanes;

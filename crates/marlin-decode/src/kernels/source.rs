@@ -27,6 +27,7 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
         features,
         units,
         Planes::NVIDIA,
+        capability >= 90,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)
@@ -42,6 +43,7 @@ pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source
         buffer(),
         (),
         16 / dtype.elem().size(),
+        capability >= 90,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

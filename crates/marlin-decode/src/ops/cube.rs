@@ -32,7 +32,8 @@ use cubek::std::InputBinding;
 use marlin_format::{WeightDescriptor, WeightTensors};
 use marlin_kernels::matmul::head::{self, HeadOperands};
 use marlin_kernels::{
-    ActivationDtype, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Runtime, Target, plan,
+    ActivationDtype, Epilogue, EpilogueStage, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Runtime,
+    Target, plan,
 };
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -65,8 +66,10 @@ impl DecodeBackend for CubeBackend {
         weight: QuantTensors<Self>,
         descriptor: WeightDescriptor,
         bias: OptionalFloat<Self>,
+        epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        launched(norm_linear(x, residual, norm, epsilon, weight.into(), &descriptor, bias.into_option()))
+        let normed = Normed { x, residual, norm, epsilon };
+        launched(norm_linear(normed, weight.into(), &descriptor, bias.into_option(), epilogue))
     }
 
     fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -307,25 +310,36 @@ fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilo
     out
 }
 
-/// Runs one launch if the plan computes the norm in the matmul's kernel; otherwise the norm, then the matmul.
-fn norm_linear(
+/// The activations of a linear layer: the norm of `x + residual`.
+struct Normed {
     x: CubeTensor,
     residual: CubeTensor,
     norm: CubeTensor,
     epsilon: f64,
+}
+
+/// Runs one launch if the plan computes norm and epilogue in the matmul's kernel; otherwise the norm before it, and the epilogue after it.
+fn norm_linear(
+    normed: Normed,
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
     bias: Option<CubeTensor>,
+    epilogue: Epilogue,
 ) -> Result<(CubeTensor, CubeTensor), KernelError> {
-    let out_shape = linear_shape(&x.shape(), descriptor.n);
-    let problem = weight_problem(&weight, descriptor, x.shape().num_elements() / descriptor.k, x.dtype)?;
-    let problem = problem.with_prologue(Prologue::AddRmsNorm);
+    let Normed { x, residual, norm, epsilon } = normed;
     let client = x.client.clone();
+    let problem = weight_problem(&weight, descriptor, x.shape().num_elements() / descriptor.k, x.dtype)?;
+    let problem = problem.with_prologue(Prologue::AddRmsNorm).with_epilogue(epilogue);
     let plan = plan(problem, &Target::of(&client));
+    if plan.epilogue == EpilogueStage::After {
+        let (out, sum) = norm_linear(Normed { x, residual, norm, epsilon }, weight, descriptor, bias, Epilogue::None)?;
+        return Ok((CubeBackend::decode_silu_mul(out), sum));
+    }
     if plan.prologue != PrologueStage::InKernel {
         let (normalised, sum) = CubeBackend::decode_add_rms_norm(x, residual, norm, epsilon);
-        return Ok((launch_linear(normalised, weight, descriptor, bias, out_shape)?, sum));
+        return Ok((launch_linear(normalised, weight, descriptor, bias, epilogue)?, sum));
     }
+    let out_shape = linear_shape(&x.shape(), problem.outputs());
     let (out, sum) = (empty(&x, out_shape, x.dtype), empty(&x, x.shape(), x.dtype));
     let [x, residual, norm] = [x, residual, norm].map(|tensor| aligned(tensor).into_buffer_arg());
     let operands = Operands {

@@ -15,7 +15,7 @@ use bytemuck::{Pod, cast_slice_mut};
 use half::{bf16, f16};
 use marlin_format::WeightDescriptor;
 use marlin_kernels::matmul::host::{HostFloat, head as host_head};
-use marlin_kernels::{ActivationDtype, FloatProblem, Kernel, Target, plan};
+use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, Target, plan};
 
 /// Calls a generic function with the Rust type of an activation dtype.
 macro_rules! with_type {
@@ -55,9 +55,14 @@ impl DecodeBackend for Flex {
         weight: QuantTensors<Self>,
         descriptor: WeightDescriptor,
         bias: OptionalFloat<Self>,
+        epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (normalised, sum) = Self::decode_add_rms_norm(x, residual, norm, epsilon);
-        (Self::quant_linear(normalised, weight, descriptor, bias), sum)
+        let out = Self::quant_linear(normalised, weight, descriptor, bias);
+        match epilogue {
+            Epilogue::None => (out, sum),
+            Epilogue::SwiGlu => (Self::decode_silu_mul(out), sum),
+        }
     }
 
     fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {

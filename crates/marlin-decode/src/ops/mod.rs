@@ -12,6 +12,7 @@ use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Shape};
 use burn_marlin::backend::{OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape};
 use marlin_format::WeightDescriptor;
+use marlin_kernels::Epilogue;
 
 /// A backend with the operations of a decode step.
 ///
@@ -37,8 +38,9 @@ pub trait DecodeBackend: Backend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// A linear layer applied to the RMSNorm of `residual + x`, and that sum.
+    /// A linear layer applied to the RMSNorm of `residual + x`, with an epilogue, and that sum.
     #[fusion(meta = norm_linear_spec)]
+    #[allow(clippy::too_many_arguments, reason = "the operands of a norm and of a linear layer")]
     fn decode_norm_linear(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -47,6 +49,7 @@ pub trait DecodeBackend: Backend {
         #[extension_type] weight: QuantTensors<Self>,
         descriptor: WeightDescriptor,
         #[extension_type] bias: OptionalFloat<Self>,
+        epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// SiLU of the first half of the last dimension times the second half.
@@ -104,6 +107,7 @@ pub trait DecodeBackend: Backend {
     ) -> (IntTensor<Self>, IntTensor<Self>);
 }
 
+#[allow(clippy::too_many_arguments, reason = "the operands of the operation")]
 fn norm_linear_spec(
     x: &TensorSpec,
     _residual: &TensorSpec,
@@ -112,8 +116,9 @@ fn norm_linear_spec(
     _weight: &QuantTensorsMetadata,
     descriptor: &WeightDescriptor,
     _bias: &OptionalFloatMetadata,
+    epilogue: &Epilogue,
 ) -> (TensorSpec, TensorSpec) {
-    (TensorSpec::new(linear_shape(&x.shape, descriptor.n), x.dtype), x.clone())
+    (TensorSpec::new(linear_shape(&x.shape, descriptor.n / epilogue.columns()), x.dtype), x.clone())
 }
 
 fn half_spec(gate_up: &TensorSpec) -> TensorSpec {

@@ -9,8 +9,8 @@ pub enum Routine {
     MmaSync,
     /// [`wgmma`](crate::matmul::wgmma).
     Wgmma,
-    /// [`norm_gemv`](crate::matmul::norm_gemv).
-    NormGemv,
+    /// [`gemv`](crate::matmul::gemv).
+    Gemv,
     /// [`head`](crate::matmul::head).
     Head,
 }
@@ -29,14 +29,14 @@ const TILE: [&str; 8] = [
 
 impl Routine {
     /// Every routine.
-    pub const ALL: [Self; 4] = [Self::MmaSync, Self::Wgmma, Self::NormGemv, Self::Head];
+    pub const ALL: [Self; 4] = [Self::MmaSync, Self::Wgmma, Self::Gemv, Self::Head];
 
     /// The name of its folder.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MmaSync => "mma_sync",
             Self::Wgmma => "wgmma",
-            Self::NormGemv => "norm_gemv",
+            Self::Gemv => "gemv",
             Self::Head => "head",
         }
     }
@@ -79,17 +79,19 @@ impl Routine {
                 ],
             ]
             .concat(),
-            Self::NormGemv => vec![
-                include_str!("../matmul/norm_gemv/config.rs"),
-                include_str!("../matmul/norm_gemv/input.rs"),
-                include_str!("../matmul/norm_gemv/kernel.rs"),
-                include_str!("../matmul/norm_gemv/output.rs"),
-                include_str!("../matmul/norm_gemv/plan.rs"),
-                include_str!("../matmul/norm_gemv/weight.rs"),
+            Self::Gemv => vec![
+                include_str!("../matmul/gemv/config.rs"),
+                include_str!("../matmul/gemv/input.rs"),
+                include_str!("../matmul/gemv/kernel.rs"),
+                include_str!("../matmul/gemv/output.rs"),
+                include_str!("../matmul/gemv/plan.rs"),
+                include_str!("../matmul/gemv/weight.rs"),
                 include_str!("../ptx/cluster.rs"),
+                include_str!("../ptx/half.rs"),
                 include_str!("../ptx/matrix.rs"),
                 include_str!("../ptx/memory.rs"),
                 include_str!("../ptx/mod.rs"),
+                include_str!("../tile/epilogue.rs"),
                 include_str!("../tile/fragment.rs"),
             ],
             Self::Head => vec![

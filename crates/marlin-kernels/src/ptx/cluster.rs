@@ -18,6 +18,12 @@ pub fn cluster_arrive() {
     gpu_asm!("barrier.cluster.arrive.release.aligned;");
 }
 
+/// `barrier.cluster.arrive.relaxed`: as [`cluster_arrive()`], of a thread that has written nothing: no fence.
+#[cube]
+pub fn cluster_arrive_relaxed() {
+    gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");
+}
+
 /// `barrier.cluster.wait`: until all threads of the cluster have arrived.
 #[cube]
 pub fn cluster_wait() {

@@ -64,6 +64,12 @@ pub fn prefetch_tensormap(map: u64) {
     gpu_asm!("prefetch.tensormap [{m}];", m = in(_) read::<u64>(map));
 }
 
+/// `prefetch.global.L2`: the 128 bytes around an address are brought to the second-level cache ("Data Movement: prefetch").
+#[cube]
+pub fn prefetch_l2(global: u64) {
+    gpu_asm!("prefetch.global.L2 [{g}];", g = in(_) read::<u64>(global));
+}
+
 /// `cp.async.bulk`: the copy engine copies `bytes`, and counts them on `barrier`. Addresses and `bytes` are multiples of 16 ("Data Movement:
 /// cp.async.bulk").
 #[cube]

@@ -80,6 +80,14 @@ pub fn ex2_approx(value: f32) -> f32 {
     read::<f32>(d)
 }
 
+/// `rcp.approx`: the reciprocal, to one unit of the last place ("Floating Point Instructions: rcp").
+#[cube]
+pub fn rcp_approx(value: f32) -> f32 {
+    let d: f32;
+    gpu_asm!("rcp.approx.ftz.f32 {d}, {v};", d = out(_) d, v = in(_) read::<f32>(value), options(pure, nomem));
+    read::<f32>(d)
+}
+
 /// `prmt`: the lower (`upper` false) or upper half of a register, in both halves.
 #[cube]
 pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {

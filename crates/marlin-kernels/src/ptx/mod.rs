@@ -11,6 +11,7 @@ mod copy;
 mod half;
 mod matrix;
 mod memory;
+mod overlap;
 mod warpgroup;
 
 pub use barrier::*;
@@ -19,6 +20,7 @@ pub use copy::*;
 pub use half::*;
 pub use matrix::*;
 pub use memory::*;
+pub use overlap::*;
 pub use warpgroup::*;
 
 use cubecl::prelude::*;

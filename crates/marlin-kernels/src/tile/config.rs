@@ -1,4 +1,4 @@
-use crate::ActivationDtype;
+use crate::{ActivationDtype, Epilogue};
 use marlin_format::{Bits, GroupSize, Sparsity};
 use std::fmt;
 
@@ -163,6 +163,8 @@ pub struct Config {
     pub zero_points: bool,
     /// True if activations, scales, bias and output are in bf16; otherwise f16.
     pub bf16: bool,
+    /// The operation on the output.
+    pub epilogue: Epilogue,
 }
 
 /// Bytes of shared memory, in order: the stages, each with weights, metadata, scales, zero points and activations, then the reduction buffer and
@@ -179,6 +181,21 @@ impl Config {
     /// Returns true if a warpgroup copies, one of its warps in fact, whose registers go to the two that multiply (`setmaxnreg`).
     pub fn moves_registers(&self) -> bool {
         self.tile.is_wgmma() && self.tile.batch_tiles > 8
+    }
+
+    /// Returns true if gates and ups are multiplied: half of a tile's columns are gates, the other half the ups that belong to them.
+    pub const fn is_gated(&self) -> bool {
+        matches!(self.epilogue, Epilogue::SwiGlu)
+    }
+
+    /// Returns true if the tile can have the epilogue: for SwiGLU it has chunks of gates and as many of ups.
+    pub const fn takes_epilogue(&self) -> bool {
+        !self.is_gated() || self.tile.chunks_n().is_multiple_of(2)
+    }
+
+    /// Columns of the tile's outputs.
+    pub const fn output_columns(&self) -> usize {
+        self.tile.columns() / self.epilogue.columns()
     }
 
     /// Dtype of activations, scales, bias and output.

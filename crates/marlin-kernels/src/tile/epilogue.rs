@@ -4,9 +4,9 @@ use super::config::Config;
 use super::exchange;
 use super::fragment::stored_units;
 use super::lengths::Lengths;
-use super::outputs::{has_output, output, sync_consumers};
+use super::outputs::{CONSUMERS, has_output, output, sync_consumers};
 use super::stripe::{TilePart, stripe_start, tile_place};
-use crate::ptx::{F4, bar_warp_sync, lane};
+use crate::ptx::{F4, bar_sync_numbered, bar_warp_sync, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
 /// Ends the block's part of a tile.
@@ -27,14 +27,13 @@ pub(crate) fn finish<F: Float>(
     #[comptime] config: Config,
 ) {
     let columns = comptime!(config.tile.columns() as u32);
-    let outputs = comptime!(config.outputs());
-    let mut totals = Array::<f32>::new(outputs);
+    let mut totals = Array::<f32>::new(comptime!(config.outputs()));
     add_along_k(sums, reduce, &mut totals, config);
 
     let block = CUBE_POS_X;
     let tile_start = part.tile * lengths.depth;
     let (column, row_block) = tile_place(part.tile, lengths, config);
-    let first_column = column * columns;
+    let first_column = column * comptime!(config.output_columns() as u32);
     let first_row = row_block * comptime!(config.tile.rows() as u32);
     let rows = lengths.m - first_row;
     if part.end == lengths.depth {
@@ -44,26 +43,43 @@ pub(crate) fn finish<F: Float>(
             exchange::add(&mut totals, other, workspace, rows, config);
         }
         #[unroll]
-        for i in 0..outputs {
-            let index = output(i, config);
+        for i in 0..comptime!(config.outputs() / config.epilogue.columns()) {
+            let first = comptime!(i * config.epilogue.columns());
+            let index = output(first, config);
             let row = first_row + index / columns;
             let column = first_column + index % columns;
-            if has_output(i, rows, config) && column < lengths.n {
-                let mut total = totals[i];
-                if comptime!(!config.grouped()) {
-                    total *= f32::cast_from(scales[channel_scale(column) as usize]);
+            if has_output(first, rows, config) && column < lengths.n {
+                let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
+                if comptime!(config.is_gated()) {
+                    value = swiglu(value, scaled_and_biased::<F>(totals[comptime!(first + 1)], column + lengths.n, scales, bias, config));
                 }
-                #[comptime]
-                match bias {
-                    ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
-                    ComptimeOption::None => {}
-                }
-                out[(row * lengths.n + column) as usize] = F::cast_from(total);
+                out[(row * lengths.n + column) as usize] = F::cast_from(value);
             }
         }
     } else {
         exchange::leave(&totals, workspace, rows, config);
     }
+}
+
+/// A total of a column of the weight, with its scale if a column has one alone, and its bias.
+#[cube]
+fn scaled_and_biased<F: Float>(total: f32, column: u32, scales: &[F], bias: &ComptimeOption<&[F]>, #[comptime] config: Config) -> f32 {
+    let mut total = total;
+    if comptime!(!config.grouped()) {
+        total *= f32::cast_from(scales[channel_scale(column) as usize]);
+    }
+    #[comptime]
+    match bias {
+        ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
+        ComptimeOption::None => {}
+    }
+    total
+}
+
+/// SwiGLU (arXiv 2002.05202): `silu(gate) * up`, to a relative error of 2^-21. An exact division takes as long as the rest of an output.
+#[cube]
+pub(crate) fn swiglu(gate: f32, up: f32) -> f32 {
+    gate * rcp_approx(1.0 + ex2_approx(-gate * std::f32::consts::LOG2_E)) * up
 }
 
 /// Adds the sums of the warps that differ along K, eight rows at a time, always in the same order.
@@ -92,8 +108,8 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
         sync_sums(config);
         #[unroll]
         for i in 0..count {
-            let mut index = UNIT_POS_X + comptime!((i * config.tile.threads()) as u32);
-            if comptime!((i + 1) * config.tile.threads() > 8 * config.tile.columns()) {
+            let mut index = output(i, config);
+            if comptime!((i / config.epilogue.columns() + 1) * config.tile.threads() > 8 * config.output_columns()) {
                 // A thread that has no output here adds another's: no branch.
                 index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
             }
@@ -108,11 +124,17 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     }
 }
 
-/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its outputs are those of its products.
+/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its outputs are those of its products, with SwiGLU the warp
+/// of the gates and the one of their ups.
 #[cube]
 fn sync_sums(#[comptime] config: Config) {
     if comptime!(config.tile.warps_k == 1 && config.tile.columns() == config.tile.threads()) {
-        bar_warp_sync();
+        if comptime!(config.is_gated()) {
+            let pairs = comptime!(config.tile.warps() as u32 / 2);
+            bar_sync_numbered(comptime!(CONSUMERS as u32 + 1) + UNIT_POS_X / 32 % pairs, 64usize);
+        } else {
+            bar_warp_sync();
+        }
     } else {
         sync_consumers(config);
     }

@@ -14,7 +14,7 @@ type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 pub(crate) struct Lengths {
     /// Rows of activations.
     pub m: u32,
-    /// Output features.
+    /// Output features: with SwiGLU half of the weight's columns.
     pub n: u32,
     /// Input features, a multiple of 8.
     pub k: u32,
@@ -69,7 +69,7 @@ pub(crate) fn lengths(problem: &QuantProblem, launch: &Launch) -> LengthsLaunch 
     let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
     let k = super::row_length(problem.k());
     let [m, n, k, chunks_n, chunks_k, row_blocks, columns, depth, striped, waves, each, more] =
-        [problem.m, problem.n(), k, chunks_n, chunks_k, work.row_blocks, work.columns, work.depth, striped, waves, each, more]
+        [problem.m, problem.outputs(), k, chunks_n, chunks_k, work.row_blocks, work.columns, work.depth, striped, waves, each, more]
             .map(|length| length as u32);
     LengthsLaunch::new(
         m,

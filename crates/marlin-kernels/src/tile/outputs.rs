@@ -13,9 +13,9 @@ impl Config {
         self.tile.batch_tiles * self.outputs_of_eight_rows()
     }
 
-    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row.
+    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row; with SwiGLU an output has two totals, of gate and up.
     pub(crate) const fn outputs_of_eight_rows(&self) -> usize {
-        (8 * self.tile.columns()).div_ceil(self.tile.threads())
+        self.epilogue.columns() * (8 * self.output_columns()).div_ceil(self.tile.threads())
     }
 }
 
@@ -29,21 +29,28 @@ pub(crate) fn sync_consumers(#[comptime] config: Config) {
     }
 }
 
-/// The place of a thread's output `i` in its tile, row by row.
+/// The place of a thread's total `i` in its tile, row by row.
 #[cube]
 pub(crate) fn output(#[comptime] i: usize, #[comptime] config: Config) -> u32 {
     let count = comptime!(config.outputs_of_eight_rows());
     let eight_rows = comptime!((i / count * 8 * config.tile.columns()) as u32);
-    UNIT_POS_X + comptime!(eight_rows + (i % count * config.tile.threads()) as u32)
+    if comptime!(config.is_gated()) {
+        // Totals 2j and 2j + 1 are a gate and its up, half of the tile's columns further on.
+        let columns = comptime!(config.output_columns() as u32);
+        let place = UNIT_POS_X + comptime!((i % count / 2 * config.tile.threads()) as u32);
+        place + place / columns * columns + comptime!(eight_rows + (i % 2) as u32 * columns)
+    } else {
+        UNIT_POS_X + comptime!(eight_rows + (i % count * config.tile.threads()) as u32)
+    }
 }
 
-/// True if a thread's output `i` is one of the tile's, which has `rows` rows.
+/// True if a thread's total `i` is one of the tile's, which has `rows` rows.
 #[cube]
 pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Config) -> bool {
-    let count = comptime!(config.outputs_of_eight_rows());
-    let outputs = comptime!(8 * config.tile.columns());
+    let count = comptime!(config.outputs_of_eight_rows() / config.epilogue.columns());
+    let outputs = comptime!(8 * config.output_columns());
     let in_tile = output(i, config) < rows * comptime!(config.tile.columns() as u32);
-    if comptime!(i % count + 1 < count || count * config.tile.threads() == outputs) {
+    if comptime!(i / config.epilogue.columns() % count + 1 < count || count * config.tile.threads() == outputs) {
         in_tile
     } else {
         in_tile && UNIT_POS_X < comptime!((outputs - (count - 1) * config.tile.threads()) as u32)

@@ -58,6 +58,19 @@ impl TilePart {
     }
 }
 
+/// The chunk of the weight, along N, that is number `chunk` of a tile in column `column` of tiles.
+///
+/// With SwiGLU the first half of a tile's chunks are gates, the second the ups that belong to them, which are half of the weight's columns further on.
+#[cube]
+pub(crate) fn weight_chunk(column: u32, chunk: u32, lengths: &Lengths, #[comptime] config: Config) -> u32 {
+    if comptime!(config.is_gated()) {
+        let half = comptime!(config.tile.chunks_n() as u32 / 2);
+        column * half + chunk % half + chunk / half * (lengths.chunks_n / 2)
+    } else {
+        column * comptime!(config.tile.chunks_n() as u32) + chunk
+    }
+}
+
 /// Blocks of rows that are visited together, for each column of tiles, where there are waves: a wave of an H200 has 16 columns of them.
 const ROW_BLOCKS_TOGETHER: u32 = 8;
 

@@ -7,7 +7,7 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::{DType, Device, Distribution, StreamId, Tensor};
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
 use marlin_format::WeightFormat;
-use marlin_kernels::Prologue;
+use marlin_kernels::{Epilogue, Prologue};
 
 use super::{Attention, Layer, LlamaModel, Mlp, Projection, ProjectionGroup, RmsNorm, Rope};
 use crate::config::{Declaration, LlamaConfig, MLP_INPUTS_APART};
@@ -62,12 +62,14 @@ pub(crate) struct Product<'a> {
     pub(crate) projection: &'a Projection,
     /// The operation before the product that is part of the matmul.
     pub(crate) prologue: Prologue,
+    /// The operation after the product that is part of the matmul.
+    pub(crate) epilogue: Epilogue,
 }
 
 impl<'a> Product<'a> {
-    /// Without a prologue.
+    /// The product alone.
     pub(crate) fn plain(name: &str, projection: &'a Projection) -> Self {
-        Self { name: name.into(), projection, prologue: Prologue::None }
+        Self { name: name.into(), projection, prologue: Prologue::None, epilogue: Epilogue::None }
     }
 }
 
@@ -133,7 +135,9 @@ impl LlamaModel {
             let declaration = self.declaration();
             let mut products = named(&self_attn.qkv_proj, "self_attn.qkv_proj", "self_attn", declaration.attention_inputs);
             products.push(Product::plain("self_attn.o_proj", &self_attn.o_proj));
-            products.extend(named(&mlp.gate_up_proj, "mlp.gate_up_proj", "mlp", declaration.mlp_inputs));
+            let epilogue = mlp.gate_up_proj.joined().map_or(Epilogue::None, |_| Epilogue::SwiGlu);
+            let gate_up = named(&mlp.gate_up_proj, "mlp.gate_up_proj", "mlp", declaration.mlp_inputs);
+            products.extend(gate_up.into_iter().map(|product| Product { epilogue, ..product }));
             products.push(Product::plain("mlp.down_proj", &mlp.down_proj));
             if index == 0 {
                 // Nothing is added to the stream before the first norm, which is a kernel of its own.

@@ -2,7 +2,7 @@ use std::array;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use marlin_kernels::Prologue;
+use marlin_kernels::{Epilogue, Prologue};
 
 use super::{Projection, RmsNorm};
 
@@ -32,13 +32,19 @@ impl ProjectionGroup {
         }
     }
 
-    /// [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
-    pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
+    /// The epilogue of [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
+    pub fn forward_add_norm<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        norm: &RmsNorm,
+        epilogue: Epilogue,
+    ) -> (Tensor<D>, Tensor<D>) {
         match self.joined() {
-            Some(joined) => joined.forward_add_norm(x, residual, norm),
+            Some(joined) => joined.forward_add_norm(x, residual, norm, epilogue),
             None => {
                 let (x, sum) = norm.forward_add(x, residual);
-                (self.forward_joined(x), sum)
+                (marlin_decode::apply(epilogue, self.forward_joined(x)), sum)
             }
         }
     }

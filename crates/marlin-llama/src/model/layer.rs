@@ -1,5 +1,7 @@
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
+use marlin_decode as decode;
+use marlin_kernels::Epilogue;
 
 use super::prompt::Span;
 use super::{Attention, Mlp, ProjectionGroup, RmsNorm, Rope};
@@ -23,10 +25,10 @@ impl Layer {
     /// `attend` takes the layer's attention from queries, keys and values side by side, [.., (heads + 2 * kv_heads) * head_dim], to [.., hidden]: it has
     /// the positions and the cache.
     pub fn forward<const D: usize>(&self, stream: Residual<D>, attend: impl FnOnce(&Attention, Tensor<D>) -> Tensor<D>) -> Residual<D> {
-        let (qkv, stream) = stream.project(&self.input_layernorm, &self.self_attn.qkv_proj);
+        let (qkv, stream) = stream.project(&self.input_layernorm, &self.self_attn.qkv_proj, Epilogue::None);
         let stream = stream.plus(attend(&self.self_attn, qkv));
-        let (gate_up, stream) = stream.project(&self.post_attention_layernorm, &self.mlp.gate_up_proj);
-        stream.plus(self.mlp.forward_down(gate_up))
+        let (gated, stream) = stream.project(&self.post_attention_layernorm, &self.mlp.gate_up_proj, Epilogue::SwiGlu);
+        stream.plus(self.mlp.down_proj.forward(gated))
     }
 
     /// Hidden states [batch, seq, hidden] of whole sequences to the same shape, without a cache: for quantisers, which run a layer by itself. `rope` is
@@ -61,11 +63,11 @@ impl<const D: usize> Residual<D> {
         Self { last: Some(output), sum: self.into_tensor() }
     }
 
-    /// The projections of the normalised stream side by side, [.., sum of N], and the stream.
-    pub fn project(self, norm: &RmsNorm, projections: &ProjectionGroup) -> (Tensor<D>, Self) {
+    /// The projections of the normalised stream side by side, [.., sum of N], of those the epilogue, and the stream.
+    pub fn project(self, norm: &RmsNorm, projections: &ProjectionGroup, epilogue: Epilogue) -> (Tensor<D>, Self) {
         let (out, sum) = match self.last {
-            Some(last) => projections.forward_add_norm(last, self.sum, norm),
-            None => (projections.forward_joined(norm.forward(self.sum.clone())), self.sum),
+            Some(last) => projections.forward_add_norm(last, self.sum, norm, epilogue),
+            None => (decode::apply(epilogue, projections.forward_joined(norm.forward(self.sum.clone()))), self.sum),
         };
         (out, Self::new(sum))
     }

@@ -16,11 +16,6 @@ pub struct Mlp {
 impl Mlp {
     /// [.., hidden] to the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.forward_down(self.gate_up_proj.forward_joined(x))
-    }
-
-    /// The MLP from the outputs of gate and up side by side [.., 2 * intermediate] to [.., hidden].
-    pub(crate) fn forward_down<const D: usize>(&self, gate_up: Tensor<D>) -> Tensor<D> {
-        self.down_proj.forward(decode::silu_mul(gate_up))
+        self.down_proj.forward(decode::silu_mul(self.gate_up_proj.forward_joined(x)))
     }
 }

@@ -31,7 +31,7 @@ impl LlamaModel {
         let layer_plan = |product: Product<'_>| {
             let (problem, plan) = match product.projection {
                 Projection::Quant(linear) => {
-                    let problem = linear.weight().problem(rows, dtype).with_prologue(product.prologue);
+                    let problem = linear.weight().problem(rows, dtype).with_prologue(product.prologue).with_epilogue(product.epilogue);
                     (problem.into(), plan(problem, &target))
                 }
                 Projection::Dense(_) => float(product.projection.dims()),

@@ -2,6 +2,7 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_marlin::{QuantLinear, QuantizedWeight};
+use marlin_kernels::Epilogue;
 
 use super::RmsNorm;
 
@@ -26,14 +27,20 @@ impl Projection {
         }
     }
 
-    /// [`forward`](Self::forward) of the norm of `residual + x`, and that sum.
-    pub fn forward_add_norm<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>, norm: &RmsNorm) -> (Tensor<D>, Tensor<D>) {
+    /// The epilogue of [`forward`](Self::forward) of the norm of `residual + x`, and that sum.
+    pub fn forward_add_norm<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+        norm: &RmsNorm,
+        epilogue: Epilogue,
+    ) -> (Tensor<D>, Tensor<D>) {
         match self {
             Self::Dense(_) => {
                 let (x, sum) = norm.forward_add(x, residual);
-                (self.forward(x), sum)
+                (marlin_decode::apply(epilogue, self.forward(x)), sum)
             }
-            Self::Quant(linear) => marlin_decode::norm_linear(linear, x, residual, norm.weight.val(), norm.epsilon),
+            Self::Quant(linear) => marlin_decode::norm_linear(linear, x, residual, norm.weight.val(), norm.epsilon, epilogue),
         }
     }
 

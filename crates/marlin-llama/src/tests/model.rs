@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use marlin_format::checkpoint::Dtype;
+use marlin_kernels::Epilogue;
 use rand::RngExt;
 use serde_json::json;
 
@@ -153,7 +154,7 @@ fn the_residual_stream_is_the_sum_of_what_was_added() {
     let normalised = vec(model.norm.forward(expected.clone()));
     assert_eq!(vec(stream().norm(&model.norm)), normalised);
     let projections = &model.layers[0].mlp.gate_up_proj;
-    let (found, after) = stream().project(&model.norm, projections);
+    let (found, after) = stream().project(&model.norm, projections, Epilogue::None);
     assert_eq!(vec(found), vec(projections.forward_joined(model.norm.forward(expected.clone()))));
     assert_eq!(vec(after.into_tensor()), vec(expected));
 }

@@ -9,6 +9,7 @@ use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, stage_queries, write_token};
 use crate::kernels::Row;
 use cubecl::prelude::*;
+use marlin_kernels::overlap::start_next_and_wait;
 
 /// The kernel of [`attention`](super::attention()). Buffers are as in [`AttentionArgs`](super::AttentionArgs); keys and values are in vectors of
 /// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::plan::Held) defines. The grid is
@@ -31,6 +32,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     #[define(F)] _dtype: ElemType,
     #[define(H)] _held: ElemType,
 ) {
+    start_next_and_wait(config.overlaps);
     let row = CUBE_POS_Z;
     let position = state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::POSITION as u32)) as usize];
     let slot = u32::cast_from(state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::SLOT as u32)) as usize]);

@@ -4,6 +4,7 @@ use super::plan::{AttentionConfig, AttentionPlan, AttentionTarget, Held};
 use super::shape::{AttentionShape, VECTOR};
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_kernels::overlap;
 use marlin_kernels::problem::{expect_at_least, expect_length};
 use marlin_kernels::{KernelError, Runtime, Target};
 
@@ -57,7 +58,11 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
     let [splits, least, most] = [plan.splits, plan.split_len[0], plan.split_len[1]].map(|length| length as u32);
     let epsilon = shape.norm_epsilon.unwrap_or_default();
     let held = Held::on(client, shape.dtype);
-    let config = AttentionConfig { has_views: matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu), ..plan.config };
+    let config = AttentionConfig {
+        has_views: matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu),
+        overlaps: overlap::is_supported(client),
+        ..plan.config
+    };
     // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its addresses from. The kernel skips rows whose
     // position or slot is outside the cache, and the grid has a block for every split of every other row.
     unsafe {
@@ -84,6 +89,7 @@ pub fn attention(client: &Client, shape: &AttentionShape, args: AttentionArgs) -
             held.elem,
         );
     }
+    overlap::follow(client);
     Ok(())
 }
 

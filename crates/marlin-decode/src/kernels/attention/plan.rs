@@ -113,6 +113,8 @@ pub struct AttentionConfig {
     pub pass: AttentionPass,
     /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL 0.11.3 cannot compile such a view to a shader.
     pub has_views: bool,
+    /// True if the kernel [overlaps](marlin_kernels::overlap) those before and after it: the launch sets it.
+    pub overlaps: bool,
 }
 
 impl AttentionConfig {
@@ -144,6 +146,7 @@ impl AttentionConfig {
             is_split,
             pass: shape.pass,
             has_views: true,
+            overlaps: false,
         }
     }
 

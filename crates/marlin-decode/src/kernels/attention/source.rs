@@ -44,7 +44,7 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             epsilon: (),
         },
         held.size,
-        *config,
+        AttentionConfig { overlaps: capability >= 90, ..*config },
         dtype.elem(),
         held.elem,
     );

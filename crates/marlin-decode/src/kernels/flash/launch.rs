@@ -5,6 +5,7 @@ use crate::kernels::attention::AttentionShape;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_kernels::device::{MIN_CAPABILITY, WGMMA_CAPABILITY, swizzled_map};
+use marlin_kernels::overlap;
 use marlin_kernels::problem::expect_length;
 use marlin_kernels::{ActivationDtype, Card, KernelError};
 
@@ -98,9 +99,11 @@ pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result
                 out,
                 lengths,
                 config,
+                overlap::is_supported(client),
                 shape.dtype.elem(),
             );
         }
     }
+    overlap::follow(client);
     Ok(())
 }

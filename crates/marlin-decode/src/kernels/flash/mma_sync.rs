@@ -4,6 +4,7 @@ use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::softmax::{Softmax, exponentials, mask, probabilities, write};
 use super::tiles::TILE_ROWS;
 use cubecl::prelude::*;
+use marlin_kernels::overlap::start_next_and_wait;
 use marlin_kernels::ptx::{
     F4, U4, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, global_address, global_address_mut, lane, ldmatrix_x4,
     ldmatrix_x4_trans, mma_m16n8k16, shared_address,
@@ -46,8 +47,10 @@ pub(super) fn flash<F: Float>(
     out: &mut [F],
     lengths: FlashLengths,
     #[comptime] config: FlashConfig,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let tile = TileRows::read(tiles, state, CUBE_POS_Y, &lengths);
     // The part of the tile that the block has.
     let skipped = CUBE_POS_Z * comptime!(ROWS as u32);

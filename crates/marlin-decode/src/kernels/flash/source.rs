@@ -41,6 +41,7 @@ pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Resul
         buffer(),
         lengths,
         config,
+        capability >= 90,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

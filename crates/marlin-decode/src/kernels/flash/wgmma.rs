@@ -4,6 +4,7 @@ use super::config::{FlashConfig, FlashLengths, TileRows};
 use super::softmax::{Softmax, exponentials, mask, probabilities, write};
 use super::tiles::TILE_ROWS;
 use cubecl::prelude::*;
+use marlin_kernels::overlap::start_next_and_wait;
 use marlin_kernels::ptx::{
     F4, U4, bar_sync, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, global_address_mut, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, prefetch_tensormap, setmaxnreg_dec,
@@ -106,6 +107,7 @@ pub(super) fn flash_wgmma<F: Float>(
     #[comptime] config: FlashConfig,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(true);
     let shared = Shared::<[u32]>::new_aligned_slice(comptime!(config.tiles_bytes() / 4), 1024usize);
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 + 4 * STAGES), 16usize);
     let tile = TileRows::read(tiles, state, CUBE_POS_Y, &lengths);

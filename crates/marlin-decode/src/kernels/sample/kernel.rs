@@ -5,6 +5,7 @@ use super::noise::{gumbel, key, philox};
 use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
 use crate::kernels::{Row, RowState};
 use cubecl::prelude::*;
+use marlin_kernels::overlap::start_next_and_wait;
 
 /// Lengths as the kernels see them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -76,8 +77,10 @@ pub(super) fn score<F: Float, N: Size>(
     #[comptime] lanes: usize,
     #[comptime] units: usize,
     #[comptime] is_loose: bool,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let row = CUBE_POS_X / lengths.chunks;
     let chunk = CUBE_POS_X % lengths.chunks;
     let options = options(state, row, &lengths, is_loose);
@@ -146,8 +149,10 @@ pub(super) fn choose<F: Float, N: Size>(
     #[comptime] units: usize,
     #[comptime] blocks: usize,
     #[comptime] is_loose: bool,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let row = CUBE_POS_X;
     let options = options(&*state, row, &lengths, is_loose);
     if options.position < 0 {

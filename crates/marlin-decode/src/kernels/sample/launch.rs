@@ -5,6 +5,7 @@ use crate::kernels::shape::shared_memory;
 use crate::kernels::{Row, lacks};
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use marlin_kernels::overlap;
 use marlin_kernels::problem::{MAX_ELEMENTS, expect_at_least, expect_at_most, expect_length};
 use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 use std::fmt;
@@ -89,6 +90,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     let [state, state_again] = twice("state", shape, args.state)?;
     let [seen, seen_again] = twice("bitmaps of tokens", shape, args.seen)?;
     let [records, records_again] = twice("workspace", shape, args.workspace)?;
+    let overlaps = overlap::is_supported(client);
     kernel::score::launch(
         client,
         CubeCount::new_1d(rows as u32 * chunks),
@@ -102,8 +104,10 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         score_units as usize,
         is_loose,
+        overlaps,
         dtype.elem(),
     );
+    overlap::follow(client);
     kernel::choose::launch(
         client,
         CubeCount::new_1d(rows as u32),
@@ -118,8 +122,10 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         choose_units as usize,
         blocks,
         is_loose,
+        overlaps,
         dtype.elem(),
     );
+    overlap::follow(client);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ pub use source::source;
 use crate::device::{MIN_CAPABILITY, vector_size};
 use crate::planes::Planes;
 use crate::problem::expect_length;
-use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target};
+use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target, overlap};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -77,6 +77,7 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
     if out.is_empty() {
         return Ok(());
     }
+    let overlaps = overlap::is_supported(client);
     match kernel {
         HeadKernel::TensorCores => {
             let count = CubeCount::Static(n.div_ceil(tensor_cores::COLUMNS) as u32, 1, 1);
@@ -84,7 +85,9 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
             let address = AddressType::from_len(n * k / 8);
             let config = tensor_cores::Config::new(m, k, dtype);
             // SAFETY: the lengths of all buffers were checked; columns and rows past the last are read as the last, and not written.
-            unsafe { tensor_cores::head::launch_unchecked(client, count, dim, address, x, weight, out, n, m, config, dtype.elem()) };
+            unsafe {
+                tensor_cores::head::launch_unchecked(client, count, dim, address, x, weight, out, n, m, config, overlaps, dtype.elem())
+            };
         }
         HeadKernel::Planes => {
             let size = vector_size(client, k, dtype);
@@ -93,8 +96,9 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
             let planes = if plane.size == 1 { 1 } else { planes::PLANES.min(most) };
             let dim = CubeDim::new_1d((plane.size * planes) as u32);
             let count = CubeCount::Static(n.div_ceil(planes) as u32, 1, 1);
-            planes::head_columns::launch(client, count, dim, size, x, weight, out, n, k, k / size, m, plane, dtype.elem());
+            planes::head_columns::launch(client, count, dim, size, x, weight, out, n, k, k / size, m, plane, overlaps, dtype.elem());
         }
     }
+    overlap::follow(client);
     Ok(())
 }

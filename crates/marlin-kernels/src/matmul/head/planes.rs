@@ -1,5 +1,6 @@
 //! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any dtype, on any runtime.
 
+use crate::overlap::start_next_and_wait;
 use crate::planes::{Planes, plane_total};
 use cubecl::prelude::*;
 
@@ -18,8 +19,10 @@ pub(super) fn head_columns<F: Float, N: Size>(
     #[comptime] vectors: usize,
     #[comptime] rows: usize,
     #[comptime] planes: Planes,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let plane = comptime!(planes.size);
     let column = ABSOLUTE_POS / plane;
     let unit = ABSOLUTE_POS % plane;

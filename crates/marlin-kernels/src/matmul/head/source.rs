@@ -20,6 +20,7 @@ pub fn source(rows: usize, features: usize, dtype: ActivationDtype, capability: 
         (),
         (),
         Config::new(rows, features, dtype),
+        capability >= 90,
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

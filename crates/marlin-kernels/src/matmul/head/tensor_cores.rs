@@ -16,6 +16,7 @@
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
 use crate::ActivationDtype;
+use crate::overlap::start_next_and_wait;
 use crate::ptx::{F4, U4, global_address, lane, ld_global_once_16, mma_m16n8k16};
 use cubecl::prelude::*;
 
@@ -53,8 +54,10 @@ pub(super) fn head<F: Float>(
     columns: usize,
     rows: usize,
     #[comptime] config: Config,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next_and_wait(overlaps);
     let vectors = comptime!(config.features / 8);
     let warp = UNIT_POS as usize / 32;
     let lane = lane() as usize;

@@ -1,13 +1,14 @@
 //! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
 
+use crate::overlap::wait;
 use crate::ptx::{
     bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group,
-    lane, opaque,
+    lane, opaque, prefetch_l2,
 };
 use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
-use crate::tile::stripe::TilePart;
+use crate::tile::stripe::{TilePart, weight_chunk};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
@@ -45,9 +46,16 @@ impl CopyAhead {
         CopyAhead { copies: Copies::new(lengths, config), part: TilePart::last(lengths, start, end), start, to_copy: end - start }
     }
 
-    /// Starts the copies of the first steps, into all stages but the last.
-    pub fn fill(&mut self, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    /// Starts the copies of the first steps, into all stages but the last. If the kernel `overlaps` the one before, which makes the activations, the weight is
+    /// on its way to the second-level cache by then: groups of `cp.async` end in their order, so copies of the weight of all stages before those of the
+    /// activations of the first would delay its products by them all.
+    pub fn fill(&mut self, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config, #[comptime] overlaps: bool) {
         self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
+        if overlaps {
+            let steps = min(self.part.end - self.part.first, comptime!(config.tile.stages as u32 - 1));
+            self.copies.prefetch(steps, lengths, config);
+            wait(true);
+        }
         let mut stage = stages;
         // A loop that the compiler cannot unroll: less code to fetch before the first copy.
         while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
@@ -179,7 +187,7 @@ impl Copies {
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
         let (column, row_block) = lengths.by_row_blocks.div_mod(tile);
-        let chunk_n = column * warps_n + warp % warps_n;
+        let chunk_n = weight_chunk(column, warp % warps_n, lengths, config);
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
         self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
         let rows = self.chunk * comptime!(config.word_rows() as u32);
@@ -199,6 +207,40 @@ impl Copies {
         self.k = first * comptime!(config.tile.depth() as u32) + run * 8;
         self.x = source.x + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64 + u64::cast_from(self.k * 2);
         self.rows = if row < lengths.m { lengths.m - row } else { 0u32.runtime() };
+    }
+
+    /// Asks for the weight of the next steps in the second-level cache: a lane for each 128 bytes of the words, of the metadata, and for each group's scales and
+    /// zero points.
+    fn prefetch(&self, steps: u32, lengths: &Lengths, #[comptime] config: Config) {
+        let lane = lane();
+        let groups = comptime!(config.groups_in_chunk() as u32);
+        let line = self.words - u64::cast_from(lane * 16) + u64::cast_from(lane / 4) * self.words_row + u64::cast_from(lane % 4 * 128);
+        let metadata =
+            self.metadata - u64::cast_from(lane * 16) + u64::cast_from(lane / 4) * self.words_row + u64::cast_from(lane % 4 * 128);
+        let mut chunk = self.chunk;
+        let mut step = 0u32.runtime();
+        while step < steps && chunk < self.chunks {
+            let rows = u64::cast_from(step) * self.words_row;
+            if lane < comptime!(4 * config.word_rows() as u32) {
+                prefetch_l2(line + rows * comptime!((config.word_rows() * config.tile.warps_k) as u64));
+            }
+            if comptime!(config.tile.is_sparse()) {
+                if lane < comptime!(4 * METADATA_ROWS as u32) {
+                    prefetch_l2(metadata + rows * comptime!((METADATA_ROWS * config.tile.warps_k) as u64));
+                }
+            }
+            if lane < comptime!(8 * groups) && lane.is_multiple_of(8) {
+                let group = u64::cast_from(group_of(chunk, lane / 8, config) * lengths.chunks_n);
+                if comptime!(config.grouped()) {
+                    prefetch_l2(self.scales + group * comptime!(2 * CHUNK_N as u64));
+                }
+                if comptime!(config.zero_points) {
+                    prefetch_l2(self.zeros + group * comptime!(config.group_zeros_bytes() as u64));
+                }
+            }
+            chunk += comptime!(config.tile.warps_k as u32);
+            step += 1;
+        }
     }
 
     /// Starts the copies of this step into a stage, and goes to the next step.

@@ -1,6 +1,7 @@
 use super::copy::{CopyAhead, Source};
 use super::multiply::multiply;
 use super::multiply_sparse::multiply_sparse;
+use crate::overlap::{start_next, wait};
 use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
@@ -26,8 +27,10 @@ pub(super) fn matmul<F: Float>(
     workspace: &mut [u64],
     lengths: Lengths,
     #[comptime] config: Config,
+    #[comptime] overlaps: bool,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next(overlaps);
     let shared = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
@@ -52,6 +55,7 @@ pub(super) fn matmul<F: Float>(
     let start = stripe_start(&lengths, CUBE_POS_X);
     let end = stripe_start(&lengths, CUBE_POS_X + 1);
     if start == end {
+        wait(overlaps);
         terminate!();
     }
 
@@ -59,7 +63,7 @@ pub(super) fn matmul<F: Float>(
     let mut stage = stages;
     let mut part = TilePart::last(&lengths, start, end);
     let mut ahead = CopyAhead::new(start, end, &lengths, config);
-    ahead.fill(stages, &source, &lengths, config);
+    ahead.fill(stages, &source, &lengths, config, overlaps);
 
     let workspace = global_address_mut::<u64>(workspace);
     let (warps_n, warps_k) = comptime!((config.tile.warps_n as u32, config.tile.warps_k as u32));

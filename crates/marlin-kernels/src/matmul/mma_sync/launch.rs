@@ -2,7 +2,7 @@ use super::kernel;
 use crate::tile::lengths::lengths;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, cost};
-use crate::{Card, KernelError, Operands, QuantProblem};
+use crate::{Card, KernelError, Operands, QuantProblem, overlap};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -27,8 +27,10 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
             workspace,
             lengths(problem, launch),
             config,
+            overlap::is_supported(client),
             problem.activations.elem(),
         );
     }
+    overlap::follow(client);
     Ok(())
 }

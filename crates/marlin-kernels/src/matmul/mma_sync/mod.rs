@@ -12,6 +12,7 @@
 //! | `multiply` | the products of a chunk |
 //! | `multiply_sparse` | those of a chunk of a 2:4 weight, by `mma.sp.sync` |
 
+#[allow(clippy::collapsible_if, reason = "of two conditions the outer is known when a kernel is made, the inner when it runs")]
 mod copy;
 mod kernel;
 mod launch;

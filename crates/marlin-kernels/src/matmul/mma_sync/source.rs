@@ -24,6 +24,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         buffer(),
         compiled_lengths(),
         *config,
+        capability >= 90,
         config.dtype().elem(),
     );
     cuda_text(&kernel, capability)

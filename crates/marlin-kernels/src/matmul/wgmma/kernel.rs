@@ -1,5 +1,6 @@
 use super::pipeline::{PipelineState, Producer, Source, fill_ahead, meet_producer, produce};
 use super::warpgroup;
+use crate::overlap::{start_next, wait};
 use crate::ptx::{F4, global_address, global_address_mut, setmaxnreg_dec, setmaxnreg_inc, shared_address, tensormap_address};
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
@@ -30,6 +31,7 @@ pub(super) fn matmul<F: Float>(
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next(true);
     let shared = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
@@ -55,6 +57,7 @@ pub(super) fn matmul<F: Float>(
     let start = stripe_start(&lengths, CUBE_POS_X);
     let end = stripe_start(&lengths, CUBE_POS_X + 1);
     if start == end {
+        wait(true);
         terminate!();
     }
 
@@ -71,7 +74,7 @@ pub(super) fn matmul<F: Float>(
                 setmaxnreg_dec(PRODUCER_REGISTERS);
             }
             if warp == comptime!(config.tile.warps() as u32) {
-                produce(&mut producer, &source, &lengths, config);
+                produce(&mut producer, end, &source, &lengths, config);
             }
             terminate!();
         }
@@ -79,7 +82,9 @@ pub(super) fn matmul<F: Float>(
             setmaxnreg_inc(CONSUMER_REGISTERS);
         }
         meet_producer(config);
+        wait(true);
     } else {
+        wait(true);
         fill_ahead(&mut producer, warp, &source, &lengths, config);
     }
 

@@ -3,7 +3,7 @@ use crate::device::swizzled_map;
 use crate::tile::lengths::lengths;
 use crate::tile::workspace::Workspace;
 use crate::tile::{Launch, cost, row_length};
-use crate::{Card, KernelError, Operands, QuantProblem};
+use crate::{Card, KernelError, Operands, QuantProblem, overlap};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
@@ -33,5 +33,6 @@ pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launc
             problem.activations.elem(),
         );
     }
+    overlap::follow(client);
     Ok(())
 }

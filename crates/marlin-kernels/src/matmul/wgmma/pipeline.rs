@@ -21,6 +21,7 @@
 //! Each barrier completes one phase a pass over the stages. A wait for the phase of parity p ends once that phase is complete, so consumers start
 //! with 0, and the producer with 1: the phase before a barrier's first counts as complete, and so the stages as empty.
 
+use crate::overlap::wait;
 use crate::ptx::{
     bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
     mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
@@ -29,7 +30,7 @@ use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_
 use crate::tile::fragment::group_of;
 use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
-use crate::tile::stripe::{TilePart, tile_place};
+use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
 use cubecl::prelude::*;
 
 /// Global addresses of the operands.
@@ -122,9 +123,9 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
     fence_proxy_async();
 }
 
-/// The producer's warp: sets up the barriers, then copies the block's stripe.
+/// The producer's warp: sets up the barriers, then copies the block's stripe, which ends at `end`.
 #[cube]
-pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
     let elected = elect_sync();
     if elected {
         prefetch_tensormap(source.x_map);
@@ -133,19 +134,37 @@ pub(super) fn produce(producer: &mut Producer, source: &Source, lengths: &Length
     bar_warp_sync();
     bar_arrive(CONSUMERS, comptime!(config.tile.threads() + 32));
     if elected {
+        // The weights of the first steps, into all stages; their activations once the kernel before has made them.
+        let first = PipelineState::first(producer.state.stages, producer.state.barriers, producer.state.parity);
+        let mut ahead = Producer::new(first, producer.start, end, lengths, config);
+        let mut filled = 0u32.runtime();
+        while ahead.left > 0 && filled < comptime!(config.tile.stages as u32) {
+            ahead.expect_bytes(config);
+            ahead.start_all(source, lengths, Operand::Weight, config);
+            ahead.next(lengths, config);
+            filled += 1;
+        }
+        wait(true);
+        while filled > 0 {
+            producer.start_all(source, lengths, Operand::Activations, config);
+            producer.next(lengths, config);
+            filled -= 1;
+        }
         while producer.left > 0 {
             producer.wait_empty();
             producer.expect_bytes(config);
-            #[unroll]
-            for warp_k in 0..comptime!(config.tile.warps_k as u32) {
-                #[unroll]
-                for part in 0..comptime!(CHUNK_STEPS as u32) {
-                    producer.start(warp_k, part, source, lengths, config);
-                }
-            }
+            producer.start_all(source, lengths, Operand::Both, config);
             producer.next(lengths, config);
         }
     }
+}
+
+/// What is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Operand {
+    Weight,
+    Activations,
+    Both,
 }
 
 /// A consumer waits until the producer has set up the barriers.
@@ -209,7 +228,7 @@ impl Producer {
     /// Goes to the tile of its place.
     fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
         let (column, row_block) = tile_place(self.part.tile, lengths, config);
-        self.chunk_n = column * comptime!(config.tile.chunks_n() as u32);
+        self.chunk_n = weight_chunk(column, 0u32.runtime(), lengths, config);
         self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.chunks_n() as u32));
         self.row = row_block * comptime!(config.tile.rows() as u32);
     }
@@ -236,10 +255,21 @@ impl Producer {
                     self.expect_bytes(config);
                 }
                 if comptime!(config.tile.warps_n == CHUNK_STEPS) || warp % warps_n < comptime!(CHUNK_STEPS as u32) {
-                    self.start(warp / warps_n, warp % warps_n, source, lengths, config);
+                    self.start(warp / warps_n, warp % warps_n, source, lengths, Operand::Both, config);
                 }
             }
             self.next(lengths, config);
+        }
+    }
+
+    /// Starts the copies of a step.
+    fn start_all(&self, source: &Source, lengths: &Lengths, #[comptime] operand: Operand, #[comptime] config: Config) {
+        #[unroll]
+        for warp_k in 0..comptime!(config.tile.warps_k as u32) {
+            #[unroll]
+            for part in 0..comptime!(CHUNK_STEPS as u32) {
+                self.start(warp_k, part, source, lengths, operand, config);
+            }
         }
     }
 
@@ -260,7 +290,7 @@ impl Producer {
     ///
     /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
     /// a stage has there may be no numbers; the activations are zeros there, and past M.
-    fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] operand: Operand, #[comptime] config: Config) {
         let chunks_n = comptime!(config.tile.chunks_n() as u32);
         let (stage, full) = (self.state.stage, self.state.full);
         let step = self.part.first;
@@ -270,15 +300,7 @@ impl Producer {
             step * comptime!(config.tile.warps_k as u32) + warp_k
         };
         let chunk = min(chunk_k, lengths.chunks_k - 1);
-        let bytes = self.chunks * comptime!(TILE_BYTES as u32);
-        #[unroll]
-        for i in 0..comptime!(config.tiles_in_step() as u32) {
-            let (rows, row) = (comptime!(config.word_rows() as u32), part * comptime!(config.tiles_in_step() as u32) + i);
-            let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
-            let from = u64::cast_from((chunk * rows + row) * lengths.chunks_n + self.chunk_n);
-            cp_async_bulk(to, source.words + from * comptime!(TILE_BYTES as u64), bytes, full);
-        }
-        if part == 0 {
+        if comptime!(operand != Operand::Weight) && part == 0 {
             let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
             let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
             #[unroll]
@@ -288,27 +310,49 @@ impl Producer {
                 cp_async_bulk_tensor_2d(stage + to, source.x_map, column, self.row, full);
             }
         }
-        if comptime!(config.tile.is_sparse()) && part >= 2 {
-            let row = part - 2;
-            let to = comptime!(config.metadata_offset() as u32)
-                + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(chunks_n * TILE_BYTES as u32);
-            let from = u64::cast_from((chunk * comptime!(METADATA_ROWS as u32) + row) * lengths.chunks_n + self.chunk_n);
-            cp_async_bulk(stage + to, source.metadata + from * comptime!(TILE_BYTES as u64), bytes, full);
+        if comptime!(operand != Operand::Activations) {
+            #[unroll]
+            for i in 0..comptime!(config.tiles_in_step() as u32) {
+                let (rows, row) = (comptime!(config.word_rows() as u32), part * comptime!(config.tiles_in_step() as u32) + i);
+                let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
+                self.copy_row(to, source.words, chunk * rows + row, TILE_BYTES as u32, lengths, config);
+            }
+            if comptime!(config.tile.is_sparse()) && part >= 2 {
+                let row = part - 2;
+                let to = comptime!(config.metadata_offset() as u32)
+                    + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(chunks_n * TILE_BYTES as u32);
+                let row = chunk * comptime!(METADATA_ROWS as u32) + row;
+                self.copy_row(stage + to, source.metadata, row, TILE_BYTES as u32, lengths, config);
+            }
+            #[unroll]
+            for i in 0..comptime!(config.groups_in_chunk() as u32) {
+                let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + comptime!(i * chunks_n);
+                let group = group_of(chunk, i, config);
+                if comptime!(config.grouped()) && part == 1 {
+                    let bytes = comptime!(CHUNK_N as u32 * 2);
+                    let to = comptime!(config.scales_offset() as u32) + at * bytes;
+                    self.copy_row(stage + to, source.scales, group, bytes, lengths, config);
+                }
+                if comptime!(config.zero_points) && part == 2 {
+                    let bytes = comptime!(config.group_zeros_bytes() as u32);
+                    let to = comptime!(config.zeros_offset() as u32) + at * bytes;
+                    self.copy_row(stage + to, source.zeros, group, bytes, lengths, config);
+                }
+            }
         }
-        #[unroll]
-        for i in 0..comptime!(config.groups_in_chunk() as u32) {
-            let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + comptime!(i * chunks_n);
-            let from = u64::cast_from(group_of(chunk, i, config) * lengths.chunks_n + self.chunk_n);
-            if comptime!(config.grouped()) && part == 1 {
-                let bytes = comptime!(CHUNK_N as u32 * 2);
-                let to = comptime!(config.scales_offset() as u32) + at * bytes;
-                cp_async_bulk(stage + to, source.scales + from * comptime!(bytes as u64), self.chunks * bytes, full);
-            }
-            if comptime!(config.zero_points) && part == 2 {
-                let bytes = comptime!(config.group_zeros_bytes() as u32);
-                let to = comptime!(config.zeros_offset() as u32) + at * bytes;
-                cp_async_bulk(stage + to, source.zeros + from * comptime!(bytes as u64), self.chunks * bytes, full);
-            }
+    }
+
+    /// Starts the copy of row `row` of an array at `start` that has `bytes` of each chunk: of all chunks of the tile at once, but with SwiGLU of those of the
+    /// gates and of the ups by themselves.
+    fn copy_row(&self, to: u32, start: u64, row: u32, #[comptime] bytes: u32, lengths: &Lengths, #[comptime] config: Config) {
+        let first = u64::cast_from(row * lengths.chunks_n + self.chunk_n);
+        if comptime!(config.is_gated()) {
+            let half = comptime!(config.tile.chunks_n() as u32 / 2 * bytes);
+            let ups = first + u64::cast_from(lengths.chunks_n / 2);
+            cp_async_bulk(to, start + first * comptime!(bytes as u64), half.runtime(), self.state.full);
+            cp_async_bulk(to + half, start + ups * comptime!(bytes as u64), half.runtime(), self.state.full);
+        } else {
+            cp_async_bulk(to, start + first * comptime!(bytes as u64), self.chunks * bytes, self.state.full);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The matmul of one row that also computes the norm, on raw buffers: every format and cluster size, shapes at tile edges, outputs filled with NaN.
+//! The matmul of one row, with a norm before it and without, on raw buffers: every format and cluster size, shapes at tile edges, outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
@@ -7,9 +7,10 @@ use burn::tensor::Device;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
 use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
-use marlin_kernels::matmul::norm_gemv::CLUSTERS;
+use marlin_kernels::matmul::gemv::{self, CLUSTERS};
 use marlin_kernels::{
-    ActivationDtype, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage, Reason, launch,
+    ActivationDtype, Epilogue, EpilogueStage, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage,
+    Reason, launch,
 };
 use marlin_tests::{Case, Operands, relative_error, tolerance};
 use rand::rngs::StdRng;
@@ -25,10 +26,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     }
     // One test for each group, so that several processes can share the compilation.
     for group in GROUPS {
-        tests.push(trial(device, &format!("norm_gemv::agrees_with_f64::{group}"), move |device| agrees(device, group, seed)));
+        tests.push(trial(device, &format!("gemv::agrees_with_f64::{group}"), move |device| agrees(device, group, seed)));
     }
-    tests.push(trial(device, "norm_gemv::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
-    tests.push(trial(device, "norm_gemv::wrong_operands_are_refused", move |device| refusals(device, seed)));
+    tests.push(trial(device, "gemv::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
+    tests.push(trial(device, "gemv::wrong_operands_are_refused", move |device| refusals(device, seed)));
 }
 
 /// Operands of the kernel, and the expected output.
@@ -61,24 +62,27 @@ impl Row {
     }
 
     /// Runs a case on outputs filled with NaN, and returns the bytes of the output and of the sum.
-    fn run(&self, bench: &Bench, case: &Case, blocks: usize) -> [Vec<u8>; 2] {
+    fn run(&self, bench: &Bench, case: &Case, blocks: usize, epilogue: Epilogue) -> [Vec<u8>; 2] {
         let dtype = case.activations;
+        let problem = problem(case).with_prologue(Prologue::AddRmsNorm).with_epilogue(epilogue);
         let arg = |values: &[f32]| buffer(&bench.client, &bytes(values, dtype), values.len());
-        let handles = [case.n, case.k].map(|elements| bench.client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype)));
-        // SAFETY: the buffers were made for N and K elements.
-        let [out, sum] =
-            unsafe { [BufferArg::from_raw_parts(handles[0].clone(), case.n), BufferArg::from_raw_parts(handles[1].clone(), case.k)] };
+        let handles = [problem.outputs(), case.k].map(|elements| bench.client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype)));
+        // SAFETY: the buffers were made for as many elements.
+        let [out, sum] = unsafe {
+            [BufferArg::from_raw_parts(handles[0].clone(), problem.outputs()), BufferArg::from_raw_parts(handles[1].clone(), case.k)]
+        };
         let norm = NormOperands { residual: arg(&self.residual), weight: arg(&self.norm), sum, epsilon: EPSILON };
         let operands = LaunchOperands { x: arg(&self.x), norm: Some(norm), ..bench.operands(case, &self.operands, out) };
-        let problem = problem(case).with_prologue(Prologue::AddRmsNorm);
-        launch(&bench.client, &problem, &plan(blocks), operands).unwrap_or_else(|error| panic!("{case}: {error}"));
+        launch(&bench.client, &problem, &plan(blocks, epilogue), operands).unwrap_or_else(|error| panic!("{case}: {error}"));
         handles.map(|handle| bench.client.read_one(handle).unwrap_or_else(|error| panic!("{case}, {blocks} blocks: {error}")).to_vec())
     }
 }
 
 /// The plan of a launch on clusters of `blocks` blocks.
-fn plan(blocks: usize) -> Plan {
-    Plan { kernel: Kernel::NormGemv { blocks }, prologue: PrologueStage::InKernel, reason: Reason::TensorCores { capability: 90 } }
+fn plan(blocks: usize, epilogue: Epilogue) -> Plan {
+    let product = Plan::product(Kernel::Gemv { blocks }, Reason::TensorCores { capability: 90 });
+    let epilogue = if epilogue == Epilogue::None { EpilogueStage::None } else { EpilogueStage::InKernel };
+    Plan { prologue: PrologueStage::InKernel, epilogue, ..product }
 }
 
 /// Rounds values to a dtype.
@@ -98,7 +102,7 @@ fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
 
 fn agrees(device: &Device, group: GroupSize, seed: u64) {
     let bench = Bench::new(device);
-    let mut ran = 0;
+    let (mut ran, mut without_norm) = (0, 0);
     let formats = [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)];
     for (bits, (zero_points, scale_dtype)) in Bits::ALL.into_iter().flat_map(|bits| formats.map(|format| (bits, format))) {
         let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
@@ -110,14 +114,46 @@ fn agrees(device: &Device, group: GroupSize, seed: u64) {
             let row = Row::random(&case, seed);
             // Some of these have more warps than there are steps.
             for blocks in CLUSTERS {
-                let [out, sum] = row.run(&bench, &case, blocks);
+                let [out, sum] = row.run(&bench, &case, blocks, Epilogue::None);
                 let error = relative_error(&values(&out, case.activations), &row.operands.expected, &row.operands.magnitude);
                 assert!(error <= tolerance(case.activations), "{case}, {blocks} blocks, seed {seed}: relative error {error:e}");
                 assert!(sum == bytes(&row.sum, case.activations), "{case}, {blocks} blocks, seed {seed}: the sum differs");
                 ran += 1;
             }
         }
+        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity))) {
+            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
+            let problem = problem(&case);
+            // Few formats are not taken without a norm.
+            if gemv::plan(&problem, &bench.card).is_none() {
+                continue;
+            }
+            let operands = Operands::random(&case, seed);
+            for blocks in CLUSTERS {
+                let plan = Plan::product(Kernel::Gemv { blocks }, Reason::TensorCores { capability: 90 });
+                let found = values(&bench.run_problem(&problem, &case, &operands, &plan), case.activations);
+                let error = relative_error(&found, &operands.expected, &operands.magnitude);
+                assert!(error <= tolerance(case.activations), "{case}, {blocks} blocks, seed {seed}: relative error {error:e}");
+                without_norm += 1;
+            }
+        }
+        for (n, sparsity) in [128, 640].into_iter().flat_map(|n| Sparsity::ALL.map(|sparsity| (n, sparsity))) {
+            let case = Case { m: 1, k: 2048 + 3 * group.rows(0), n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
+            if sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32 {
+                continue;
+            }
+            let row = Row::random(&case, seed);
+            let (expected, magnitude) = row.operands.swiglu(&case);
+            // A cluster of eight blocks has four for gates and four for ups.
+            for blocks in [1, 2, 4] {
+                let [out, sum] = row.run(&bench, &case, blocks, Epilogue::SwiGlu);
+                let error = relative_error(&values(&out, case.activations), &expected, &magnitude);
+                assert!(error <= tolerance(case.activations), "SwiGLU of {case}, {blocks} blocks, seed {seed}: relative error {error:e}");
+                assert!(sum == bytes(&row.sum, case.activations), "{case}, {blocks} blocks, seed {seed}: the sum differs");
+            }
+        }
     }
+    assert!(without_norm > 2 * 5 * 7 * 4, "only {without_norm} launches without a norm");
     // Groups of 32 with zero points are not taken of 2:4 weights.
     let formats = if group == GroupSize::G32 { 4 + 2 } else { 4 + 4 };
     assert_eq!(ran, 2 * formats * 7 * 4, "widths, formats, seven shapes, four cluster sizes");
@@ -130,9 +166,12 @@ fn repeats(device: &Device, seed: u64) {
         let case = Case { m: 1, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let row = Row::random(&case, seed);
         for blocks in CLUSTERS {
-            let first = row.run(&bench, &case, blocks);
+            let first = row.run(&bench, &case, blocks, Epilogue::None);
             for run in 1..1000 / CLUSTERS.len() {
-                assert!(row.run(&bench, &case, blocks) == first, "{case}, {blocks} blocks, seed {seed}: run {run} gives other bits");
+                assert!(
+                    row.run(&bench, &case, blocks, Epilogue::None) == first,
+                    "{case}, {blocks} blocks, seed {seed}: run {run} gives other bits"
+                );
             }
         }
     }
@@ -155,7 +194,7 @@ fn refusals(device: &Device, seed: u64) {
             // With groups of 128 a column has one group, not two.
             launched.weight.scales = zeros(64);
         }
-        launch(&bench.client, &problem(&case).with_prologue(Prologue::AddRmsNorm), &plan(blocks), launched)
+        launch(&bench.client, &problem(&case).with_prologue(Prologue::AddRmsNorm), &plan(blocks, Epilogue::None), launched)
     };
     let short = run(case, 127, 1);
     assert!(matches!(short, Err(KernelError::BufferLength { operand: "residual", .. })), "{short:?}");
@@ -166,6 +205,6 @@ fn refusals(device: &Device, seed: u64) {
         [(Case { m: 2, ..case }, 1), (Case { permuted: true, ..case }, 1), (Case { spec: column, ..case }, 1), (case, 3), (case, 0)]
     {
         let refused = run(case, 128, blocks);
-        assert!(matches!(refused, Err(KernelError::NoNormGemv { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(KernelError::NoGemv { .. })), "{refused:?}");
     }
 }

@@ -1,9 +1,9 @@
-//! One row, with an addition to the residual stream and an RMSNorm before it: `norm(x + residual) W` in one launch.
+//! One row: `x W`, or with an addition to the residual stream and an RMSNorm before it `norm(x + residual) W`, in one launch.
 //!
 //! A decode step of one sequence is a chain of small launches, each of which costs three to five microseconds besides reading its bytes. A norm is
-//! almost only that overhead, so it is fused into the matmul of its output. Microseconds of both in a step on an H200, f16, groups of 128, for one
-//! row, which runs this routine, and for two, which run the norm's kernel and then the [tile kernels](crate::tile)
-//! (`benches/records/decode-*-h200.log`):
+//! almost only that overhead, so it is fused into the matmul of its output, and so is SwiGLU after gate and up. Microseconds of norm and product in a step on
+//! an H200, f16, groups of 128, for one row, which runs this routine, and for two, which run the norm's kernel and then the [tile kernels](crate::tile)
+//! (`benches/records/decode-*-h200.log`, before kernels overlapped):
 //!
 //! | norm, and projection of | K x N | one row | two rows |
 //! |---|---|---:|---:|
@@ -24,10 +24,11 @@
 //!
 //! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps take the steps of 128 stored rows of K in turn
 //! (`kernel.rs`). K is split only within the cluster, so sums are added in its shared memory and never in global memory (`output.rs`). A launch has
-//! as many warps as can be resident on the card at once (`plan.rs`).
+//! as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and the 64 ups that belong to them.
 //!
 //! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next load into a register is issued as soon as its value
-//! was multiplied (`weight.rs`). No other warp needs them, so staging in shared memory would gain nothing.
+//! was multiplied (`weight.rs`). No other warp needs them, so staging in shared memory would gain nothing. In a recorded pass the first of them are loaded while
+//! the kernel before still runs ([`overlap`](crate::overlap)): of a weight of one step a warp, that is all of it.
 //!
 //! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies, while its weights are being loaded (`input.rs`): some
 //! kilobytes from the second-level cache. The division by the root mean square of the whole row is deferred to the end.
@@ -47,6 +48,6 @@ mod weight;
 
 pub use config::Config;
 pub(crate) use launch::launch;
-pub use plan::{CLUSTERS, plan};
+pub use plan::{CLUSTERS, plan, takes_format};
 #[cfg(feature = "inspect")]
 pub use source::source;

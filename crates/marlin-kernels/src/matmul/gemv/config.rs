@@ -2,10 +2,11 @@ use crate::tile::candidates::Format;
 use crate::tile::config::METADATA_ROWS;
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::{self, Product, Tile};
+use crate::{Epilogue, Prologue};
 use cubecl::prelude::*;
 use marlin_format::{Bits, GroupSize, Sparsity};
 
-/// Columns of a cluster: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
+/// Columns of a block: those of a tile of [`MarlinLayout`](marlin_format::layout::MarlinLayout).
 pub(super) const COLUMNS: usize = tile::config::CHUNK_N;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
@@ -15,7 +16,7 @@ pub(super) const THREADS: usize = 32 * WARPS;
 /// Everything that a kernel is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Blocks of a cluster, among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
+    /// Blocks among which K is split: one of [`CLUSTERS`](super::CLUSTERS).
     pub blocks: usize,
     /// Rows of K that share a scale: fewer than all.
     pub group: GroupSize,
@@ -27,13 +28,32 @@ pub struct Config {
     pub bf16: bool,
     /// The values of the weight that are stored.
     pub sparsity: Sparsity,
+    /// The operation on the activations.
+    pub prologue: Prologue,
+    /// The operation on the output.
+    pub epilogue: Epilogue,
 }
 
 impl Config {
-    /// The configuration of a format on clusters of `blocks` blocks.
-    pub(super) fn new(blocks: usize, format: &Format) -> Self {
-        let Format { group, bits, zero_points, bf16, sparsity } = *format;
-        Self { blocks, group, bits, zero_points, bf16, sparsity }
+    /// The configuration of a format, where K is split among `blocks` blocks.
+    pub(super) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
+        let Format { group, bits, zero_points, bf16, sparsity, epilogue } = *format;
+        Self { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue }
+    }
+
+    /// Returns true if the activations are normalised first.
+    pub(super) fn has_norm(&self) -> bool {
+        self.prologue == Prologue::AddRmsNorm
+    }
+
+    /// Returns true if gates and ups are multiplied: a cluster has a tile of gates and the tile of ups that belongs to it.
+    pub(super) fn is_gated(&self) -> bool {
+        self.epilogue == Epilogue::SwiGlu
+    }
+
+    /// Blocks of a cluster: those among which K is split, for each of its tiles.
+    pub(super) fn cluster(&self) -> usize {
+        self.blocks * self.epilogue.columns()
     }
 
     /// Returns true if the weight is 2:4.
@@ -77,11 +97,11 @@ impl Config {
     pub(super) fn products(&self) -> tile::Config {
         let product = if self.is_sparse() { Product::SparseMmaSync } else { Product::MmaSync };
         let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product };
-        tile::Config { tile, group: self.group, bits: self.bits, zero_points: self.zero_points, bf16: self.bf16 }
+        tile::Config { tile, group: self.group, bits: self.bits, zero_points: self.zero_points, bf16: self.bf16, epilogue: self.epilogue }
     }
 
     pub(super) fn cluster_dim(&self) -> CubeDim {
-        CubeDim::new_1d(self.blocks as u32)
+        CubeDim::new_1d(self.cluster() as u32)
     }
 
     /// Steps of a group: more than one only where a step has fewer rows.
@@ -98,7 +118,7 @@ impl Config {
 /// Lengths of a problem as the kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
-    /// Output features.
+    /// Output features: with SwiGLU half of the weight's columns.
     pub n: u32,
     /// Input features, a multiple of 8.
     pub k: u32,

@@ -2,20 +2,21 @@
 
 use super::config::{COLUMNS, Config, Lengths, WARPS};
 use crate::ptx::{cluster_wait, lane, shared_address, st_first_block};
+use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
 /// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
 
-/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[part, PART]` there.
+/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there.
 #[cube]
 pub(super) fn leave_in_first_block(
     totals: &Array<f32>,
     square: f32,
     parts: &mut Shared<[f32]>,
     sums: &Shared<[f32]>,
-    part: u32,
+    rank: u32,
     #[comptime] config: Config,
 ) {
     let (low_unit, high_unit) = comptime!(stored_units(&config.products()));
@@ -41,7 +42,7 @@ pub(super) fn leave_in_first_block(
         for warp in 0..WARPS {
             total += parts[(UNIT_POS_X + comptime!((warp * PART) as u32)) as usize];
         }
-        st_first_block(shared_address::<f32>(sums) + (part * comptime!(PART as u32) + UNIT_POS_X) * 4, total);
+        st_first_block(shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4, total);
     }
 }
 
@@ -52,22 +53,38 @@ pub(super) fn write<F: Float>(
     bias: &ComptimeOption<&[F]>,
     out: &mut [F],
     epsilon: f32,
-    tile_n: u32,
+    place: u32,
     lengths: &Lengths,
     #[comptime] config: Config,
 ) {
-    let column = tile_n * comptime!(COLUMNS as u32) + UNIT_POS_X;
+    let column = place * comptime!(COLUMNS as u32) + UNIT_POS_X;
     if UNIT_POS_X < comptime!(COLUMNS as u32) && column < lengths.n {
-        let square = add_parts(sums, comptime!(COLUMNS as u32).runtime(), config);
-        let mut total = add_parts(sums, UNIT_POS_X, config) / (square / f32::cast_from(lengths.k) + epsilon).sqrt();
-        #[comptime]
-        match bias {
-            ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
-            ComptimeOption::None => {}
+        let mut root = 1.0f32.runtime();
+        if comptime!(config.has_norm()) {
+            let square = add_parts(sums, comptime!(COLUMNS as u32).runtime(), config);
+            root = (square / f32::cast_from(lengths.k) + epsilon).sqrt();
         }
-        out[column as usize] = F::cast_from(total);
+        let mut value = biased::<F>(add_parts(sums, UNIT_POS_X, config) / root, bias, column);
+        if comptime!(config.is_gated()) {
+            let ups = add_parts(sums, UNIT_POS_X + comptime!((config.blocks * PART) as u32), config);
+            value = swiglu(value, biased::<F>(ups / root, bias, column + lengths.n));
+        }
+        out[column as usize] = F::cast_from(value);
     }
 }
+
+#[cube]
+fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32 {
+    let mut total = total;
+    #[comptime]
+    match bias {
+        ComptimeOption::Some(bias) => total += f32::cast_from(bias[column as usize]),
+        ComptimeOption::None => {}
+    }
+    total
+}
+
+/// Adds the sums of the blocks that split K, from those of the first on.
 
 #[cube]
 fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: Config) -> f32 {

@@ -2,22 +2,27 @@ use super::config::{Config, Lengths, THREADS, WARPS};
 use super::input::{RawInput, stage};
 use super::output::{PART, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
-use crate::ptx::{F4, U4, bar_warp_sync, cluster_arrive, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, mma_sp_m16n8k32, shared_address};
+use crate::overlap::{start_next, wait};
+use crate::ptx::{
+    F4, U4, bar_warp_sync, cluster_arrive, cluster_arrive_relaxed, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, mma_sp_m16n8k32,
+    shared_address,
+};
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// sum = x + residual; out = norm(sum) W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
+/// sum = x + residual; out = norm(sum) W + bias, or without a norm out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
 /// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
 ///
-/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. The product is computed
+/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. With SwiGLU a cluster has 64 gates and
+/// their ups, and as many blocks for each. The product is computed
 /// transposed, as that of many rows is: fragment A holds 16 columns of the weight, and all eight rows of fragment B are the one row.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
-pub(super) fn norm_matmul<F: Float, N: Size>(
+pub(super) fn gemv<F: Float, N: Size>(
     x: &[Vector<F, N>],
-    residual: &[Vector<F, N>],
-    norm: &[Vector<F, N>],
-    sum: &mut [Vector<F, N>],
+    residual: ComptimeOption<&[Vector<F, N>]>,
+    norm: ComptimeOption<&[Vector<F, N>]>,
+    mut sum: ComptimeOption<&mut [Vector<F, N>]>,
     words: &[u32],
     metadata: ComptimeOption<&[u32]>,
     scales: &[F],
@@ -29,14 +34,17 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
     #[comptime] config: Config,
     #[define(F)] _dtype: ElemType,
 ) {
+    start_next(true);
     // A block that stores in the first block of the cluster waits for this, so that it has begun.
-    cluster_arrive();
+    cluster_arrive_relaxed();
     let mut staged = Shared::<[Vector<F, N>]>::new_aligned_slice(THREADS, 128usize);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
-    let sums = Shared::<[f32]>::new_slice(comptime!(config.blocks * PART));
+    let sums = Shared::<[f32]>::new_slice(comptime!(config.cluster() * PART));
 
     let blocks = comptime!(config.blocks as u32);
-    let (tile_n, part) = (CUBE_POS_X / blocks, CUBE_POS_X % blocks);
+    let (place, rank) = (CUBE_POS_X / comptime!(config.cluster() as u32), CUBE_POS_X % comptime!(config.cluster() as u32));
+    let part = rank % blocks;
+    let tile_n = if comptime!(config.is_gated()) { place + rank / blocks * (lengths.tiles_n / 2) } else { place };
     let steps = lengths.tiles_k.div_ceil(comptime!(config.tiles() as u32));
     let end = steps * (part + 1) / blocks;
     let mut step = steps * part / blocks + UNIT_POS_X / 32;
@@ -54,8 +62,10 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
             loads.load_group(&words, step, group, &lengths, config);
         }
     }
+    // Only the weight is there before the kernels before have ended.
+    wait(true);
     let mut raw = RawInput::<F, N>::new();
-    raw.load(x, residual, norm, step, &lengths, config);
+    raw.load(x, &residual, &norm, step, &lengths, config);
     // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: eight times the same row.
     let matrices = shared_address::<Vector<F, N>>(&staged) + UNIT_POS_X / 32 * comptime!(2 * config.step_k() as u32) + lane() / 8 * 16;
 
@@ -71,9 +81,9 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
     while step < end {
         let next = step + comptime!(WARPS as u32);
         let more = next < end;
-        let (root, step_square) = stage::<F, N>(&raw, sum, &mut staged, step, tile_n == 0, &lengths, config);
+        let (root, step_square) = stage::<F, N>(&raw, &mut sum, &mut staged, step, tile_n == 0, &lengths, config);
         square += step_square;
-        raw.load(x, residual, norm, next, &lengths, config);
+        raw.load(x, &residual, &norm, next, &lengths, config);
         loads.aim(&words, next, &lengths, config);
         bar_warp_sync();
         #[unroll]
@@ -149,11 +159,11 @@ pub(super) fn norm_matmul<F: Float, N: Size>(
         step = next;
     }
 
-    leave_in_first_block(&totals, square, &mut parts, &sums, part, config);
+    leave_in_first_block(&totals, square, &mut parts, &sums, rank, config);
     cluster_arrive();
-    if part == 0 {
+    if rank == 0 {
         cluster_wait();
-        write::<F>(&sums, &bias, out, epsilon, tile_n, &lengths, config);
+        write::<F>(&sums, &bias, out, epsilon, place, &lengths, config);
     }
 }
 

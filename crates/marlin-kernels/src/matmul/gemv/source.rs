@@ -1,5 +1,5 @@
 use super::config::{Config, LengthsCompilationArg, THREADS};
-use super::kernel::norm_matmul::NormMatmul;
+use super::kernel::gemv::Gemv;
 use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
 use crate::tile::lengths::compiled_masks;
 use cubecl::prelude::*;
@@ -10,14 +10,14 @@ use cubecl_runtime::compiler::CompilationError;
 /// # Errors
 /// CubeCL refuses the kernel.
 pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
-    let kernel = NormMatmul::new(
+    let kernel = Gemv::new(
         settings(THREADS, ExecutionMode::Unchecked),
         properties(capability),
         target(),
         buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
+        optional(config.has_norm()),
+        optional(config.has_norm()),
+        optional(config.has_norm()),
         buffer(),
         optional(config.is_sparse()),
         buffer(),

@@ -1,24 +1,27 @@
 //! The problems that this routine takes, and on how many blocks.
 
 use super::config::{COLUMNS, Config, WARPS};
-use crate::tile::candidates::Format;
 use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
-use crate::{ActivationDtype, Card, QuantProblem};
-use marlin_format::{GroupSize, Sparsity, WeightLayout};
+use crate::{ActivationDtype, Card, Epilogue, Prologue, QuantProblem};
+use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
 /// The compute capability, 90 for 9.0, that brought clusters.
 const MIN_CAPABILITY: u32 = 90;
 /// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this many.
 const RESIDENT_WARPS: usize = 16;
-/// The numbers of blocks that a cluster can have.
+/// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
+/// Most blocks of a cluster that every card with clusters takes.
+const MAX_CLUSTER: usize = 8;
 
 /// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight in more than one
 /// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
 ///
 /// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest
 /// cluster for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
+///
+/// Without a norm it takes weights of which a warp has less than four steps; for others the [tile kernels](crate::tile) are the faster.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem { m, weight, activations, scales, .. } = *problem;
     let takes = m == 1
@@ -28,18 +31,43 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         && scales == activations
         && !weight.format.permuted
         && weight.k.is_multiple_of(8)
-        && takes_format(&format(problem));
+        && divides(problem)
+        && takes_format(&Config::new(1, &format(problem), problem.prologue));
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
-    let steps = (layout.k_padded() / CHUNK_K).div_ceil(Config::new(1, &format(problem)).chunks());
-    let fits = |&blocks: &usize| blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors;
-    takes.then(|| CLUSTERS.into_iter().rev().find(fits).unwrap_or(1))
+    let steps = (layout.k_padded() / CHUNK_K).div_ceil(Config::new(1, &format(problem), problem.prologue).chunks());
+    let fits = |&blocks: &usize| {
+        blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors && fits_cluster(problem, blocks)
+    };
+    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or(1);
+    let is_short = problem.prologue == Prologue::AddRmsNorm || steps < MOST_STEPS * blocks * WARPS;
+    (takes && is_short).then_some(blocks)
 }
 
-/// Returns true for more than one group, but for a 2:4 weight with zero points in groups of 32: there ptxas (13.5) spills a few registers.
-pub(super) fn takes_format(format: &Format) -> bool {
-    let Format { group, zero_points, sparsity, .. } = *format;
-    group != GroupSize::Channel && !(sparsity == Sparsity::TwoFour && zero_points && group == GroupSize::G32)
+/// Steps of a warp from which on a weight without a norm before it is left to the tile kernels. A decode step of Llama 2 7B on an H200 takes 1.45 ms with o and
+/// down here (1 and 2.7 steps), 1.53 in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped 10.68.
+const MOST_STEPS: usize = 4;
+
+/// Returns true if the problem's columns can have its epilogue: the gates of SwiGLU fill whole tiles.
+pub(super) fn divides(problem: &QuantProblem) -> bool {
+    problem.epilogue == Epilogue::None || problem.n().is_multiple_of(2 * COLUMNS)
+}
+
+/// Returns true if a cluster can have the blocks for K to be split among so many.
+pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
+    blocks * problem.epilogue.columns() <= MAX_CLUSTER
+}
+
+/// Returns true for more than one group, but for two formats of which ptxas (13.5) spills a few registers: a 2:4 weight with zero points in groups of 32, and
+/// without a norm a dense one of 4 bits in groups of 64 in bf16.
+pub fn takes_format(config: &Config) -> bool {
+    let Config { group, bits, zero_points, bf16, sparsity, .. } = *config;
+    match (sparsity, group) {
+        (_, GroupSize::Channel) => false,
+        (Sparsity::TwoFour, GroupSize::G32) => !zero_points,
+        (Sparsity::Dense, GroupSize::G64) => config.has_norm() || bits == Bits::Eight || zero_points || !bf16,
+        _ => true,
+    }
 }
 
 #[cfg(test)]
@@ -56,7 +84,7 @@ mod tests {
 
     #[test]
     fn as_many_blocks_as_fit_share_a_column() {
-        let blocks = |k, n| plan(&problem(1, k, n), &H200);
+        let blocks = |k, n| plan(&problem(1, k, n).with_prologue(Prologue::AddRmsNorm), &H200);
         assert_eq!(blocks(4096, 12288), Some(2));
         assert_eq!(blocks(4096, 22016), Some(1));
         assert_eq!(blocks(4096, 6144), Some(4));
@@ -64,6 +92,16 @@ mod tests {
         assert_eq!(blocks(1024, 4096), Some(2), "a block's warps have a step each");
         assert_eq!(blocks(8192, 57344), Some(1));
         assert_eq!(blocks(256, 1), Some(1));
+    }
+
+    #[test]
+    fn without_a_norm_it_takes_weights_of_few_steps() {
+        let blocks = |k, n| plan(&problem(1, k, n), &H200);
+        assert_eq!(blocks(4096, 4096), Some(8));
+        assert_eq!(blocks(11008, 4096), Some(8));
+        assert_eq!(blocks(14336, 4096), Some(8));
+        assert_eq!(blocks(8192, 8192), None);
+        assert_eq!(blocks(28672, 8192), None);
     }
 
     #[test]

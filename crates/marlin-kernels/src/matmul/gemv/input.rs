@@ -1,0 +1,97 @@
+//! The activations, normalised before they are stored in shared memory if a norm comes first.
+
+use super::config::{Config, Lengths};
+use crate::ptx::lane;
+use cubecl::prelude::*;
+
+/// A lane's values of a step, as they are in memory; zeros past K.
+#[derive(CubeType)]
+pub(super) struct RawInput<F: Float, N: Size> {
+    x: Vector<F, N>,
+    residual: Vector<F, N>,
+    norm: Vector<F, N>,
+}
+
+#[cube]
+impl<F: Float, N: Size> RawInput<F, N> {
+    pub fn new() -> Self {
+        let zero = Vector::<F, N>::new(F::from_int(0));
+        RawInput::<F, N> { x: zero, residual: zero, norm: zero }
+    }
+
+    /// Issues the loads of the values of a step.
+    pub fn load(
+        &mut self,
+        x: &[Vector<F, N>],
+        residual: &ComptimeOption<&[Vector<F, N>]>,
+        norm: &ComptimeOption<&[Vector<F, N>]>,
+        step: u32,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
+        let place = place(step);
+        let is_there = place < lengths.k / comptime!(config.lane_values() as u32);
+        let zero = Vector::<F, N>::new(F::from_int(0));
+        self.x = if is_there { x[place as usize] } else { zero };
+        #[comptime]
+        match residual {
+            ComptimeOption::Some(residual) => self.residual = if is_there { residual[place as usize] } else { zero },
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match norm {
+            ComptimeOption::Some(norm) => self.norm = if is_there { norm[place as usize] } else { zero },
+            ComptimeOption::None => {}
+        }
+    }
+}
+
+/// The position of a lane's values of a step, in vectors of as many.
+#[cube]
+fn place(step: u32) -> u32 {
+    step * 32 + lane()
+}
+
+/// Stores a warp's step in its shared memory, and the sum with the residual stream in global memory; returns the root that the values were divided by,
+/// and the sum of their squares. Without a norm the values are stored as they are.
+///
+/// The mean square of the row is known only when all of it was read. Until then a step is divided by the root of its own mean square, which brings it to
+/// the middle of f16's range whatever the row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
+#[cube]
+pub(super) fn stage<F: Float, N: Size>(
+    raw: &RawInput<F, N>,
+    sum: &mut ComptimeOption<&mut [Vector<F, N>]>,
+    staged: &mut Shared<[Vector<F, N>]>,
+    step: u32,
+    keeps_sum: bool,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) -> (f32, f32) {
+    let mut root = 1.0f32.runtime();
+    let mut square = 0.0f32.runtime();
+    if comptime!(config.has_norm()) {
+        let value = raw.x + raw.residual;
+        #[comptime]
+        match sum {
+            ComptimeOption::Some(sum) => {
+                if keeps_sum && place(step) < lengths.k / comptime!(config.lane_values() as u32) {
+                    sum[place(step) as usize] = value;
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        let wide = Vector::<f32, N>::cast_from(value);
+        let squares = wide * wide;
+        #[unroll]
+        for i in 0..config.lane_values() {
+            square += squares.extract(i);
+        }
+        square = plane_sum(square);
+        // The added constant prevents a division by zero for a step of zeros, and is negligible beside the square of any f16.
+        root = (square / comptime!(config.step_k() as f32) + 1e-30).sqrt();
+        staged[UNIT_POS_X as usize] = Vector::<F, N>::cast_from(wide * Vector::<f32, N>::new(1.0 / root)) * raw.norm;
+    } else {
+        staged[UNIT_POS_X as usize] = raw.x;
+    }
+    (root, square)
+}
