@@ -74,13 +74,35 @@ struct Row {
     tokens_per_second: f64,
 }
 
+/// Steps of sequences that decode while prompts join them.
+#[derive(Debug, Serialize)]
+struct RunningRow {
+    /// As of a [`Row`].
+    routine: &'static str,
+    digest: String,
+    model: String,
+    weights: String,
+    /// Sequences that decode.
+    running: usize,
+    prompts: usize,
+    tokens: usize,
+    /// Tokens of prompts that a pass takes.
+    chunk: usize,
+    /// The median and the longest step before prompts join, in milliseconds.
+    step_ms: f64,
+    longest_step_ms: f64,
+    /// The same until every prompt has its first token.
+    joining_step_ms: f64,
+    longest_joining_step_ms: f64,
+}
+
 /// Times the prompts in the arguments, prints a line for each, and writes the record.
 pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     let name = burn_marlin::device::device_name(&device);
     println!("{name}: f16 activations and head");
     println!("{:16} {:8} {:>7} {:>7}  {:>9} {:>9} {:>11}", "model", "weights", "prompts", "tokens", "TTFT ms", "best ms", "tokens/s");
-    let mut rows = Vec::new();
+    let (mut rows, mut running_rows) = (Vec::new(), Vec::new());
     for &model in &args.models {
         for &weights in &args.weights {
             let config = model.config()?;
@@ -89,7 +111,24 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
             let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device).map_err(failed)?);
             for &prompts in &args.prompts {
                 if let Some(running) = args.running {
-                    interfere(&built, running, prompts)?;
+                    let [(step_ms, longest_step_ms), (joining_step_ms, longest_joining_step_ms)] = interfere(&built, running, prompts)?;
+                    running_rows.push(RunningRow {
+                        routine: "step",
+                        digest: marlin_decode::kernels::digest(),
+                        model: value_name(model),
+                        weights: value_name(weights),
+                        running,
+                        prompts: prompts.count,
+                        tokens: prompts.tokens,
+                        chunk: CHUNK,
+                        step_ms,
+                        longest_step_ms,
+                        joining_step_ms,
+                        longest_joining_step_ms,
+                    });
+                    if let Some(path) = &args.record {
+                        record::write(path, &name, &running_rows)?;
+                    }
                     continue;
                 }
                 let mut times = time(&built, prompts)?;
@@ -135,13 +174,16 @@ fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<V
     Ok(times.split_off(1))
 }
 
-/// Prints the times of steps of `running` sequences, alone and while prompts join them in chunks of [`CHUNK`] tokens.
-fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Result<(), BenchError> {
+/// Prints and returns the median and the longest step of `running` sequences in milliseconds, alone and while prompts join them in chunks of [`CHUNK`]
+/// tokens.
+fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Result<[(f64, f64); 2], BenchError> {
     let vocab = model.config().vocab_size;
     let steps = joining_steps(prompts.count, prompts.tokens) + STEPS;
     let all = running + prompts.count;
     let mut decoder = Decoder::new(model.clone(), all).map_err(failed)?;
     decoder.set_prefill_chunk(CHUNK);
+    let mut found = [(0.0, 0.0); 2];
+    // The first round compiles and records.
     for round in 0..2 {
         first_tokens(&mut decoder, vocab, [running, STEPS, 2 * steps], round)?;
         let mut alone = Vec::with_capacity(STEPS);
@@ -160,16 +202,15 @@ fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Resul
         for slot in 0..all {
             decoder.leave(slot);
         }
-        if round == 1 {
-            let [alone, joining] = [alone, joining].map(|mut times| {
-                times.sort_by(f64::total_cmp);
-                (1e3 * times[times.len() / 2], 1e3 * times[times.len() - 1])
-            });
-            println!(
-                "{running} sequences decode: a step {:.2} ms, the longest {:.2}; while {}x{} join {:.2} ms, the longest {:.2}",
-                alone.0, alone.1, prompts.count, prompts.tokens, joining.0, joining.1
-            );
-        }
+        found = [alone, joining].map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            (1e3 * times[times.len() / 2], 1e3 * times[times.len() - 1])
+        });
     }
-    Ok(())
+    let [alone, joining] = found;
+    println!(
+        "{running} sequences decode: a step {:.2} ms, the longest {:.2}; while {}x{} join {:.2} ms, the longest {:.2}",
+        alone.0, alone.1, prompts.count, prompts.tokens, joining.0, joining.1
+    );
+    Ok(found)
 }
