@@ -1,9 +1,7 @@
 //! Round to nearest: the quantiser that needs no data.
 
-use half::{bf16, f16};
-
 use crate::layout::PlainLayout;
-use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 
 /// Quantises `weight` (`[K, N]` row-major, f32) by rounding every value to the nearest of its group's levels, sixteen or 256,
 /// ties to even.
@@ -44,7 +42,7 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
             } else {
                 high.max(-low) / (top / 2.0)
             };
-            let scale = round_scale(exact, spec.scale_dtype);
+            let scale = spec.scale_dtype.round_scale(exact);
             if scale.is_infinite() {
                 return Err(FormatError::ScaleOverflow { row: first_row, column, value: exact, dtype: spec.scale_dtype });
             }
@@ -96,14 +94,4 @@ fn ranges(rows: &[f32], n: usize, first_row: usize) -> Result<(Vec<f32>, Vec<f32
         return Err(FormatError::NonFiniteWeight { row: first_row + position / n, column: position % n, value: rows[position] });
     }
     Ok((low, high))
-}
-
-/// `scale` as its dtype will hold it, at least the smallest positive number of that dtype.
-fn round_scale(scale: f32, dtype: ScaleDtype) -> f32 {
-    match dtype {
-        ScaleDtype::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE_SUBNORMAL).to_f32(),
-        ScaleDtype::BF16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE_SUBNORMAL).to_f32(),
-        // A smaller one would not be divided by without infinity.
-        ScaleDtype::F32 => scale.max(f32::MIN_POSITIVE),
-    }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
@@ -179,6 +180,18 @@ pub enum ScaleDtype {
     BF16,
     /// IEEE 754 binary32, of models that were quantised in f32.
     F32,
+}
+
+impl ScaleDtype {
+    /// Returns `scale` as this dtype holds it, at least its smallest positive number: no scale divides by 0. A scale that is too large becomes infinite.
+    pub fn round_scale(self, scale: f32) -> f32 {
+        match self {
+            Self::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE_SUBNORMAL).to_f32(),
+            Self::BF16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE_SUBNORMAL).to_f32(),
+            // A smaller one would not be divided by without infinity.
+            Self::F32 => scale.max(f32::MIN_POSITIVE),
+        }
+    }
 }
 
 impl fmt::Display for ScaleDtype {

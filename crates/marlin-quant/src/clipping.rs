@@ -1,0 +1,50 @@
+//! Round to nearest with a search for the range.
+
+use crate::QuantError;
+use crate::grid::{Grid, SHRINKS, range, shrink};
+use marlin_format::layout::PlainLayout;
+use marlin_format::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
+use rayon::prelude::*;
+
+/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`] parts of the whole
+/// that leaves the least squared error of the group.
+///
+/// # Errors
+/// As [`quantize_rtn`](marlin_format::quantize_rtn).
+pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Result<PlainWeight, QuantError> {
+    QuantSpec::check_shape(k, n)?;
+    if weight.len() != k * n {
+        return Err(QuantError::Shape { k, n, found: weight.len() });
+    }
+    if let Some(place) = weight.iter().position(|value| !value.is_finite()) {
+        return Err(FormatError::NonFiniteWeight { row: place / n, column: place % n, value: weight[place] }.into());
+    }
+    let rows = spec.group.rows(k);
+    let grids: Vec<Grid> = (0..spec.group.count(k) * n)
+        .into_par_iter()
+        .map(|index| {
+            let (group, column) = (index / n, index % n);
+            let values = || weight[group * rows * n..].iter().skip(column).step_by(n).take(rows).copied();
+            let [low, high] = range(values());
+            let whole = Grid::new([low, high], spec);
+            whole.check(group * rows, column, spec)?;
+            let error = |grid: &Grid| values().map(|value| f64::from(value - grid.nearest(value)).powi(2)).sum::<f64>();
+            let parts = (1..SHRINKS).map(|part| Grid::new([low * shrink(part), high * shrink(part)], spec));
+            let (best, _) = parts
+                .map(|grid| (grid, error(&grid)))
+                .fold((whole, error(&whole)), |best, found| if found.1 < best.1 { found } else { best });
+            Ok(best)
+        })
+        .collect::<Result<_, QuantError>>()?;
+    let scales: Vec<f32> = grids.iter().map(|grid| grid.scale).collect();
+    Ok(PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec: *spec,
+        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| grids[row / rows * n + column].q(weight[row * n + column]) as u8),
+        metadata: None,
+        scales: Scales::from_f32(&scales, spec.scale_dtype),
+        zero_points: spec.zero_points.then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
+        row_permutation: None,
+    })?)
+}

@@ -1,0 +1,61 @@
+//! The levels that a group of weights is rounded to.
+
+use marlin_format::{FormatError, QuantSpec};
+
+/// Shrunken ranges that a search tries: the whole, and 99 to 25 hundredths of it.
+pub const SHRINKS: usize = 76;
+
+/// The part of the whole range that number `index` of a search is.
+pub(crate) fn shrink(index: usize) -> f32 {
+    1.0 - index as f32 / 100.0
+}
+
+/// The levels of one group of a column: `scale * (q - zero)` for q from 0 to `top`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Grid {
+    pub scale: f32,
+    pub zero: f32,
+    top: f32,
+    /// The scale before it was rounded to its dtype.
+    exact: f32,
+}
+
+impl Grid {
+    /// The levels of values in `low..=high`, a range that includes 0, as [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
+    pub fn new([low, high]: [f32; 2], spec: &QuantSpec) -> Self {
+        let top = f32::from(spec.bits.max());
+        let exact = match spec.zero_points {
+            true => ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32,
+            false => high.max(-low) / (top / 2.0),
+        };
+        let scale = spec.scale_dtype.round_scale(exact);
+        let zero = match spec.zero_points {
+            true => (-low / scale).round_ties_even().clamp(0.0, top),
+            false => f32::from(spec.bits.midpoint()),
+        };
+        Self { scale, zero, top, exact }
+    }
+
+    /// The q of the nearest level.
+    pub fn q(&self, value: f32) -> f32 {
+        ((value / self.scale).round_ties_even() + self.zero).clamp(0.0, self.top)
+    }
+
+    /// The nearest level.
+    pub fn nearest(&self, value: f32) -> f32 {
+        (self.q(value) - self.zero) * self.scale
+    }
+
+    /// Checks that the scale is a number of its dtype.
+    pub fn check(&self, row: usize, column: usize, spec: &QuantSpec) -> Result<(), FormatError> {
+        match self.scale.is_finite() {
+            true => Ok(()),
+            false => Err(FormatError::ScaleOverflow { row, column, value: self.exact, dtype: spec.scale_dtype }),
+        }
+    }
+}
+
+/// The range of values, 0 among them.
+pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
+    values.fold([0.0, 0.0], |[low, high], value| [low.min(value), high.max(value)])
+}

@@ -1,0 +1,41 @@
+//! Quantisers that look at data, on the host.
+//!
+//! A layer computes `x W` with `x` [tokens, K] and `W` [K, N]. What a quantiser minimises is the error of that product over calibration data,
+//! `|x (W - Q)|²`, which depends on the data only through the [`Hessian`] `xᵀ x` [K, K].
+//!
+//! | quantiser | what it does |
+//! |---|---|
+//! | [`round_with_clipping`] | rounds to nearest, with the scale of each group chosen among [`SHRINKS`] shrunken ranges by squared error; needs no data |
+//! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): row after row is rounded, and the rows that follow take up its error; ranges are chosen by the error that is left after that |
+//!
+//! Both return a [`PlainWeight`](marlin_format::PlainWeight), which every file format and device layout is made from.
+//!
+//! ```
+//! use marlin_format::{GroupSize, QuantSpec};
+//! use marlin_quant::{GptqOptions, Hessian, gptq};
+//!
+//! let (k, n, tokens) = (32, 4, 100);
+//! let wave = |i: usize| (i as f32 * 0.37).sin();
+//! let weight: Vec<f32> = (0..k * n).map(wave).collect();
+//! let activations: Vec<f32> = (0..tokens * k).map(|i| wave(i * i)).collect();
+//! let mut hessian = Hessian::new(k);
+//! hessian.add(&activations)?;
+//! let quantized = gptq(&weight, n, &hessian, &QuantSpec::int4(GroupSize::G32), &GptqOptions::default())?;
+//! assert_eq!((quantized.weight.k(), quantized.weight.n()), (k, n));
+//! # Ok::<(), marlin_quant::QuantError>(())
+//! ```
+
+mod clipping;
+mod error;
+mod factor;
+mod gptq;
+mod grid;
+mod hessian;
+#[cfg(test)]
+mod tests;
+
+pub use clipping::round_with_clipping;
+pub use error::QuantError;
+pub use gptq::{Gptq, GptqOptions, RowOrder, gptq};
+pub use grid::SHRINKS;
+pub use hessian::Hessian;

@@ -1,0 +1,238 @@
+use crate::{GptqOptions, Hessian, QuantError, RowOrder, gptq, round_with_clipping};
+use marlin_format::{FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, quantize_rtn};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+#[path = "../../../tests/src/seed.rs"]
+mod seed;
+
+fn generator() -> StdRng {
+    StdRng::seed_from_u64(seed::seed())
+}
+
+fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+/// Activations [tokens, K] like those of a model: a few directions that most features share, features of very different size, and noise.
+fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> Vec<f32> {
+    let directions = k / 4 + 1;
+    let (mix, sizes) = (random(directions * k, rng), random(k, rng));
+    let mut rows = Vec::with_capacity(tokens * k);
+    for _ in 0..tokens {
+        let (strengths, noise) = (random(directions, rng), random(k, rng));
+        rows.extend((0..k).map(|feature| {
+            let shared: f32 = strengths.iter().enumerate().map(|(i, strength)| strength * mix[i * k + feature]).sum();
+            (3.0 * sizes[feature]).exp() * (shared + 0.3 * noise[feature])
+        }));
+    }
+    rows
+}
+
+fn hessian(k: usize, rng: &mut StdRng) -> Hessian {
+    let mut hessian = Hessian::new(k);
+    // Documents of different lengths.
+    for tokens in [3 * k, 1, k / 2 + 1] {
+        hessian.add(&activations(tokens, k, rng)).unwrap();
+    }
+    hessian
+}
+
+/// The squared error of all outputs, from the definition.
+fn output_error(weight: &[f32], quantized: &PlainWeight, hessian: &Hessian) -> f64 {
+    let (k, n) = (quantized.k(), quantized.n());
+    let errors: Vec<f64> = weight.iter().zip(quantized.dequantize()).map(|(a, b)| f64::from(*a) - f64::from(b)).collect();
+    let of_column = |column: usize| {
+        let products = (0..k).flat_map(|i| (0..k).map(move |j| (i, j)));
+        products.map(|(i, j)| errors[i * n + column] * hessian.get(i, j) * errors[j * n + column]).sum::<f64>()
+    };
+    (0..n).map(of_column).sum()
+}
+
+const SPECS: [QuantSpec; 5] = [
+    QuantSpec::int4(GroupSize::G32),
+    QuantSpec::int4(GroupSize::G64).with_zero_points(),
+    QuantSpec::int4(GroupSize::G128).with_scale_dtype(ScaleDtype::BF16),
+    QuantSpec::int4(GroupSize::Channel),
+    QuantSpec::int8(GroupSize::G128).with_zero_points(),
+];
+
+/// Inverts a matrix by Gauss-Jordan elimination.
+fn inverse(k: usize, mut matrix: Vec<f64>) -> Vec<f64> {
+    let mut inverse: Vec<f64> = (0..k * k).map(|i| f64::from(u8::from(i / k == i % k))).collect();
+    for pivot in 0..k {
+        let value = matrix[pivot * k + pivot];
+        for column in 0..k {
+            matrix[pivot * k + column] /= value;
+            inverse[pivot * k + column] /= value;
+        }
+        for row in (0..k).filter(|&row| row != pivot) {
+            let factor = matrix[row * k + pivot];
+            for column in 0..k {
+                matrix[row * k + column] -= factor * matrix[pivot * k + column];
+                inverse[row * k + column] -= factor * inverse[pivot * k + column];
+            }
+        }
+    }
+    inverse
+}
+
+/// GPTQ's equations 2 and 3 as they stand, feature after feature with an inverse that shrinks, on the grids of a weight that was quantised in natural order.
+fn reference(weight: &[f32], hessian: &Hessian, damping: f64, found: &PlainWeight) -> Vec<u8> {
+    let (k, n, spec) = (found.k(), found.n(), found.spec());
+    let mean = hessian.diagonal().iter().sum::<f64>() / k as f64;
+    let damped = (0..k * k).map(|i| hessian.get(i / k, i % k) + if i / k == i % k { damping * mean } else { 0.0 }).collect();
+    let mut inverse = inverse(k, damped);
+    let mut rows: Vec<f64> = weight.iter().copied().map(f64::from).collect();
+    let mut codes = Vec::with_capacity(k * n);
+    for i in 0..k {
+        let diagonal = inverse[i * k + i];
+        for column in 0..n {
+            let group = i / spec.group.rows(k) * n + column;
+            let scale = f64::from(found.scales().get(group));
+            let zero = f64::from(found.zero_points().map_or(spec.bits.midpoint(), |zeros| zeros[group]));
+            let q = ((rows[i * n + column] / scale).round_ties_even() + zero).clamp(0.0, f64::from(spec.bits.max()));
+            codes.push(q as u8);
+            let error = (rows[i * n + column] - (q - zero) * scale) / diagonal;
+            for j in i + 1..k {
+                rows[j * n + column] -= error * inverse[j * k + i];
+            }
+        }
+        let column: Vec<f64> = (0..k).map(|j| inverse[j * k + i]).collect();
+        for a in i + 1..k {
+            for b in i + 1..k {
+                inverse[a * k + b] -= column[a] * column[b] / diagonal;
+            }
+        }
+    }
+    codes
+}
+
+#[test]
+fn codes_are_those_of_the_equations() {
+    let mut rng = generator();
+    for spec in SPECS {
+        for [k, n] in [[160, 70], [64, 3], [33, 9]] {
+            let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
+            let options = GptqOptions { order: RowOrder::Natural, ..GptqOptions::default() };
+            let found = gptq(&weight, n, &hessian, &spec, &options).unwrap();
+            let expected = reference(&weight, &hessian, found.damping, &found.weight);
+            let differ = (0..k * n).filter(|i| found.weight.q(i / n, i % n) != expected[*i]).count();
+            // f32 takes a value that lies between two levels to the other now and then, and the values after it follow.
+            assert!(differ * 50 <= k * n, "{spec} [{k}, {n}]: {differ} of {} codes differ", k * n);
+        }
+    }
+}
+
+#[test]
+fn the_loss_is_that_of_the_outputs() {
+    let mut rng = generator();
+    let (k, n) = (96, 40);
+    let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
+    let options = GptqOptions { damping: 1e-7, ..GptqOptions::default() };
+    let found = gptq(&weight, n, &hessian, &SPECS[0], &options).unwrap();
+    let expected = output_error(&weight, &found.weight, &hessian) / hessian.tokens() as f64;
+    assert!((found.loss / expected - 1.0).abs() < 0.02, "{} of {expected}", found.loss);
+}
+
+#[test]
+fn outputs_are_nearer_than_those_of_rounding() {
+    let mut rng = generator();
+    for spec in SPECS {
+        let (k, n) = (256, 48);
+        let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
+        let error = |quantized: &PlainWeight| output_error(&weight, quantized, &hessian);
+        let rounded = error(&quantize_rtn(&weight, k, n, &spec).unwrap());
+        let clipped = error(&round_with_clipping(&weight, k, n, &spec).unwrap());
+        let of_order = |order| {
+            let found = gptq(&weight, n, &hessian, &spec, &GptqOptions { order, ..GptqOptions::default() }).unwrap();
+            assert_eq!(found.weight.row_permutation().is_some(), order == RowOrder::ActOrder);
+            error(&found.weight)
+        };
+        let orders = [RowOrder::Natural, RowOrder::ActOrder, RowOrder::WithinGroups].map(of_order);
+        println!("{spec}: rounded {rounded:.3}, clipped {clipped:.3}, GPTQ {orders:.3?}");
+        assert!(orders.iter().all(|&error| error < 0.6 * rounded.min(clipped)), "{spec}: {orders:?} of {rounded} and {clipped}");
+    }
+}
+
+#[test]
+fn clipping_leaves_no_larger_error_than_the_whole_range() {
+    let mut rng = generator();
+    for spec in SPECS {
+        let (k, n) = (200, 17);
+        let mut weight = random(k * n, &mut rng);
+        // Outliers, which are what clipping is for.
+        weight.iter_mut().step_by(97).for_each(|value| *value *= 3.0);
+        let error = |quantized: PlainWeight| {
+            let differences = weight.iter().zip(quantized.dequantize()).map(|(a, b)| f64::from(a - b).powi(2));
+            differences.sum::<f64>()
+        };
+        let (whole, clipped) =
+            (error(quantize_rtn(&weight, k, n, &spec).unwrap()), error(round_with_clipping(&weight, k, n, &spec).unwrap()));
+        assert!(clipped <= whole * (1.0 + 1e-9), "{spec}: {clipped} of {whole}");
+    }
+}
+
+#[test]
+fn dead_features_are_rounded_and_counted() {
+    let mut rng = generator();
+    let (k, n, spec) = (64, 8, SPECS[0]);
+    let weight = random(k * n, &mut rng);
+    let mut rows = activations(100, k, &mut rng);
+    let dead = [3, 31, 40];
+    rows.chunks_exact_mut(k).for_each(|row| dead.iter().for_each(|&feature| row[feature] = 0.0));
+    let mut hessian = Hessian::new(k);
+    hessian.add(&rows).unwrap();
+    let found = gptq(&weight, n, &hessian, &spec, &GptqOptions::default()).unwrap();
+    assert_eq!(found.dead, dead.len());
+    for (row, column) in dead.into_iter().flat_map(|row| (0..n).map(move |column| (row, column))) {
+        let scale = found.weight.scales().get(row / 32 * n + column);
+        let nearest = ((weight[row * n + column] / scale).round_ties_even() + 8.0).clamp(0.0, 15.0);
+        assert_eq!(f32::from(found.weight.q(row, column)), nearest, "row {row}, column {column}");
+    }
+    // A layer that saw nothing.
+    let found = gptq(&weight, n, &Hessian::new(k), &spec, &GptqOptions::default()).unwrap();
+    assert_eq!((found.dead, found.loss), (k, 0.0));
+}
+
+#[test]
+fn damping_grows_where_features_depend_on_each_other() {
+    let mut rng = generator();
+    let (k, n) = (48, 4);
+    let weight = random(k * n, &mut rng);
+    let mut hessian = Hessian::new(k);
+    // Fewer tokens than features.
+    hessian.add(&activations(5, k, &mut rng)).unwrap();
+    let found = gptq(&weight, n, &hessian, &SPECS[0], &GptqOptions { damping: 0.0, ..GptqOptions::default() }).unwrap();
+    assert!(found.damping > 0.0 && found.loss.is_finite(), "damping {:e}, loss {}", found.damping, found.loss);
+}
+
+#[test]
+fn the_same_arguments_give_the_same_weight() {
+    let mut rng = generator();
+    let (k, n) = (128, 200);
+    let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
+    let run = || gptq(&weight, n, &hessian, &SPECS[1], &GptqOptions::default()).unwrap();
+    let first = run();
+    let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    assert_eq!(one_thread.install(run), first);
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let mut hessian = Hessian::new(32);
+    assert_eq!(hessian.add(&[0.0; 33]), Err(QuantError::Rows { k: 32, found: 33 }));
+    hessian.add(&[1.0; 64]).unwrap();
+    let mut rows = vec![0.5; 64];
+    rows[40] = f32::INFINITY;
+    assert_eq!(hessian.add(&rows), Err(QuantError::NonFiniteActivation { row: 3, feature: 8, value: f32::INFINITY }));
+    assert_eq!((hessian.tokens(), hessian.get(0, 31)), (2, 2.0), "nothing of it was added");
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let run = |weight: &[f32], n| gptq(weight, n, &hessian, &spec, &GptqOptions::default());
+    assert_eq!(run(&[0.0; 63], 2), Err(QuantError::Shape { k: 32, n: 2, found: 63 }));
+    let mut weight = vec![0.5; 64];
+    weight[9] = f32::NAN;
+    assert!(matches!(run(&weight, 2), Err(QuantError::Format(FormatError::NonFiniteWeight { row: 4, column: 1, .. }))));
+    weight[9] = 1e30;
+    assert!(matches!(run(&weight, 2), Err(QuantError::Format(FormatError::ScaleOverflow { column: 1, .. }))));
+}
