@@ -55,7 +55,8 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
                 let reason = Reason::TensorCores { capability: card.capability };
                 tile::launches(&problem, &card).into_iter().map(|launch| Plan::product(Kernel::Marlin(launch), reason)).collect()
             } else {
-                vec![plan(problem, &Target::of(&client))]
+                let planned = plan(problem, &Target::of(&client));
+                Some(planned).into_iter().filter(|plan| matches!(plan.kernel, Kernel::Marlin(_) | Kernel::Gemv { .. })).collect()
             };
             if plans.is_empty() {
                 return Err(BenchError::NoTile);

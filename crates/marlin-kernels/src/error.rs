@@ -88,7 +88,7 @@ pub enum KernelError {
         /// The plan's kernel.
         kernel: Kernel,
     },
-    /// A problem or a cluster that the matmul with a norm in it does not take.
+    /// A problem or a cluster that the kernel of one row does not take.
     #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives")]
     NoGemv {
         /// The problem, as words.

@@ -2,7 +2,7 @@
 
 use crate::matmul::{gemv, mma_sync, portable, wgmma};
 use crate::plan::{EpilogueStage, PrologueStage};
-use crate::tile::cost::{self, divides};
+use crate::tile::cost;
 use crate::tile::operands::{expect_arranged, expect_operands};
 use crate::tile::{Launch, row_length};
 use crate::{Card, Epilogue, Kernel, KernelError, Plan, QuantProblem, Target, repack};
@@ -71,7 +71,7 @@ pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Op
 
 fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
     expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
-    if !divides(problem, &launch.tile) || !cost::format(problem).config(launch.tile).takes_epilogue() {
+    if !problem.fills(launch.tile.columns()) || !cost::format(problem).config(launch.tile).takes_epilogue() {
         return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: Kernel::Marlin(*launch) });
     }
     if launch.blocks == 0 {

@@ -199,6 +199,11 @@ impl QuantProblem {
         self.n() / self.epilogue.columns()
     }
 
+    /// Returns true if tiles of `columns` columns can have the epilogue: the gates of SwiGLU fill half of each, and their ups the other half.
+    pub(crate) fn fills(&self, columns: usize) -> bool {
+        self.epilogue == Epilogue::None || self.n().is_multiple_of(columns)
+    }
+
     /// Returns the quantisation of the weight.
     pub fn spec(&self) -> QuantSpec {
         self.weight.spec()

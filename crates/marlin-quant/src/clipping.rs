@@ -1,9 +1,9 @@
 //! Round to nearest with a search for the range.
 
 use crate::QuantError;
-use crate::grid::{Grid, SHRINKS, range, shrink};
+use crate::grid::{Grid, SHRINKS, expect_weight, range, shrink};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
 use rayon::prelude::*;
 
 /// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`] parts of the whole
@@ -12,13 +12,7 @@ use rayon::prelude::*;
 /// # Errors
 /// As [`quantize_rtn`](marlin_format::quantize_rtn).
 pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Result<PlainWeight, QuantError> {
-    QuantSpec::check_shape(k, n)?;
-    if weight.len() != k * n {
-        return Err(QuantError::Shape { k, n, found: weight.len() });
-    }
-    if let Some(place) = weight.iter().position(|value| !value.is_finite()) {
-        return Err(FormatError::NonFiniteWeight { row: place / n, column: place % n, value: weight[place] }.into());
-    }
+    expect_weight(weight, k, n)?;
     let rows = spec.group.rows(k);
     let grids: Vec<Grid> = (0..spec.group.count(k) * n)
         .into_par_iter()

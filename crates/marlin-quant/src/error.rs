@@ -27,8 +27,8 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
-    /// A weight whose length is no multiple of the Hessian's features.
-    #[error("a weight of {found} values has no N for a Hessian of K = {k} and N = {n}; it must have {}", k * n)]
+    /// A weight that does not have K * N values.
+    #[error("a weight of K = {k} by N = {n} has {found} values; it must have {}", k * n)]
     Shape {
         /// Input features of the Hessian.
         k: usize,

@@ -1,10 +1,10 @@
 //! GPTQ (arXiv 2210.17323) with the changes of the Marlin paper, section 3.5.
 
 use crate::factor::InverseFactor;
-use crate::grid::{Grid, SHRINKS, range, shrink};
+use crate::grid::{Grid, SHRINKS, expect_weight, range, shrink};
 use crate::{Hessian, QuantError};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
+use marlin_format::{GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
 use rayon::prelude::*;
 
 /// Columns that a task takes: with 4096 input features their weights are 1 MiB.
@@ -67,13 +67,7 @@ pub struct Gptq {
 /// A weight of another shape, or that has values that are no numbers; a scale that overflows its dtype; a Hessian without a Cholesky factor.
 pub fn gptq(weight: &[f32], n: usize, hessian: &Hessian, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
     let k = hessian.features();
-    QuantSpec::check_shape(k, n)?;
-    if weight.len() != k * n {
-        return Err(QuantError::Shape { k, n, found: weight.len() });
-    }
-    if let Some(place) = weight.iter().position(|value| !value.is_finite()) {
-        return Err(FormatError::NonFiniteWeight { row: place / n, column: place % n, value: weight[place] }.into());
-    }
+    expect_weight(weight, k, n)?;
     let diagonal = hessian.diagonal();
     let order = row_order(&diagonal, spec.group, options.order);
     let layer = Layer {

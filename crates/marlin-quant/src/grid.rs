@@ -1,5 +1,6 @@
 //! The levels that a group of weights is rounded to.
 
+use crate::QuantError;
 use marlin_format::{FormatError, QuantSpec};
 
 /// Shrunken ranges that a search tries: the whole, and 99 to 25 hundredths of it.
@@ -53,6 +54,18 @@ impl Grid {
             false => Err(FormatError::ScaleOverflow { row, column, value: self.exact, dtype: spec.scale_dtype }),
         }
     }
+}
+
+/// Checks that `weight` has K * N values, all of them numbers.
+pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), QuantError> {
+    QuantSpec::check_shape(k, n)?;
+    if weight.len() != k * n {
+        return Err(QuantError::Shape { k, n, found: weight.len() });
+    }
+    if let Some(place) = weight.iter().position(|value| !value.is_finite()) {
+        return Err(FormatError::NonFiniteWeight { row: place / n, column: place % n, value: weight[place] }.into());
+    }
+    Ok(())
 }
 
 /// The range of values, 0 among them.

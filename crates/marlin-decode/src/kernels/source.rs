@@ -6,6 +6,7 @@ use cubecl::CompilationError;
 use cubecl::prelude::*;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use marlin_kernels::overlap;
 use marlin_kernels::planes::Planes;
 
 /// Generates the CUDA source of RMSNorm for rows of `features` values, with the addition to the residual stream.
@@ -27,7 +28,7 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
         features,
         units,
         Planes::NVIDIA,
-        capability >= 90,
+        overlap::is_supported_by(capability),
         dtype.elem(),
     );
     cuda_text(&kernel, capability)
@@ -43,7 +44,7 @@ pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source
         buffer(),
         (),
         16 / dtype.elem().size(),
-        capability >= 90,
+        overlap::is_supported_by(capability),
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

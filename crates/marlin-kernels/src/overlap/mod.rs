@@ -33,7 +33,12 @@ static PROGRAMMATIC: AtomicBool = AtomicBool::new(true);
 
 /// Returns true if kernels for a client's device have the instructions.
 pub fn is_supported(client: &Client) -> bool {
-    Card::of(client).is_some_and(|card| card.capability >= MIN_CAPABILITY)
+    Card::of(client).is_some_and(|card| is_supported_by(card.capability))
+}
+
+/// Returns true if cards of a compute capability, 90 for 9.0, have them.
+pub const fn is_supported_by(capability: u32) -> bool {
+    capability >= MIN_CAPABILITY
 }
 
 /// Records ordinary edges from here on (true), or programmatic ones where the device has them: to compare the two. For the whole process.

@@ -43,12 +43,7 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
     }
     let blocks = |tile: &Tile| card.multiprocessors.min(MAX_BLOCKS).min(Work::new(problem, tile).units()).max(1);
     let tiles = format(problem).configs(card.capability, card.shared_limit).map(|config| config.tile);
-    tiles.filter(|tile| divides(problem, tile)).map(|tile| Launch { tile, blocks: blocks(&tile) }).collect()
-}
-
-/// Returns true if a tile can have the problem's epilogue: the gates of SwiGLU fill whole tiles, whose other halves are the ups.
-pub(crate) fn divides(problem: &QuantProblem, tile: &Tile) -> bool {
-    problem.epilogue == Epilogue::None || problem.n().is_multiple_of(tile.columns())
+    tiles.filter(|tile| problem.fills(tile.columns())).map(|tile| Launch { tile, blocks: blocks(&tile) }).collect()
 }
 
 /// The part of a configuration that a problem fixes.

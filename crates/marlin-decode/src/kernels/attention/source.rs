@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use marlin_kernels::overlap;
 
 /// A divisor that the host precomputes for CubeCL.
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
@@ -44,7 +45,7 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             epsilon: (),
         },
         held.size,
-        AttentionConfig { overlaps: capability >= 90, ..*config },
+        AttentionConfig { overlaps: overlap::is_supported_by(capability), ..*config },
         dtype.elem(),
         held.elem,
     );

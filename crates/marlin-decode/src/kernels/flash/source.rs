@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 use marlin_kernels::ActivationDtype;
 use marlin_kernels::device::WGMMA_CAPABILITY;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, properties, settings, target};
+use marlin_kernels::overlap;
 
 /// Generates the CUDA source for heads of `head_dim` features on a card of compute capability `capability` (80 for 8.0).
 pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
@@ -41,7 +42,7 @@ pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Resul
         buffer(),
         lengths,
         config,
-        capability >= 90,
+        overlap::is_supported_by(capability),
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

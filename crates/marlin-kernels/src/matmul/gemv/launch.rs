@@ -1,7 +1,7 @@
 use super::config::LengthsLaunch;
 use super::config::{COLUMNS, Config, THREADS};
 use super::kernel;
-use super::plan::{CLUSTERS, divides, fits_cluster, takes_format};
+use super::plan::{CLUSTERS, fits_cluster, takes_format};
 use crate::problem::expect_length;
 use crate::tile::cost::format;
 use crate::tile::lengths::nibble_masks;
@@ -16,7 +16,8 @@ use cubecl::prelude::*;
 pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, operands: Operands) -> Result<(), KernelError> {
     let (n, k) = (problem.outputs(), problem.k());
     let config = Config::new(blocks, &format(problem), problem.prologue);
-    let takes = problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && divides(problem) && takes_format(&config);
+    let takes =
+        problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && problem.fills(2 * COLUMNS) && takes_format(&config);
     let Operands { x, norm, weight, bias, out } = operands;
     if !takes
         || norm.is_some() != (problem.prologue == Prologue::AddRmsNorm)

@@ -85,7 +85,6 @@ fn biased<F: Float>(total: f32, bias: &ComptimeOption<&[F]>, column: u32) -> f32
 }
 
 /// Adds the sums of the blocks that split K, from those of the first on.
-
 #[cube]
 fn add_parts(sums: &Shared<[f32]>, place: u32, #[comptime] config: Config) -> f32 {
     let mut total = 0.0f32;

@@ -3,7 +3,7 @@
 use super::config::{COLUMNS, Config, WARPS};
 use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
-use crate::{ActivationDtype, Card, Epilogue, Prologue, QuantProblem};
+use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
 /// The compute capability, 90 for 9.0, that brought clusters.
@@ -24,6 +24,7 @@ const MAX_CLUSTER: usize = 8;
 /// Without a norm it takes weights of which a warp has less than four steps; for others the [tile kernels](crate::tile) are the faster.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem { m, weight, activations, scales, .. } = *problem;
+    let config = Config::new(1, &format(problem), problem.prologue);
     let takes = m == 1
         && card.capability >= MIN_CAPABILITY
         && weight.layout == WeightLayout::Tile
@@ -31,11 +32,11 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
         && scales == activations
         && !weight.format.permuted
         && weight.k.is_multiple_of(8)
-        && divides(problem)
-        && takes_format(&Config::new(1, &format(problem), problem.prologue));
+        && problem.fills(2 * COLUMNS)
+        && takes_format(&config);
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
-    let steps = (layout.k_padded() / CHUNK_K).div_ceil(Config::new(1, &format(problem), problem.prologue).chunks());
+    let steps = (layout.k_padded() / CHUNK_K).div_ceil(config.chunks());
     let fits = |&blocks: &usize| {
         blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors && fits_cluster(problem, blocks)
     };
@@ -47,11 +48,6 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
 /// Steps of a warp from which on a weight without a norm before it is left to the tile kernels. A decode step of Llama 2 7B on an H200 takes 1.45 ms with o and
 /// down here (1 and 2.7 steps), 1.53 in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped 10.68.
 const MOST_STEPS: usize = 4;
-
-/// Returns true if the problem's columns can have its epilogue: the gates of SwiGLU fill whole tiles.
-pub(super) fn divides(problem: &QuantProblem) -> bool {
-    problem.epilogue == Epilogue::None || problem.n().is_multiple_of(2 * COLUMNS)
-}
 
 /// Returns true if a cluster can have the blocks for K to be split among so many.
 pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {

@@ -2,6 +2,7 @@ use super::tensor_cores::head::Head;
 use super::tensor_cores::{Config, WARPS};
 use crate::ActivationDtype;
 use crate::inspect::{Source, buffer, cuda_text, properties, settings, target};
+use crate::overlap;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
@@ -20,7 +21,7 @@ pub fn source(rows: usize, features: usize, dtype: ActivationDtype, capability: 
         (),
         (),
         Config::new(rows, features, dtype),
-        capability >= 90,
+        overlap::is_supported_by(capability),
         dtype.elem(),
     );
     cuda_text(&kernel, capability)

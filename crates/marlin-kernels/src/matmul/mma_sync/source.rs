@@ -1,5 +1,6 @@
 use super::kernel::matmul::Matmul;
 use crate::inspect::{Source, buffer, cuda_text, optional, properties, settings, target};
+use crate::overlap;
 use crate::tile::Config;
 use crate::tile::lengths::compiled_lengths;
 use cubecl::prelude::*;
@@ -24,7 +25,7 @@ pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationErr
         buffer(),
         compiled_lengths(),
         *config,
-        capability >= 90,
+        overlap::is_supported_by(capability),
         config.dtype().elem(),
     );
     cuda_text(&kernel, capability)
