@@ -7,6 +7,7 @@ use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use libtest_mimic::Trial;
 use marlin_llama::{Llama, LlamaModel, OpenOptions, QuantizeOptions, perplexity, quantize_folder};
 use marlin_tests::relative_error;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ pub fn quantised() -> (tempfile::TempDir, PathBuf) {
 pub fn quantised_to(spec: &QuantSpec) -> (tempfile::TempDir, PathBuf) {
     let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
     let target = guard.path().join("int4");
-    quantize_folder(&example().join("model"), &target, spec, &QuantizeOptions::default(), |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    quantize_folder(&example().join("model"), &target, spec, &QuantizeOptions::default(), |_| ControlFlow::Continue(()))
+        .unwrap_or_else(|error| panic!("{error}"));
     (guard, target)
 }
 

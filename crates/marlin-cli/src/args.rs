@@ -21,7 +21,7 @@ pub struct Cli {
 pub enum Command {
     /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits per weight and kernel.
     Inspect(InspectArgs),
-    /// Round a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
+    /// Quantise a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
@@ -29,6 +29,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
+    /// Compare models with the one that they were made from: perplexity, divergence and agreement of their next tokens.
+    Evaluate(EvaluateArgs),
     /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
     Logits(LogitsArgs),
     /// List the kernel that runs each layer, and the reason.
@@ -87,6 +89,16 @@ pub enum FormatName {
     Marlin24,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MethodName {
+    /// Round to nearest.
+    Rtn,
+    /// GPTQ over --calibration, block after block; with --sparse24 it prunes as SparseGPT does.
+    Gptq,
+    /// GPTQ with --sparse24.
+    Sparsegpt,
+}
+
 #[derive(Debug, Args)]
 pub struct QuantizeArgs {
     /// Hugging Face folder with float weights.
@@ -102,15 +114,66 @@ pub struct QuantizeArgs {
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
-    /// Keep two of every four weights, those of the largest magnitude (2:4).
+    /// Keep two of every four weights (2:4): by rtn those of the largest magnitude.
     #[arg(long)]
     pub sparse24: bool,
+    /// How values are chosen.
+    #[arg(long, value_enum, default_value = "rtn")]
+    pub method: MethodName,
+    /// rtn: search the range of each group that leaves the least squared error.
+    #[arg(long)]
+    pub clip: bool,
+    /// gptq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in `messages`, on each line. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Vec<PathBuf>,
+    /// gptq: samples of the text.
+    #[arg(long, default_value_t = 128)]
+    pub samples: usize,
+    /// gptq: tokens of the longest sample; without it 2048, or the model's own limit if that is less.
+    #[arg(long)]
+    pub max_len: Option<usize>,
+    /// gptq: the seed that draws the samples.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// gptq: round the features with the largest inputs first and permute activations at run time.
+    #[arg(long)]
+    pub act_order: bool,
+    /// gptq: the part of the mean of a Hessian's diagonal that is added to it.
+    #[arg(long, default_value_t = 0.01)]
+    pub damping: f64,
+    /// gptq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
+    #[arg(long)]
+    pub device: Option<DeviceName>,
+    /// gptq: dtype of activations; without it the checkpoint's, where the device computes in it.
+    #[arg(long)]
+    pub dtype: Option<DtypeName>,
     /// Form of the files: llm-compressor's, GPTQModel's, or of 2:4 weights; by default compressed-tensors, with --sparse24 marlin-24.
     #[arg(long, value_enum)]
     pub format: Option<FormatName>,
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct EvaluateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Hugging Face folders of the models to compare with the first.
+    #[arg(long = "with", value_name = "DIR")]
+    pub with: Vec<PathBuf>,
+    /// Text file, UTF-8.
+    #[arg(long)]
+    pub text: PathBuf,
+    /// Tokens in a window; windows do not overlap.
+    #[arg(long, default_value_t = 512)]
+    pub window: usize,
+    /// Use this many tokens from the beginning of the text.
+    #[arg(long)]
+    pub max_tokens: Option<usize>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

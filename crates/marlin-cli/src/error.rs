@@ -19,6 +19,10 @@ pub enum CliError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{path}: the text is not UTF-8", path = path.display())]
     NotUtf8 { path: PathBuf },
+    #[error("--method gptq needs text to calibrate on: --calibration FILE")]
+    NoCalibration,
+    #[error("--calibration is for --method gptq; rounding looks at no text")]
+    CalibrationOfRtn,
     #[error("--device {name}: {reason}")]
     Device { name: &'static str, reason: String },
     #[error("--ids: token {id} is not below the vocabulary's {vocab_size}")]

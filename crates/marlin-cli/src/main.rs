@@ -42,6 +42,7 @@ fn run(cli: &Cli) -> Result<(), CliError> {
         Command::Generate(args) => commands::generate::run(args),
         Command::Chat(args) => commands::chat::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Evaluate(args) => commands::evaluate::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Kernels(args) => commands::kernels::run(args),
     }

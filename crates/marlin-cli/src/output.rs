@@ -73,7 +73,7 @@ pub fn size(bytes: usize) -> String {
 pub fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     // The template is a constant, and a bar without it is still a bar.
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}") {
         bar.set_style(style);
     }
     bar

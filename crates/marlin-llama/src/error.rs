@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::FloatDType;
 use marlin_format::FormatError;
 use marlin_format::checkpoint::{CheckpointError, ConfigError};
+use marlin_quant::QuantError;
 use marlin_text::TextError;
 
 use crate::config::LlamaConfigError;
@@ -53,6 +54,64 @@ pub enum LlamaError {
         layer: String,
         /// The cause.
         source: FormatError,
+    },
+    /// A weight that a quantiser which looks at data cannot quantise.
+    #[error("{layer}")]
+    Calibrate {
+        /// The layer's name in the checkpoint; that of the first layer where several have the same inputs.
+        layer: String,
+        /// The cause.
+        source: QuantError,
+    },
+    /// A run that was stopped.
+    #[error("stopped; the same arguments go on with the blocks that are done")]
+    Stopped,
+    /// The rest of a run with other arguments.
+    #[error(
+        "{} is of a run with another {argument}: {before}, now {now}; give the same arguments to go on with it, or remove it to begin anew",
+        dir.display()
+    )]
+    OtherRun {
+        /// The folder of blocks that are done.
+        dir: PathBuf,
+        /// The argument.
+        argument: String,
+        /// Its value then.
+        before: String,
+        /// Its value now.
+        now: String,
+    },
+    /// Too little text for the samples that were asked for.
+    #[error(
+        "the calibration text has {found} samples of up to {max_len} tokens, {asked} were asked for; give more text, or ask for fewer or shorter samples"
+    )]
+    FewSamples {
+        /// Samples asked for.
+        asked: usize,
+        /// Samples that the texts make.
+        found: usize,
+        /// Tokens of the longest.
+        max_len: usize,
+    },
+    /// A sample without tokens, or with more than the model has positions.
+    #[error("calibration sample {sample} has {tokens} tokens; a sample has from 1 to the model's {limit}")]
+    SampleLength {
+        /// The sample.
+        sample: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Positions of the model.
+        limit: usize,
+    },
+    /// A line of a JSONL file that is no document.
+    #[error("{}, line {line}: {reason}", path.display())]
+    CalibrationLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The reason.
+        reason: String,
     },
     /// A layer of a size that readers of GPTQ files do not take.
     #[error(
@@ -257,6 +316,16 @@ pub enum LlamaError {
         position: usize,
         /// Tokens in the vocabulary.
         vocab_size: usize,
+    },
+    /// Models that have not the same tokens.
+    #[error(
+        "a model has a vocabulary of {found} tokens, the reference one of {expected}; only models with the same tokens can be compared"
+    )]
+    Vocabulary {
+        /// Tokens of the reference.
+        expected: usize,
+        /// Tokens of the other model.
+        found: usize,
     },
     /// A log-likelihood that is no number.
     #[error(

@@ -3,7 +3,8 @@
 //! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] measures how well
 //!   a text is predicted.
 //! - [`ChatTemplate`] renders a conversation in the form that a model was trained on.
-//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form.
+//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form, by rounding or by GPTQ;
+//!   [`evaluate()`] compares what it made with the float model.
 //! - [`LlamaModel`] is the model itself, one definition for float and 4-bit weights; it can be trained, and saved with [`save_float`].
 //!
 //! ```no_run
@@ -19,6 +20,7 @@
 mod config;
 mod decoder;
 mod error;
+mod evaluate;
 mod folder;
 mod generate;
 pub mod model;
@@ -33,12 +35,17 @@ pub use config::{
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
+pub use evaluate::{Against, Evaluation, Mean, evaluate};
 pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
+pub use marlin_quant::RowOrder;
 pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
-pub use quantize::{FileFormat, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, quantize_folder};
+pub use quantize::{
+    Calibration, FileFormat, LayerLoss, Method, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, SampleOptions,
+    calibration_samples, quantize_folder,
+};
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;
 

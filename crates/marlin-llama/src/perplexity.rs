@@ -32,7 +32,7 @@ pub struct PerplexityProgress {
 }
 
 /// Elements of the largest tensor that windows are batched up to: 256 MiB in f32.
-const BATCH_ELEMENTS: usize = 1 << 26;
+pub(crate) const BATCH_ELEMENTS: usize = 1 << 26;
 
 impl Llama {
     /// The perplexity of a text: see [`perplexity`].
@@ -58,17 +58,8 @@ pub fn perplexity(
     window: usize,
     mut on_progress: impl FnMut(PerplexityProgress),
 ) -> Result<Perplexity, LlamaError> {
-    let (max_len, vocab_size) = (model.max_len(), model.config().vocab_size);
-    if window < 2 || window > max_len {
-        return Err(LlamaError::Window { window, max_len });
-    }
-    if tokens.len() < 2 {
-        return Err(LlamaError::TextTooShort { tokens: tokens.len() });
-    }
-    if let Some((position, &token)) = tokens.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
-        return Err(LlamaError::Token { token, position, vocab_size });
-    }
-
+    check_text(model, tokens, window)?;
+    let vocab_size = model.config().vocab_size;
     // Whole windows in batches, then what is left over.
     let is_flash = decode::has_flash_attention(&model.device(), model.dtype(), model.config().head_dim);
     let batch = match is_flash {
@@ -94,6 +85,21 @@ pub fn perplexity(
     }
     let nll = sum / predicted as f64;
     Ok(Perplexity { perplexity: nll.exp(), nll, tokens: predicted })
+}
+
+/// Checks that a model can be asked for the likelihoods of tokens in windows.
+pub(crate) fn check_text(model: &LlamaModel, tokens: &[u32], window: usize) -> Result<(), LlamaError> {
+    let (max_len, vocab_size) = (model.max_len(), model.config().vocab_size);
+    if window < 2 || window > max_len {
+        return Err(LlamaError::Window { window, max_len });
+    }
+    if tokens.len() < 2 {
+        return Err(LlamaError::TextTooShort { tokens: tokens.len() });
+    }
+    if let Some((position, &token)) = tokens.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
+        return Err(LlamaError::Token { token, position, vocab_size });
+    }
+    Ok(())
 }
 
 /// Most rows of a pass over rows: enough for the speed of a long prompt, few enough that their logits fit.
@@ -124,7 +130,7 @@ fn row_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec
     Ok(likelihoods)
 }
 
-fn unread(error: impl Display) -> LlamaError {
+pub(crate) fn unread(error: impl Display) -> LlamaError {
     LlamaError::Read { tensor: "log-likelihoods".into(), reason: error.to_string() }
 }
 

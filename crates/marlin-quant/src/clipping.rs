@@ -3,16 +3,22 @@
 use crate::QuantError;
 use crate::grid::{Grid, SHRINKS, expect_weight, range, shrink};
 use marlin_format::layout::PlainLayout;
-use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales};
+use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_two_four};
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`] parts of the whole
-/// that leaves the least squared error of the group.
+/// that leaves the least squared error of the group. 2:4 prunes it by magnitude before.
 ///
 /// # Errors
-/// As [`quantize_rtn`](marlin_format::quantize_rtn).
-pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Result<PlainWeight, QuantError> {
+/// As [`marlin_format::quantize`].
+pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
     expect_weight(weight, k, n)?;
+    let mut pruned = Cow::Borrowed(weight);
+    if sparsity == Sparsity::TwoFour {
+        prune_two_four(pruned.to_mut(), k, n)?;
+    }
+    let weight = &*pruned;
     let rows = spec.group.rows(k);
     let grids: Vec<Grid> = (0..spec.group.count(k) * n)
         .into_par_iter()
@@ -31,7 +37,7 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec)
         })
         .collect::<Result<_, QuantError>>()?;
     let scales: Vec<f32> = grids.iter().map(|grid| grid.scale).collect();
-    Ok(PlainWeight::new(PlainParts {
+    let weight = PlainWeight::new(PlainParts {
         k,
         n,
         spec: *spec,
@@ -40,5 +46,9 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec)
         scales: Scales::from_f32(&scales, spec.scale_dtype),
         zero_points: spec.zero_points.then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
         row_permutation: None,
-    })?)
+    })?;
+    Ok(match sparsity {
+        Sparsity::Dense => weight.as_found(),
+        Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
+    })
 }

@@ -27,6 +27,18 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
+    /// Activations that have no sum of squares.
+    #[error("activations in batch {batch} are no numbers, or their squares overflow; the model or its input overflows before this layer")]
+    NonFiniteBatch {
+        /// The batch, of all that were added.
+        batch: usize,
+    },
+    /// Activations that the device did not return.
+    #[error("the second moments of the layer's inputs cannot be read from the device: {reason}")]
+    Read {
+        /// The cause.
+        reason: String,
+    },
     /// A weight that does not have K * N values.
     #[error("a weight of K = {k} by N = {n} has {found} values; it must have {}", k * n)]
     Shape {

@@ -1,6 +1,7 @@
 //! The second moments of a layer's inputs.
 
 use crate::QuantError;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use rayon::prelude::*;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
@@ -67,5 +68,51 @@ impl Hessian {
     /// The sum of squares of every feature, `[K]`.
     pub fn diagonal(&self) -> Vec<f64> {
         (0..self.features).map(|i| self.sum[i * self.features + i]).collect()
+    }
+}
+
+/// The sums of a [`Hessian`] on a device, in f32: batches of activations are multiplied there.
+#[derive(Debug)]
+pub struct HessianSums {
+    /// [K, K].
+    sum: Tensor<2>,
+    tokens: usize,
+    batches: usize,
+}
+
+impl HessianSums {
+    /// Of no activations yet, for a layer of `features` input features.
+    pub fn new(features: usize, device: &Device) -> Self {
+        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), tokens: 0, batches: 0 }
+    }
+
+    /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.
+    ///
+    /// # Errors
+    /// [`QuantError::NonFiniteBatch`] and [`QuantError::Read`]; nothing is added then.
+    ///
+    /// # Panics
+    /// Panics if the activations have another K.
+    pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
+        let x = activations.cast(FloatDType::F32);
+        let tokens = x.dims()[0];
+        let squares = x.clone().square().sum().try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })?;
+        if !squares.iter().all(|sum| sum.is_finite()) {
+            return Err(QuantError::NonFiniteBatch { batch: self.batches });
+        }
+        self.sum = self.sum.clone() + x.clone().transpose().matmul(x);
+        self.tokens += tokens;
+        self.batches += 1;
+        Ok(())
+    }
+
+    /// The sums on the host.
+    ///
+    /// # Errors
+    /// [`QuantError::Read`] where the device fails.
+    pub fn finish(self) -> Result<Hessian, QuantError> {
+        let features = self.sum.dims()[0];
+        let sum = self.sum.try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })?;
+        Ok(Hessian { features, sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
     }
 }

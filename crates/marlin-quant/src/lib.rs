@@ -1,4 +1,4 @@
-//! Quantisers that look at data, on the host.
+//! Quantisers that look at data.
 //!
 //! A layer computes `x W` with `x` [tokens, K] and `W` [K, N]. What a quantiser minimises is the error of that product over calibration data,
 //! `|x (W - Q)|²`, which depends on the data only through the [`Hessian`] `xᵀ x` [K, K].
@@ -8,7 +8,8 @@
 //! | [`round_with_clipping`] | rounds to nearest, with the scale of each group chosen among [`SHRINKS`] shrunken ranges by squared error; needs no data |
 //! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): row after row is rounded, and the rows that follow take up its error; ranges are chosen by the error that is left after that |
 //!
-//! Both return a [`PlainWeight`](marlin_format::PlainWeight), which every file format and device layout is made from.
+//! Both prune to 2:4 if asked: the first by magnitude, GPTQ as SparseGPT does (arXiv 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), which
+//! every file format and device layout is made from, and are behind one trait, [`Quantizer`].
 //!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec};
@@ -31,6 +32,7 @@ mod factor;
 mod gptq;
 mod grid;
 mod hessian;
+mod quantizer;
 #[cfg(test)]
 mod tests;
 
@@ -38,4 +40,5 @@ pub use clipping::round_with_clipping;
 pub use error::QuantError;
 pub use gptq::{Gptq, GptqOptions, RowOrder, gptq};
 pub use grid::SHRINKS;
-pub use hessian::Hessian;
+pub use hessian::{Hessian, HessianSums};
+pub use quantizer::{Quantized, Quantizer, Rounding};

@@ -1,5 +1,8 @@
-use crate::{GptqOptions, Hessian, QuantError, RowOrder, gptq, round_with_clipping};
-use marlin_format::{FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, quantize_rtn};
+use crate::{GptqOptions, Hessian, HessianSums, QuantError, Quantizer, RowOrder, gptq, round_with_clipping};
+use burn::tensor::{Device, Tensor, TensorData};
+use marlin_format::{
+    FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, check_two_four, prune_two_four, quantize_rtn, quantize_two_four,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -132,7 +135,7 @@ fn the_loss_is_that_of_the_outputs() {
     let options = GptqOptions { damping: 1e-7, ..GptqOptions::default() };
     let found = gptq(&weight, n, &hessian, &SPECS[0], &options).unwrap();
     let expected = output_error(&weight, &found.weight, &hessian) / hessian.tokens() as f64;
-    assert!((found.loss / expected - 1.0).abs() < 0.02, "{} of {expected}", found.loss);
+    assert!((found.loss() / expected - 1.0).abs() < 0.02, "{} of {expected}", found.loss());
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn outputs_are_nearer_than_those_of_rounding() {
         let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
         let error = |quantized: &PlainWeight| output_error(&weight, quantized, &hessian);
         let rounded = error(&quantize_rtn(&weight, k, n, &spec).unwrap());
-        let clipped = error(&round_with_clipping(&weight, k, n, &spec).unwrap());
+        let clipped = error(&round_with_clipping(&weight, k, n, &spec, Sparsity::Dense).unwrap());
         let of_order = |order| {
             let found = gptq(&weight, n, &hessian, &spec, &GptqOptions { order, ..GptqOptions::default() }).unwrap();
             assert_eq!(found.weight.row_permutation().is_some(), order == RowOrder::ActOrder);
@@ -167,8 +170,10 @@ fn clipping_leaves_no_larger_error_than_the_whole_range() {
             let differences = weight.iter().zip(quantized.dequantize()).map(|(a, b)| f64::from(a - b).powi(2));
             differences.sum::<f64>()
         };
-        let (whole, clipped) =
-            (error(quantize_rtn(&weight, k, n, &spec).unwrap()), error(round_with_clipping(&weight, k, n, &spec).unwrap()));
+        let (whole, clipped) = (
+            error(quantize_rtn(&weight, k, n, &spec).unwrap()),
+            error(round_with_clipping(&weight, k, n, &spec, Sparsity::Dense).unwrap()),
+        );
         assert!(clipped <= whole * (1.0 + 1e-9), "{spec}: {clipped} of {whole}");
     }
 }
@@ -192,7 +197,7 @@ fn dead_features_are_rounded_and_counted() {
     }
     // A layer that saw nothing.
     let found = gptq(&weight, n, &Hessian::new(k), &spec, &GptqOptions::default()).unwrap();
-    assert_eq!((found.dead, found.loss), (k, 0.0));
+    assert_eq!((found.dead, found.loss()), (k, 0.0));
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn damping_grows_where_features_depend_on_each_other() {
     // Fewer tokens than features.
     hessian.add(&activations(5, k, &mut rng)).unwrap();
     let found = gptq(&weight, n, &hessian, &SPECS[0], &GptqOptions { damping: 0.0, ..GptqOptions::default() }).unwrap();
-    assert!(found.damping > 0.0 && found.loss.is_finite(), "damping {:e}, loss {}", found.damping, found.loss);
+    assert!(found.damping > 0.0 && found.loss().is_finite(), "damping {:e}, loss {}", found.damping, found.loss());
 }
 
 #[test]
@@ -216,6 +221,79 @@ fn the_same_arguments_give_the_same_weight() {
     let first = run();
     let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     assert_eq!(one_thread.install(run), first);
+}
+
+#[test]
+fn sparsegpt_prunes_with_less_error_than_magnitude() {
+    let mut rng = generator();
+    for spec in SPECS {
+        let (k, n) = (256, 70);
+        let (weight, hessian) = (random(k * n, &mut rng), hessian(k, &mut rng));
+        let magnitude = output_error(&weight, &quantize_two_four(weight.clone(), k, n, &spec).unwrap(), &hessian);
+        for order in [RowOrder::Natural, RowOrder::WithinGroups] {
+            let options = GptqOptions { order, sparsity: Sparsity::TwoFour, ..GptqOptions::default() };
+            let found = gptq(&weight, n, &hessian, &spec, &options).unwrap();
+            assert_eq!(found.weight.sparsity(), Sparsity::TwoFour);
+            check_two_four(&found.weight.dequantize(), k, n).unwrap();
+            let error = output_error(&weight, &found.weight, &hessian);
+            println!("{spec} {order:?}: SparseGPT {error:.3}, magnitude {magnitude:.3}");
+            assert!(error < 0.6 * magnitude, "{spec} {order:?}: {error} of {magnitude}");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_two_four_stay_so() {
+    let mut rng = generator();
+    let (k, n, spec) = (128, 70, SPECS[0]);
+    let hessian = hessian(k, &mut rng);
+    let mut weight = random(k * n, &mut rng);
+    prune_two_four(&mut weight, k, n).unwrap();
+    for sparsity in [Sparsity::Dense, Sparsity::TwoFour] {
+        let found = gptq(&weight, n, &hessian, &spec, &GptqOptions { sparsity, ..GptqOptions::default() }).unwrap().weight;
+        assert_eq!(found.sparsity(), Sparsity::TwoFour);
+        let values = found.dequantize();
+        assert!(weight.iter().zip(&values).all(|(before, after)| *before != 0.0 || *after == 0.0));
+        let rounded = quantize_rtn(&weight, k, n, &spec).unwrap();
+        assert!(output_error(&weight, &found, &hessian) < 0.6 * output_error(&weight, &rounded, &hessian));
+    }
+}
+
+#[test]
+fn the_devices_sums_are_those_of_the_host() {
+    let mut rng = generator();
+    let (k, device) = (40, Device::flex());
+    let (mut host, mut sums) = (Hessian::new(k), HessianSums::new(k, &device));
+    for tokens in [70, 1, 33] {
+        let rows = activations(tokens, k, &mut rng);
+        host.add(&rows).unwrap();
+        sums.add(Tensor::from_data(TensorData::new(rows, [tokens, k]), &device)).unwrap();
+    }
+    let found = sums.finish().unwrap();
+    assert_eq!((found.tokens(), found.features()), (104, k));
+    let size = |i: usize, j: usize| (host.get(i, i) * host.get(j, j)).sqrt();
+    for (i, j) in (0..k).flat_map(|i| (0..k).map(move |j| (i, j))) {
+        assert!((found.get(i, j) - host.get(i, j)).abs() <= 1e-5 * size(i, j), "[{i}, {j}]: {} of {}", found.get(i, j), host.get(i, j));
+    }
+    let mut sums = HessianSums::new(2, &device);
+    sums.add(Tensor::from_data([[1.0, 2.0]], &device)).unwrap();
+    assert_eq!(sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)), Err(QuantError::NonFiniteBatch { batch: 1 }));
+}
+
+#[test]
+fn layers_that_saw_little_are_rounded() {
+    let mut rng = generator();
+    let (k, n, spec) = (64, 8, SPECS[0]);
+    let weight = random(k * n, &mut rng);
+    for tokens in [127, 128] {
+        let mut hessian = Hessian::new(k);
+        hessian.add(&activations(tokens, k, &mut rng)).unwrap();
+        let found = GptqOptions::default().quantize(&weight, k, n, Some(&hessian), &spec).unwrap();
+        assert_eq!((found.fell_back, found.losses.is_some()), (tokens < 128, tokens >= 128));
+        if found.fell_back {
+            assert_eq!(found.weight, round_with_clipping(&weight, k, n, &spec, Sparsity::Dense).unwrap());
+        }
+    }
 }
 
 #[test]
@@ -233,6 +311,12 @@ fn wrong_arguments_are_refused() {
     let mut weight = vec![0.5; 64];
     weight[9] = f32::NAN;
     assert!(matches!(run(&weight, 2), Err(QuantError::Format(FormatError::NonFiniteWeight { row: 4, column: 1, .. }))));
+    let sparse = |order, hessian: &Hessian| {
+        let options = GptqOptions { order, sparsity: Sparsity::TwoFour, ..GptqOptions::default() };
+        gptq(&vec![0.5; hessian.features() * 2], 2, hessian, &spec, &options)
+    };
+    assert_eq!(sparse(RowOrder::ActOrder, &hessian), Err(FormatError::SparsePermuted.into()));
+    assert_eq!(sparse(RowOrder::Natural, &Hessian::new(34)), Err(FormatError::SparseRows { k: 34 }.into()));
     weight[9] = 1e30;
     assert!(matches!(run(&weight, 2), Err(QuantError::Format(FormatError::ScaleOverflow { column: 1, .. }))));
 }

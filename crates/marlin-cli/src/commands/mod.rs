@@ -1,6 +1,7 @@
 //! One module a command.
 
 pub mod chat;
+pub mod evaluate;
 pub mod generate;
 pub mod inspect;
 pub mod kernels;
@@ -15,28 +16,47 @@ use crate::output;
 use burn::tensor::FloatDType;
 use marlin_format::{Bits, GroupSize, QuantSpec};
 use marlin_llama::{GenerateOptions, Llama, OpenOptions};
+use std::path::Path;
 
 /// Opens the model of a command.
 fn open(args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
+    open_dir(&args.dir, args, with_tokenizer)
+}
+
+/// Opens another folder as the model of a command.
+fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Llama, CliError> {
     let device = device::open(args.device)?;
-    let dtype = args.dtype.map(|dtype| match dtype {
-        DtypeName::F16 => FloatDType::F16,
-        DtypeName::Bf16 => FloatDType::BF16,
-        DtypeName::F32 => FloatDType::F32,
-    });
+    let dtype = args.dtype.map(dtype);
     let head = args.head.map(|bits| match bits {
         Bits::Four => QuantSpec::int4(GroupSize::G128),
         Bits::Eight => QuantSpec::int8(GroupSize::G128),
     });
     let options = OpenOptions { dtype, max_len: args.max_len, with_tokenizer, head };
     let bar = output::progress_of_bytes(0);
-    let llama = Llama::open_with(&args.dir, &device, &options, |progress| {
+    let llama = Llama::open_with(dir, &device, &options, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.layer.to_owned());
     });
     bar.finish_and_clear();
     Ok(llama?)
+}
+
+fn dtype(name: DtypeName) -> FloatDType {
+    match name {
+        DtypeName::F16 => FloatDType::F16,
+        DtypeName::Bf16 => FloatDType::BF16,
+        DtypeName::F32 => FloatDType::F32,
+    }
+}
+
+/// The first tokens of a text file.
+fn text_tokens(llama: &Llama, path: &Path, max_tokens: Option<usize>) -> Result<Vec<u32>, CliError> {
+    let bytes = std::fs::read(path).map_err(|source| CliError::File { path: path.into(), source })?;
+    let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })?;
+    let mut tokens = llama.tokenizer()?.encode(&text)?;
+    tokens.truncate(max_tokens.unwrap_or(usize::MAX));
+    Ok(tokens)
 }
 
 /// The sampling options of the command line, over the defaults of the model's makers.

@@ -1,4 +1,4 @@
-use super::{open, rate};
+use super::{open, rate, text_tokens};
 use crate::args::PerplexityArgs;
 use crate::error::CliError;
 use crate::output;
@@ -7,11 +7,8 @@ use serde_json::json;
 use std::time::Instant;
 
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
-    let bytes = std::fs::read(&args.text).map_err(|source| CliError::File { path: args.text.clone(), source })?;
-    let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: args.text.clone() })?;
     let llama = open(&args.model, true)?;
-    let mut tokens = llama.tokenizer()?.encode(&text)?;
-    tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
+    let tokens = text_tokens(&llama, &args.text, args.max_tokens)?;
     let bar = output::progress(0);
     let start = Instant::now();
     let result = perplexity(&llama.model, &tokens, args.window, |progress| {

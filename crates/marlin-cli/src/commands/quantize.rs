@@ -1,10 +1,21 @@
-use crate::args::{FormatName, QuantizeArgs};
+use super::dtype;
+use crate::args::{FormatName, MethodName, QuantizeArgs};
+use crate::device;
 use crate::error::CliError;
 use crate::output;
 use marlin_format::{QuantSpec, Sparsity, WeightFormat};
-use marlin_llama::{FileFormat, QuantizeOptions, quantize_folder};
+use marlin_llama::{
+    Calibration, ChatTemplate, FileFormat, LlamaConfig, Method, QuantizeOptions, QuantizeReport, QuantizedLayer, RowOrder, SampleOptions,
+    Tokenizer, calibration_samples, quantize_folder,
+};
 use serde_json::json;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+/// Tokens of the longest sample by default.
+const MAX_LEN: usize = 2048;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let mut spec = QuantSpec { bits: args.bits, ..QuantSpec::int4(args.group) };
@@ -12,20 +23,31 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         spec = spec.with_zero_points();
     }
     let start = Instant::now();
-    let bar = output::progress(0);
+    let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {
         Some(FormatName::CompressedTensors) => FileFormat::CompressedTensors,
         Some(FormatName::Gptq) => FileFormat::Gptq,
         Some(FormatName::Marlin24) => FileFormat::Marlin24,
-        None if args.sparse24 => FileFormat::Marlin24,
+        None if is_sparse => FileFormat::Marlin24,
         None => FileFormat::default(),
     };
-    let sparsity = if args.sparse24 { Sparsity::TwoFour } else { Sparsity::Dense };
-    let options = QuantizeOptions { format, sparsity, exclude: args.exclude.clone() };
+    let sparsity = if is_sparse { Sparsity::TwoFour } else { Sparsity::Dense };
+    let options = QuantizeOptions { format, sparsity, exclude: args.exclude.clone(), method: method(args)? };
+
+    let stopped = Arc::new(AtomicBool::new(false));
+    if matches!(options.method, Method::Gptq { .. }) {
+        let stopped = stopped.clone();
+        // Without a handler the program ends at once, and goes on the next time all the same.
+        if let Err(error) = ctrlc::set_handler(move || stopped.store(true, Ordering::Relaxed)) {
+            tracing::debug!(%error, "no handler of Ctrl-C");
+        }
+    }
+    let bar = output::progress(0);
     let report = quantize_folder(&args.dir, &args.out, &spec, &options, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.tensor.to_owned());
+        if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
@@ -33,7 +55,12 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         let layers: Vec<_> = report
             .quantized
             .iter()
-            .map(|layer| json!({"name": layer.name, "k": layer.k, "n": layer.n, "sparsity": layer.sparsity.to_string(), "bits_per_weight": layer.bits_per_weight}))
+            .map(|layer| {
+                json!({
+                    "name": layer.name, "k": layer.k, "n": layer.n, "sparsity": layer.sparsity.to_string(), "bits_per_weight": layer.bits_per_weight,
+                    "calibration": layer.loss,
+                })
+            })
             .collect();
         return output::json(&json!({
             "format": WeightFormat::dense(spec).with_sparsity(sparsity).to_string(),
@@ -44,6 +71,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
             "seconds": seconds,
         }));
     }
+    losses(&report)?;
     let weights: usize = report.quantized.iter().map(|layer| layer.k * layer.n).sum();
     let bits: f64 = report.quantized.iter().map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64).sum();
     let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
@@ -52,4 +80,42 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     output::line(&format!("{layers} layers to {spec}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
     Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
+}
+
+/// The method, with the samples of its calibration.
+fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
+    if args.method == MethodName::Rtn {
+        return if args.calibration.is_empty() { Ok(Method::Round { clipping: args.clip }) } else { Err(CliError::CalibrationOfRtn) };
+    }
+    if args.calibration.is_empty() {
+        return Err(CliError::NoCalibration);
+    }
+    let limit = LlamaConfig::read(&args.dir.join("config.json"))?.max_position_embeddings;
+    let max_len = args.max_len.unwrap_or(MAX_LEN.min(limit));
+    let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?;
+    let template = ChatTemplate::open(&args.dir)?;
+    let options = SampleOptions { samples: args.samples, max_len, seed: args.seed };
+    let samples = calibration_samples(&args.calibration, &tokenizer, template.as_ref(), &options)?;
+    let order = if args.act_order { RowOrder::ActOrder } else { RowOrder::default() };
+    let calibration = Calibration { samples, device: device::open(args.device)?, dtype: args.dtype.map(dtype) };
+    Ok(Method::Gptq { order, damping: args.damping, calibration })
+}
+
+/// A line for each layer that a quantiser looked at the inputs of.
+fn losses(report: &QuantizeReport) -> Result<(), CliError> {
+    let row = |layer: &QuantizedLayer| {
+        let found = layer.loss.as_ref()?;
+        let notes = [
+            found.fell_back.then(|| "rounded: too few tokens".to_owned()),
+            (found.dead > 0).then(|| format!("{} dead inputs", found.dead)),
+            found.damping.filter(|damping| *damping > 0.01).map(|damping| format!("damping {damping:e}")),
+        ];
+        let loss = found.loss.map_or_else(String::new, |loss| format!("{loss:.4e}"));
+        Some(vec![layer.name.clone(), found.tokens.to_string(), loss, notes.into_iter().flatten().collect::<Vec<_>>().join(", ")])
+    };
+    let rows: Vec<Vec<String>> = report.quantized.iter().filter_map(row).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    Ok(output::table(&["layer", "tokens", "loss", ""], &rows)?)
 }

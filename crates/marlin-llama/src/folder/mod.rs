@@ -12,7 +12,7 @@ use marlin_format::QuantSpec;
 use marlin_format::checkpoint::{Checkpoint, Dtype, Quantization, is_float};
 use marlin_text::Tokenizer;
 
-use self::weights::FileWeights;
+pub(crate) use self::weights::FileWeights;
 use crate::LlamaError;
 use crate::config::{GenerationConfig, LlamaConfig};
 use crate::model::{KvCache, LlamaModel};
@@ -134,7 +134,7 @@ impl Llama {
     }
 }
 
-fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Device) -> Result<FloatDType, LlamaError> {
+pub(crate) fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Device) -> Result<FloatDType, LlamaError> {
     match asked {
         Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
         Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),

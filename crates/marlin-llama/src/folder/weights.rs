@@ -18,7 +18,7 @@ use crate::config::LlamaConfig;
 use crate::model::{LayerShape, Projection, WeightSource, loaded};
 
 /// Weights from a checkpoint's files.
-pub(super) struct FileWeights<'a> {
+pub(crate) struct FileWeights<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     config_path: &'a Path,
     quantization: Option<Quantization>,
@@ -34,7 +34,7 @@ pub(super) struct FileWeights<'a> {
 
 impl<'a> FileWeights<'a> {
     /// All of a checkpoint's weights, for a model with activations in `dtype`.
-    pub(super) fn new(
+    pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         config_path: &'a Path,
         quantization: Option<Quantization>,

@@ -93,17 +93,11 @@ impl LlamaModel {
         device: &Device,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-        let (query, key_value) = (config.query_size(), config.key_value_size());
+        let hidden = config.hidden_size;
         let embed_tokens = Embedding { weight: source.embedding("model.embed_tokens", [config.vocab_size, hidden])? };
         let mut layers = Vec::new();
         for index in 0..config.num_hidden_layers {
-            layers.push(Layer {
-                input_layernorm: norm(config, source, format!("model.layers.{index}.input_layernorm"), hidden)?,
-                self_attn: attention(config, source, index, [query, key_value, key_value])?,
-                post_attention_layernorm: norm(config, source, format!("model.layers.{index}.post_attention_layernorm"), hidden)?,
-                mlp: mlp(config, source, &format!("model.layers.{index}.mlp"), [intermediate, intermediate])?,
-            });
+            layers.push(load_layer(config, source, index)?);
         }
         let norm = norm(config, source, "model.norm".into(), hidden)?;
         let lm_head = match config.tie_word_embeddings {
@@ -172,6 +166,18 @@ impl LlamaModel {
     fn declaration(&self) -> &'static Declaration {
         self.config().architecture.declaration()
     }
+}
+
+/// Block `index` of a model.
+pub(crate) fn load_layer<S: WeightSource>(config: &LlamaConfig, source: &mut S, index: usize) -> Result<Layer, S::Error> {
+    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+    let (query, key_value) = (config.query_size(), config.key_value_size());
+    Ok(Layer {
+        input_layernorm: norm(config, source, format!("model.layers.{index}.input_layernorm"), hidden)?,
+        self_attn: attention(config, source, index, [query, key_value, key_value])?,
+        post_attention_layernorm: norm(config, source, format!("model.layers.{index}.post_attention_layernorm"), hidden)?,
+        mlp: mlp(config, source, &format!("model.layers.{index}.mlp"), [intermediate, intermediate])?,
+    })
 }
 
 fn norm<S: WeightSource>(config: &LlamaConfig, source: &mut S, name: String, features: usize) -> Result<RmsNorm, S::Error> {

@@ -38,6 +38,11 @@ impl Attention {
     ///
     /// `cache` is the layer's cache and the position of the first query in it.
     pub(crate) fn forward_prompt(&self, qkv: Tensor<3>, span: &Span, cache: Option<(&mut KeyValues, CachePosition)>) -> Tensor<3> {
+        self.o_proj.forward(self.mix_prompt(qkv, span, cache))
+    }
+
+    /// As [`forward_prompt`](Self::forward_prompt), before the last projection: [batch, seq, heads * head_dim].
+    pub(crate) fn mix_prompt(&self, qkv: Tensor<3>, span: &Span, cache: Option<(&mut KeyValues, CachePosition)>) -> Tensor<3> {
         let [batch, seq, _] = qkv.dims();
         let heads = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, self.head_dim]).swap_dims(1, 2);
         let rotated = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
@@ -53,7 +58,7 @@ impl Attention {
             None => (keys, values),
         };
         let mixed = self.attend(queries, keys, values, span.mask(self.window)).swap_dims(1, 2);
-        self.o_proj.forward(mixed.reshape([batch, seq, self.heads * self.head_dim]))
+        mixed.reshape([batch, seq, self.heads * self.head_dim])
     }
 
     /// Attention of the token of each row of a step or of prompts, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to

@@ -20,7 +20,7 @@ use burn_marlin::{QuantLinear, QuantSpec, QuantizedWeight};
 use marlin_decode as decode;
 use marlin_format::WeightFormat;
 
-pub(crate) use assemble::{LayerShape, Part, WeightSource, loaded};
+pub(crate) use assemble::{LayerShape, Part, WeightSource, load_layer, loaded};
 pub use attention::Attention;
 pub(crate) use cache::CachePosition;
 pub use cache::KvCache;
@@ -30,12 +30,12 @@ pub use mlp::Mlp;
 pub use norm::RmsNorm;
 pub use plans::LayerPlan;
 pub use projection::Projection;
+pub(crate) use prompt::Span;
 pub use rope::Rope;
 pub(crate) use step::Batch;
 
 use crate::config::LlamaConfig;
 use assemble::RandomWeights;
-use prompt::Span;
 
 /// The names of the projections in every layer, in any architecture: the weights that are quantised.
 pub const QUANTIZABLE_PROJECTIONS: [&str; 9] =

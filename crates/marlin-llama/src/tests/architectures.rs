@@ -3,6 +3,7 @@
 use marlin_format::checkpoint::{Checkpoint, Dtype};
 use marlin_format::{GroupSize, QuantSpec};
 use serde_json::json;
+use std::ops::ControlFlow;
 
 use super::model::{TOLERANCE, check, full};
 use super::support::*;
@@ -124,7 +125,7 @@ fn every_architecture_is_quantised_and_opens() {
         let ((_a, source), (_b, target)) = (temporary(), temporary());
         write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
         let spec = QuantSpec::int4(GroupSize::G32);
-        let report = quantize_folder(&source, &target, &spec, &QuantizeOptions::default(), |_| {}).unwrap();
+        let report = quantize_folder(&source, &target, &spec, &QuantizeOptions::default(), |_| ControlFlow::Continue(())).unwrap();
         let layers = if architecture == Architecture::Phi3 { 4 } else { 7 };
         assert_eq!(report.quantized.len(), 2 * layers, "{architecture}");
         let (float, model) = (open(&source).model, open(&target).model);

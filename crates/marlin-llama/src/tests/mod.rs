@@ -2,6 +2,7 @@
 
 mod architectures;
 mod bad_input;
+mod calibrate;
 mod decoder;
 mod folder;
 mod generate;

@@ -1,5 +1,6 @@
 //! Float folder to quantised folder.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
@@ -29,7 +30,7 @@ fn quantize(source: &Path, target: &Path, spec: QuantSpec, exclude: &[&str]) -> 
 
 fn quantize_as(format: FileFormat, source: &Path, target: &Path, spec: QuantSpec, exclude: &[&str]) -> Result<QuantizeReport, LlamaError> {
     let options = QuantizeOptions { format, exclude: exclude.iter().map(ToString::to_string).collect(), ..QuantizeOptions::default() };
-    quantize_folder(source, target, &spec, &options, |_| {})
+    quantize_folder(source, target, &spec, &options, |_| ControlFlow::Continue(()))
 }
 
 #[test]
@@ -50,6 +51,7 @@ fn a_quantised_folder_opens_and_computes_what_rounding_gives() {
         let mut progress = Vec::new();
         let report = quantize_folder(&source, &target, &spec, &QuantizeOptions::default(), |step| {
             progress.push((step.tensor.to_string(), step.done, step.total));
+            ControlFlow::Continue(())
         })
         .unwrap();
         assert_eq!((report.quantized.len(), report.excluded.len()), (14, 0));
@@ -244,8 +246,8 @@ fn a_pruned_folder_is_the_same_in_every_form() {
     let too_narrow = || vec!["re:.*k_proj".into(), "re:.*v_proj".into()];
     let pruned = |format| {
         let (parent, target) = temporary();
-        let options = QuantizeOptions { format, sparsity: Sparsity::TwoFour, exclude: too_narrow() };
-        let report = quantize_folder(&source, &target, &spec, &options, |_| {}).unwrap();
+        let options = QuantizeOptions { format, sparsity: Sparsity::TwoFour, exclude: too_narrow(), ..QuantizeOptions::default() };
+        let report = quantize_folder(&source, &target, &spec, &options, |_| ControlFlow::Continue(())).unwrap();
         assert!(report.quantized.iter().all(|layer| layer.sparsity == Sparsity::TwoFour));
         (parent, target, report)
     };
@@ -271,7 +273,7 @@ fn a_pruned_folder_is_the_same_in_every_form() {
     // Not pruned, the form has no place for the layers.
     let (_c, target) = temporary();
     let options = QuantizeOptions { format: FileFormat::Marlin24, exclude: too_narrow(), ..QuantizeOptions::default() };
-    let error = quantize_folder(&source, &target, &spec, &options, |_| {}).expect_err("dense weights");
+    let error = quantize_folder(&source, &target, &spec, &options, |_| ControlFlow::Continue(())).expect_err("dense weights");
     assert!(matches!(&error, LlamaError::Quantize { source: FormatError::NotTwoFour { .. }, .. }), "{error}");
     assert!(!target.exists());
 }

@@ -1,0 +1,158 @@
+//! Models beside the one that they were made from: perplexity, and how far their next tokens are from its own.
+
+use burn::tensor::{FloatDType, Int, Tensor, activation};
+
+use crate::perplexity::{BATCH_ELEMENTS, check_text, unread};
+use crate::tokens::token_tensor;
+use crate::{LlamaError, LlamaModel};
+
+/// A mean over the tokens of a text, and how sure it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mean {
+    /// The mean.
+    pub mean: f64,
+    /// Its standard error, of windows as they are drawn from a text: tokens of one window depend on each other. Not a number for a single window.
+    pub error: f64,
+}
+
+/// A model on a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// Tokens that were predicted.
+    pub tokens: usize,
+    /// Negative log-likelihood of a token, in nats: e to the power of its mean is the perplexity.
+    pub nll: Mean,
+    /// The same beside the reference; none for the reference itself.
+    pub against: Option<Against>,
+}
+
+/// A model beside the reference, token for token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Against {
+    /// The negative log-likelihood of a token less that by the reference.
+    pub nll_change: Mean,
+    /// The Kullback-Leibler divergence of the next token's distribution from the reference's, in nats.
+    pub divergence: Mean,
+    /// The part of tokens for which both have the same most likely next token.
+    pub agreement: Mean,
+    /// Tokens for which they have not.
+    pub differ: usize,
+}
+
+impl Evaluation {
+    /// e to the power of the mean negative log-likelihood.
+    pub fn perplexity(&self) -> f64 {
+        self.nll.mean.exp()
+    }
+}
+
+/// Values of the tokens of a text, by window.
+#[derive(Default)]
+struct Values {
+    windows: Vec<Vec<f64>>,
+}
+
+impl Values {
+    fn add(&mut self, values: impl Iterator<Item = f64>, window: usize) {
+        let values: Vec<f64> = values.collect();
+        self.windows.extend(values.chunks(window).map(<[f64]>::to_vec));
+    }
+
+    fn tokens(&self) -> usize {
+        self.windows.iter().map(Vec::len).sum()
+    }
+
+    fn sum(&self) -> f64 {
+        self.windows.iter().flatten().sum()
+    }
+
+    /// The mean, with the standard error of windows as clusters.
+    fn mean(&self) -> Mean {
+        let (count, tokens) = (self.windows.len() as f64, self.tokens() as f64);
+        let mean = self.sum() / tokens;
+        let squares: f64 = self.windows.iter().map(|window| window.iter().map(|value| value - mean).sum::<f64>().powi(2)).sum();
+        Mean { mean, error: (squares * count / (count - 1.0)).sqrt() / tokens }
+    }
+}
+
+/// Evaluates models over tokens in windows of `window` tokens that do not overlap, as [`perplexity`](crate::perplexity()) does, the first model being the reference
+/// of all others. All of them are called in turn on the same windows.
+///
+/// # Errors
+/// As [`perplexity`](crate::perplexity()), of each model; [`LlamaError::Vocabulary`] for models of other vocabularies.
+pub fn evaluate(
+    models: &[&LlamaModel],
+    tokens: &[u32],
+    window: usize,
+    mut on_progress: impl FnMut(usize, usize),
+) -> Result<Vec<Evaluation>, LlamaError> {
+    let Some((reference, others)) = models.split_first() else { return Ok(Vec::new()) };
+    for model in models {
+        check_text(model, tokens, window)?;
+        let (expected, found) = (reference.config().vocab_size, model.config().vocab_size);
+        if expected != found {
+            return Err(LlamaError::Vocabulary { expected, found });
+        }
+    }
+    let mut nll: Vec<Values> = models.iter().map(|_| Values::default()).collect();
+    let mut against: Vec<[Values; 3]> = others.iter().map(|_| Default::default()).collect();
+    let config = reference.config();
+    let batch = (BATCH_ELEMENTS / window / config.vocab_size.max(config.num_attention_heads * window)).max(1);
+    let (whole, rest) = tokens.split_at(tokens.len() / window * window);
+    let batches = whole.chunks(batch * window).map(|tokens| (tokens, window)).chain((rest.len() > 1).then_some((rest, rest.len())));
+    let mut done = 0;
+    for (part, seq) in batches {
+        let expected = Predicted::of(reference, part, seq)?;
+        nll[0].add(expected.nll.iter().copied(), seq - 1);
+        for (index, model) in others.iter().enumerate() {
+            let found = Predicted::of(model, part, seq)?;
+            let divergence =
+                (expected.log_probabilities.clone().exp() * (expected.log_probabilities.clone() - found.log_probabilities)).sum_dim(2);
+            let divergence = divergence.try_into_vec_as::<f32>().map_err(unread)?;
+            let [changes, divergences, agreements] = &mut against[index];
+            changes.add(found.nll.iter().zip(&expected.nll).map(|(found, expected)| found - expected), seq - 1);
+            divergences.add(divergence.into_iter().map(f64::from), seq - 1);
+            agreements.add(found.top.iter().zip(&expected.top).map(|(found, expected)| f64::from(u8::from(found == expected))), seq - 1);
+            nll[1 + index].add(found.nll.into_iter(), seq - 1);
+        }
+        done += part.len();
+        on_progress(done, tokens.len());
+    }
+    let mut against = against.iter().map(|[changes, divergences, agreements]| Against {
+        nll_change: changes.mean(),
+        divergence: divergences.mean(),
+        agreement: agreements.mean(),
+        differ: agreements.tokens() - agreements.sum().round() as usize,
+    });
+    let evaluation = |(index, nll): (usize, &Values)| Evaluation {
+        tokens: nll.tokens(),
+        nll: nll.mean(),
+        against: if index == 0 { None } else { against.next() },
+    };
+    Ok(nll.iter().enumerate().map(evaluation).collect())
+}
+
+/// What a model says of the tokens of windows but each window's first.
+struct Predicted {
+    /// [windows, seq - 1, vocab], in f32.
+    log_probabilities: Tensor<3>,
+    nll: Vec<f64>,
+    /// The most likely tokens.
+    top: Vec<i64>,
+}
+
+impl Predicted {
+    fn of(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Self, LlamaError> {
+        let (windows, vocab) = (tokens.len() / seq, model.config().vocab_size);
+        let tokens: Tensor<2, Int> = token_tensor(tokens, [windows, seq], &model.device());
+        let logits = model.forward_full(tokens.clone()).slice([0..windows, 0..seq - 1, 0..vocab]);
+        let log_probabilities: Tensor<3> = activation::log_softmax(logits.cast(FloatDType::F32), 2);
+        let targets = tokens.slice([0..windows, 1..seq]).reshape([windows, seq - 1, 1]);
+        let likelihoods = log_probabilities.clone().gather(2, targets).try_into_vec_as::<f32>().map_err(unread)?;
+        if let Some((position, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() });
+        }
+        let top = log_probabilities.clone().argmax(2).try_into_vec_as::<i64>().map_err(unread)?;
+        Ok(Self { log_probabilities, nll: likelihoods.into_iter().map(|value| -f64::from(value)).collect(), top })
+    }
+}

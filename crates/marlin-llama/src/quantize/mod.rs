@@ -1,0 +1,338 @@
+//! A float folder to a folder with 4-bit or 8-bit projections.
+
+mod calibrate;
+mod format;
+mod plan;
+mod resume;
+mod samples;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use burn::tensor::FloatDType;
+use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Quantization, TensorSpec, gptq};
+use marlin_format::{QuantSpec, Sparsity};
+use marlin_quant::{GptqOptions, QuantError, Quantizer, Rounding, RowOrder};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use self::calibrate::Walk;
+use self::plan::{Plan, Target, plan};
+use self::resume::Partial;
+use crate::LlamaError;
+use crate::config::{LlamaConfig, quantization_field, read_json};
+use crate::folder::{FileWeights, choose_dtype};
+use crate::model::Rope;
+
+pub use self::calibrate::{Calibration, LayerLoss};
+pub use self::format::FileFormat;
+pub use self::samples::{SampleOptions, calibration_samples};
+
+/// Files that are copied where they are there: all that concerns texts.
+const COPIED_FILES: [&str; 10] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// The layers to quantise, how, and the form to write.
+#[derive(Debug, Clone, Default)]
+pub struct QuantizeOptions {
+    /// The form of the files.
+    pub format: FileFormat,
+    /// 2:4 prunes every layer: of every four weights of an output feature two stay.
+    pub sparsity: Sparsity,
+    /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
+    /// of the name.
+    pub exclude: Vec<String>,
+    /// How values are chosen.
+    pub method: Method,
+}
+
+/// The way in which quantised values are chosen.
+#[derive(Debug, Clone)]
+pub enum Method {
+    /// Round to nearest, after pruning by magnitude where weights are to be 2:4.
+    Round {
+        /// True if each group's range is the one of 76 that leaves the least squared error.
+        clipping: bool,
+    },
+    /// GPTQ, pruning as SparseGPT does where weights are to be 2:4: [`marlin_quant::gptq`], block after block on a device.
+    Gptq {
+        /// The order in which input features are rounded.
+        order: RowOrder,
+        /// The part of the mean of a Hessian's diagonal that is added to it.
+        damping: f64,
+        /// The texts that it looks at.
+        calibration: Calibration,
+    },
+}
+
+impl Default for Method {
+    fn default() -> Self {
+        Self::Round { clipping: false }
+    }
+}
+
+impl Method {
+    fn quantizer(&self, sparsity: Sparsity) -> Box<dyn Quantizer> {
+        match *self {
+            Self::Round { clipping } => Box::new(Rounding { sparsity, clipping }),
+            Self::Gptq { order, damping, .. } => Box::new(GptqOptions { order, damping, sparsity }),
+        }
+    }
+
+    /// True if weights have a row permutation.
+    fn act_order(&self) -> bool {
+        matches!(self, Self::Gptq { order: RowOrder::ActOrder, .. })
+    }
+}
+
+/// The progress of a quantisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuantizeProgress<'a> {
+    /// The tensor of the source that was written or quantised, in full or in part.
+    pub tensor: &'a str,
+    /// Tensors and parts that are done.
+    pub done: usize,
+    /// All of them.
+    pub total: usize,
+}
+
+/// The outcome of a quantisation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizeReport {
+    /// The layers that are quantised now, as they come in the source.
+    pub quantized: Vec<QuantizedLayer>,
+    /// Projections that were excluded.
+    pub excluded: Vec<String>,
+    /// Bytes of all tensors of the source.
+    pub source_bytes: usize,
+    /// Bytes of all tensors of the target.
+    pub target_bytes: usize,
+}
+
+/// A layer that was quantised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedLayer {
+    /// Its name.
+    pub name: String,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// The pattern of its values: 2:4 also where the float weight was that.
+    pub sparsity: Sparsity,
+    /// Bits for each weight as the file holds it, scales and zero points counted.
+    pub bits_per_weight: f64,
+    /// What a quantiser that looks at data says of it.
+    pub loss: Option<LayerLoss>,
+}
+
+/// Quantises the projections of a float Hugging Face folder, into a new folder in the options' form: compressed-tensors or GPTQ.
+///
+/// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
+/// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
+///
+/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with the hidden states of all samples;
+/// it keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
+/// same, and its target is the same, bit for bit, where the device's arithmetic is.
+///
+/// # Errors
+/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
+/// of the form do not take, before anything is written; weights that are not finite; a target with something in it; samples that the model does not take;
+/// activations that are no numbers; the rest of a run with other arguments.
+pub fn quantize_folder(
+    source: &Path,
+    target: &Path,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    mut on_progress: impl FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
+) -> Result<QuantizeReport, LlamaError> {
+    let config_path = source.join("config.json");
+    let llama = LlamaConfig::read(&config_path)?;
+    let mut config = read_json(&config_path)?;
+    // What is there may only say how float weights are stored.
+    let is_float = || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
+    if quantization_field(&config).is_some() && !is_float() {
+        return Err(LlamaError::AlreadyQuantized { path: config_path });
+    }
+    let act_order = options.method.act_order();
+    // The head is never quantised; other readers require it in the config.
+    let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
+    let quantization = QuantizationConfig::new(*spec, ignore)
+        .map_err(|error| LlamaError::QuantizationConfig { path: target.join("config.json"), source: error })?
+        .with_act_order(act_order);
+
+    let checkpoint = Checkpoint::open(source)?;
+    let mut excluded = Vec::new();
+    let plans = plan(&checkpoint, spec, options, &quantization, &mut excluded)?;
+    let mut writer = CheckpointWriter::create(target)?;
+    let mut done = 0;
+    let mut on_tensor = |tensor: &str| {
+        done += 1;
+        on_progress(QuantizeProgress { tensor, done, total: plans.len() })
+    };
+    let calibrated = match &options.method {
+        Method::Round { .. } => None,
+        Method::Gptq { calibration, .. } => {
+            check_samples(&llama, &calibration.samples)?;
+            let partial = Partial::open(target, &arguments(&checkpoint, &config, spec, options, calibration)?)?;
+            calibrate(&checkpoint, &llama, &plans, spec, options, calibration, &partial, &mut on_tensor)?;
+            Some(partial)
+        }
+    };
+    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format, act_order)).collect();
+    writer.declare(specs)?;
+
+    let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
+    let quantizer = options.method.quantizer(options.sparsity);
+    for plan in &plans {
+        report.source_bytes += plan.bytes().len();
+        let is_new = match &plan.target {
+            Target::Copy(name) => {
+                report.target_bytes += plan.bytes().len();
+                writer.write_tensor(name, plan.bytes())?;
+                true
+            }
+            Target::Quantize(layer) => {
+                let (plain, loss) = match &calibrated {
+                    Some(partial) => partial.layer(layer, spec)?,
+                    None => {
+                        let failed = |error| refused(layer, error);
+                        (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, spec).map_err(failed)?.weight, None)
+                    }
+                };
+                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, &mut writer)?;
+                report.target_bytes += bytes;
+                let (name, k, n, sparsity) = (layer.clone(), plan.k(), plan.n(), plain.sparsity());
+                report.quantized.push(QuantizedLayer { name, k, n, sparsity, bits_per_weight, loss });
+                calibrated.is_none()
+            }
+        };
+        if is_new && on_tensor(plan.view.name()).is_break() {
+            return Err(LlamaError::Stopped);
+        }
+    }
+    if let Some(config) = config.as_object_mut() {
+        let quantization = match options.format {
+            FileFormat::CompressedTensors => quantization.to_json(),
+            FileFormat::Marlin24 => quantization.as_marlin_24().to_json(),
+            FileFormat::Gptq => gptq::quantization_config(spec, act_order, false, &report.excluded),
+        };
+        Quantization::CONFIG_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
+        config.insert("quantization_config".into(), quantization);
+    }
+    writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;
+    for name in COPIED_FILES {
+        let path = source.join(name);
+        if path.is_file() {
+            writer.copy_file(&path)?;
+        }
+    }
+    writer.finish()?;
+    if let Some(partial) = calibrated {
+        partial.remove()?;
+    }
+    tracing::info!(source = %source.display(), target = %target.display(), %spec, layers = report.quantized.len(), "quantised a Llama");
+    Ok(report)
+}
+
+/// Checks that a model takes all samples.
+fn check_samples(config: &LlamaConfig, samples: &[Vec<u32>]) -> Result<(), LlamaError> {
+    let limit = config.max_position_embeddings;
+    for (index, sample) in samples.iter().enumerate() {
+        if sample.is_empty() || sample.len() > limit {
+            return Err(LlamaError::SampleLength { sample: index, tokens: sample.len(), limit });
+        }
+        if let Some((position, &token)) = sample.iter().enumerate().find(|&(_, &token)| token as usize >= config.vocab_size) {
+            return Err(LlamaError::Token { token, position, vocab_size: config.vocab_size });
+        }
+    }
+    Ok(())
+}
+
+/// The error of a layer that cannot be quantised.
+fn refused(layer: &str, error: QuantError) -> LlamaError {
+    match error {
+        QuantError::Format(source) => LlamaError::Quantize { layer: layer.into(), source },
+        source => LlamaError::Calibrate { layer: layer.into(), source },
+    }
+}
+
+/// Quantises all blocks that `partial` does not have yet.
+#[allow(clippy::too_many_arguments, reason = "one caller, which has them apart")]
+fn calibrate(
+    checkpoint: &Checkpoint,
+    config: &LlamaConfig,
+    plans: &[Plan<'_>],
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    calibration: &Calibration,
+    partial: &Partial,
+    on_tensor: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<(), LlamaError> {
+    let Calibration { samples, device, dtype } = calibration;
+    let longest = samples.iter().map(Vec::len).max().unwrap_or(1);
+    let dtype = choose_dtype(*dtype, checkpoint, device)?;
+    let quantizer = options.method.quantizer(options.sparsity);
+    let mut on_read = |_: crate::OpenProgress<'_>| {};
+    let config_path = checkpoint.dir().join("config.json");
+    let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
+    let rope = Rope::new(config, longest, device);
+    let mut walk = Walk { config, plans, spec, quantizer: &*quantizer, device, dtype, rope, batches: Vec::new() };
+    walk.embed(samples, &mut source)?;
+    for block in 0..config.num_hidden_layers {
+        walk.block(block, partial, &mut source, &mut |layer| {
+            tracing::debug!(?layer, "quantised");
+            on_tensor(&layer.layer)
+        })?;
+    }
+    Ok(())
+}
+
+/// What a run that goes on with the blocks of another must have in common with it.
+fn arguments(
+    checkpoint: &Checkpoint,
+    config: &Value,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    calibration: &Calibration,
+) -> Result<Map<String, Value>, LlamaError> {
+    // Of the weights, those that are small: the norms.
+    let mut model = Sha256::new();
+    model.update(config.to_string());
+    for name in checkpoint.names() {
+        let tensor = checkpoint.tensor(name)?;
+        model.update(format!("{name} {:?} {:?}", tensor.dtype(), tensor.shape()));
+        if tensor.shape().len() < 2 {
+            model.update(tensor.bytes());
+        }
+    }
+    let mut text = Sha256::new();
+    for sample in &calibration.samples {
+        text.update((sample.len() as u64).to_le_bytes());
+        sample.iter().for_each(|token| text.update(token.to_le_bytes()));
+    }
+    let Method::Gptq { order, damping, .. } = options.method else { return Ok(Map::new()) };
+    let arguments = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model": format!("{:x}", model.finalize()),
+        "calibration text": format!("{:x}", text.finalize()),
+        "spec": spec.to_string(),
+        "sparsity": options.sparsity.to_string(),
+        "exclude": options.exclude,
+        "order": format!("{order:?}"),
+        "damping": damping,
+        "dtype": calibration.dtype.map(|dtype: FloatDType| format!("{dtype:?}")),
+    });
+    Ok(arguments.as_object().cloned().unwrap_or_default())
+}

@@ -1,0 +1,153 @@
+//! The tensors of a folder that is to be quantised.
+
+use std::ops::Range;
+
+use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView};
+use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
+
+use super::{FileFormat, QuantizeOptions};
+use crate::LlamaError;
+use crate::model::QUANTIZABLE_PROJECTIONS;
+
+/// The plan for a tensor of the source, or for some of its rows.
+pub(super) struct Plan<'a> {
+    pub(super) view: TensorView<'a>,
+    /// The rows: those of a layer that has a name of its own in the target.
+    rows: Range<usize>,
+    pub(super) target: Target,
+}
+
+/// The tensors to write.
+pub(super) enum Target {
+    /// A tensor of this name, as it is.
+    Copy(String),
+    /// A layer of this name.
+    Quantize(String),
+}
+
+/// Plans every tensor. Refuses layers that cannot be written.
+pub(super) fn plan<'a>(
+    checkpoint: &'a Checkpoint,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    quantization: &QuantizationConfig,
+    excluded: &mut Vec<String>,
+) -> Result<Vec<Plan<'a>>, LlamaError> {
+    let (format, sparsity) = (options.format, options.sparsity);
+    let mut plans = Vec::new();
+    for name in checkpoint.names() {
+        let view = checkpoint.tensor(name)?;
+        if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
+            return Err(LlamaError::AlreadyQuantized { path: view.path().into() });
+        }
+        let projection = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
+        let (Some(source), &[n, k]) = (projection, view.shape()) else {
+            plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()) });
+            continue;
+        };
+        let layers = format.names(source);
+        let n = n / layers.len();
+        for (index, layer) in layers.into_iter().enumerate() {
+            let rows = index * n..(index + 1) * n;
+            if quantization.ignores(source) || quantization.ignores(&layer) {
+                plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")) });
+                excluded.push(layer);
+            } else {
+                let descriptor = WeightDescriptor::plain(WeightFormat::dense(*spec).with_sparsity(sparsity), k, n);
+                descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                // Its values in f32 as they are and transposed, and their quantised ones.
+                let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
+                if let Some(available) = memory_short_of(needed) {
+                    return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
+                }
+                format.check(&layer, k, n, spec)?;
+                plans.push(Plan { view, rows, target: Target::Quantize(layer) });
+            }
+        }
+    }
+    Ok(plans)
+}
+
+/// Returns true if a layer of this name is one of the model's projections.
+fn is_projection(layer: &str) -> bool {
+    let name = layer.rsplit('.').next().unwrap_or(layer);
+    layer.starts_with("model.layers.") && QUANTIZABLE_PROJECTIONS.contains(&name)
+}
+
+impl Plan<'_> {
+    /// The layer's name in the source; that of a tensor that is no layer, where it is one.
+    pub(super) fn source(&self) -> &str {
+        self.view.name().strip_suffix(".weight").unwrap_or(self.view.name())
+    }
+
+    /// Input features of a layer.
+    pub(super) fn k(&self) -> usize {
+        self.view.shape().last().copied().unwrap_or(1)
+    }
+
+    /// Output features of a layer.
+    pub(super) fn n(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The tensors to write, without their bytes.
+    pub(super) fn specs(&self, spec: &QuantSpec, format: FileFormat, act_order: bool) -> Vec<TensorSpec> {
+        match &self.target {
+            Target::Copy(name) => {
+                let mut shape = self.view.shape().to_vec();
+                if let Some(rows) = shape.first_mut() {
+                    *rows = self.rows.len();
+                }
+                vec![TensorSpec::new(name, self.view.dtype(), shape)]
+            }
+            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), spec, act_order),
+        }
+    }
+
+    /// The bytes of its rows.
+    pub(super) fn bytes(&self) -> &[u8] {
+        let row_bytes = self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
+        &self.view.bytes()[self.rows.start * row_bytes..self.rows.end * row_bytes]
+    }
+
+    /// The weight of a layer, [K, N].
+    pub(super) fn weight(&self) -> Result<Vec<f32>, LlamaError> {
+        let k = self.k();
+        Ok(transposed(&self.view.to_f32()?[self.rows.start * k..self.rows.end * k], self.n(), k))
+    }
+
+    /// Writes the tensors of a layer, and returns their bytes and the bits of a weight.
+    pub(super) fn write(
+        &self,
+        layer: &str,
+        weight: &PlainWeight,
+        format: FileFormat,
+        writer: &mut CheckpointWriter,
+    ) -> Result<(usize, f64), LlamaError> {
+        let failed = |source| LlamaError::Quantize { layer: layer.into(), source };
+        let stored = format.stored(weight).map_err(failed)?;
+        let mut bytes = 0;
+        for tensor in format.tensors_of(layer, &stored).map_err(failed)? {
+            bytes += tensor.bytes.len();
+            writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
+        }
+        Ok((bytes, stored.bits_per_weight()))
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`, in blocks that stay in the cache.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    const BLOCK: usize = 32;
+    let mut out = vec![0.0; values.len()];
+    for first_row in (0..rows).step_by(BLOCK) {
+        for first_column in (0..columns).step_by(BLOCK) {
+            for row in first_row..rows.min(first_row + BLOCK) {
+                for column in first_column..columns.min(first_column + BLOCK) {
+                    out[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,240 @@
+//! Quantisers that look at data, from folder to folder.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use burn::tensor::Device;
+use marlin_format::checkpoint::{Checkpoint, Dtype};
+use marlin_format::{GroupSize, QuantSpec, Sparsity};
+use marlin_quant::QuantError;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use serde_json::json;
+
+use super::folder::logits;
+use super::support::*;
+use crate::{
+    Architecture, Calibration, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeReport, RowOrder, SampleOptions,
+    Tokenizer, calibration_samples, evaluate, quantize_folder,
+};
+
+const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
+
+fn config_of_64() -> LlamaConfig {
+    config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }))
+}
+
+/// Samples of different lengths, of a few tokens that come again and again as those of a text do.
+fn samples(config: &LlamaConfig, rng: &mut StdRng) -> Vec<Vec<u32>> {
+    let lengths = [1, 40, 17, 40, 64, 64, 33];
+    lengths.iter().map(|&length| (0..length).map(|_| (rng.random::<f32>().powi(3) * config.vocab_size as f32) as u32).collect()).collect()
+}
+
+fn gptq(samples: &[Vec<u32>]) -> QuantizeOptions {
+    let calibration = Calibration { samples: samples.to_vec(), device: Device::flex(), dtype: None };
+    QuantizeOptions { method: Method::Gptq { order: RowOrder::WithinGroups, damping: 0.01, calibration }, ..QuantizeOptions::default() }
+}
+
+fn run(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<QuantizeReport, LlamaError> {
+    quantize_folder(source, target, &SPEC, options, |_| ControlFlow::Continue(()))
+}
+
+/// The mean divergence of the next tokens of a quantised folder from those of the float one.
+fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> f64 {
+    let (float, quantized) = (open(source), open(target));
+    let tokens: Vec<u32> = samples.concat();
+    let found = evaluate(&[&float.model, &quantized.model], &tokens, 32, |_, _| {}).unwrap();
+    assert!(found[0].against.is_none());
+    found[1].against.as_ref().unwrap().divergence.mean
+}
+
+#[test]
+fn gptq_is_nearer_to_the_float_model_than_rounding() {
+    let mut rng = rng();
+    for architecture in Architecture::ALL {
+        let config = config_of(architecture, json!({ "hidden_size": 64, "intermediate_size": 96 }));
+        let ((_a, source), (_b, rounded), (_c, calibrated)) = (temporary(), temporary(), temporary());
+        write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+        let samples = samples(&config, &mut rng);
+        quantize_folder(&source, &rounded, &SPEC, &QuantizeOptions::default(), |_| ControlFlow::Continue(())).unwrap();
+        let report = run(&source, &calibrated, &gptq(&samples)).unwrap();
+        let tokens = samples.iter().map(Vec::len).sum::<usize>();
+        for layer in &report.quantized {
+            let loss = layer.loss.as_ref().unwrap();
+            assert_eq!((&loss.layer, loss.tokens, loss.fell_back), (&layer.name, tokens, false));
+            assert!(loss.loss.is_some_and(|loss| loss > 0.0));
+        }
+        assert!(!calibrated.with_file_name("model.partial").exists());
+        let [before, after] = [&rounded, &calibrated].map(|target| divergence(&source, target, &samples));
+        println!("{architecture}: divergence {before:.4} rounded, {after:.4} by GPTQ");
+        assert!(after < 0.8 * before, "{architecture}: {after} of {before}");
+    }
+}
+
+#[test]
+fn forms_and_orders_hold_what_the_walk_has_seen() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let (_a, source) = temporary();
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
+    let samples = samples(&config, &mut rng);
+    let tokens = random_tokens(20, config.vocab_size, &mut rng);
+    let of = |order, format| {
+        let (_parent, target) = temporary();
+        let mut options = QuantizeOptions { format, exclude: vec!["re:.*o_proj".into()], ..gptq(&samples) };
+        if let Method::Gptq { order: asked, .. } = &mut options.method {
+            *asked = order;
+        }
+        let report = run(&source, &target, &options).unwrap();
+        assert_eq!((report.quantized.len(), report.excluded.len()), (12, 2));
+        logits(&open(&target).model, &tokens)
+    };
+    for order in [RowOrder::Natural, RowOrder::ActOrder, RowOrder::WithinGroups] {
+        assert_eq!(of(order, FileFormat::CompressedTensors), of(order, FileFormat::Gptq), "{order:?}");
+    }
+}
+
+#[test]
+fn sparsegpt_is_nearer_than_magnitude() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let ((_a, source), (_b, magnitude), (_c, calibrated)) = (temporary(), temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    let samples = samples(&config, &mut rng);
+    run(&source, &magnitude, &QuantizeOptions { sparsity: Sparsity::TwoFour, ..QuantizeOptions::default() }).unwrap();
+    let report = run(&source, &calibrated, &QuantizeOptions { sparsity: Sparsity::TwoFour, ..gptq(&samples) }).unwrap();
+    assert!(report.quantized.iter().all(|layer| layer.sparsity == Sparsity::TwoFour));
+    let [before, after] = [&magnitude, &calibrated].map(|target| divergence(&source, target, &samples));
+    println!("divergence {before:.4} by magnitude, {after:.4} by SparseGPT");
+    assert!(after < 0.8 * before, "{after} of {before}");
+}
+
+#[test]
+fn a_stopped_run_goes_on_to_the_same_bytes() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let ((_a, source), (_b, whole), (_c, resumed)) = (temporary(), temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
+    let options = gptq(&samples(&config, &mut rng));
+    run(&source, &whole, &options).unwrap();
+    // Stopped in the first block after each of its layers, in the second, and when both are done.
+    for stop in 1..=9 {
+        let mut layers = 0;
+        let error = quantize_folder(&source, &resumed, &SPEC, &options, |_| {
+            layers += 1;
+            if layers == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(matches!(error, Err(LlamaError::Stopped)), "{stop}");
+        assert!(!resumed.exists());
+    }
+    // What a killed run leaves.
+    fs::create_dir(resumed.with_file_name("model.partial").join(".block-00001.x1")).unwrap();
+    let mut again = options.clone();
+    if let Method::Gptq { damping, .. } = &mut again.method {
+        *damping = 0.02;
+    }
+    let Err(LlamaError::OtherRun { argument, before, now, .. }) = run(&source, &resumed, &again) else { panic!("another damping") };
+    assert_eq!((argument.as_str(), before.as_str(), now.as_str()), ("damping", "0.01", "0.02"));
+    let report = run(&source, &resumed, &options).unwrap();
+    assert!(report.quantized.iter().all(|layer| layer.loss.is_some()));
+    for file in ["model.safetensors", "config.json"] {
+        assert!(fs::read(whole.join(file)).unwrap() == fs::read(resumed.join(file)).unwrap(), "{file}");
+    }
+    assert!(!resumed.with_file_name("model.partial").exists());
+}
+
+#[test]
+fn samples_that_do_not_fit_are_refused() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let ((_a, source), (_b, target)) = (temporary(), temporary());
+    let mut weights = random_weights(&config, &mut rng);
+    write_folder(&source, &config, &weights, Dtype::F32);
+    let refused = |samples: &[Vec<u32>]| run(&source, &target, &gptq(samples)).expect_err("samples that do not fit");
+    assert!(matches!(refused(&[vec![1, 71]]), LlamaError::Token { token: 71, position: 1, vocab_size: 71 }));
+    assert!(matches!(refused(&[vec![1], vec![]]), LlamaError::SampleLength { sample: 1, tokens: 0, limit: 96 }));
+    assert!(matches!(refused(&[vec![1; 97]]), LlamaError::SampleLength { sample: 0, tokens: 97, .. }));
+    // A layer whose inputs overflow.
+    let (_c, broken) = temporary();
+    let (_, norm) = weights.get_mut("model.layers.1.input_layernorm.weight").unwrap();
+    norm[3] = f32::INFINITY;
+    write_folder(&broken, &config, &weights, Dtype::F32);
+    let error = run(&broken, &target, &gptq(&samples(&config, &mut rng))).expect_err("infinite activations");
+    let LlamaError::Calibrate { layer, source: QuantError::NonFiniteBatch { batch: 0 } } = &error else { panic!("{error:?}") };
+    assert_eq!(layer, "model.layers.1.self_attn.q_proj");
+    // Few tokens: rounded, and said so.
+    let (_d, target) = temporary();
+    let report = run(&source, &target, &gptq(&[vec![1, 2, 3]])).unwrap();
+    assert!(report.quantized.iter().all(|layer| layer.loss.as_ref().is_some_and(|loss| loss.fell_back)));
+    assert!(Checkpoint::open(&target).is_ok());
+}
+
+#[test]
+fn samples_are_parts_of_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();
+    let tokenizer = Tokenizer::open(&dir.path().join("tokenizer.json")).unwrap();
+    let file = |name: &str, text: &str| {
+        fs::write(dir.path().join(name), text).unwrap();
+        dir.path().join(name)
+    };
+    let options = SampleOptions { samples: 3, max_len: 40, seed: 1 };
+    let take = |files: &[std::path::PathBuf], options: &SampleOptions| calibration_samples(files, &tokenizer, None, options);
+    // 1 + 100 tokens: two whole samples, and one of 21.
+    let text = file("a.txt", &"0123456789".repeat(10));
+    let mut found = take(std::slice::from_ref(&text), &options).unwrap();
+    assert_eq!(take(std::slice::from_ref(&text), &options).unwrap(), found, "the same seed");
+    found.sort_by_key(Vec::len);
+    assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [21, 40, 40]);
+    // A long text is the same in pieces; a rest of 5 tokens is left out.
+    let long = file("b.txt", &"a line of text\n".repeat(20_000));
+    let all = take(&[long], &SampleOptions { samples: 7_500, max_len: 40, seed: 0 }).unwrap();
+    assert_eq!(all.iter().map(Vec::len).sum::<usize>(), 300_000);
+    let documents = file("c.jsonl", &format!("{}\n\n{}\n", json!({ "text": "x".repeat(50) }), json!({ "text": "y".repeat(20) })));
+    let mut found = take(&[documents], &SampleOptions { samples: 2, ..options }).unwrap();
+    found.sort_by_key(Vec::len);
+    assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [21, 40]);
+
+    let error = take(&[text], &SampleOptions { samples: 4, ..options }).expect_err("too little text");
+    assert!(matches!(error, LlamaError::FewSamples { asked: 4, found: 3, max_len: 40 }));
+    for line in ["{}", "text", r#"{"text": 3}"#, r#"{"messages": [{"role": "user", "content": "Hello"}]}"#] {
+        let error = take(&[file("d.jsonl", &format!("\n{line}"))], &options).expect_err(line);
+        assert!(matches!(error, LlamaError::CalibrationLine { line: 2, .. }), "{line}: {error}");
+    }
+}
+
+#[test]
+fn evaluation_agrees_with_perplexity() {
+    let mut rng = rng();
+    let (config, other) = (config_of_64(), config());
+    let ((_a, source), (_b, target), (_c, foreign)) = (temporary(), temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    write_folder(
+        &foreign,
+        &LlamaConfig { vocab_size: 70, ..other.clone() },
+        &random_weights(&LlamaConfig { vocab_size: 70, ..other }, &mut rng),
+        Dtype::F32,
+    );
+    run(&source, &target, &QuantizeOptions::default()).unwrap();
+    let (float, quantized) = (open(&source), open(&target));
+    let tokens = random_tokens(75, config.vocab_size, &mut rng);
+    let found = evaluate(&[&float.model, &float.model, &quantized.model], &tokens, 16, |_, _| {}).unwrap();
+    for (model, found) in [&float, &float, &quantized].into_iter().zip(&found) {
+        let expected = crate::perplexity(&model.model, &tokens, 16, |_| {}).unwrap();
+        assert!((found.nll.mean - expected.nll).abs() < 1e-6 && found.tokens == expected.tokens);
+    }
+    // A model beside itself.
+    let same = found[1].against.as_ref().unwrap();
+    assert_eq!((same.nll_change.mean, same.agreement.mean, same.agreement.error, same.differ), (0.0, 1.0, 0.0, 0));
+    assert!(same.divergence.mean.abs() < 1e-7);
+    let rounded = found[2].against.as_ref().unwrap();
+    assert!((rounded.nll_change.mean - (found[2].nll.mean - found[0].nll.mean)).abs() < 1e-9);
+    assert!(rounded.divergence.mean > 0.0 && rounded.divergence.error > 0.0);
+    assert_eq!(rounded.differ, ((1.0 - rounded.agreement.mean) * found[2].tokens as f64).round() as usize);
+    let error = evaluate(&[&float.model, &open(&foreign).model], &tokens[..1], 16, |_, _| {});
+    assert!(matches!(error, Err(LlamaError::TextTooShort { tokens: 1 })));
+    let low: Vec<u32> = tokens.iter().map(|token| token % 70).collect();
+    let error = evaluate(&[&float.model, &open(&foreign).model], &low, 16, |_, _| {});
+    assert!(matches!(error, Err(LlamaError::Vocabulary { expected: 71, found: 70 })));
+}

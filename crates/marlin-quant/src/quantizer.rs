@@ -1,0 +1,60 @@
+//! What quantisers have in common.
+
+use crate::{Hessian, QuantError, round_with_clipping};
+use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
+
+/// A way to quantise the weight of a linear layer.
+pub trait Quantizer: Send + Sync {
+    /// True if it looks at the layer's inputs.
+    fn needs_data(&self) -> bool;
+
+    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `hessian`, which one that [looks at none](Self::needs_data) ignores.
+    ///
+    /// # Errors
+    /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
+    fn quantize(&self, weight: &[f32], k: usize, n: usize, hessian: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
+}
+
+/// A weight that was quantised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Quantized {
+    /// The weight.
+    pub weight: PlainWeight,
+    /// The squared error that is left of a token's outputs, by output feature, where the quantiser knows it: `[N]`.
+    pub losses: Option<Vec<f64>>,
+    /// The part of the Hessian's mean diagonal that was added to it, where one was used.
+    pub damping: Option<f64>,
+    /// Input features that were zero in every token.
+    pub dead: usize,
+    /// True if the layer saw too little, and was rounded.
+    pub fell_back: bool,
+}
+
+impl Quantized {
+    /// A weight that was rounded without data.
+    pub(crate) fn rounded(weight: PlainWeight) -> Self {
+        Self { weight, losses: None, damping: None, dead: 0, fell_back: false }
+    }
+}
+
+/// Round to nearest, after pruning by magnitude where it is 2:4.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// 2:4 prunes the weight before.
+    pub sparsity: Sparsity,
+    /// True if each group's range is searched: [`round_with_clipping`].
+    pub clipping: bool,
+}
+
+impl Quantizer for Rounding {
+    fn needs_data(&self) -> bool {
+        false
+    }
+
+    fn quantize(&self, weight: &[f32], k: usize, n: usize, _: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
+        Ok(Quantized::rounded(match self.clipping {
+            true => round_with_clipping(weight, k, n, spec, self.sparsity)?,
+            false => quantize(weight.to_vec(), k, n, spec, self.sparsity)?,
+        }))
+    }
+}
