@@ -56,6 +56,20 @@ pub struct ModelArgs {
     pub head: Option<Bits>,
 }
 
+/// A text that models are measured on.
+#[derive(Debug, Args)]
+pub struct TextArgs {
+    /// Text file, UTF-8.
+    #[arg(long)]
+    pub text: PathBuf,
+    /// Tokens in a window; windows do not overlap.
+    #[arg(long, default_value_t = 512)]
+    pub window: usize,
+    /// Use this many tokens from the beginning of the text.
+    #[arg(long)]
+    pub max_tokens: Option<usize>,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum DtypeName {
     F16,
@@ -165,15 +179,8 @@ pub struct EvaluateArgs {
     /// Hugging Face folders of the models to compare with the first.
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
-    /// Text file, UTF-8.
-    #[arg(long)]
-    pub text: PathBuf,
-    /// Tokens in a window; windows do not overlap.
-    #[arg(long, default_value_t = 512)]
-    pub window: usize,
-    /// Use this many tokens from the beginning of the text.
-    #[arg(long)]
-    pub max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -230,15 +237,8 @@ pub struct ChatArgs {
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Text file, UTF-8.
-    #[arg(long)]
-    pub text: PathBuf,
-    /// Tokens in a window; windows do not overlap.
-    #[arg(long, default_value_t = 512)]
-    pub window: usize,
-    /// Use this many tokens from the beginning of the text.
-    #[arg(long)]
-    pub max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -1,9 +1,8 @@
 //! Models beside the one that they were made from: perplexity, and how far their next tokens are from its own.
 
-use burn::tensor::{FloatDType, Int, Tensor, activation};
+use burn::tensor::Tensor;
 
-use crate::perplexity::{BATCH_ELEMENTS, check_text, unread};
-use crate::tokens::token_tensor;
+use crate::perplexity::{Batch, batches, check_likelihoods, check_text, dense_batch, log_probabilities, unread};
 use crate::{LlamaError, LlamaModel};
 
 /// A mean over the tokens of a text, and how sure it is.
@@ -96,26 +95,23 @@ pub fn evaluate(
     }
     let mut nll: Vec<Values> = models.iter().map(|_| Values::default()).collect();
     let mut against: Vec<[Values; 3]> = others.iter().map(|_| Default::default()).collect();
-    let config = reference.config();
-    let batch = (BATCH_ELEMENTS / window / config.vocab_size.max(config.num_attention_heads * window)).max(1);
-    let (whole, rest) = tokens.split_at(tokens.len() / window * window);
-    let batches = whole.chunks(batch * window).map(|tokens| (tokens, window)).chain((rest.len() > 1).then_some((rest, rest.len())));
     let mut done = 0;
-    for (part, seq) in batches {
-        let expected = Predicted::of(reference, part, seq)?;
-        nll[0].add(expected.nll.iter().copied(), seq - 1);
+    for batch in batches(tokens, window, dense_batch(reference, window)) {
+        let predicted = batch.seq - 1;
+        let expected = Predicted::of(reference, &batch)?;
+        nll[0].add(expected.nll.iter().copied(), predicted);
+        let probabilities = expected.log_probabilities.clone().exp();
         for (index, model) in others.iter().enumerate() {
-            let found = Predicted::of(model, part, seq)?;
-            let divergence =
-                (expected.log_probabilities.clone().exp() * (expected.log_probabilities.clone() - found.log_probabilities)).sum_dim(2);
+            let found = Predicted::of(model, &batch)?;
+            let divergence = (probabilities.clone() * (expected.log_probabilities.clone() - found.log_probabilities)).sum_dim(2);
             let divergence = divergence.try_into_vec_as::<f32>().map_err(unread)?;
             let [changes, divergences, agreements] = &mut against[index];
-            changes.add(found.nll.iter().zip(&expected.nll).map(|(found, expected)| found - expected), seq - 1);
-            divergences.add(divergence.into_iter().map(f64::from), seq - 1);
-            agreements.add(found.top.iter().zip(&expected.top).map(|(found, expected)| f64::from(u8::from(found == expected))), seq - 1);
-            nll[1 + index].add(found.nll.into_iter(), seq - 1);
+            changes.add(found.nll.iter().zip(&expected.nll).map(|(found, expected)| found - expected), predicted);
+            divergences.add(divergence.into_iter().map(f64::from), predicted);
+            agreements.add(found.top.iter().zip(&expected.top).map(|(found, expected)| f64::from(u8::from(found == expected))), predicted);
+            nll[1 + index].add(found.nll.into_iter(), predicted);
         }
-        done += part.len();
+        done += batch.tokens.len();
         on_progress(done, tokens.len());
     }
     let mut against = against.iter().map(|[changes, divergences, agreements]| Against {
@@ -142,16 +138,10 @@ struct Predicted {
 }
 
 impl Predicted {
-    fn of(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Self, LlamaError> {
-        let (windows, vocab) = (tokens.len() / seq, model.config().vocab_size);
-        let tokens: Tensor<2, Int> = token_tensor(tokens, [windows, seq], &model.device());
-        let logits = model.forward_full(tokens.clone()).slice([0..windows, 0..seq - 1, 0..vocab]);
-        let log_probabilities: Tensor<3> = activation::log_softmax(logits.cast(FloatDType::F32), 2);
-        let targets = tokens.slice([0..windows, 1..seq]).reshape([windows, seq - 1, 1]);
-        let likelihoods = log_probabilities.clone().gather(2, targets).try_into_vec_as::<f32>().map_err(unread)?;
-        if let Some((position, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) {
-            return Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() });
-        }
+    fn of(model: &LlamaModel, batch: &Batch<'_>) -> Result<Self, LlamaError> {
+        let (log_probabilities, likelihoods) = log_probabilities(model, batch);
+        let likelihoods = likelihoods.try_into_vec_as::<f32>().map_err(unread)?;
+        check_likelihoods(model, batch, &likelihoods)?;
         let top = log_probabilities.clone().argmax(2).try_into_vec_as::<i64>().map_err(unread)?;
         Ok(Self { log_probabilities, nll: likelihoods.into_iter().map(|value| -f64::from(value)).collect(), top })
     }

@@ -32,7 +32,7 @@ pub struct PerplexityProgress {
 }
 
 /// Elements of the largest tensor that windows are batched up to: 256 MiB in f32.
-pub(crate) const BATCH_ELEMENTS: usize = 1 << 26;
+const BATCH_ELEMENTS: usize = 1 << 26;
 
 impl Llama {
     /// The perplexity of a text: see [`perplexity`].
@@ -60,31 +60,58 @@ pub fn perplexity(
 ) -> Result<Perplexity, LlamaError> {
     check_text(model, tokens, window)?;
     let vocab_size = model.config().vocab_size;
-    // Whole windows in batches, then what is left over.
     let is_flash = decode::has_flash_attention(&model.device(), model.dtype(), model.config().head_dim);
-    let batch = match is_flash {
-        true => pass_rows(vocab_size) / window,
-        false => BATCH_ELEMENTS / window / vocab_size.max(model.config().num_attention_heads * window),
-    }
-    .max(1);
-    let (whole, rest) = tokens.split_at(tokens.len() / window * window);
-    let batches = whole.chunks(batch * window).map(|tokens| (tokens, window)).chain((rest.len() > 1).then_some((rest, rest.len())));
-    let total = whole.len() / window + usize::from(rest.len() > 1);
-    let (mut sum, mut predicted, mut windows, mut position) = (0.0, 0, 0, 0);
-    for (tokens, seq) in batches {
-        let likelihoods = if is_flash { row_likelihoods(model, tokens, seq) } else { log_likelihoods(model, tokens, seq) }?;
-        if let Some((index, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) {
-            let position = position + index / (seq - 1) * seq + index % (seq - 1) + 1;
-            return Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() });
-        }
+    let batch = if is_flash { (pass_rows(vocab_size) / window).max(1) } else { dense_batch(model, window) };
+    let total = tokens.len() / window + usize::from(tokens.len() % window > 1);
+    let (mut sum, mut predicted, mut windows) = (0.0, 0, 0);
+    for batch in batches(tokens, window, batch) {
+        let likelihoods = if is_flash { row_likelihoods(model, &batch) } else { log_likelihoods(model, &batch) }?;
+        check_likelihoods(model, &batch, &likelihoods)?;
         sum -= likelihoods.iter().map(|&value| f64::from(value)).sum::<f64>();
         predicted += likelihoods.len();
-        windows += tokens.len() / seq;
-        position += tokens.len();
+        windows += batch.windows();
         on_progress(PerplexityProgress { windows, total, so_far: (sum / predicted as f64).exp() });
     }
     let nll = sum / predicted as f64;
     Ok(Perplexity { perplexity: nll.exp(), nll, tokens: predicted })
+}
+
+/// Windows of one length that a model is called with together.
+pub(crate) struct Batch<'a> {
+    /// Tokens of all of them.
+    pub tokens: &'a [u32],
+    /// Tokens of a window.
+    pub seq: usize,
+    /// The position of the first token in the text.
+    start: usize,
+}
+
+impl Batch<'_> {
+    pub fn windows(&self) -> usize {
+        self.tokens.len() / self.seq
+    }
+}
+
+/// The windows of a text, `batch` at a time, and then what is left over if it is more than a token.
+pub(crate) fn batches(tokens: &[u32], window: usize, batch: usize) -> impl Iterator<Item = Batch<'_>> {
+    let (whole, rest) = tokens.split_at(tokens.len() / window * window);
+    let rest = (rest.len() > 1).then_some(Batch { tokens: rest, seq: rest.len(), start: whole.len() });
+    let size = batch * window;
+    whole.chunks(size).enumerate().map(move |(index, tokens)| Batch { tokens, seq: window, start: index * size }).chain(rest)
+}
+
+/// Windows that a forward without a cache is called with together.
+pub(crate) fn dense_batch(model: &LlamaModel, window: usize) -> usize {
+    let widest = model.config().vocab_size.max(model.config().num_attention_heads * window);
+    (BATCH_ELEMENTS / window / widest).max(1)
+}
+
+/// Checks that the log-likelihoods of a batch are numbers.
+pub(crate) fn check_likelihoods(model: &LlamaModel, batch: &Batch<'_>, likelihoods: &[f32]) -> Result<(), LlamaError> {
+    let Some((index, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) else { return Ok(()) };
+    let predicted = batch.seq - 1;
+    let position = batch.start + index / predicted * batch.seq + index % predicted + 1;
+    Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() })
 }
 
 /// Checks that a model can be asked for the likelihoods of tokens in windows.
@@ -108,8 +135,9 @@ fn pass_rows(vocab_size: usize) -> usize {
 }
 
 /// As [`log_likelihoods`], with all tokens of a pass as rows, as those of prompts in a decoder.
-fn row_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec<f32>, LlamaError> {
-    let (slots, device) = (tokens.len() / seq, model.device());
+fn row_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, LlamaError> {
+    let &Batch { tokens, seq, .. } = batch;
+    let (slots, device) = (batch.windows(), model.device());
     let mut cache = KvCache::new(model.config(), slots, seq, model.dtype(), &device);
     let mut likelihoods = Vec::with_capacity(tokens.len());
     let size = pass_rows(model.config().vocab_size);
@@ -135,11 +163,18 @@ pub(crate) fn unread(error: impl Display) -> LlamaError {
 }
 
 /// The log-likelihoods of all tokens but each window's first, [windows * (seq - 1)].
-fn log_likelihoods(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<Vec<f32>, LlamaError> {
-    let (batch, vocab) = (tokens.len() / seq, model.config().vocab_size);
-    let tokens = token_tensor(tokens, [batch, seq], &model.device());
-    let logits = model.forward_full(tokens.clone()).slice([0..batch, 0..seq - 1, 0..vocab]);
-    let targets = tokens.slice([0..batch, 1..seq]).reshape([batch, seq - 1, 1]);
-    let likelihoods: Tensor<3> = activation::log_softmax(logits.cast(FloatDType::F32), 2).gather(2, targets);
+fn log_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, LlamaError> {
+    let (_, likelihoods) = log_probabilities(model, batch);
     likelihoods.try_into_vec_as::<f32>().map_err(unread)
+}
+
+/// The log-probabilities in f32 of all tokens after each of a window but its last, [windows, seq - 1, vocab], and of those the ones of the tokens that come
+/// next, [windows, seq - 1, 1].
+pub(crate) fn log_probabilities(model: &LlamaModel, batch: &Batch<'_>) -> (Tensor<3>, Tensor<3>) {
+    let (windows, seq, vocab) = (batch.windows(), batch.seq, model.config().vocab_size);
+    let tokens = token_tensor(batch.tokens, [windows, seq], &model.device());
+    let logits = model.forward_full(tokens.clone()).slice([0..windows, 0..seq - 1, 0..vocab]);
+    let targets = tokens.slice([0..windows, 1..seq]).reshape([windows, seq - 1, 1]);
+    let all = activation::log_softmax(logits.cast(FloatDType::F32), 2);
+    (all.clone(), all.gather(2, targets))
 }

@@ -1,7 +1,7 @@
 //! Round to nearest with a search for the range.
 
 use crate::QuantError;
-use crate::grid::{Grid, SHRINKS, expect_weight, range, shrink};
+use crate::grid::{Grid, SHRINKS, expect_weight, in_form, range, shrink};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_two_four};
 use rayon::prelude::*;
@@ -47,8 +47,5 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec,
         zero_points: spec.zero_points.then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
         row_permutation: None,
     })?;
-    Ok(match sparsity {
-        Sparsity::Dense => weight.as_found(),
-        Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
-    })
+    in_form(weight, sparsity)
 }

@@ -1,7 +1,7 @@
 //! GPTQ (arXiv 2210.17323) with the changes of the Marlin paper, section 3.5, alone or with SparseGPT's choice of weights to prune (arXiv 2301.00774).
 
 use crate::factor::InverseFactor;
-use crate::grid::{Grid, SHRINKS, expect_weight, range, shrink};
+use crate::grid::{Grid, SHRINKS, expect_weight, in_form, range, shrink};
 use crate::quantizer::{Quantized, Quantizer};
 use crate::{Hessian, QuantError, round_with_clipping};
 use marlin_format::layout::PlainLayout;
@@ -63,10 +63,6 @@ pub struct Gptq {
 const FEWEST_TOKENS: usize = 128;
 
 impl Quantizer for GptqOptions {
-    fn needs_data(&self) -> bool {
-        true
-    }
-
     /// [`gptq`]; [rounding with clipping](round_with_clipping), after pruning by magnitude where it is 2:4, for a layer that saw fewer than 128 tokens.
     fn quantize(&self, weight: &[f32], k: usize, n: usize, hessian: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
         if let Some(hessian) = hessian.filter(|hessian| hessian.tokens() >= FEWEST_TOKENS) {
@@ -360,10 +356,7 @@ impl Layer {
             zero_points: self.spec.zero_points.then_some(zeros),
             row_permutation: permutation,
         })?;
-        Ok(match self.options.sparsity {
-            Sparsity::Dense => weight.as_found(),
-            Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
-        })
+        in_form(weight, self.options.sparsity)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The levels that a group of weights is rounded to.
 
 use crate::QuantError;
-use marlin_format::{FormatError, QuantSpec};
+use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity};
 
 /// Shrunken ranges that a search tries: the whole, and 99 to 25 hundredths of it.
 pub const SHRINKS: usize = 76;
@@ -71,4 +71,12 @@ pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), Qu
 /// The range of values, 0 among them.
 pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
     values.fold([0.0, 0.0], |[low, high], value| [low.min(value), high.max(value)])
+}
+
+/// The weight as 2:4 where that was asked for, or where it is that.
+pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
+    Ok(match sparsity {
+        Sparsity::Dense => weight.as_found(),
+        Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
+    })
 }

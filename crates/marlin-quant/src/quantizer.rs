@@ -5,10 +5,7 @@ use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
 /// A way to quantise the weight of a linear layer.
 pub trait Quantizer: Send + Sync {
-    /// True if it looks at the layer's inputs.
-    fn needs_data(&self) -> bool;
-
-    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `hessian`, which one that [looks at none](Self::needs_data) ignores.
+    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `hessian`, which one that looks at no data ignores.
     ///
     /// # Errors
     /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
@@ -47,10 +44,6 @@ pub struct Rounding {
 }
 
 impl Quantizer for Rounding {
-    fn needs_data(&self) -> bool {
-        false
-    }
-
     fn quantize(&self, weight: &[f32], k: usize, n: usize, _: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
         Ok(Quantized::rounded(match self.clipping {
             true => round_with_clipping(weight, k, n, spec, self.sparsity)?,

@@ -9,11 +9,11 @@ use std::path::Path;
 
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let reference = open(&args.model, true)?;
-    let tokens = text_tokens(&reference, &args.text, args.max_tokens)?;
+    let tokens = text_tokens(&reference, &args.text)?;
     let others = args.with.iter().map(|dir| open_dir(dir, &args.model, false)).collect::<Result<Vec<_>, _>>()?;
     let models: Vec<_> = [&reference].into_iter().chain(&others).map(|llama| &*llama.model).collect();
     let bar = output::progress(0);
-    let found = evaluate(&models, &tokens, args.window, |done, total| {
+    let found = evaluate(&models, &tokens, args.text.window, |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
@@ -22,12 +22,12 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let sizes = dirs.iter().map(|dir| Ok(Checkpoint::open(dir)?.size_bytes())).collect::<Result<Vec<_>, CliError>>()?;
     if args.json {
         let models: Vec<_> = dirs.iter().zip(&sizes).zip(&found).map(|((dir, bytes), found)| as_json(dir, *bytes, found)).collect();
-        return output::json(&json!({ "tokens": found[0].tokens, "window": args.window, "models": models }));
+        return output::json(&json!({ "tokens": found[0].tokens, "window": args.text.window, "models": models }));
     }
     let header = ["model", "size", "perplexity", "change", "divergence", "agreement", "differ"];
     let rows: Vec<Vec<String>> = dirs.iter().zip(&sizes).zip(&found).map(|((dir, bytes), found)| row(dir, *bytes, found)).collect();
     output::table(&header, &rows)?;
-    Ok(output::line(&format!("over {} tokens in windows of {}; standard errors by window", found[0].tokens, args.window))?)
+    Ok(output::line(&format!("over {} tokens in windows of {}; standard errors by window", found[0].tokens, args.text.window))?)
 }
 
 fn row(dir: &Path, bytes: usize, found: &Evaluation) -> Vec<String> {

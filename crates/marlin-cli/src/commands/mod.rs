@@ -9,7 +9,7 @@ pub mod logits;
 pub mod perplexity;
 pub mod quantize;
 
-use crate::args::{DtypeName, ModelArgs, SamplingArgs};
+use crate::args::{DtypeName, ModelArgs, SamplingArgs, TextArgs};
 use crate::device;
 use crate::error::CliError;
 use crate::output;
@@ -51,11 +51,12 @@ fn dtype(name: DtypeName) -> FloatDType {
 }
 
 /// The first tokens of a text file.
-fn text_tokens(llama: &Llama, path: &Path, max_tokens: Option<usize>) -> Result<Vec<u32>, CliError> {
+fn text_tokens(llama: &Llama, args: &TextArgs) -> Result<Vec<u32>, CliError> {
+    let path = &args.text;
     let bytes = std::fs::read(path).map_err(|source| CliError::File { path: path.into(), source })?;
     let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })?;
     let mut tokens = llama.tokenizer()?.encode(&text)?;
-    tokens.truncate(max_tokens.unwrap_or(usize::MAX));
+    tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
     Ok(tokens)
 }
 

@@ -14,9 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Tokens of the longest sample by default.
-const MAX_LEN: usize = 2048;
-
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let mut spec = QuantSpec { bits: args.bits, ..QuantSpec::int4(args.group) };
     if args.zero_points {
@@ -91,7 +88,7 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
         return Err(CliError::NoCalibration);
     }
     let limit = LlamaConfig::read(&args.dir.join("config.json"))?.max_position_embeddings;
-    let max_len = args.max_len.unwrap_or(MAX_LEN.min(limit));
+    let max_len = args.max_len.unwrap_or(SampleOptions::default().max_len.min(limit));
     let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?;
     let template = ChatTemplate::open(&args.dir)?;
     let options = SampleOptions { samples: args.samples, max_len, seed: args.seed };
