@@ -16,6 +16,8 @@ mod parts;
 #[cfg(feature = "cuda")]
 mod prompts;
 #[cfg(feature = "cuda")]
+mod quantize;
+#[cfg(feature = "cuda")]
 mod record;
 #[cfg(feature = "cuda")]
 mod repack;
@@ -50,6 +52,9 @@ enum Command {
     /// Time the first token of prompts with generated weights.
     #[cfg(feature = "cuda")]
     Prompts(prompts::PromptArgs),
+    /// Time GPTQ of a folder with generated weights.
+    #[cfg(feature = "cuda")]
+    Quantize(quantize::QuantizeArgs),
     /// Time the repacking of the weights of Llama 2 70B from the plain to the tile layout.
     #[cfg(feature = "cuda")]
     Repack,
@@ -152,6 +157,8 @@ fn main() -> ExitCode {
         Command::Decode(args) => decode::run(&args),
         #[cfg(feature = "cuda")]
         Command::Prompts(args) => prompts::run(&args),
+        #[cfg(feature = "cuda")]
+        Command::Quantize(args) => quantize::run(&args),
         #[cfg(feature = "cuda")]
         Command::Repack => repack::run(),
         Command::Convert(args) => convert::run(&args),

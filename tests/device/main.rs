@@ -13,6 +13,7 @@ mod decode_sample;
 mod decoder;
 mod gemv;
 mod golden;
+mod gptq;
 mod kernels;
 mod layer;
 mod llama;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         decode_rows::add(&mut tests, device, options.seed);
         decode_matmul::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);
+        gptq::add(&mut tests, device, options.seed);
         decoder::add(&mut tests, device);
         overlap::add(&mut tests, device);
         llama::add(&mut tests, device);

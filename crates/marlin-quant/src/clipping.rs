@@ -1,14 +1,14 @@
 //! Round to nearest with a search for the range.
 
 use crate::QuantError;
-use crate::grid::{Grid, SHRINKS, expect_weight, in_form, range, shrink};
+use crate::grid::{Grid, expect_weight, in_form, range};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_two_four};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`] parts of the whole
-/// that leaves the least squared error of the group. 2:4 prunes it by magnitude before.
+/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`](crate::SHRINKS) parts of the
+/// whole, of a symmetric spec with either sign of the scale, that leaves the least squared error of the group. 2:4 prunes it by magnitude before.
 ///
 /// # Errors
 /// As [`marlin_format::quantize`].
@@ -25,12 +25,12 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec,
         .map(|index| {
             let (group, column) = (index / n, index % n);
             let values = || weight[group * rows * n..].iter().skip(column).step_by(n).take(rows).copied();
-            let [low, high] = range(values());
-            let whole = Grid::new([low, high], spec);
+            let range = range(values());
+            let whole = Grid::candidate(range, 0, spec);
             whole.check(group * rows, column, spec)?;
             let error = |grid: &Grid| values().map(|value| f64::from(value - grid.nearest(value)).powi(2)).sum::<f64>();
-            let parts = (1..SHRINKS).map(|part| Grid::new([low * shrink(part), high * shrink(part)], spec));
-            let (best, _) = parts
+            let (best, _) = (1..Grid::candidates(spec))
+                .map(|index| Grid::candidate(range, index, spec))
                 .map(|grid| (grid, error(&grid)))
                 .fold((whole, error(&whole)), |best, found| if found.1 < best.1 { found } else { best });
             Ok(best)

@@ -4,7 +4,7 @@ use crate::{Hessian, QuantError};
 use rayon::prelude::*;
 
 /// Times ten, that damping may grow where a factorisation fails.
-const ATTEMPTS: i32 = 8;
+pub(crate) const ATTEMPTS: i32 = 8;
 
 /// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, of a Hessian whose features are in another order.
 ///
@@ -47,10 +47,29 @@ impl InverseFactor {
     pub fn row(&self, i: usize) -> &[f32] {
         &self.rows[i * self.features + i..(i + 1) * self.features]
     }
+
+    /// `H⁻¹ right`, of `right` [K, N] in the order of the features.
+    pub fn solve(&self, right: &[f32], n: usize) -> Vec<f32> {
+        let k = self.features;
+        let mut half = vec![0.0f32; k * n];
+        half.par_chunks_exact_mut(n).enumerate().for_each(|(i, sums)| {
+            for (&factor, right) in self.row(i).iter().zip(right[i * n..].chunks_exact(n)) {
+                sums.iter_mut().zip(right).for_each(|(sum, value)| *sum += factor * value);
+            }
+        });
+        let mut solved = vec![0.0f32; k * n];
+        solved.par_chunks_exact_mut(n).enumerate().for_each(|(i, sums)| {
+            for (j, half) in half.chunks_exact(n).enumerate().take(i + 1) {
+                let factor = self.row(j)[i - j];
+                sums.iter_mut().zip(half).for_each(|(sum, value)| *sum += factor * value);
+            }
+        });
+        solved
+    }
 }
 
 /// The upper triangular `R` with `H = R Rᵀ`, row-major: a Cholesky factorisation that begins with the last feature. `None` if `H` is not positive definite.
-fn upper_factor(k: usize, entry: &(impl Fn(usize, usize) -> f64 + Sync)) -> Option<Vec<f64>> {
+pub(crate) fn upper_factor(k: usize, entry: &(impl Fn(usize, usize) -> f64 + Sync)) -> Option<Vec<f64>> {
     let mut factor = vec![0.0; k * k];
     for j in (0..k).rev() {
         let (above, from_j) = factor.split_at_mut(j * k);
@@ -71,7 +90,7 @@ fn upper_factor(k: usize, entry: &(impl Fn(usize, usize) -> f64 + Sync)) -> Opti
 }
 
 /// The inverse of an upper triangular matrix, in f32: rows from the last, each a combination of those after it.
-fn inverse(k: usize, factor: &[f64]) -> Vec<f32> {
+pub(crate) fn inverse(k: usize, factor: &[f64]) -> Vec<f32> {
     let mut inverse = vec![0.0f64; k * k];
     for i in (0..k).rev() {
         let (above, after) = inverse.split_at_mut((i + 1) * k);

@@ -7,7 +7,7 @@ use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity};
 pub const SHRINKS: usize = 76;
 
 /// The part of the whole range that number `index` of a search is.
-pub(crate) fn shrink(index: usize) -> f32 {
+fn shrink(index: usize) -> f32 {
     1.0 - index as f32 / 100.0
 }
 
@@ -35,6 +35,22 @@ impl Grid {
             false => f32::from(spec.bits.midpoint()),
         };
         Self { scale, zero, top, exact }
+    }
+
+    /// How many grids a search tries for a range: [`SHRINKS`] parts of it, of a symmetric spec each with either sign of the scale, as the levels reach one further on
+    /// one side of zero.
+    pub fn candidates(spec: &QuantSpec) -> usize {
+        if spec.zero_points { SHRINKS } else { 2 * SHRINKS }
+    }
+
+    /// The grid number `index` of those; the first has the levels of the whole range.
+    pub fn candidate([low, high]: [f32; 2], index: usize, spec: &QuantSpec) -> Self {
+        let (part, sign) = match spec.zero_points {
+            true => (shrink(index), 1.0),
+            false => (shrink(index / 2), if index.is_multiple_of(2) { 1.0 } else { -1.0 }),
+        };
+        let grid = Self::new([low * part, high * part], spec);
+        Self { scale: sign * grid.scale, ..grid }
     }
 
     /// The q of the nearest level.
@@ -79,4 +95,14 @@ pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWe
         Sparsity::Dense => weight.as_found(),
         Sparsity::TwoFour => weight.to_two_four()?.into_owned(),
     })
+}
+
+/// True if a column of a weight [K, N] is 2:4: of every four rows two are zero.
+pub(crate) fn has_two_four(weight: &[f32], n: usize) -> bool {
+    weight.len().is_multiple_of(4 * n) && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
+}
+
+/// True if of every four of K rows two are zero.
+pub(crate) fn is_two_four(is_zero: impl Fn(usize) -> bool, k: usize) -> bool {
+    k.is_multiple_of(4) && (0..k).step_by(4).all(|row| (row..row + 4).filter(|&row| is_zero(row)).count() >= 2)
 }

@@ -1,7 +1,8 @@
 //! The second moments of a layer's inputs.
 
 use crate::QuantError;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use crate::product::{outer, product};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use rayon::prelude::*;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
@@ -72,18 +73,28 @@ impl Hessian {
 }
 
 /// The sums of a [`Hessian`] on a device, in f32: batches of activations are multiplied there.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct HessianSums {
     /// [K, K].
     sum: Tensor<2>,
+    drift: Option<Drift>,
     tokens: usize,
     batches: usize,
+}
+
+/// Products of activations `x` [tokens, K] with what they are not.
+#[derive(Debug, Clone)]
+struct Drift {
+    /// `xᵀ (x' - x)` [K, K], where `x'` are the float model's.
+    inputs: Tensor<2>,
+    /// `xᵀ r` [K, N], where `r` are what the layer's outputs have to make up for besides.
+    outputs: Option<Tensor<2>>,
 }
 
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), tokens: 0, batches: 0 }
+        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0 }
     }
 
     /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.
@@ -94,25 +105,82 @@ impl HessianSums {
     /// # Panics
     /// Panics if the activations have another K.
     pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
-        let x = activations.cast(FloatDType::F32);
-        let tokens = x.dims()[0];
-        let squares = x.clone().square().sum().try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })?;
+        let squares = read(activations.clone().cast(FloatDType::F32).square().sum())?;
         if !squares.iter().all(|sum| sum.is_finite()) {
             return Err(QuantError::NonFiniteBatch { batch: self.batches });
         }
-        self.sum = self.sum.clone() + x.clone().transpose().matmul(x);
-        self.tokens += tokens;
+        self.tokens += activations.dims()[0];
         self.batches += 1;
+        self.sum = self.sum.clone() + outer(activations.clone(), activations);
         Ok(())
+    }
+
+    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. `residual` [tokens, N] is what has to be added to the layer's outputs
+    /// for them to be the float model's where its own inputs and weight are, such as the difference of the residual streams that they are added to. Every batch
+    /// has them, or none.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    ///
+    /// # Panics
+    /// Panics if the shapes do not match.
+    pub fn add_beside(&mut self, activations: Tensor<2>, float: Tensor<2>, residual: Option<Tensor<2>>) -> Result<(), QuantError> {
+        self.add(activations.clone())?;
+        let dtype = FloatDType::from(activations.dtype());
+        let inputs = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
+        let inputs = outer(activations.clone(), inputs.cast(dtype));
+        let outputs = residual.map(|residual| outer(activations, residual.cast(dtype)));
+        self.drift = Some(match self.drift.take() {
+            Some(drift) => Drift { inputs: drift.inputs + inputs, outputs: drift.outputs.zip(outputs).map(|(sum, outputs)| sum + outputs) },
+            None => Drift { inputs, outputs },
+        });
+        Ok(())
+    }
+
+    /// K, input features.
+    pub fn features(&self) -> usize {
+        self.sum.dims()[0]
+    }
+
+    /// Tokens that were added.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The device of the sums.
+    pub fn device(&self) -> Device {
+        self.sum.device()
+    }
+
+    /// The sums, [K, K].
+    #[cfg(feature = "cubecl-runtime")]
+    pub(crate) fn sum(&self) -> Tensor<2> {
+        self.sum.clone()
+    }
+
+    /// `xᵀ ((x' - x) W + r)` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if the float
+    /// model's activations are not known.
+    pub(crate) fn correction(&self, weight: &[f32], n: usize) -> Option<Tensor<2>> {
+        let drift = self.drift.clone()?;
+        let weight = Tensor::from_data(TensorData::new(weight.to_vec(), [self.features(), n]), (&self.device(), DType::F32));
+        let correction = product(drift.inputs, weight);
+        Some(match drift.outputs {
+            Some(outputs) => correction + outputs,
+            None => correction,
+        })
     }
 
     /// The sums on the host.
     ///
     /// # Errors
     /// [`QuantError::Read`] where the device fails.
-    pub fn finish(self) -> Result<Hessian, QuantError> {
-        let features = self.sum.dims()[0];
-        let sum = self.sum.try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })?;
-        Ok(Hessian { features, sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
+    pub fn hessian(&self) -> Result<Hessian, QuantError> {
+        let sum = read(self.sum.clone())?;
+        Ok(Hessian { features: self.features(), sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
     }
+}
+
+/// The values of a tensor on the host.
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, QuantError> {
+    tensor.try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })
 }

@@ -27,18 +27,21 @@
 //! ```
 
 mod clipping;
+#[cfg(feature = "cubecl-runtime")]
+mod device;
 mod error;
 mod factor;
 mod gptq;
 mod grid;
 mod hessian;
+mod product;
 mod quantizer;
 #[cfg(test)]
 mod tests;
 
 pub use clipping::round_with_clipping;
 pub use error::QuantError;
-pub use gptq::{Gptq, GptqOptions, RowOrder, gptq};
+pub use gptq::{Gptq, GptqOptions, RowOrder, gptq, gptq_beside};
 pub use grid::SHRINKS;
 pub use hessian::{Hessian, HessianSums};
 pub use quantizer::{Quantized, Quantizer, Rounding};

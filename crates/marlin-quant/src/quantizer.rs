@@ -1,15 +1,15 @@
 //! What quantisers have in common.
 
-use crate::{Hessian, QuantError, round_with_clipping};
+use crate::{HessianSums, QuantError, round_with_clipping};
 use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
 /// A way to quantise the weight of a linear layer.
 pub trait Quantizer: Send + Sync {
-    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `hessian`, which one that looks at no data ignores.
+    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `sums`, which one that looks at no data ignores.
     ///
     /// # Errors
     /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
-    fn quantize(&self, weight: &[f32], k: usize, n: usize, hessian: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
+    fn quantize(&self, weight: &[f32], k: usize, n: usize, sums: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
 }
 
 /// A weight that was quantised.
@@ -44,7 +44,7 @@ pub struct Rounding {
 }
 
 impl Quantizer for Rounding {
-    fn quantize(&self, weight: &[f32], k: usize, n: usize, _: Option<&Hessian>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
+    fn quantize(&self, weight: &[f32], k: usize, n: usize, _: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
         Ok(Quantized::rounded(match self.clipping {
             true => round_with_clipping(weight, k, n, spec, self.sparsity)?,
             false => quantize(weight.to_vec(), k, n, spec, self.sparsity)?,

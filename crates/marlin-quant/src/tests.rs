@@ -1,4 +1,4 @@
-use crate::{GptqOptions, Hessian, HessianSums, QuantError, Quantizer, RowOrder, gptq, round_with_clipping};
+use crate::{GptqOptions, Hessian, HessianSums, QuantError, Quantizer, RowOrder, gptq, gptq_beside, round_with_clipping};
 use burn::tensor::{Device, Tensor, TensorData};
 use marlin_format::{
     FormatError, GroupSize, PlainWeight, QuantSpec, ScaleDtype, Sparsity, check_two_four, prune_two_four, quantize_rtn, quantize_two_four,
@@ -269,7 +269,7 @@ fn the_devices_sums_are_those_of_the_host() {
         host.add(&rows).unwrap();
         sums.add(Tensor::from_data(TensorData::new(rows, [tokens, k]), &device)).unwrap();
     }
-    let found = sums.finish().unwrap();
+    let found = sums.hessian().unwrap();
     assert_eq!((found.tokens(), found.features()), (104, k));
     let size = |i: usize, j: usize| (host.get(i, i) * host.get(j, j)).sqrt();
     for (i, j) in (0..k).flat_map(|i| (0..k).map(move |j| (i, j))) {
@@ -280,15 +280,63 @@ fn the_devices_sums_are_those_of_the_host() {
     assert_eq!(sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)), Err(QuantError::NonFiniteBatch { batch: 1 }));
 }
 
+fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {
+    let rows = values.len() / columns;
+    Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
+}
+
+/// With a float model's inputs beside those that a layer has, and a residual that its outputs have to make up for: outputs are nearer to the float model's.
+#[test]
+fn outputs_make_up_for_inputs_that_are_off() {
+    let mut rng = generator();
+    let (k, n, tokens) = (64, 20, 400);
+    let (weight, float) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
+    let off: Vec<f32> = float.iter().map(|value| value * rng.random_range(0.8..1.2)).collect();
+    // A part of the residual that can be made up for.
+    let matrix = tensor(random(k * n, &mut rng), n);
+    let (x, float) = (tensor(off, k), tensor(float, k));
+    let residual = x.clone().matmul(matrix.clone()).mul_scalar(0.2);
+    let mut sums = HessianSums::new(k, &Device::flex());
+    for rows in [0..100, 100..tokens] {
+        let part = |tensor: &Tensor<2>| tensor.clone().slice(rows.clone());
+        sums.add_beside(part(&x), part(&float), Some(part(&residual))).unwrap();
+    }
+    let expected = float.matmul(tensor(weight.clone(), n)) + residual;
+    let error_at = |correction| {
+        let options = GptqOptions { correction, ..GptqOptions::default() };
+        let found = gptq_beside(&weight, n, &sums, &SPECS[0], &options).unwrap();
+        let errors = x.clone().matmul(tensor(found.weight.dequantize(), n)) - expected.clone();
+        f64::from(errors.square().sum().into_scalar::<f32>())
+    };
+    let [none, half, all] = [0.0, 0.5, 1.0].map(error_at);
+    println!("{none} without correction, {half} with half of it, {all} with all of it");
+    assert!(half < 0.6 * none && all < 0.5 * half, "{none}, {half}, {all}");
+}
+
+/// Levels reach one further below zero than above it: with either sign of the scale, to the side that needs it.
+#[test]
+fn scales_have_the_sign_that_fits() {
+    let (k, n) = (32, 2);
+    // Column 0 is 7 of 15 levels up to +8, column 1 its negative.
+    let weight: Vec<f32> = (0..k).flat_map(|row| [(row % 16) as f32 - 7.0, 7.0 - (row % 16) as f32]).collect();
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let exact = round_with_clipping(&weight, k, n, &spec, Sparsity::Dense).unwrap();
+    let error: f32 = weight.iter().zip(exact.dequantize()).map(|(a, b)| (a - b).powi(2)).sum();
+    assert!(exact.scales().get(0) < 0.0 && exact.scales().get(1) > 0.0);
+    let rounded = quantize_rtn(&weight, k, n, &spec).unwrap();
+    let plain: f32 = weight.iter().zip(rounded.dequantize()).map(|(a, b)| (a - b).powi(2)).sum();
+    assert!(error < 0.5 * plain, "{error} of {plain}");
+}
+
 #[test]
 fn layers_that_saw_little_are_rounded() {
     let mut rng = generator();
     let (k, n, spec) = (64, 8, SPECS[0]);
     let weight = random(k * n, &mut rng);
     for tokens in [127, 128] {
-        let mut hessian = Hessian::new(k);
-        hessian.add(&activations(tokens, k, &mut rng)).unwrap();
-        let found = GptqOptions::default().quantize(&weight, k, n, Some(&hessian), &spec).unwrap();
+        let mut sums = HessianSums::new(k, &Device::flex());
+        sums.add(tensor(activations(tokens, k, &mut rng), k)).unwrap();
+        let found = GptqOptions::default().quantize(&weight, k, n, Some(&sums), &spec).unwrap();
         assert_eq!((found.fell_back, found.losses.is_some()), (tokens < 128, tokens >= 128));
         if found.fell_back {
             assert_eq!(found.weight, round_with_clipping(&weight, k, n, &spec, Sparsity::Dense).unwrap());

@@ -50,11 +50,58 @@ pub struct LayerLoss {
     pub fell_back: bool,
 }
 
-/// The projections of a block by their inputs, in the order in which they run; of an architecture those that its checkpoints have.
-const QKV: [&str; 4] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"];
-const O: [&str; 1] = ["self_attn.o_proj"];
-const GATE_UP: [&str; 3] = ["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"];
-const DOWN: [&str; 1] = ["mlp.down_proj"];
+/// The projections of a block that have the same inputs, in the order in which they run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Attention's inputs.
+    Qkv,
+    /// Attention's output.
+    O,
+    /// The MLP's inputs.
+    GateUp,
+    /// The MLP's output.
+    Down,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
+
+    /// Their names; of an architecture those that its checkpoints have.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"],
+            Self::O => &["self_attn.o_proj"],
+            Self::GateUp => &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"],
+            Self::Down => &["mlp.down_proj"],
+        }
+    }
+
+    /// True if the outputs are added to the hidden states.
+    fn is_residual(self) -> bool {
+        matches!(self, Self::O | Self::Down)
+    }
+
+    /// The projections of a layer, as one.
+    fn of(self, layer: &Layer) -> Option<&Projection> {
+        match self {
+            Self::Qkv => layer.self_attn.qkv_proj.joined(),
+            Self::O => Some(&layer.self_attn.o_proj),
+            Self::GateUp => layer.mlp.gate_up_proj.joined(),
+            Self::Down => Some(&layer.mlp.down_proj),
+        }
+    }
+
+    /// Puts a projection in the place of those of a layer.
+    fn replace(self, layer: &mut Layer, projection: Projection) {
+        let group = |group: &mut ProjectionGroup, projection| *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec());
+        match self {
+            Self::Qkv => group(&mut layer.self_attn.qkv_proj, projection),
+            Self::O => layer.self_attn.o_proj = projection,
+            Self::GateUp => group(&mut layer.mlp.gate_up_proj, projection),
+            Self::Down => layer.mlp.down_proj = projection,
+        }
+    }
+}
 
 /// Elements of the largest tensor that samples are batched up to: 256 MiB in f32.
 const BATCH_ELEMENTS: usize = 1 << 26;
@@ -68,8 +115,16 @@ pub(super) struct Walk<'a> {
     pub(super) device: &'a Device,
     pub(super) dtype: FloatDType,
     pub(super) rope: Rope,
-    /// Hidden states [samples, seq, hidden] before the block.
-    pub(super) batches: Vec<Tensor<3>>,
+    /// Hidden states [samples, seq, hidden] before the part of a block.
+    pub(super) batches: Vec<Batch>,
+}
+
+/// Samples of one length.
+pub(super) struct Batch {
+    /// As the quantised layers have left them.
+    quantized: Tensor<3>,
+    /// As the float layers have.
+    float: Tensor<3>,
 }
 
 /// A block on its way.
@@ -95,7 +150,8 @@ impl Walk<'_> {
             for batch in samples.chunks((BATCH_ELEMENTS / widest / seq).max(1)) {
                 let tokens: Vec<u32> = batch.iter().flat_map(|sample| sample.iter().copied()).collect();
                 let tokens = token_tensor(&tokens, [batch.len(), seq], self.device);
-                self.batches.push(burn::tensor::module::embedding(table.clone(), tokens));
+                let hidden = burn::tensor::module::embedding(table.clone(), tokens);
+                self.batches.push(Batch { quantized: hidden.clone(), float: hidden });
             }
         }
         Ok(())
@@ -119,54 +175,57 @@ impl Walk<'_> {
             on_layer,
         };
 
-        let inputs = |hidden: Tensor<3>| layer.input_layernorm.forward(hidden);
-        let qkv = self.quantize(&mut block, &QKV, layer.self_attn.qkv_proj.joined(), inputs)?;
-        let outputs = layer.self_attn.qkv_proj.outputs().to_vec();
-        layer.self_attn.qkv_proj = ProjectionGroup::new(vec![qkv], outputs);
-
-        layer.self_attn.o_proj = self.quantize(&mut block, &O, Some(&layer.self_attn.o_proj), |hidden| self.mixed(&layer, hidden))?;
-        self.batches = self.walked(|hidden| hidden.clone() + layer.self_attn.o_proj.forward(self.mixed(&layer, hidden)));
-
-        let inputs = |hidden: Tensor<3>| layer.post_attention_layernorm.forward(hidden);
-        let gate_up = self.quantize(&mut block, &GATE_UP, layer.mlp.gate_up_proj.joined(), inputs)?;
-        let outputs = layer.mlp.gate_up_proj.outputs().to_vec();
-        layer.mlp.gate_up_proj = ProjectionGroup::new(vec![gate_up], outputs);
-
-        layer.mlp.down_proj = self.quantize(&mut block, &DOWN, Some(&layer.mlp.down_proj), |hidden| gated(&layer, hidden))?;
-        self.batches = self.walked(|hidden| hidden.clone() + layer.mlp.down_proj.forward(gated(&layer, hidden)));
+        let float = layer.clone();
+        for part in Part::ALL {
+            let projection = self.quantize(&mut block, part, &layer, &float)?;
+            part.replace(&mut layer, projection);
+            if part.is_residual() {
+                for index in 0..self.batches.len() {
+                    let Batch { quantized, float: hidden } = &self.batches[index];
+                    let quantized = quantized.clone() + self.outputs(part, &layer, quantized);
+                    let float = hidden.clone() + self.outputs(part, &float, hidden);
+                    self.batches[index] = Batch { quantized, float };
+                }
+            }
+        }
         if done.is_none() {
             block.save(partial, index)?;
         }
         Ok(())
     }
 
-    /// The hidden states after a part of the block.
-    fn walked(&self, part: impl Fn(Tensor<3>) -> Tensor<3>) -> Vec<Tensor<3>> {
-        self.batches.iter().map(|hidden| part(hidden.clone())).collect()
+    /// What a part of a layer adds to the hidden states.
+    fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
+        let inputs = self.inputs(part, layer, hidden);
+        match part {
+            Part::O => layer.self_attn.o_proj.forward(inputs),
+            _ => layer.mlp.down_proj.forward(inputs),
+        }
     }
 
-    /// Attention's outputs before its last projection, [samples, seq, heads * head_dim].
-    fn mixed(&self, layer: &Layer, hidden: Tensor<3>) -> Tensor<3> {
+    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or the MLP.
+    fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
         let Attention { qkv_proj, window, .. } = &layer.self_attn;
-        let span = Span::new(&self.rope, 0, hidden.dims()[1], *window, self.dtype, self.device);
-        layer.self_attn.mix_prompt(qkv_proj.forward_joined(layer.input_layernorm.forward(hidden)), &span, None)
+        match part {
+            Part::Qkv => layer.input_layernorm.forward(hidden.clone()),
+            Part::O => {
+                let span = Span::new(&self.rope, 0, hidden.dims()[1], *window, self.dtype, self.device);
+                layer.self_attn.mix_prompt(qkv_proj.forward_joined(self.inputs(Part::Qkv, layer, hidden)), &span, None)
+            }
+            Part::GateUp => layer.post_attention_layernorm.forward(hidden.clone()),
+            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(Part::GateUp, layer, hidden))),
+        }
     }
 
-    /// The projections `names` of a block as one, with the values of their quantised weights; `inputs` makes their inputs of hidden states. `float` is their float
-    /// form.
-    fn quantize(
-        &self,
-        block: &mut Block<'_>,
-        names: &[&str],
-        float: Option<&Projection>,
-        inputs: impl Fn(Tensor<3>) -> Tensor<3>,
-    ) -> Result<Projection, LlamaError> {
+    /// A part of a block as one projection, with the values of its quantised weights.
+    fn quantize(&self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
         let is_named =
             |plan: &&Plan<'_>, name: &str| plan.source().strip_prefix(&block.name).is_some_and(|rest| rest.strip_prefix('.') == Some(name));
-        let plans: Vec<&Plan<'_>> = names.iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect();
+        let plans: Vec<&Plan<'_>> =
+            part.names().iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect();
         let weights = match block.done {
             Some(checkpoint) => self.read(checkpoint, &plans)?,
-            None => self.find(block, &plans, inputs)?,
+            None => self.find(block, &plans, part, layer, float)?,
         };
         let k = plans.first().map_or(0, |plan| plan.k());
         let joined = side_by_side(k, &weights);
@@ -174,7 +233,7 @@ impl Walk<'_> {
             TensorData::new(joined, [k, weights.iter().map(|weight| weight.len()).sum::<usize>() / k.max(1)]),
             (self.device, self.dtype.into()),
         );
-        let bias = match float {
+        let bias = match part.of(float) {
             Some(Projection::Dense(Linear { bias, .. })) => bias.clone(),
             _ => None,
         };
@@ -195,7 +254,9 @@ impl Walk<'_> {
         &self,
         block: &mut Block<'_>,
         plans: &[&Plan<'_>],
-        inputs: impl Fn(Tensor<3>) -> Tensor<3>,
+        part: Part,
+        layer: &Layer,
+        float: &Layer,
     ) -> Result<Vec<Vec<f32>>, LlamaError> {
         let mut weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
         let layers: Vec<(usize, &str)> = plans
@@ -211,15 +272,19 @@ impl Walk<'_> {
 
         let k = plans[first].k();
         let mut sums = HessianSums::new(k, self.device);
-        for hidden in &self.batches {
-            let inputs = inputs(hidden.clone());
+        for Batch { quantized, float: hidden } in &self.batches {
+            let inputs = self.inputs(part, layer, quantized);
             let [samples, seq, _] = inputs.dims();
-            sums.add(inputs.reshape([samples * seq, k])).map_err(failed)?;
+            let rows = |tensor: Tensor<3>| {
+                let width = tensor.dims()[2];
+                tensor.reshape([samples * seq, width])
+            };
+            let residual = part.is_residual().then(|| rows(hidden.clone() - quantized.clone()));
+            sums.add_beside(rows(inputs), rows(self.inputs(part, float, hidden)), residual).map_err(failed)?;
         }
-        let hessian = sums.finish().map_err(failed)?;
         // Output features are independent of each other: one factorisation serves all layers.
         let joined = side_by_side(k, &layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect::<Vec<_>>());
-        let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&hessian), self.spec).map_err(failed)?;
+        let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&sums), self.spec).map_err(failed)?;
         drop(joined);
         let mut start = 0;
         for (index, name) in layers {
@@ -229,7 +294,7 @@ impl Walk<'_> {
             weights[index] = plain.dequantize();
             let loss = LayerLoss {
                 layer: name.into(),
-                tokens: hessian.tokens(),
+                tokens: sums.tokens(),
                 loss: found.losses.as_ref().map(|losses| losses[columns].iter().sum()),
                 damping: found.damping,
                 dead: found.dead,
@@ -257,11 +322,6 @@ impl Block<'_> {
         }
         Ok(writer.finish()?)
     }
-}
-
-/// The MLP's inputs of its last projection, [samples, seq, intermediate].
-fn gated(layer: &Layer, hidden: Tensor<3>) -> Tensor<3> {
-    decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(layer.post_attention_layernorm.forward(hidden)))
 }
 
 /// Weights [K, N] with their output features side by side.

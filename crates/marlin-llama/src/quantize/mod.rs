@@ -86,7 +86,7 @@ impl Method {
     fn quantizer(&self, sparsity: Sparsity) -> Box<dyn Quantizer> {
         match *self {
             Self::Round { clipping } => Box::new(Rounding { sparsity, clipping }),
-            Self::Gptq { order, damping, .. } => Box::new(GptqOptions { order, damping, sparsity }),
+            Self::Gptq { order, damping, .. } => Box::new(GptqOptions { order, damping, sparsity, ..GptqOptions::default() }),
         }
     }
 

@@ -1,0 +1,194 @@
+//! GPTQ on a CubeCL device: the factor by blocks of Burn's matmuls, with the diagonal blocks on the host, and the rounding by kernels.
+
+use super::kernel::{Levels, MAX_ROWS, STEP};
+use super::op::RoundingBackend;
+use super::{Gptq, GptqOptions, Layer, per_token};
+use crate::factor::{ATTEMPTS, inverse, upper_factor};
+use crate::hessian::read;
+use crate::product::product;
+use crate::{HessianSums, QuantError};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
+use marlin_format::{QuantSpec, ScaleDtype};
+
+/// Features of a block of the factor.
+const BLOCK: usize = 128;
+
+/// As [`gptq_beside`](super::gptq_beside), on the device of the sums. None if the device has no scales of the spec's dtype, or a scale overflows: the host
+/// tells which.
+pub(super) fn gptq(
+    weight: &[f32],
+    n: usize,
+    sums: &HessianSums,
+    spec: &QuantSpec,
+    options: &GptqOptions,
+) -> Result<Option<Gptq>, QuantError> {
+    let (device, k) = (sums.device(), sums.features());
+    let scale = match spec.scale_dtype {
+        ScaleDtype::F16 => DType::F16,
+        ScaleDtype::BF16 => DType::BF16,
+        ScaleDtype::F32 => DType::F32,
+    };
+    if !device.supports_dtype(scale) {
+        return Ok(None);
+    }
+    let diagonal: Vec<f64> = read(diagonal(&sums.sum()))?.into_iter().map(f64::from).collect();
+    let layer = Layer::new(&diagonal, n, spec, options)?;
+    let order: Vec<i32> = layer.order.iter().map(|&row| row as i32).collect();
+    let order = Tensor::<1, Int>::from_data(TensorData::new(order, [k]), (&device, DType::I32));
+    let hessian = sums.sum().select(0, order.clone()).select(1, order.clone());
+    let (factor, damping) = inverse_factor(hessian, &layer, options.damping)?;
+
+    let mut rows = Tensor::<2>::from_data(TensorData::new(weight.to_vec(), [k, n]), (&device, DType::F32)).select(0, order.clone());
+    if options.correction != 0.0
+        && let Some(right) = sums.correction(weight, n)
+    {
+        let half = product(factor.clone(), right.select(0, order));
+        rows = rows + product(factor.clone().transpose(), half).mul_scalar(options.correction);
+    }
+
+    let levels = Levels::new(spec, options.sparsity);
+    let moments: Vec<f32> = layer.moments.iter().map(|&moment| moment as f32).collect();
+    let moments = Tensor::<1>::from_data(TensorData::new(moments, [k]), (&device, DType::F32));
+    let (mut codes, mut losses) = (Vec::new(), Tensor::<1>::zeros([n], (&device, DType::F32)));
+    let mut grids = vec![None; layer.groups.len()];
+    for (index, places) in &layer.groups {
+        let (group, group_moments) =
+            (padded(rows.clone().slice(s![places.clone(), ..])), padded(moments.clone().slice(s![places.clone()])));
+        let (scales, zeros) = if places.len() <= MAX_ROWS {
+            let part = block_of(&factor, places.start, places.end);
+            Dispatch::gptq_grids(group.into_dispatch(), part.into_dispatch(), group_moments.into_dispatch(), levels)
+        } else {
+            Dispatch::gptq_weighted_grids(group.into_dispatch(), group_moments.into_dispatch(), levels)
+        };
+        let (scales, zeros) = (Tensor::<1>::from_dispatch(scales), Tensor::<1>::from_dispatch(zeros));
+        for start in places.clone().step_by(MAX_ROWS) {
+            let end = places.end.min(start + MAX_ROWS);
+            let (found, errors, lost) = Dispatch::gptq_round(
+                padded(rows.clone().slice(s![start..end, ..])).into_dispatch(),
+                block_of(&factor, start, end).into_dispatch(),
+                padded(moments.clone().slice(s![start..end])).into_dispatch(),
+                scales.clone().into_dispatch(),
+                zeros.clone().into_dispatch(),
+                levels,
+            );
+            codes.push(Tensor::<2>::from_dispatch(found).slice(s![0..end - start, ..]));
+            losses = losses + Tensor::<1>::from_dispatch(lost);
+            if end < k {
+                let errors = Tensor::<2>::from_dispatch(errors).slice(s![0..end - start, ..]);
+                let taken_up = product(factor.clone().slice(s![start..end, end..k]).transpose(), errors);
+                let after = rows.clone().slice(s![end..k, ..]) - taken_up;
+                rows = rows.slice_assign(s![end..k, ..], after);
+            }
+        }
+        grids[*index] = Some((scales, zeros));
+    }
+    let (scales, zeros): (Vec<Tensor<1>>, Vec<Tensor<1>>) = grids.into_iter().flatten().unzip();
+    let scales = read(Tensor::cat(scales, 0))?;
+    if scales.iter().any(|scale| !scale.is_finite()) {
+        return Ok(None);
+    }
+    let zeros = read(Tensor::cat(zeros, 0))?.into_iter().map(|zero| zero as u8).collect();
+    let mut q = Vec::with_capacity(k * n);
+    for codes in codes {
+        q.extend(read(codes)?.into_iter().map(|code| code as u8));
+    }
+    let losses = read(losses)?.into_iter().map(f64::from).collect();
+    let weight = layer.assemble(&q, &scales, zeros)?;
+    Ok(Some(Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }))
+}
+
+/// The diagonal of a square matrix.
+fn diagonal(matrix: &Tensor<2>) -> Tensor<1> {
+    let k = matrix.dims()[0];
+    let places: Vec<i32> = (0..k).map(|i| (i * (k + 1)) as i32).collect();
+    matrix.clone().reshape([k * k]).select(0, Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&matrix.device(), DType::I32)))
+}
+
+/// Zeros after the last row up to a multiple of [`STEP`].
+fn padded<const D: usize>(rows: Tensor<D>) -> Tensor<D> {
+    let mut shape = rows.dims();
+    shape[0] = shape[0].next_multiple_of(STEP) - shape[0];
+    if shape[0] == 0 {
+        return rows;
+    }
+    let zeros = Tensor::zeros(shape, (&rows.device(), DType::F32));
+    Tensor::cat(vec![rows, zeros], 0)
+}
+
+/// The part of the factor for the places `start..end`, with a diagonal of ones after it up to a multiple of [`STEP`].
+fn block_of(factor: &Tensor<2>, start: usize, end: usize) -> Tensor<2> {
+    let part = factor.clone().slice(s![start..end, start..end]);
+    let (rows, whole) = (end - start, (end - start).next_multiple_of(STEP));
+    if rows == whole {
+        return part;
+    }
+    let ones = Tensor::<2>::eye(whole, &factor.device()).cast(FloatDType::F32);
+    ones.slice_assign(s![0..rows, 0..rows], part)
+}
+
+/// The upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] in the order in which rows are rounded, and the damping that it took: what
+/// [`InverseFactor`](crate::factor::InverseFactor) is on the host.
+fn inverse_factor(hessian: Tensor<2>, layer: &Layer, damping: f64) -> Result<(Tensor<2>, f64), QuantError> {
+    let k = layer.moments.len();
+    let live = layer.moments.iter().filter(|&&moment| moment > 0.0).count().max(1);
+    let mean = layer.moments.iter().sum::<f64>() / live as f64;
+    let mut tried = damping;
+    for attempt in 0..=ATTEMPTS {
+        tried = damping.max(f64::EPSILON) * 10f64.powi(attempt);
+        let added: Vec<f64> = layer.moments.iter().map(|&moment| if moment > 0.0 { tried * mean } else { 1.0 }).collect();
+        if let Some((factor, inverses)) = upper_blocks(&hessian, &added)? {
+            drop(hessian);
+            return Ok((inverse_of(factor, inverses), tried));
+        }
+        tracing::debug!(damping = tried, "a Hessian has no Cholesky factor; damping grows");
+    }
+    Err(QuantError::NoFactor { k, damping: tried })
+}
+
+/// The upper triangular `R` with `H + added = R Rᵀ`, and the inverses of its diagonal blocks: a blocked Cholesky factorisation that begins with the last block.
+/// `None` if that is not positive definite.
+fn upper_blocks(hessian: &Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>, Vec<Tensor<2>>)>, QuantError> {
+    let (k, device) = (added.len(), hessian.device());
+    let mut factor = Tensor::<2>::zeros([k, k], (&device, DType::F32));
+    let mut inverses = Vec::new();
+    for start in (0..k).step_by(BLOCK).rev() {
+        let end = k.min(start + BLOCK);
+        let rows = end - start;
+        let mut panel = hessian.clone().slice(s![0..end, start..end]);
+        if end < k {
+            let after = factor.clone().slice(s![0..end, end..k]);
+            let own = factor.clone().slice(s![start..end, end..k]);
+            panel = panel - product(after, own.transpose());
+        }
+        let block = read(panel.clone().slice(s![start..end, ..]))?;
+        let entry = |i: usize, j: usize| f64::from(block[i * rows + j]) + if i == j { added[start + i] } else { 0.0 };
+        let Some(root) = upper_factor(rows, &entry) else { return Ok(None) };
+        let inverted = inverse(rows, &root);
+        let to_device = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [rows, rows]), (&device, DType::F32));
+        let inverted = to_device(inverted);
+        factor = factor.slice_assign(s![start..end, start..end], to_device(root.into_iter().map(|value| value as f32).collect()));
+        if start > 0 {
+            let above = product(panel.slice(s![0..start, ..]), inverted.clone().transpose());
+            factor = factor.slice_assign(s![0..start, start..end], above);
+        }
+        inverses.push(inverted);
+    }
+    Ok(Some((factor, inverses)))
+}
+
+/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from the last to the first: blocks of rows from the last, each a
+/// combination of those after it.
+fn inverse_of(factor: Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
+    let (k, device) = (factor.dims()[0], factor.device());
+    let mut found = Tensor::<2>::zeros([k, k], (&device, DType::F32));
+    for (start, inverted) in (0..k).step_by(BLOCK).rev().zip(inverses) {
+        let end = k.min(start + BLOCK);
+        found = found.slice_assign(s![start..end, start..end], inverted.clone());
+        if end < k {
+            let sums = product(factor.clone().slice(s![start..end, end..k]), found.clone().slice(s![end..k, end..k]));
+            found = found.slice_assign(s![start..end, end..k], product(inverted, sums).neg());
+        }
+    }
+    found
+}

@@ -1,0 +1,388 @@
+//! GPTQ's rounding of a block of rows as CubeCL kernels: one unit per column, and of a search one per column and grid.
+
+use crate::grid::Grid;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use marlin_format::{QuantSpec, ScaleDtype, Sparsity};
+use marlin_kernels::{ActivationDtype, Runtime, Target};
+
+/// Most rows of a block. Their errors are in shared memory: 32 KiB for a cube of [`UNITS`].
+pub(super) const MAX_ROWS: usize = 128;
+/// Rows that a unit holds in registers. Blocks have a multiple of it.
+pub(super) const STEP: usize = 16;
+/// Columns of a cube.
+const UNITS: usize = 64;
+
+/// The levels that rows are rounded to, and whether they are pruned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Levels {
+    top: u32,
+    has_zero_points: bool,
+    scale: ActivationDtype,
+    /// How many grids a search tries.
+    candidates: u32,
+    /// True if two of every four rows are pruned.
+    is_sparse: bool,
+}
+
+impl Levels {
+    pub fn new(spec: &QuantSpec, sparsity: Sparsity) -> Self {
+        Self {
+            top: spec.bits.max().into(),
+            has_zero_points: spec.zero_points,
+            scale: match spec.scale_dtype {
+                ScaleDtype::F16 => ActivationDtype::F16,
+                ScaleDtype::BF16 => ActivationDtype::BF16,
+                ScaleDtype::F32 => ActivationDtype::F32,
+            },
+            candidates: Grid::candidates(spec) as u32,
+            is_sparse: sparsity == Sparsity::TwoFour,
+        }
+    }
+
+    /// How many grids a search tries.
+    pub fn candidates(&self) -> usize {
+        self.candidates as usize
+    }
+}
+
+/// A block of rows [rows, N] of a weight, f32, in the order in which they are rounded.
+pub(super) struct Rows {
+    pub weight: BufferArg,
+    /// The second moment of each row's feature, f32 `[rows]`: losses of those with 0 do not count.
+    pub moments: BufferArg,
+    pub rows: usize,
+    pub n: usize,
+}
+
+/// The squared errors that are left of a group's outputs by each grid of a search, [candidates, N]. `factor` is the part [rows, rows] of the inverse's factor; a
+/// group of more rows than a block has none, and its errors are those of its weights, by their moments.
+pub(super) fn group_losses(client: &Client, levels: Levels, group: Rows, factor: Option<BufferArg>, losses: BufferArg) {
+    let (units, dim) = units(client);
+    let count = CubeCount::Static(group.n.div_ceil(units) as u32, levels.candidates, 1);
+    let Rows { weight, moments, rows, n } = group;
+    let scale = levels.scale.elem();
+    match factor {
+        Some(factor) => compensated_losses::launch(client, count, dim, weight, factor, moments, losses, n, rows, levels, units, scale),
+        None => weighted_losses::launch(client, count, dim, weight, moments, losses, n, rows, levels, units, scale),
+    }
+}
+
+/// The scale and zero point of each column, `[N]`: those of the grid with the least of the losses [candidates, N].
+pub(super) fn choose(client: &Client, levels: Levels, group: Rows, losses: BufferArg, scales: BufferArg, zeros: BufferArg) {
+    let (units, dim) = units(client);
+    let count = CubeCount::Static(group.n.div_ceil(units) as u32, 1, 1);
+    chosen_grids::launch(client, count, dim, group.weight, losses, scales, zeros, group.n, group.rows, levels, units, levels.scale.elem());
+}
+
+/// What a block is rounded to.
+pub(super) struct Rounded {
+    /// q, in f32: [rows, N].
+    pub codes: BufferArg,
+    /// Errors by the diagonal of the factor, [rows, N].
+    pub errors: BufferArg,
+    /// The sum of their squares, `[N]`.
+    pub losses: BufferArg,
+}
+
+/// Rounds a block to the grids of its columns.
+pub(super) fn round(client: &Client, levels: Levels, block: Rows, factor: BufferArg, scales: BufferArg, zeros: BufferArg, out: Rounded) {
+    let (units, dim) = units(client);
+    let count = CubeCount::Static(block.n.div_ceil(units) as u32, 1, 1);
+    let Rows { weight, moments, rows, n } = block;
+    let Rounded { codes, errors, losses } = out;
+    rounded_rows::launch(client, count, dim, weight, factor, moments, scales, zeros, codes, errors, losses, n, rows, levels, units);
+}
+
+/// Columns of a cube: on the CPU one, as one core runs a whole cube there.
+fn units(client: &Client) -> (usize, CubeDim) {
+    let units = if Target::of(client).runtime == Runtime::Cpu { 1 } else { UNITS };
+    (units, CubeDim::new_1d(units as u32))
+}
+
+/// What rounding a column takes beside its values.
+#[derive(CubeType)]
+struct Column {
+    column: usize,
+    n: usize,
+    rows: usize,
+    scale: f32,
+    zero: f32,
+}
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
+fn compensated_losses<S: Float>(
+    weight: &[f32],
+    factor: &[f32],
+    moments: &[f32],
+    losses: &mut [f32],
+    n: usize,
+    rows: usize,
+    #[comptime] levels: Levels,
+    #[comptime] units: usize,
+    #[define(S)] _scale: ElemType,
+) {
+    let mut errors = Shared::<[f32]>::new_slice(comptime!(MAX_ROWS * units));
+    let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
+    if column >= n {
+        terminate!();
+    }
+    let (low, high) = range(weight, column, n, rows);
+    let scale = scale_of::<S>(low, high, CUBE_POS_Y, levels);
+    let zero = zero_of(low, scale, CUBE_POS_Y, levels);
+    let place = Column { column, n, rows, scale, zero };
+    let mut values = Array::<f32>::new(STEP);
+    let mut loss = 0.0f32.runtime();
+    let mut first = 0usize.runtime();
+    while first < rows {
+        load(weight, factor, &errors, &mut values, first, &place, units);
+        loss += round_step(factor, moments, &mut errors, &mut values, first, &place, levels, units);
+        first += STEP;
+    }
+    losses[CUBE_POS_Y as usize * n + column] = loss;
+}
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
+fn weighted_losses<S: Float>(
+    weight: &[f32],
+    moments: &[f32],
+    losses: &mut [f32],
+    n: usize,
+    rows: usize,
+    #[comptime] levels: Levels,
+    #[comptime] units: usize,
+    #[define(S)] _scale: ElemType,
+) {
+    let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
+    if column >= n {
+        terminate!();
+    }
+    let (low, high) = range(weight, column, n, rows);
+    let scale = scale_of::<S>(low, high, CUBE_POS_Y, levels);
+    let zero = zero_of(low, scale, CUBE_POS_Y, levels);
+    let mut loss = 0.0f32.runtime();
+    for row in 0..rows {
+        let value = weight[row * n + column];
+        let error = value - (code(value, scale, zero, levels) - zero) * scale;
+        loss += moments[row] * error * error;
+    }
+    losses[CUBE_POS_Y as usize * n + column] = loss;
+}
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
+fn chosen_grids<S: Float>(
+    weight: &[f32],
+    losses: &[f32],
+    scales: &mut [f32],
+    zeros: &mut [f32],
+    n: usize,
+    rows: usize,
+    #[comptime] levels: Levels,
+    #[comptime] units: usize,
+    #[define(S)] _scale: ElemType,
+) {
+    let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
+    if column >= n {
+        terminate!();
+    }
+    let mut best = 0u32.runtime();
+    let mut least = losses[column];
+    for index in 1..levels.candidates {
+        let loss = losses[index as usize * n + column];
+        if loss < least {
+            least = loss;
+            best = index;
+        }
+    }
+    let (low, high) = range(weight, column, n, rows);
+    let scale = scale_of::<S>(low, high, best, levels);
+    scales[column] = scale;
+    zeros[column] = zero_of(low, scale, best, levels);
+}
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
+fn rounded_rows(
+    weight: &[f32],
+    factor: &[f32],
+    moments: &[f32],
+    scales: &[f32],
+    zeros: &[f32],
+    codes_out: &mut [f32],
+    errors_out: &mut [f32],
+    losses: &mut [f32],
+    n: usize,
+    rows: usize,
+    #[comptime] levels: Levels,
+    #[comptime] units: usize,
+) {
+    let mut errors = Shared::<[f32]>::new_slice(comptime!(MAX_ROWS * units));
+    let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
+    if column >= n {
+        terminate!();
+    }
+    let place = Column { column, n, rows, scale: scales[column], zero: zeros[column] };
+    let mut values = Array::<f32>::new(STEP);
+    let mut loss = 0.0f32.runtime();
+    let mut first = 0usize.runtime();
+    while first < rows {
+        load(weight, factor, &errors, &mut values, first, &place, units);
+        loss += round_step(factor, moments, &mut errors, &mut values, first, &place, levels, units);
+        #[unroll]
+        for i in 0..STEP {
+            codes_out[(first + i) * n + column] = values[i];
+            errors_out[(first + i) * n + column] = errors[(first + i) * units + UNIT_POS as usize];
+        }
+        first += STEP;
+    }
+    losses[column] = loss;
+}
+
+/// Loads the rows from `first` on, with the errors of the rows before them.
+#[cube]
+fn load(
+    weight: &[f32],
+    factor: &[f32],
+    errors: &Shared<[f32]>,
+    values: &mut Array<f32>,
+    first: usize,
+    place: &Column,
+    #[comptime] units: usize,
+) {
+    #[unroll]
+    for i in 0..STEP {
+        values[i] = weight[(first + i) * place.n + place.column];
+    }
+    for row in 0..first {
+        let error = errors[row * units + UNIT_POS as usize];
+        let start = row * place.rows + first;
+        #[unroll]
+        for i in 0..STEP {
+            values[i] -= error * factor[start + i];
+        }
+    }
+}
+
+/// Rounds the rows from `first` on, whose `values` become their codes. Returns the sum of the squares of their errors.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "one step of two kernels")]
+fn round_step(
+    factor: &[f32],
+    moments: &[f32],
+    errors: &mut Shared<[f32]>,
+    values: &mut Array<f32>,
+    first: usize,
+    place: &Column,
+    #[comptime] levels: Levels,
+    #[comptime] units: usize,
+) -> f32 {
+    let mut loss = 0.0f32.runtime();
+    let mut costs = Array::<f32>::new(4usize);
+    #[unroll]
+    for i in 0..STEP {
+        let row = first + i;
+        let diagonal = factor[row * place.rows + row];
+        if comptime!(levels.is_sparse && i % 4 == 0) {
+            #[unroll]
+            for other in 0..4usize {
+                let row = row + other;
+                costs[other] = (values[i + other] / factor[row * place.rows + row]).abs();
+            }
+        }
+        let mut code = code(values[i], place.scale, place.zero, levels);
+        if comptime!(levels.is_sparse) {
+            // Of every four, the two whose loss costs least are pruned.
+            let mut cheaper = 0u32.runtime();
+            #[unroll]
+            for other in 0..4usize {
+                let is_before = comptime!(other < i % 4);
+                let (cost, own) = (costs[other], costs[comptime!(i % 4)]);
+                if cost < own || (is_before && cost == own) {
+                    cheaper += 1;
+                }
+            }
+            if cheaper < 2 {
+                code = place.zero;
+            }
+        }
+        let error = (values[i] - (code - place.zero) * place.scale) / diagonal;
+        errors[row * units + UNIT_POS as usize] = error;
+        if moments[row] > 0.0 {
+            loss += error * error;
+        }
+        values[i] = code;
+        #[unroll]
+        for after in 0..comptime!(STEP - 1 - i) {
+            let after = comptime!(i + 1 + after);
+            values[after] -= error * factor[row * place.rows + first + after];
+        }
+    }
+    loss
+}
+
+/// The range of a column, 0 in it.
+#[cube]
+fn range(weight: &[f32], column: usize, n: usize, rows: usize) -> (f32, f32) {
+    let mut low = 0.0f32.runtime();
+    let mut high = 0.0f32.runtime();
+    for row in 0..rows {
+        let value = weight[row * n + column];
+        low = min(low, value);
+        high = max(high, value);
+    }
+    (low, high)
+}
+
+/// The part of the whole range that grid `index` of a search has: [`Grid::candidate`].
+#[cube]
+fn part(index: u32, #[comptime] levels: Levels) -> f32 {
+    let index = if comptime!(levels.has_zero_points) { index } else { index / 2 };
+    1.0 - f32::cast_from(index) / 100.0
+}
+
+/// The scale of grid `index` of a range, rounded to its dtype: [`Grid::candidate`].
+#[cube]
+fn scale_of<S: Float>(low: f32, high: f32, index: u32, #[comptime] levels: Levels) -> f32 {
+    // The least positive number of the dtype, where all weights are zero.
+    let least = comptime!(match levels.scale {
+        ActivationDtype::F16 => 5.9604645e-8f32,
+        ActivationDtype::BF16 | ActivationDtype::F32 => f32::MIN_POSITIVE,
+    });
+    let part = part(index, levels);
+    if comptime!(levels.has_zero_points) {
+        let exact = (high - low) * part / comptime!(levels.top as f32);
+        max(f32::cast_from(S::cast_from(exact)), least)
+    } else {
+        let exact = max(high, -low) * part / comptime!(levels.top as f32 / 2.0);
+        let scale = max(f32::cast_from(S::cast_from(exact)), least);
+        if index & 1 == 0 { scale } else { -scale }
+    }
+}
+
+/// The zero point of grid `index` of a range.
+#[cube]
+fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Levels) -> f32 {
+    if comptime!(levels.has_zero_points) {
+        clamp(to_even(-low * part(index, levels) / scale, levels), 0.0, comptime!(levels.top as f32))
+    } else {
+        comptime!(levels.top.div_ceil(2) as f32).runtime()
+    }
+}
+
+/// The q of the nearest level.
+#[cube]
+fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels) -> f32 {
+    clamp(to_even(value / scale, levels) + zero, 0.0, comptime!(levels.top as f32))
+}
+
+/// A value rounded to the nearest integer, to the even one of two, where it is within the levels.
+#[cube]
+fn to_even(value: f32, #[comptime] levels: Levels) -> f32 {
+    let limit = comptime!(levels.top as f32 + 1.0);
+    // Above 2^23 there are only integers, and rounding to one of those is the addition's own.
+    let shift = 12582912.0f32;
+    (clamp(value, -limit, limit) + shift) - shift
+}

@@ -1,0 +1,124 @@
+//! GPTQ on the device against GPTQ on the host.
+
+use crate::setup::{Named, trial};
+use burn::tensor::{Device, Tensor, TensorData};
+use libtest_mimic::Trial;
+use marlin_format::{FormatError, GroupSize, QuantSpec, Sparsity};
+use marlin_quant::{Gptq, GptqOptions, HessianSums, QuantError, RowOrder, gptq_beside};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// Sums in f32 in another order than the host's choose another level, or another range, here and there.
+const LOSS_TOLERANCE: f64 = 0.02;
+
+pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    if device.name == "flex" {
+        return;
+    }
+    tests.push(trial(device, "gptq::losses_are_those_of_the_host", move |device| losses(device, seed)));
+    tests.push(trial(device, "gptq::dead_and_dependent_features", move |device| degenerate(device, seed)));
+    tests.push(trial(device, "gptq::wrong_weights_are_refused", move |device| refusals(device, seed)));
+}
+
+fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
+}
+
+/// A layer's inputs [tokens, K], with a few directions that features share and features of different size, and those of a float model near them.
+fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> [Vec<f32>; 2] {
+    let directions = k / 4 + 1;
+    let (mix, sizes) = (random(directions * k, rng), random(k, rng));
+    let mut rows = Vec::with_capacity(tokens * k);
+    for _ in 0..tokens {
+        let (strengths, noise) = (random(directions, rng), random(k, rng));
+        rows.extend((0..k).map(|feature| {
+            let shared: f32 = strengths.iter().enumerate().map(|(i, strength)| strength * mix[i * k + feature]).sum();
+            (2.0 * sizes[feature]).exp() * (shared + 0.3 * noise[feature])
+        }));
+    }
+    let near = rows.iter().map(|value| value * rng.random_range(0.95..1.05)).collect();
+    [rows, near]
+}
+
+fn tensor(values: &[f32], columns: usize, device: &Device) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values.to_vec(), [values.len() / columns, columns]), device)
+}
+
+/// What a layer saw, on a device: three batches, with the outputs to make up for.
+fn sums(activations: &[Vec<f32>; 2], residual: &[f32], k: usize, n: usize, device: &Device) -> HessianSums {
+    let mut sums = HessianSums::new(k, device);
+    let tokens = residual.len() / n;
+    for part in [0..tokens / 2, tokens / 2..tokens / 2 + 1, tokens / 2 + 1..tokens] {
+        let [x, float] = activations.each_ref().map(|rows| tensor(&rows[part.start * k..part.end * k], k, device));
+        let residual = tensor(&residual[part.start * n..part.end * n], n, device);
+        sums.add_beside(x, float, Some(residual)).unwrap_or_else(|error| panic!("{error}"));
+    }
+    sums
+}
+
+fn quantized(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Gptq {
+    gptq_beside(weight, n, sums, spec, options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn losses(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let sparse = GptqOptions { sparsity: Sparsity::TwoFour, ..GptqOptions::default() };
+    let of = |order| GptqOptions { order, ..GptqOptions::default() };
+    let cases = [
+        (QuantSpec::int4(GroupSize::G128), GptqOptions::default(), 300, 70),
+        (QuantSpec::int4(GroupSize::G32), of(RowOrder::ActOrder), 128, 64),
+        (QuantSpec::int4(GroupSize::G64).with_zero_points(), of(RowOrder::Natural), 200, 65),
+        (QuantSpec::int4(GroupSize::Channel), GptqOptions::default(), 300, 70),
+        (QuantSpec::int8(GroupSize::G128), GptqOptions { correction: 0.0, ..GptqOptions::default() }, 129, 3),
+        (QuantSpec::int4(GroupSize::G128), sparse, 256, 70),
+        (QuantSpec::int4(GroupSize::Channel), sparse, 132, 64),
+    ];
+    for (spec, options, k, n) in cases {
+        let (weight, tokens) = (random(k * n, &mut rng), 2 * k);
+        let (activations, residual) = (activations(tokens, k, &mut rng), random(tokens * n, &mut rng));
+        let [expected, found] =
+            [&Device::flex(), device].map(|device| quantized(&weight, n, &sums(&activations, &residual, k, n, device), &spec, &options));
+        assert_eq!((found.weight.k(), found.weight.n(), found.weight.sparsity()), (k, n, options.sparsity));
+        let (expected_values, values) = (expected.weight.dequantize(), found.weight.dequantize());
+        let same = expected_values.iter().zip(&values).filter(|(a, b)| a == b).count();
+        let change = found.loss() / expected.loss() - 1.0;
+        println!("{spec}, {options:?}, {k} x {n}: loss {:.4e}, {:+.3} %; {same} of {} equal", found.loss(), 100.0 * change, k * n);
+        assert!(change.abs() < LOSS_TOLERANCE, "{spec} {options:?} {k} x {n}: loss {} for {}", found.loss(), expected.loss());
+        assert!(same * 10 > k * n * 6, "{spec} {options:?}: {same} of {} values are the host's", k * n);
+        assert_eq!((found.damping, found.dead), (expected.damping, expected.dead));
+    }
+}
+
+/// Features that are always zero, and others that are the same as their neighbours, in a Hessian that has no factor without damping.
+fn degenerate(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (k, n, tokens) = (160, 8, 200);
+    let (weight, [mut x, _]) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
+    for row in x.chunks_exact_mut(k) {
+        (row[7], row[130]) = (0.0, 0.0);
+        (row[41], row[42]) = (row[40], row[40]);
+    }
+    let residual = vec![0.0; tokens * n];
+    let spec = QuantSpec::int4(GroupSize::G32);
+    let [expected, found] = [&Device::flex(), device]
+        .map(|device| quantized(&weight, n, &sums(&[x.clone(), x.clone()], &residual, k, n, device), &spec, &GptqOptions::default()));
+    assert_eq!((found.dead, expected.dead), (2, 2));
+    let change = found.loss() / expected.loss() - 1.0;
+    assert!(change.abs() < LOSS_TOLERANCE, "loss {} for {}", found.loss(), expected.loss());
+}
+
+fn refusals(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (k, n) = (64, 4);
+    let mut weight = random(k * n, &mut rng);
+    let activations = activations(100, k, &mut rng);
+    let sums = sums(&activations, &vec![0.0; 100 * n], k, n, device);
+    let refused = |weight: &[f32]| {
+        gptq_beside(weight, n, &sums, &QuantSpec::int4(GroupSize::G32), &GptqOptions::default()).expect_err("a wrong weight")
+    };
+    assert!(matches!(refused(&weight[1..]), QuantError::Shape { .. }));
+    weight[9] = 1e30;
+    assert!(matches!(refused(&weight), QuantError::Format(FormatError::ScaleOverflow { .. })));
+    weight[9] = f32::NAN;
+    assert!(matches!(refused(&weight), QuantError::Format(FormatError::NonFiniteWeight { .. })));
+}
