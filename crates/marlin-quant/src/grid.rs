@@ -98,6 +98,7 @@ pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWe
 }
 
 /// True if a column of a weight [K, N] is 2:4: of every four rows two are zero.
+#[cfg(feature = "cubecl-runtime")]
 pub(crate) fn has_two_four(weight: &[f32], n: usize) -> bool {
     weight.len().is_multiple_of(4 * n) && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
 }

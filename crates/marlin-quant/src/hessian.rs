@@ -2,7 +2,7 @@
 
 use crate::QuantError;
 use crate::product::{outer, product};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use rayon::prelude::*;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
@@ -152,6 +152,11 @@ impl HessianSums {
         self.sum.device()
     }
 
+    /// True if the float model's activations are known.
+    pub(crate) fn has_float(&self) -> bool {
+        self.drift.is_some()
+    }
+
     /// The sums, [K, K].
     #[cfg(feature = "cubecl-runtime")]
     pub(crate) fn sum(&self) -> Tensor<2> {
@@ -160,9 +165,8 @@ impl HessianSums {
 
     /// `xᵀ ((x' - x) W + r)` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if the float
     /// model's activations are not known.
-    pub(crate) fn correction(&self, weight: &[f32], n: usize) -> Option<Tensor<2>> {
+    pub(crate) fn correction(&self, weight: Tensor<2>) -> Option<Tensor<2>> {
         let drift = self.drift.clone()?;
-        let weight = Tensor::from_data(TensorData::new(weight.to_vec(), [self.features(), n]), (&self.device(), DType::F32));
         let correction = product(drift.inputs, weight);
         Some(match drift.outputs {
             Some(outputs) => correction + outputs,

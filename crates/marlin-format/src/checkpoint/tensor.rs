@@ -147,8 +147,8 @@ impl<'a> TensorView<'a> {
     }
 
     /// The elements, each `SIZE` bytes wide: the width of the dtype.
-    pub(super) fn elements<const SIZE: usize, T>(&self, from_bytes: impl Fn([u8; SIZE]) -> T) -> Vec<T> {
-        self.bytes.as_chunks::<SIZE>().0.iter().map(|&bytes| from_bytes(bytes)).collect()
+    pub(super) fn elements<const SIZE: usize, T: Send>(&self, from_bytes: impl Fn([u8; SIZE]) -> T + Sync) -> Vec<T> {
+        self.bytes.as_chunks::<SIZE>().0.par_iter().with_min_len(1 << 14).map(|&bytes| from_bytes(bytes)).collect()
     }
 
     pub(super) fn wrong_dtype(&self, expected: &'static str) -> CheckpointError {

@@ -2,6 +2,7 @@
 
 use super::WordIndex;
 use crate::Bits;
+use rayon::prelude::*;
 
 /// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n` is the weight's row `8r + i`, column
 /// `n`. The eight values of a word are eight input features of one output feature, as in GPTQ files.
@@ -65,13 +66,17 @@ impl PlainLayout {
     }
 
     /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or 128.
-    pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8) -> Vec<u32> {
+    pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8 + Sync) -> Vec<u32> {
         let mut words = self.padding();
-        for row in 0..self.k {
-            for column in 0..self.n {
-                self.index(row, column).write(&mut words, q(row, column));
+        let per_word = self.bits.per_word();
+        words.par_chunks_exact_mut(self.columns().max(1)).enumerate().for_each(|(line, words)| {
+            let first = line * per_word;
+            for row in first..self.k.min(first + per_word) {
+                for column in 0..self.n {
+                    WordIndex { word: column, slot: row - first, bits: self.bits }.write(words, q(row, column));
+                }
             }
-        }
+        });
         words
     }
 

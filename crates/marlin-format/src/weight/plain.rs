@@ -1,5 +1,6 @@
 //! The one form that every file format and device layout converts to and from.
 
+use rayon::prelude::*;
 use std::fmt;
 
 use half::{bf16, f16};
@@ -297,24 +298,29 @@ impl PlainWeight {
         let layout = self.layout();
         let max = u32::from(spec.bits.max());
         let scales = self.parts.scales.to_f32();
-        let mut zero_points = vec![f32::from(spec.bits.midpoint()); n];
+        let midpoint = f32::from(spec.bits.midpoint());
+        // The stored row of each natural one.
+        let stored_rows = self.parts.row_permutation.as_ref().map(|permutation| {
+            let mut stored = vec![0; k];
+            permutation.iter().enumerate().for_each(|(row, &natural)| stored[natural as usize] = row);
+            stored
+        });
         let mut weight = vec![0.0f32; k * n];
-        for stored in 0..k {
+        weight.par_chunks_exact_mut(n.max(1)).enumerate().for_each(|(natural, row)| {
+            let stored = stored_rows.as_ref().map_or(natural, |stored| stored[natural]);
             let group = stored / group_rows * n;
-            if let Some(all) = &self.parts.zero_points
-                && stored % group_rows == 0
-            {
-                zero_points.iter_mut().zip(&all[group..]).for_each(|(zero_point, &value)| *zero_point = f32::from(value));
-            }
-            let natural = self.parts.row_permutation.as_ref().map_or(stored, |permutation| permutation[stored] as usize);
-            let row = &mut weight[natural * n..][..n];
             let start = layout.index(stored, 0);
-            let packed = &words[start.word..][..n];
-            let shift = start.shift();
-            for (((value, word), scale), zero_point) in row.iter_mut().zip(packed).zip(&scales[group..]).zip(&zero_points) {
-                *value = scale * (((word >> shift) & max) as f32 - zero_point);
+            let (packed, shift) = (&words[start.word..][..n], start.shift());
+            let values = row
+                .iter_mut()
+                .zip(packed)
+                .zip(&scales[group..])
+                .map(|((value, word), scale)| (value, ((word >> shift) & max) as f32, scale));
+            match &self.parts.zero_points {
+                Some(all) => values.zip(&all[group..]).for_each(|((value, q, scale), &zero)| *value = scale * (q - f32::from(zero))),
+                None => values.for_each(|(value, q, scale)| *value = scale * (q - midpoint)),
             }
-        }
+        });
         weight
     }
 

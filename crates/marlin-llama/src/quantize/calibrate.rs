@@ -6,11 +6,12 @@
 use std::ops::ControlFlow;
 
 use burn::nn::Linear;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use marlin_decode as decode;
 use marlin_format::checkpoint::{Checkpoint, TensorData as FileTensor, compressed_tensors};
 use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::{HessianSums, Quantizer};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, Target};
@@ -228,11 +229,10 @@ impl Walk<'_> {
             None => self.find(block, &plans, part, layer, float)?,
         };
         let k = plans.first().map_or(0, |plan| plan.k());
-        let joined = side_by_side(k, &weights);
-        let weight = Tensor::from_data(
-            TensorData::new(joined, [k, weights.iter().map(|weight| weight.len()).sum::<usize>() / k.max(1)]),
-            (self.device, self.dtype.into()),
-        );
+        let columns = weights.iter().map(Vec::len).sum::<usize>() / k.max(1);
+        let joined = side_by_side(k, weights);
+        // Converted on the device, which is faster there.
+        let weight = Tensor::<2>::from_data(TensorData::new(joined, [k, columns]), (self.device, DType::F32)).cast(self.dtype);
         let bias = match part.of(float) {
             Some(Projection::Dense(Linear { bias, .. })) => bias.clone(),
             _ => None,
@@ -283,7 +283,7 @@ impl Walk<'_> {
             sums.add_beside(rows(inputs), rows(self.inputs(part, float, hidden)), residual).map_err(failed)?;
         }
         // Output features are independent of each other: one factorisation serves all layers.
-        let joined = side_by_side(k, &layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect::<Vec<_>>());
+        let joined = side_by_side(k, layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect());
         let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&sums), self.spec).map_err(failed)?;
         drop(joined);
         let mut start = 0;
@@ -325,7 +325,19 @@ impl Block<'_> {
 }
 
 /// Weights [K, N] with their output features side by side.
-fn side_by_side(k: usize, weights: &[Vec<f32>]) -> Vec<f32> {
-    let row = |row: usize| weights.iter().flat_map(move |weight| &weight[row * (weight.len() / k)..(row + 1) * (weight.len() / k)]);
-    (0..k).flat_map(row).copied().collect()
+fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
+    let weights = match <[Vec<f32>; 1]>::try_from(weights) {
+        Ok([weight]) => return weight,
+        Err(weights) => weights,
+    };
+    let widths: Vec<usize> = weights.iter().map(|weight| weight.len() / k).collect();
+    let mut joined = vec![0.0; weights.iter().map(Vec::len).sum()];
+    joined.par_chunks_exact_mut(widths.iter().sum::<usize>().max(1)).enumerate().for_each(|(row, mut line)| {
+        for (weight, &width) in weights.iter().zip(&widths) {
+            let (part, rest) = line.split_at_mut(width);
+            part.copy_from_slice(&weight[row * width..(row + 1) * width]);
+            line = rest;
+        }
+    });
+    joined
 }

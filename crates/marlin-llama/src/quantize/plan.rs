@@ -5,6 +5,7 @@ use std::ops::Range;
 use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView};
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
+use rayon::prelude::*;
 
 use super::{FileFormat, QuantizeOptions};
 use crate::LlamaError;
@@ -140,14 +141,15 @@ impl Plan<'_> {
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];
-    for first_row in (0..rows).step_by(BLOCK) {
-        for first_column in (0..columns).step_by(BLOCK) {
+    out.par_chunks_mut(BLOCK * rows.max(1)).enumerate().for_each(|(block, lines)| {
+        let first_column = block * BLOCK;
+        for first_row in (0..rows).step_by(BLOCK) {
             for row in first_row..rows.min(first_row + BLOCK) {
-                for column in first_column..columns.min(first_column + BLOCK) {
-                    out[column * rows + row] = values[row * columns + column];
+                for (line, column) in (first_column..columns.min(first_column + BLOCK)).enumerate() {
+                    lines[line * rows + row] = values[row * columns + column];
                 }
             }
         }
-    }
+    });
     out
 }

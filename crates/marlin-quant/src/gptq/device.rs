@@ -39,9 +39,10 @@ pub(super) fn gptq(
     let hessian = sums.sum().select(0, order.clone()).select(1, order.clone());
     let (factor, damping) = inverse_factor(hessian, &layer, options.damping)?;
 
-    let mut rows = Tensor::<2>::from_data(TensorData::new(weight.to_vec(), [k, n]), (&device, DType::F32)).select(0, order.clone());
+    let weight = Tensor::<2>::from_data(TensorData::new(weight.to_vec(), [k, n]), (&device, DType::F32));
+    let mut rows = weight.clone().select(0, order.clone());
     if options.correction != 0.0
-        && let Some(right) = sums.correction(weight, n)
+        && let Some(right) = sums.correction(weight)
     {
         let half = product(factor.clone(), right.select(0, order));
         rows = rows + product(factor.clone().transpose(), half).mul_scalar(options.correction);

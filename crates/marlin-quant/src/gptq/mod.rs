@@ -9,6 +9,7 @@ use crate::grid::{expect_weight, in_form};
 use crate::hessian::read;
 use crate::quantizer::{Quantized, Quantizer};
 use crate::{Hessian, HessianSums, QuantError, round_with_clipping};
+use burn::tensor::{DType, Tensor, TensorData};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity};
 
@@ -126,10 +127,11 @@ pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpe
     {
         return Ok(found);
     }
-    let right = match sums.correction(weight, n).filter(|_| options.correction != 0.0) {
-        Some(right) => Some(read(right)?),
-        None => None,
-    };
+    let mut right = None;
+    if options.correction != 0.0 && sums.has_float() {
+        let weight = Tensor::from_data(TensorData::new(weight.to_vec(), [k, n]), (&sums.device(), DType::F32));
+        right = sums.correction(weight).map(read).transpose()?;
+    }
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
 
