@@ -1,10 +1,13 @@
 //! GPTQ on the device against GPTQ on the host.
 
 use crate::setup::{Named, trial};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_marlin::W4A16;
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, GroupSize, QuantSpec, Sparsity};
-use marlin_quant::{Gptq, GptqOptions, HessianSums, QuantError, RowOrder, gptq_beside};
+use marlin_quant::{Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, RowOrder, gptq_beside};
+use marlin_tests::relative_error;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -12,12 +15,37 @@ use rand::{RngExt, SeedableRng};
 const LOSS_TOLERANCE: f64 = 0.02;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
+    tests.push(trial(device, "gptq::a_transformer_is_calibrated", move |device| transformer(device, seed)));
     if device.name == "flex" {
         return;
     }
     tests.push(trial(device, "gptq::losses_are_those_of_the_host", move |device| losses(device, seed)));
     tests.push(trial(device, "gptq::dead_and_dependent_features", move |device| degenerate(device, seed)));
     tests.push(trial(device, "gptq::wrong_weights_are_refused", move |device| refusals(device, seed)));
+}
+
+/// An unmodified module, recorded and run on the device.
+fn transformer(device: &Device, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let model: TransformerEncoder = TransformerEncoderConfig::new(64, 128, 4, 1).with_norm_first(true).init(device);
+    let batches: Vec<Tensor<3>> =
+        (0..3).map(|_| Tensor::from_data(TensorData::new(activations(100, 64, &mut rng)[0].clone(), [2, 50, 64]), device)).collect();
+    let forward = |model: &TransformerEncoder, batch: Tensor<3>| model.forward(TransformerEncoderInput::new(batch));
+    let conversion = W4A16::new(QuantSpec::int4(GroupSize::G32));
+    let (rounded, _) = conversion.quantize(model.clone()).unwrap_or_else(|error| panic!("{error}"));
+    let (found, report) = GptqCalibrator::new(conversion)
+        .quantize(model.clone(), batches.clone(), |model, batch, device| drop(forward(model, batch.to_device(device))))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(report.layers.len(), 6);
+    assert!(report.layers.iter().all(|loss| loss.tokens == 300 && !loss.fell_back), "{:?}", report.layers);
+    let output = |model: &TransformerEncoder| -> Vec<f64> {
+        let values = forward(model, batches[0].clone()).try_into_vec_as::<f32>().unwrap_or_else(|error| panic!("{error}"));
+        values.into_iter().map(f64::from).collect()
+    };
+    let expected = output(&model);
+    let [before, after] = [&rounded, &found].map(|other| relative_error(&output(other), &expected, &expected));
+    println!("{before:.4} rounded, {after:.4} by GPTQ");
+    assert!(after < 0.8 * before, "{after} of {before}");
 }
 
 fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {

@@ -49,6 +49,16 @@ pub enum Error {
         /// The cause.
         source: FormatError,
     },
+    /// A weight that is given for a layer has another shape than the layer's.
+    #[error("{path}: a weight of {found:?} is given for a layer of [K, N] = {expected:?}")]
+    WeightShape {
+        /// Path of the parameter in the model.
+        path: String,
+        /// K and N of the layer.
+        expected: [usize; 2],
+        /// K and N of the weight.
+        found: [usize; 2],
+    },
     /// A bias has another length than the weight has output features.
     #[error("the bias has {found} values; the weight has {expected} output features")]
     BiasLength {

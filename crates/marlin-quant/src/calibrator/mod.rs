@@ -1,0 +1,174 @@
+//! GPTQ of any Burn model: its linear layers, with the inputs that they get for some batches.
+//!
+//! The model is not run as it is. It is recorded once for all batches ([Burn's graph capture](burn::tensor::Device::capture)), and what was recorded is then run
+//! operation by operation, up to the layers whose inputs are known: these are quantised, and what comes after sees their quantised weights.
+
+mod record;
+mod replay;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use burn::backend::DispatchDevice;
+use burn::module::{Module, ModuleDisplay};
+use burn::tensor::Device;
+use burn_marlin::W4A16;
+use burn_marlin::convert::{ConvertError, Report};
+use marlin_format::PlainWeight;
+
+use self::record::Recording;
+use self::replay::Replay;
+use crate::{GptqOptions, LayerLoss, QuantError};
+
+/// Converts a Burn model as [`W4A16`] does, with weights that GPTQ chooses in place of rounded ones.
+///
+/// It takes batches and a function that runs the model on one. That function gets the model and a device that records: it moves its inputs there, and runs the model
+/// as usual. It must not read values of tensors, since there are none: a model whose operations depend on values that it computes cannot be recorded.
+///
+/// Layers are quantised in the order in which they run. Each sees the inputs that the quantised layers before it give, and those of the float model beside them
+/// ([`GptqOptions::correction`]). A layer that runs several times on a batch, as in a recurrent network, sees all of its inputs, of which those after the first may be
+/// those of its float weight. A layer that the function does not run, or whose weight goes elsewhere than to Burn's `linear`, is rounded: see
+/// [`LayerLoss::fell_back`].
+///
+/// Host memory holds the float weights of the model, and the device the hidden states of all batches.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_marlin::{GroupSize, QuantSpec, W4A16};
+/// use marlin_quant::GptqCalibrator;
+///
+/// # #[cfg(feature = "flex")] {
+/// let device = Device::flex();
+/// let model = LinearConfig::new(64, 32).init(&device); // any Burn module
+/// let batches = (0..4).map(|_| Tensor::<2>::random([64, 64], Distribution::Default, &device));
+/// let calibrator = GptqCalibrator::new(W4A16::new(QuantSpec::int4(GroupSize::G32)));
+/// let (model, report) = calibrator.quantize(model, batches, |model, batch, device| drop(model.forward(batch.to_device(device))))?;
+/// assert_eq!((report.conversion.quantized(), report.layers[0].tokens), (1, 256));
+/// # }
+/// # Ok::<(), marlin_quant::CalibrateError<burn::nn::Linear>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct GptqCalibrator {
+    conversion: W4A16,
+    options: GptqOptions,
+}
+
+/// The outcome of a calibration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CalibrationReport {
+    /// The outcome of the conversion for every layer.
+    pub conversion: Report,
+    /// What GPTQ says of each layer, in the order in which they were quantised.
+    pub layers: Vec<LayerLoss>,
+}
+
+impl GptqCalibrator {
+    /// Of the layers that a conversion selects, to their formats, with the default options.
+    pub fn new(conversion: W4A16) -> Self {
+        Self { conversion, options: GptqOptions::default() }
+    }
+
+    /// The same with other options; the conversion says whether weights become 2:4.
+    pub fn with_options(self, options: GptqOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Quantises a model. `run` runs it on a batch, on a device that records.
+    ///
+    /// # Errors
+    /// [`CalibrateError`], with the model as it was.
+    pub fn quantize<M: Module + ModuleDisplay, T>(
+        &self,
+        model: M,
+        batches: impl IntoIterator<Item = T>,
+        run: impl FnMut(&M, T, &Device),
+    ) -> Result<(M, CalibrationReport), CalibrateError<M>> {
+        let (mut weights, layers) = match self.find(&model, batches, run) {
+            Ok(found) => found,
+            Err(error) => return Err(CalibrateError { model, error }),
+        };
+        match self.conversion.quantize_with(model, |path| weights.remove(path)) {
+            Ok((model, conversion)) => Ok((model, CalibrationReport { conversion, layers })),
+            Err(ConvertError { model, error }) => Err(CalibrateError { model, error: error.into() }),
+        }
+    }
+
+    /// The weights of all layers, by path.
+    fn find<M: Module + ModuleDisplay, T>(
+        &self,
+        model: &M,
+        batches: impl IntoIterator<Item = T>,
+        run: impl FnMut(&M, T, &Device),
+    ) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
+        let layers = self.conversion.select(model)?;
+        let devices = model.devices();
+        let [device] = devices.as_slice() else { return Err(CalibrationError::Devices { found: devices.len() }) };
+        let recording = Recording::of(model, layers, batches, run)?;
+        match device.clone().without_autodiff().as_dispatch() {
+            #[cfg(feature = "flex")]
+            DispatchDevice::Flex(device) => Replay::<burn::backend::Flex>::new(recording, self.options, *device).quantize(),
+            #[cfg(feature = "cubecl-runtime")]
+            DispatchDevice::Cube(device) => Replay::<burn::backend::Cube>::new(recording, self.options, device.clone()).quantize(),
+            _ => Err(CalibrationError::Device),
+        }
+    }
+}
+
+/// A model that could not be calibrated.
+#[derive(Debug)]
+pub struct CalibrateError<M> {
+    /// The model, as it was.
+    pub model: M,
+    /// The cause.
+    pub error: CalibrationError,
+}
+
+impl<M> fmt::Display for CalibrateError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M: fmt::Debug> std::error::Error for CalibrateError<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+/// The reason why a model could not be calibrated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CalibrationError {
+    /// The model cannot be converted.
+    #[error(transparent)]
+    Convert(#[from] burn_marlin::Error),
+    /// A layer cannot be quantised.
+    #[error("{layer}: {source}")]
+    Layer {
+        /// Path of its weight in the model.
+        layer: String,
+        /// The cause.
+        source: QuantError,
+    },
+    /// The run of a batch cannot be recorded.
+    #[error(
+        "the model cannot be recorded: {reason}. A model that is calibrated must not read values of tensors while it runs; call `valid()` on one that is on \
+         an autodiff device, and quantise before LoRA is applied"
+    )]
+    Record {
+        /// What Burn says.
+        reason: String,
+    },
+    /// A model on several devices.
+    #[error("the model's parameters are on {found} devices; move it to one")]
+    Devices {
+        /// Devices.
+        found: usize,
+    },
+    /// A device that calibration does not know.
+    #[error("calibration runs on Flex and on CubeCL's devices, if the features of marlin-quant have them; move the model to one of these")]
+    Device,
+}
