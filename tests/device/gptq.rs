@@ -16,7 +16,8 @@ const LOSS_TOLERANCE: f64 = 0.02;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "gptq::a_transformer_is_calibrated", move |device| transformer(device, seed)));
-    if device.name == "flex" {
+    // On CubeCL's CPU runtime weights are rounded on the host, too.
+    if ["flex", "cpu"].contains(&device.name) {
         return;
     }
     tests.push(trial(device, "gptq::losses_are_those_of_the_host", move |device| losses(device, seed)));
