@@ -53,7 +53,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let samples = (0..args.samples).map(|_| (0..args.max_len).map(|_| rng.random_range(0..config.vocab_size as u32)).collect()).collect();
     let dtype = args.f32.then_some(burn::tensor::FloatDType::F32);
     let calibration = Calibration { samples, device: device.clone(), dtype };
-    let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, calibration };
+    let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
     let options = QuantizeOptions { method, ..QuantizeOptions::default() };
     let (start, mut last, mut most) = (Instant::now(), Instant::now(), [0, 0]);
     let report = quantize_folder(&source, &target, &QuantSpec::int4(args.group), &options, |progress| {

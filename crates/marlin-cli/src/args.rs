@@ -1,9 +1,12 @@
 //! The command line.
 
 use crate::device::DeviceName;
-use clap::builder::TypedValueParser;
+use crate::plot::PlotFile;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use marlin_format::{Bits, GroupSize};
+use marlin_llama::Override;
+use std::error::Error;
 use std::path::PathBuf;
 
 /// Look into Llama checkpoints, quantise them to 4 or 8 bits, run them.
@@ -56,16 +59,13 @@ pub struct ModelArgs {
     pub head: Option<Bits>,
 }
 
-/// A text that models are measured on.
+/// What models are measured on of a text.
 #[derive(Debug, Args)]
-pub struct TextArgs {
-    /// Text file, UTF-8.
-    #[arg(long)]
-    pub text: PathBuf,
+pub struct WindowArgs {
     /// Tokens in a window; windows do not overlap.
     #[arg(long, default_value_t = 512)]
     pub window: usize,
-    /// Use this many tokens from the beginning of the text.
+    /// Use this many tokens from the beginning of a text.
     #[arg(long)]
     pub max_tokens: Option<usize>,
 }
@@ -107,6 +107,8 @@ pub enum FormatName {
 pub enum MethodName {
     /// Round to nearest.
     Rtn,
+    /// Scale inputs over --calibration, then round as --clip does.
+    Awq,
     /// GPTQ over --calibration, block after block; with --sparse24 it prunes as SparseGPT does.
     Gptq,
     /// GPTQ with --sparse24.
@@ -137,16 +139,19 @@ pub struct QuantizeArgs {
     /// rtn: search the range of each group that leaves the least squared error.
     #[arg(long)]
     pub clip: bool,
-    /// gptq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in `messages`, on each line. May be given several times.
+    /// gptq: scale inputs before, as awq does.
+    #[arg(long)]
+    pub awq: bool,
+    /// gptq, awq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in `messages`, on each line. May be given several times.
     #[arg(long, value_name = "FILE")]
     pub calibration: Vec<PathBuf>,
-    /// gptq: samples of the text.
+    /// gptq, awq: samples of the text.
     #[arg(long, default_value_t = 128)]
     pub samples: usize,
-    /// gptq: tokens of the longest sample; without it 2048, or the model's own limit if that is less.
+    /// gptq, awq: tokens of the longest sample; without it 2048, or the model's own limit if that is less.
     #[arg(long)]
     pub max_len: Option<usize>,
-    /// gptq: the seed that draws the samples.
+    /// gptq, awq: the seed that draws the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// gptq: round the features with the largest inputs first and permute activations at run time.
@@ -155,10 +160,10 @@ pub struct QuantizeArgs {
     /// gptq: the part of the mean of a Hessian's diagonal that is added to it.
     #[arg(long, default_value_t = 0.01)]
     pub damping: f64,
-    /// gptq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
+    /// gptq, awq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// gptq: dtype of activations; without it the checkpoint's, where the device computes in it.
+    /// gptq, awq: dtype of activations; without it the checkpoint's, where the device computes in it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
     /// Form of the files: llm-compressor's, GPTQModel's, or of 2:4 weights; by default compressed-tensors, with --sparse24 marlin-24.
@@ -167,9 +172,19 @@ pub struct QuantizeArgs {
     /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
+    /// Layers to quantise otherwise: a pattern as of --exclude, and `bits:8`, `group:g32`, both with a comma, or `skip`. May be given several times; the
+    /// first that matches a layer counts.
+    #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
+    pub overrides: Vec<(String, Override)>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A pattern and what differs in its layers. Patterns may have `=` in them, settings have none.
+fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + Sync>> {
+    let (pattern, settings) = text.rsplit_once('=').ok_or("there is no `=` between a pattern and its settings")?;
+    Ok((pattern.into(), settings.parse()?))
 }
 
 #[derive(Debug, Args)]
@@ -179,8 +194,14 @@ pub struct EvaluateArgs {
     /// Hugging Face folders of the models to compare with the first.
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
+    /// Text file, UTF-8. May be given several times: each text has its results, and all of them together.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub text: Vec<PathBuf>,
     #[command(flatten)]
-    pub text: TextArgs,
+    pub windows: WindowArgs,
+    /// Draw perplexity against size: an `.svg` or `.png` file. May be given several times.
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(PlotFile::try_from))]
+    pub plot: Vec<PlotFile>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -237,8 +258,11 @@ pub struct ChatArgs {
 pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Text file, UTF-8.
+    #[arg(long)]
+    pub text: PathBuf,
     #[command(flatten)]
-    pub text: TextArgs,
+    pub windows: WindowArgs,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -19,10 +19,18 @@ pub enum CliError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{path}: the text is not UTF-8", path = path.display())]
     NotUtf8 { path: PathBuf },
-    #[error("--method gptq needs text to calibrate on: --calibration FILE")]
+    #[error("{path}", path = path.display())]
+    ShortText { path: PathBuf, source: Box<marlin_llama::LlamaError> },
+    #[error("cannot write {path}", path = path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("the plot could not be drawn: {0}")]
+    Plot(String),
+    #[error("--method gptq, sparsegpt and awq need text to calibrate on: --calibration FILE")]
     NoCalibration,
-    #[error("--calibration is for --method gptq; rounding looks at no text")]
+    #[error("--calibration is for --method gptq, sparsegpt and awq; rounding looks at no text")]
     CalibrationOfRtn,
+    #[error("--awq is for --method gptq and sparsegpt; with rounding it is --method awq")]
+    AwqOfRtn,
     #[error("--device {name}: {reason}")]
     Device { name: &'static str, reason: String },
     #[error("--ids: token {id} is not below the vocabulary's {vocab_size}")]

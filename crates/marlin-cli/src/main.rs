@@ -6,6 +6,7 @@ mod device;
 mod error;
 mod kernel_cache;
 mod output;
+mod plot;
 
 use args::{Cli, Command};
 use clap::Parser;

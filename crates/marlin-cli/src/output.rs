@@ -61,11 +61,19 @@ pub fn message(error: &dyn std::error::Error) -> String {
 
 /// Bytes as a person reads them.
 pub fn size(bytes: usize) -> String {
+    match size_unit(bytes) {
+        (1.0, unit) => format!("{bytes} {unit}"),
+        (factor, unit) => format!("{:.1} {unit}", bytes as f64 / factor),
+    }
+}
+
+/// The unit in which a person reads so many bytes: its bytes and its name.
+pub fn size_unit(bytes: usize) -> (f64, &'static str) {
     match bytes {
-        0..10_000 => format!("{bytes} B"),
-        10_000..10_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
-        10_000_000..10_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
-        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+        0..10_000 => (1.0, "B"),
+        10_000..10_000_000 => (1e3, "kB"),
+        10_000_000..10_000_000_000 => (1e6, "MB"),
+        _ => (1e9, "GB"),
     }
 }
 

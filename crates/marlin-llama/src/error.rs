@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::FloatDType;
-use marlin_format::FormatError;
 use marlin_format::checkpoint::{CheckpointError, ConfigError};
+use marlin_format::{FormatError, excerpt};
 use marlin_quant::QuantError;
 use marlin_text::TextError;
 
@@ -126,6 +126,15 @@ pub enum LlamaError {
         k: usize,
         /// Output features.
         n: usize,
+    },
+    /// An override for layers that the model does not have.
+    #[error(
+        "the override of `{}` matches no layer; layers are named as `model.layers.0.mlp.down_proj`, and `re:` begins a regular expression",
+        excerpt(pattern)
+    )]
+    OverrideOfNone {
+        /// The pattern.
+        pattern: String,
     },
     /// Weights that cannot be read or written.
     #[error(transparent)]

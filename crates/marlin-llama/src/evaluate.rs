@@ -5,16 +5,16 @@ use burn::tensor::Tensor;
 use crate::perplexity::{Batch, batches, check_likelihoods, check_text, dense_batch, log_probabilities, unread};
 use crate::{LlamaError, LlamaModel};
 
-/// A mean over the tokens of a text, and how sure it is.
+/// A mean over the tokens of texts, and how sure it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mean {
     /// The mean.
     pub mean: f64,
-    /// Its standard error, of windows as they are drawn from a text: tokens of one window depend on each other. Not a number for a single window.
+    /// Its standard error, of windows as they are drawn from texts: tokens of one window depend on each other. Not a number for a single window.
     pub error: f64,
 }
 
-/// A model on a text.
+/// A model on a text, or on several.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// Tokens that were predicted.
@@ -45,7 +45,16 @@ impl Evaluation {
     }
 }
 
-/// Values of the tokens of a text, by window.
+/// Models on texts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluations {
+    /// On each text, the models in their order.
+    pub texts: Vec<Vec<Evaluation>>,
+    /// On all texts together, each token with the same weight.
+    pub all: Vec<Evaluation>,
+}
+
+/// Values of tokens, by window.
 #[derive(Default)]
 struct Values {
     windows: Vec<Vec<f64>>,
@@ -74,58 +83,94 @@ impl Values {
     }
 }
 
-/// Evaluates models over tokens in windows of `window` tokens that do not overlap, as [`perplexity`](crate::perplexity()) does, the first model being the reference
-/// of all others. All of them are called in turn on the same windows.
+/// Evaluates models over the tokens of texts in windows of `window` tokens that do not overlap, as [`perplexity`](crate::perplexity()) does, the first model being
+/// the reference of all others. All of them are called in turn on the same windows.
 ///
 /// # Errors
 /// As [`perplexity`](crate::perplexity()), of each model; [`LlamaError::Vocabulary`] for models of other vocabularies.
 pub fn evaluate(
     models: &[&LlamaModel],
-    tokens: &[u32],
+    texts: &[&[u32]],
     window: usize,
     mut on_progress: impl FnMut(usize, usize),
-) -> Result<Vec<Evaluation>, LlamaError> {
-    let Some((reference, others)) = models.split_first() else { return Ok(Vec::new()) };
+) -> Result<Evaluations, LlamaError> {
+    let mut found = Evaluations { texts: Vec::new(), all: Vec::new() };
+    let Some(reference) = models.first() else { return Ok(found) };
     for model in models {
-        check_text(model, tokens, window)?;
+        texts.iter().try_for_each(|tokens| check_text(model, tokens, window))?;
         let (expected, found) = (reference.config().vocab_size, model.config().vocab_size);
         if expected != found {
             return Err(LlamaError::Vocabulary { expected, found });
         }
     }
-    let mut nll: Vec<Values> = models.iter().map(|_| Values::default()).collect();
-    let mut against: Vec<[Values; 3]> = others.iter().map(|_| Default::default()).collect();
-    let mut done = 0;
-    for batch in batches(tokens, window, dense_batch(reference, window)) {
+    let total = texts.iter().map(|tokens| tokens.len()).sum();
+    let (mut all, mut done) = (Collected::new(models.len()), 0);
+    for tokens in texts {
+        let mut text = Collected::new(models.len());
+        for batch in batches(tokens, window, dense_batch(reference, window)) {
+            text.add(models, &batch)?;
+            done += batch.tokens.len();
+            on_progress(done, total);
+        }
+        found.texts.push(text.evaluations());
+        all.append(text);
+    }
+    found.all = all.evaluations();
+    Ok(found)
+}
+
+/// What models say of tokens: of each the negative log-likelihoods, and of all but the first the values beside it.
+struct Collected {
+    nll: Vec<Values>,
+    against: Vec<[Values; 3]>,
+}
+
+impl Collected {
+    fn new(models: usize) -> Self {
+        let nll = (0..models).map(|_| Values::default()).collect();
+        Self { nll, against: (1..models).map(|_| Default::default()).collect() }
+    }
+
+    /// Calls the models on a batch.
+    fn add(&mut self, models: &[&LlamaModel], batch: &Batch<'_>) -> Result<(), LlamaError> {
+        let Some((reference, others)) = models.split_first() else { return Ok(()) };
         let predicted = batch.seq - 1;
-        let expected = Predicted::of(reference, &batch)?;
-        nll[0].add(expected.nll.iter().copied(), predicted);
+        let expected = Predicted::of(reference, batch)?;
+        self.nll[0].add(expected.nll.iter().copied(), predicted);
         let probabilities = expected.log_probabilities.clone().exp();
         for (index, model) in others.iter().enumerate() {
-            let found = Predicted::of(model, &batch)?;
+            let found = Predicted::of(model, batch)?;
             let divergence = (probabilities.clone() * (expected.log_probabilities.clone() - found.log_probabilities)).sum_dim(2);
             let divergence = divergence.try_into_vec_as::<f32>().map_err(unread)?;
-            let [changes, divergences, agreements] = &mut against[index];
+            let [changes, divergences, agreements] = &mut self.against[index];
             changes.add(found.nll.iter().zip(&expected.nll).map(|(found, expected)| found - expected), predicted);
             divergences.add(divergence.into_iter().map(f64::from), predicted);
             agreements.add(found.top.iter().zip(&expected.top).map(|(found, expected)| f64::from(u8::from(found == expected))), predicted);
-            nll[1 + index].add(found.nll.into_iter(), predicted);
+            self.nll[1 + index].add(found.nll.into_iter(), predicted);
         }
-        done += batch.tokens.len();
-        on_progress(done, tokens.len());
+        Ok(())
     }
-    let mut against = against.iter().map(|[changes, divergences, agreements]| Against {
-        nll_change: changes.mean(),
-        divergence: divergences.mean(),
-        agreement: agreements.mean(),
-        differ: agreements.tokens() - agreements.sum().round() as usize,
-    });
-    let evaluation = |(index, nll): (usize, &Values)| Evaluation {
-        tokens: nll.tokens(),
-        nll: nll.mean(),
-        against: if index == 0 { None } else { against.next() },
-    };
-    Ok(nll.iter().enumerate().map(evaluation).collect())
+
+    /// Adds what the same models say of another text.
+    fn append(&mut self, other: Self) {
+        let against = self.against.iter_mut().flatten().zip(other.against.into_iter().flatten());
+        self.nll.iter_mut().zip(other.nll).chain(against).for_each(|(values, other)| values.windows.extend(other.windows));
+    }
+
+    fn evaluations(&self) -> Vec<Evaluation> {
+        let mut against = self.against.iter().map(|[changes, divergences, agreements]| Against {
+            nll_change: changes.mean(),
+            divergence: divergences.mean(),
+            agreement: agreements.mean(),
+            differ: agreements.tokens() - agreements.sum().round() as usize,
+        });
+        let evaluation = |(index, nll): (usize, &Values)| Evaluation {
+            tokens: nll.tokens(),
+            nll: nll.mean(),
+            against: if index == 0 { None } else { against.next() },
+        };
+        self.nll.iter().enumerate().map(evaluation).collect()
+    }
 }
 
 /// What a model says of the tokens of windows but each window's first.

@@ -35,16 +35,16 @@ pub use config::{
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
-pub use evaluate::{Against, Evaluation, Mean, evaluate};
+pub use evaluate::{Against, Evaluation, Evaluations, Mean, evaluate};
 pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
-pub use marlin_quant::RowOrder;
+pub use marlin_quant::{LayerLoss, RowOrder};
 pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{
-    Calibration, FileFormat, LayerLoss, Method, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, SampleOptions,
-    calibration_samples, quantize_folder,
+    Calibration, FileFormat, Method, Override, OverrideError, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer,
+    SampleOptions, calibration_samples, quantize_folder,
 };
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;

@@ -85,14 +85,18 @@ impl Values {
     }
 }
 
-/// `values` in `dtype`, little-endian.
-fn bytes(tensor: &str, values: &[f32], dtype: FloatDType) -> Result<Vec<u8>, LlamaError> {
-    let round = |value: f32| match dtype {
+/// The number of `dtype` nearest to `value`.
+pub(crate) fn rounded(value: f32, dtype: FloatDType) -> f32 {
+    match dtype {
         FloatDType::F16 => f16::from_f32(value).to_f32(),
         FloatDType::BF16 => bf16::from_f32(value).to_f32(),
         _ => value,
-    };
-    if let Some((index, &value)) = values.iter().enumerate().find(|&(_, &value)| !round(value).is_finite()) {
+    }
+}
+
+/// `values` in `dtype`, little-endian.
+pub(crate) fn bytes(tensor: &str, values: &[f32], dtype: FloatDType) -> Result<Vec<u8>, LlamaError> {
+    if let Some((index, &value)) = values.iter().enumerate().find(|&(_, &value)| !rounded(value, dtype).is_finite()) {
         return Err(LlamaError::NotRepresentable { tensor: tensor.into(), index, value, dtype });
     }
     Ok(match dtype {

@@ -2,7 +2,7 @@
 
 use crate::QuantError;
 use crate::product::{outer, product};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
@@ -158,9 +158,34 @@ impl HessianSums {
     }
 
     /// The sums, [K, K].
-    #[cfg(feature = "cubecl-runtime")]
     pub(crate) fn sum(&self) -> Tensor<2> {
         self.sum.clone()
+    }
+
+    /// The sum of squares of every feature, `[K]`.
+    pub(crate) fn diagonal(&self) -> Result<Vec<f64>, QuantError> {
+        let k = self.features();
+        let places: Vec<i32> = (0..k).map(|i| (i * (k + 1)) as i32).collect();
+        let places = Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&self.device(), DType::I32));
+        Ok(read(self.sum().reshape([k * k]).select(0, places))?.into_iter().map(f64::from).collect())
+    }
+
+    /// The sums of the same activations, and of the float model's, with each feature divided by its of `scales` [K].
+    ///
+    /// # Panics
+    /// Panics if there are not K scales.
+    #[must_use]
+    pub fn divided(&self, scales: &[f32]) -> Self {
+        let k = self.features();
+        assert_eq!(scales.len(), k, "scales of {k} features");
+        let rows = Tensor::<2>::from_data(TensorData::new(scales.to_vec(), [k, 1]), (&self.device(), DType::F32));
+        // A product is the same either way: the sums stay symmetric.
+        let pairs = rows.clone() * rows.clone().transpose();
+        let drift = self.drift.as_ref().map(|drift| Drift {
+            inputs: drift.inputs.clone() / pairs.clone(),
+            outputs: drift.outputs.as_ref().map(|outputs| outputs.clone() / rows),
+        });
+        Self { sum: self.sum() / pairs, drift, ..*self }
     }
 
     /// `xᵀ ((x' - x) W + r)` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if the float

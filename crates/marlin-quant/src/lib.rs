@@ -8,8 +8,10 @@
 //! | [`round_with_clipping`] | rounds to nearest, with the scale of each group chosen among [`SHRINKS`] shrunken ranges by squared error; needs no data |
 //! | [`gptq`] | GPTQ (arXiv 2210.17323) as the Marlin paper modifies it (section 3.5): row after row is rounded, and the rows that follow take up its error; ranges are chosen by the error that is left after that |
 //!
-//! Both prune to 2:4 if asked: the first by magnitude, GPTQ as SparseGPT does (arXiv 2301.00774). They return a [`PlainWeight`](marlin_format::PlainWeight), which
-//! every file format and device layout is made from, and are behind one trait, [`Quantizer`].
+//! [`awq_scales`] finds the scales of AWQ (arXiv 2306.00978), which make weights with large inputs larger, and so more exact, before either quantises them.
+//!
+//! Both quantisers prune to 2:4 if asked: the first by magnitude, GPTQ as SparseGPT does (arXiv 2301.00774). They return a
+//! [`PlainWeight`](marlin_format::PlainWeight), which every file format and device layout is made from, and are behind one trait, [`Quantizer`].
 //!
 //! [`GptqCalibrator`] quantises the linear layers of a whole Burn model with the inputs that they get for some batches.
 //!
@@ -28,6 +30,7 @@
 //! # Ok::<(), marlin_quant::QuantError>(())
 //! ```
 
+mod awq;
 mod calibrator;
 mod clipping;
 #[cfg(feature = "cubecl-runtime")]
@@ -43,6 +46,7 @@ mod quantizer;
 #[cfg(test)]
 mod tests;
 
+pub use awq::awq_scales;
 pub use calibrator::{CalibrateError, CalibrationError, CalibrationReport, GptqCalibrator};
 pub use clipping::round_with_clipping;
 pub use error::QuantError;

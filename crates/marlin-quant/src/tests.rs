@@ -41,10 +41,14 @@ fn hessian(k: usize, rng: &mut StdRng) -> Hessian {
     hessian
 }
 
-/// The squared error of all outputs, from the definition.
 fn output_error(weight: &[f32], quantized: &PlainWeight, hessian: &Hessian) -> f64 {
-    let (k, n) = (quantized.k(), quantized.n());
-    let errors: Vec<f64> = weight.iter().zip(quantized.dequantize()).map(|(a, b)| f64::from(*a) - f64::from(b)).collect();
+    output_error_of(weight, &quantized.dequantize(), hessian)
+}
+
+/// The squared error of all outputs, from the definition.
+pub(crate) fn output_error_of(weight: &[f32], quantized: &[f32], hessian: &Hessian) -> f64 {
+    let (k, n) = (hessian.features(), weight.len() / hessian.features());
+    let errors: Vec<f64> = weight.iter().zip(quantized).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
     let of_column = |column: usize| {
         let products = (0..k).flat_map(|i| (0..k).map(move |j| (i, j)));
         products.map(|(i, j)| errors[i * n + column] * hessian.get(i, j) * errors[j * n + column]).sum::<f64>()
@@ -52,7 +56,7 @@ fn output_error(weight: &[f32], quantized: &PlainWeight, hessian: &Hessian) -> f
     (0..n).map(of_column).sum()
 }
 
-const SPECS: [QuantSpec; 5] = [
+pub(crate) const SPECS: [QuantSpec; 5] = [
     QuantSpec::int4(GroupSize::G32),
     QuantSpec::int4(GroupSize::G64).with_zero_points(),
     QuantSpec::int4(GroupSize::G128).with_scale_dtype(ScaleDtype::BF16),
@@ -280,7 +284,7 @@ fn the_devices_sums_are_those_of_the_host() {
     assert_eq!(sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)), Err(QuantError::NonFiniteBatch { batch: 1 }));
 }
 
-fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {
+pub(crate) fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {
     let rows = values.len() / columns;
     Tensor::from_data(TensorData::new(values, [rows, columns]), &Device::flex())
 }

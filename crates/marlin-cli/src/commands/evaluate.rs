@@ -2,38 +2,66 @@ use super::{open, open_dir, text_tokens};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 use crate::output;
+use crate::plot::{Plot, Point};
 use marlin_format::checkpoint::Checkpoint;
-use marlin_llama::{Evaluation, Mean, evaluate};
-use serde_json::json;
+use marlin_llama::{Evaluation, Evaluations, Mean, evaluate};
+use serde_json::{Value, json};
 use std::path::Path;
 
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let reference = open(&args.model, true)?;
-    let tokens = text_tokens(&reference, &args.text)?;
+    let tokens = |path| text_tokens(&reference, path, args.windows.max_tokens);
+    let texts = args.text.iter().map(|path| tokens(path)).collect::<Result<Vec<_>, _>>()?;
     let others = args.with.iter().map(|dir| open_dir(dir, &args.model, false)).collect::<Result<Vec<_>, _>>()?;
     let models: Vec<_> = [&reference].into_iter().chain(&others).map(|llama| &*llama.model).collect();
     let bar = output::progress(0);
-    let found = evaluate(&models, &tokens, args.text.window, |done, total| {
+    let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
+    let found = evaluate(&models, &texts, args.windows.window, |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let dirs: Vec<&Path> = [args.model.dir.as_path()].into_iter().chain(args.with.iter().map(|dir| dir.as_path())).collect();
-    let sizes = dirs.iter().map(|dir| Ok(Checkpoint::open(dir)?.size_bytes())).collect::<Result<Vec<_>, CliError>>()?;
-    if args.json {
-        let models: Vec<_> = dirs.iter().zip(&sizes).zip(&found).map(|((dir, bytes), found)| as_json(dir, *bytes, found)).collect();
-        return output::json(&json!({ "tokens": found[0].tokens, "window": args.text.window, "models": models }));
-    }
-    let header = ["model", "size", "perplexity", "change", "divergence", "agreement", "differ"];
-    let rows: Vec<Vec<String>> = dirs.iter().zip(&sizes).zip(&found).map(|((dir, bytes), found)| row(dir, *bytes, found)).collect();
-    output::table(&header, &rows)?;
-    Ok(output::line(&format!("over {} tokens in windows of {}; standard errors by window", found[0].tokens, args.text.window))?)
+    let dirs = [args.model.dir.as_path()].into_iter().chain(args.with.iter().map(|dir| dir.as_path()));
+    let models = dirs.map(|dir| Ok(Model { dir, bytes: Checkpoint::open(dir)?.size_bytes() })).collect::<Result<Vec<_>, CliError>>()?;
+    if args.json { print_json(args, &models, &found) } else { print_table(args, &models, &found) }?;
+    let plot = plot(args, &models, &found);
+    args.plot.iter().try_for_each(|file| plot.write(file))
 }
 
-fn row(dir: &Path, bytes: usize, found: &Evaluation) -> Vec<String> {
-    let perplexity = found.perplexity();
-    let name = dir.display().to_string();
-    let mut row = vec![name, output::size(bytes), format!("{perplexity:.4} ± {:.4}", perplexity * found.nll.error)];
+/// A folder that is evaluated.
+struct Model<'a> {
+    dir: &'a Path,
+    bytes: usize,
+}
+
+fn print_table(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Result<(), CliError> {
+    let header = ["model", "size", "perplexity", "change", "divergence", "agreement", "differ"];
+    let rows = |found: &[Evaluation]| models.iter().zip(found).map(|(model, found)| row(model, found)).collect::<Vec<_>>();
+    if args.text.len() > 1 {
+        let texts = args.text.iter().map(|path| path.display().to_string()).zip(&found.texts);
+        let all = ("all together".to_owned(), &found.all);
+        let rows: Vec<_> = texts
+            .chain([all])
+            .flat_map(|(text, found)| rows(found).into_iter().map(move |row| [vec![text.clone()], row].concat()))
+            .collect();
+        output::table(&[&["text"][..], &header].concat(), &rows)?;
+    } else {
+        output::table(&header, &rows(&found.all))?;
+    }
+    Ok(output::line(&format!("over {}; standard errors by window", measured(args, found)))?)
+}
+
+/// What models were measured on.
+fn measured(args: &EvaluateArgs, found: &Evaluations) -> String {
+    let tokens = found.all.first().map_or(0, |found| found.tokens);
+    let texts = if args.text.len() > 1 { format!(" of {} texts", args.text.len()) } else { String::new() };
+    format!("{tokens} tokens{texts} in windows of {}", args.windows.window)
+}
+
+fn row(model: &Model<'_>, found: &Evaluation) -> Vec<String> {
+    let (perplexity, error) = (found.perplexity(), perplexity_error(found));
+    let name = model.dir.display().to_string();
+    let mut row = vec![name, output::size(model.bytes), format!("{perplexity:.4} ± {error:.4}")];
     row.extend(match &found.against {
         None => vec![String::new(); 4],
         Some(against) => {
@@ -49,11 +77,29 @@ fn row(dir: &Path, bytes: usize, found: &Evaluation) -> Vec<String> {
     row
 }
 
-fn as_json(dir: &Path, bytes: usize, found: &Evaluation) -> serde_json::Value {
+/// The standard error of a perplexity, from that of its logarithm.
+fn perplexity_error(found: &Evaluation) -> f64 {
+    found.perplexity() * found.nll.error
+}
+
+fn print_json(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Result<(), CliError> {
+    let of_models = |found: &[Evaluation]| -> Vec<Value> { models.iter().zip(found).map(|(model, found)| as_json(model, found)).collect() };
+    let tokens = |found: &[Evaluation]| found.first().map_or(0, |found| found.tokens);
+    let texts = args.text.iter().zip(&found.texts);
+    let texts: Vec<_> = texts.map(|(path, found)| json!({ "text": path, "tokens": tokens(found), "models": of_models(found) })).collect();
+    output::json(&json!({
+        "tokens": tokens(&found.all),
+        "window": args.windows.window,
+        "models": of_models(&found.all),
+        "texts": texts,
+    }))
+}
+
+fn as_json(model: &Model<'_>, found: &Evaluation) -> Value {
     let mean = |mean: &Mean| json!({ "mean": mean.mean, "standard_error": mean.error });
     json!({
-        "dir": dir,
-        "bytes": bytes,
+        "dir": model.dir,
+        "bytes": model.bytes,
         "perplexity": found.perplexity(),
         "nll": mean(&found.nll),
         "against": found.against.as_ref().map(|against| json!({
@@ -63,4 +109,22 @@ fn as_json(dir: &Path, bytes: usize, found: &Evaluation) -> serde_json::Value {
             "differ": against.differ,
         })),
     })
+}
+
+/// The models over all texts, by the names of their folders, or where these do not tell them apart by their paths.
+fn plot(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Plot {
+    let name = |dir: &Path| {
+        let whole = dir.canonicalize();
+        whole.as_deref().unwrap_or(dir).file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned()
+    };
+    let names: Vec<String> = models.iter().map(|model| name(model.dir)).collect();
+    let is_unique = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
+    let labels = names.iter().zip(models).map(|(name, model)| if is_unique(name) { name.clone() } else { model.dir.display().to_string() });
+    let points = labels.zip(models).zip(&found.all).map(|((label, model), found)| Point {
+        label,
+        bytes: model.bytes,
+        perplexity: found.perplexity(),
+        error: perplexity_error(found),
+    });
+    Plot { caption: format!("perplexity over {}, ± one standard error", measured(args, found)), points: points.collect() }
 }

@@ -9,13 +9,13 @@ pub mod logits;
 pub mod perplexity;
 pub mod quantize;
 
-use crate::args::{DtypeName, ModelArgs, SamplingArgs, TextArgs};
+use crate::args::{DtypeName, ModelArgs, SamplingArgs};
 use crate::device;
 use crate::error::CliError;
 use crate::output;
 use burn::tensor::FloatDType;
 use marlin_format::{Bits, GroupSize, QuantSpec};
-use marlin_llama::{GenerateOptions, Llama, OpenOptions};
+use marlin_llama::{GenerateOptions, Llama, LlamaError, OpenOptions};
 use std::path::Path;
 
 /// Opens the model of a command.
@@ -50,14 +50,17 @@ fn dtype(name: DtypeName) -> FloatDType {
     }
 }
 
-/// The first tokens of a text file.
-fn text_tokens(llama: &Llama, args: &TextArgs) -> Result<Vec<u32>, CliError> {
-    let path = &args.text;
+/// The first tokens of a text file, `max` at most.
+fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32>, CliError> {
     let bytes = std::fs::read(path).map_err(|source| CliError::File { path: path.into(), source })?;
     let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })?;
     let mut tokens = llama.tokenizer()?.encode(&text)?;
-    tokens.truncate(args.max_tokens.unwrap_or(usize::MAX));
-    Ok(tokens)
+    tokens.truncate(max.unwrap_or(usize::MAX));
+    // Here the text has a name.
+    match tokens.len() {
+        tokens @ 0..2 => Err(CliError::ShortText { path: path.into(), source: Box::new(LlamaError::TextTooShort { tokens }) }),
+        _ => Ok(tokens),
+    }
 }
 
 /// The sampling options of the command line, over the defaults of the model's makers.

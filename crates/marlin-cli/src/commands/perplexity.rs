@@ -8,10 +8,10 @@ use std::time::Instant;
 
 pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
-    let tokens = text_tokens(&llama, &args.text)?;
+    let tokens = text_tokens(&llama, &args.text, args.windows.max_tokens)?;
     let bar = output::progress(0);
     let start = Instant::now();
-    let result = perplexity(&llama.model, &tokens, args.text.window, |progress| {
+    let result = perplexity(&llama.model, &tokens, args.windows.window, |progress| {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.windows as u64);
         bar.set_message(format!("perplexity {:.3}", progress.so_far));
@@ -23,7 +23,7 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
             "perplexity": result.perplexity,
             "nll": result.nll,
             "tokens": result.tokens,
-            "window": args.text.window,
+            "window": args.windows.window,
             "seconds": elapsed.as_secs_f64(),
         }));
     }

@@ -29,10 +29,11 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         None => FileFormat::default(),
     };
     let sparsity = if is_sparse { Sparsity::TwoFour } else { Sparsity::Dense };
-    let options = QuantizeOptions { format, sparsity, exclude: args.exclude.clone(), method: method(args)? };
+    let (exclude, overrides) = (args.exclude.clone(), args.overrides.clone());
+    let options = QuantizeOptions { format, sparsity, exclude, overrides, method: method(args)? };
 
     let stopped = Arc::new(AtomicBool::new(false));
-    if matches!(options.method, Method::Gptq { .. }) {
+    if !matches!(options.method, Method::Round { .. }) {
         let stopped = stopped.clone();
         // Without a handler the program ends at once, and goes on the next time all the same.
         if let Err(error) = ctrlc::set_handler(move || stopped.store(true, Ordering::Relaxed)) {
@@ -54,8 +55,8 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
             .iter()
             .map(|layer| {
                 json!({
-                    "name": layer.name, "k": layer.k, "n": layer.n, "sparsity": layer.sparsity.to_string(), "bits_per_weight": layer.bits_per_weight,
-                    "calibration": layer.loss,
+                    "name": layer.name, "k": layer.k, "n": layer.n, "format": layer.spec.to_string(), "sparsity": layer.sparsity.to_string(),
+                    "bits_per_weight": layer.bits_per_weight, "calibration": layer.loss,
                 })
             })
             .collect();
@@ -74,7 +75,8 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
     let sparse = report.quantized.iter().filter(|layer| layer.sparsity == Sparsity::TwoFour).count();
     let sparse = if sparse > 0 { format!(", {sparse} of them 2:4") } else { String::new() };
-    output::line(&format!("{layers} layers to {spec}{sparse}, {bits:.2} bits per weight, {left} left"))?;
+    let others = others(&report, &spec);
+    output::line(&format!("{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
     Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
 }
@@ -82,7 +84,11 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
 /// The method, with the samples of its calibration.
 fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.method == MethodName::Rtn {
-        return if args.calibration.is_empty() { Ok(Method::Round { clipping: args.clip }) } else { Err(CliError::CalibrationOfRtn) };
+        return match (args.awq, args.calibration.is_empty()) {
+            (true, _) => Err(CliError::AwqOfRtn),
+            (false, false) => Err(CliError::CalibrationOfRtn),
+            (false, true) => Ok(Method::Round { clipping: args.clip }),
+        };
     }
     if args.calibration.is_empty() {
         return Err(CliError::NoCalibration);
@@ -93,22 +99,40 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     let template = ChatTemplate::open(&args.dir)?;
     let options = SampleOptions { samples: args.samples, max_len, seed: args.seed };
     let samples = calibration_samples(&args.calibration, &tokenizer, template.as_ref(), &options)?;
-    let order = if args.act_order { RowOrder::ActOrder } else { RowOrder::default() };
     let calibration = Calibration { samples, device: device::open(args.device)?, dtype: args.dtype.map(dtype) };
-    Ok(Method::Gptq { order, damping: args.damping, calibration })
+    if args.method == MethodName::Awq {
+        return Ok(Method::Awq { calibration });
+    }
+    let order = if args.act_order { RowOrder::ActOrder } else { RowOrder::default() };
+    Ok(Method::Gptq { order, damping: args.damping, awq: args.awq, calibration })
 }
 
-/// A line for each layer that a quantiser looked at the inputs of.
+/// How many layers are quantised otherwise than by `spec`, and how.
+fn others(report: &QuantizeReport, spec: &QuantSpec) -> String {
+    let mut counts: Vec<(QuantSpec, usize)> = Vec::new();
+    for layer in report.quantized.iter().filter(|layer| layer.spec != *spec) {
+        match counts.iter_mut().find(|(of, _)| *of == layer.spec) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((layer.spec, 1)),
+        }
+    }
+    counts.iter().map(|(spec, count)| format!(", {count} of them to {spec}")).collect()
+}
+
+/// A line for each layer that a quantiser knows the loss of, or that needs a note.
 fn losses(report: &QuantizeReport) -> Result<(), CliError> {
     let row = |layer: &QuantizedLayer| {
         let found = layer.loss.as_ref()?;
-        let notes = [
+        let notes: Vec<String> = [
             found.fell_back.then(|| "rounded: too few tokens".to_owned()),
             (found.dead > 0).then(|| format!("{} dead inputs", found.dead)),
             found.damping.filter(|damping| *damping > 0.01).map(|damping| format!("damping {damping:e}")),
-        ];
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
         let loss = found.loss.map_or_else(String::new, |loss| format!("{loss:.4e}"));
-        Some(vec![layer.name.clone(), found.tokens.to_string(), loss, notes.into_iter().flatten().collect::<Vec<_>>().join(", ")])
+        (found.loss.is_some() || !notes.is_empty()).then(|| vec![layer.name.clone(), found.tokens.to_string(), loss, notes.join(", ")])
     };
     let rows: Vec<Vec<String>> = report.quantized.iter().filter_map(row).collect();
     if rows.is_empty() {

@@ -77,6 +77,17 @@ fn a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes() {
 }
 
 #[test]
+fn methods_that_look_at_text_need_it() {
+    let folder = Folder::tiny();
+    for method in ["gptq", "sparsegpt", "awq"] {
+        refuse(&args!["quantize", &folder.source, &folder.target, "--method", method], &["--calibration FILE"]);
+    }
+    refuse(&args!["quantize", &folder.source, &folder.target, "--calibration", heldout()], &["--calibration is for --method"]);
+    refuse(&args!["quantize", &folder.source, &folder.target, "--awq"], &["--awq is for", "--method awq"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+}
+
+#[test]
 fn a_layer_that_gptq_files_do_not_hold_is_refused_before_anything_is_written() {
     let folder = Folder::with_config(json!({ "intermediate_size": 84 }));
     refuse(

@@ -236,6 +236,43 @@ fn gptq_files_are_written() {
 }
 
 #[test]
+fn awq_writes_the_norms_that_it_divides() {
+    let folder = Folder::tiny();
+    let calibrate = |target: &std::path::Path, method: &[&str]| {
+        let mut args = args![
+            "quantize",
+            &folder.source,
+            target,
+            "--device",
+            "flex",
+            "--calibration",
+            heldout(),
+            "--samples",
+            "4",
+            "--max-len",
+            "64",
+            "--json"
+        ];
+        args.extend(method.iter().map(std::ffi::OsString::from));
+        succeed_json(&args)
+    };
+    let norm = |dir: &std::path::Path| {
+        let (header, data) = read_safetensors(&dir.join("model.safetensors"));
+        let offsets = &header["model.layers.1.input_layernorm.weight"]["data_offsets"];
+        let [start, end] = [0, 1].map(|index| offsets[index].as_u64().unwrap() as usize);
+        data[start..end].to_vec()
+    };
+    for (index, method) in [&["--method", "awq"][..], &["--method", "gptq", "--awq"]].into_iter().enumerate() {
+        let target = folder.beside(&format!("awq-{index}"));
+        let report = calibrate(&target, method);
+        let layers = report["quantized"].as_array().unwrap();
+        assert!(layers.len() == 14 && layers.iter().all(|layer| layer["calibration"]["tokens"] == 256), "{report}");
+        assert_ne!(norm(&target), norm(&folder.source));
+        succeed(&args!["logits", &target, "--device", "flex", "--ids", "1,2,3"]);
+    }
+}
+
+#[test]
 fn a_pruned_model_stores_two_of_every_four_weights() {
     let folder = Folder::tiny();
     let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--sparse24", "--json"]);

@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod checkpoints;
+mod evaluate;
+mod interrupted;
 mod strangers;
 mod support;
 mod text;

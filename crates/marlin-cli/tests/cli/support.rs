@@ -1,7 +1,7 @@
 //! Running the program, and folders to run it on.
 
 #[path = "../../../../tests/src/seed.rs"]
-mod seed;
+pub mod seed;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -430,7 +430,7 @@ pub enum ConfigError {
         source: FormatError,
     },
     /// An `re:` pattern that cannot be used.
-    #[error("the quantization config ignores `{}`, which is not a regular expression this version can use", excerpt(pattern))]
+    #[error("layers are named by `{}`, which is not a regular expression this version can use", excerpt(pattern))]
     Pattern {
         /// The pattern.
         pattern: String,

@@ -149,12 +149,19 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
 }
 
-/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except those that `excluded` names.
+/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except those that `excluded` names, and those of `others`, which
+/// have bits and groups of their own.
 ///
-/// `act_order` is true for a layer that has a row permutation. Names that are excluded become `-:` entries of `dynamic`, which GPTQModel and
-/// vLLM read; `lm_head` is quantised only where it has an entry of its own.
-pub fn quantization_config(spec: &QuantSpec, act_order: bool, lm_head: bool, excluded: &[String]) -> Value {
-    let dynamic: Map<String, Value> = excluded.iter().map(|name| (format!("-:^{}$", regex::escape(name)), json!({}))).collect();
+/// `act_order` is true for a layer that has a row permutation. Names become entries of `dynamic`, which GPTQModel and vLLM read: `-:` of those that are
+/// excluded, `+:` of others; `lm_head` is quantised only where it has an entry of its own.
+pub fn quantization_config(spec: &QuantSpec, act_order: bool, lm_head: bool, excluded: &[String], others: &[(String, QuantSpec)]) -> Value {
+    let entry = |sign: &str, name: &str| format!("{sign}:^{}$", regex::escape(name));
+    let excluded = excluded.iter().map(|name| (entry("-", name), json!({})));
+    let others = others.iter().map(|(name, spec)| {
+        let fields = json!({ "bits": spec.bits.count(), "group_size": spec.group.as_i64() });
+        (entry("+", name), fields)
+    });
+    let dynamic: Map<String, Value> = excluded.chain(others).collect();
     json!({
         "quant_method": "gptq",
         "checkpoint_format": "gptq_v2",

@@ -29,7 +29,9 @@ fn layers_of_other_formats_have_groups_of_their_own() {
     let config = QuantizationConfig::new(QuantSpec::int4(GroupSize::G128), vec!["head".into()])
         .unwrap()
         .with_layers(int8, false, vec!["a.down".into(), "b.down".into()])
-        .with_layers(QuantSpec::int4(GroupSize::G32), true, vec!["a.up".into()]);
+        .with_layers(QuantSpec::int4(GroupSize::G32), true, vec!["a.up".into()])
+        .with_ignored(vec!["c.down".into()])
+        .unwrap();
     let json = json!({ "quantization_config": config.to_json() });
     let read = Quantization::from_config(json.to_string().as_bytes()).unwrap().unwrap();
     let expected =
@@ -37,7 +39,9 @@ fn layers_of_other_formats_have_groups_of_their_own() {
     for (layer, format) in expected {
         assert_eq!(read.layer(layer).unwrap().to_string(), format!("pack-quantized {format}"), "{layer}");
     }
-    assert_eq!(read.layer("head").unwrap(), LayerFormat::Float);
+    for ignored in ["head", "c.down"] {
+        assert_eq!(read.layer(ignored).unwrap(), LayerFormat::Float, "{ignored}");
+    }
 }
 
 #[test]

@@ -309,10 +309,16 @@ fn only_the_last_group_may_be_incomplete() {
 #[test]
 fn the_config_says_version_2() {
     let spec = QuantSpec::int8(GroupSize::Channel).with_zero_points();
-    let config = quantization_config(&spec, true, false, &["model.layers.0.mlp.down_proj".into()]);
+    let config = quantization_config(
+        &spec,
+        true,
+        false,
+        &["model.layers.0.mlp.down_proj".into()],
+        &[("a.b".into(), QuantSpec::int4(GroupSize::G32))],
+    );
     assert_eq!(config["quant_method"], "gptq");
     assert_eq!(config["checkpoint_format"], "gptq_v2");
     assert_eq!((&config["bits"], &config["group_size"], &config["sym"]), (&json!(8), &json!(-1), &json!(false)));
     assert_eq!((&config["desc_act"], &config["lm_head"]), (&json!(true), &json!(false)));
-    assert_eq!(config["dynamic"], json!({ r"-:^model\.layers\.0\.mlp\.down_proj$": {} }));
+    assert_eq!(config["dynamic"], json!({ r"-:^model\.layers\.0\.mlp\.down_proj$": {}, r"+:^a\.b$": { "bits": 4, "group_size": 32 } }));
 }

@@ -139,13 +139,18 @@ pub(crate) fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, d
         Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
         Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),
         None => {
-            let dtype = match checkpoint.info("model.embed_tokens.weight").map(|info| info.dtype) {
-                Some(Dtype::F16) => FloatDType::F16,
-                Some(Dtype::BF16) => FloatDType::BF16,
-                _ => FloatDType::F32,
-            };
+            let dtype = checkpoint.info("model.embed_tokens.weight").map_or(FloatDType::F32, |info| float_dtype(info.dtype));
             Ok(if device.supports_dtype(DType::from(dtype)) { dtype } else { FloatDType::F32 })
         }
+    }
+}
+
+/// The dtype of the floats in a file, f32 of those that are in none of Burn's.
+pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
+    match dtype {
+        Dtype::F16 => FloatDType::F16,
+        Dtype::BF16 => FloatDType::BF16,
+        _ => FloatDType::F32,
     }
 }
 

@@ -8,15 +8,15 @@ use std::ops::ControlFlow;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use marlin_decode as decode;
+use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, TensorData as FileTensor, compressed_tensors};
-use marlin_format::{PlainWeight, QuantSpec};
-use marlin_quant::{HessianSums, Quantizer};
+use marlin_quant::{HessianSums, LayerLoss, Quantizer};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, Target};
 use super::refused;
 use super::resume::Partial;
+use super::scaling::{Factors, Scales};
 use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::folder::FileWeights;
@@ -34,26 +34,9 @@ pub struct Calibration {
     pub dtype: Option<FloatDType>,
 }
 
-/// What a quantiser says of a layer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LayerLoss {
-    /// Its name.
-    pub layer: String,
-    /// Tokens that it saw.
-    pub tokens: usize,
-    /// The squared error that is left of a token's outputs, all together, where the quantiser knows it.
-    pub loss: Option<f64>,
-    /// The part of the mean of the Hessian's diagonal that was added to it.
-    pub damping: Option<f64>,
-    /// Input features that were zero in every token.
-    pub dead: usize,
-    /// True if it saw too few tokens, and was rounded.
-    pub fell_back: bool,
-}
-
 /// The projections of a block that have the same inputs, in the order in which they run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     /// Attention's inputs.
     Qkv,
     /// Attention's output.
@@ -65,7 +48,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
+    pub(super) const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
 
     /// Their names; of an architecture those that its checkpoints have.
     fn names(self) -> &'static [&'static str] {
@@ -111,8 +94,9 @@ const BATCH_ELEMENTS: usize = 1 << 26;
 pub(super) struct Walk<'a> {
     pub(super) config: &'a LlamaConfig,
     pub(super) plans: &'a [Plan<'a>],
-    pub(super) spec: &'a QuantSpec,
     pub(super) quantizer: &'a dyn Quantizer,
+    /// True if inputs are scaled before weights are quantised.
+    pub(super) awq: bool,
     pub(super) device: &'a Device,
     pub(super) dtype: FloatDType,
     pub(super) rope: Rope,
@@ -123,7 +107,7 @@ pub(super) struct Walk<'a> {
 /// Samples of one length.
 pub(super) struct Batch {
     /// As the quantised layers have left them.
-    quantized: Tensor<3>,
+    pub(super) quantized: Tensor<3>,
     /// As the float layers have.
     float: Tensor<3>,
 }
@@ -133,6 +117,7 @@ struct Block<'d> {
     name: String,
     /// Its weights, where an earlier run has quantised it.
     done: Option<&'d Checkpoint>,
+    scales: Scales,
     quantized: Vec<(PlainWeight, LayerLoss)>,
     on_layer: &'d mut dyn FnMut(&LayerLoss) -> ControlFlow<()>,
 }
@@ -158,8 +143,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Quantises block `index`, or takes its weights from `partial`, and walks past it. `on_layer` is called for each layer that is quantised; where it
-    /// breaks, the walk ends.
+    /// Quantises block `index`, or takes its weights from `partial`, and walks past it. `on_layer` is called for each layer that is quantised,
+    /// now or before; where it breaks, the walk ends.
     pub(super) fn block(
         &mut self,
         index: usize,
@@ -169,12 +154,18 @@ impl Walk<'_> {
     ) -> Result<(), LlamaError> {
         let mut layer = load_layer(self.config, source, index)?;
         let done = partial.block(index)?;
-        let mut block = Block {
-            name: format!("model.layers.{index}"),
-            done: done.as_ref().map(|(checkpoint, _)| checkpoint),
-            quantized: Vec::new(),
-            on_layer,
+        for loss in done.iter().flat_map(|(_, losses)| losses) {
+            if on_layer(loss).is_break() {
+                return Err(LlamaError::Stopped);
+            }
+        }
+        let (name, done) = (format!("model.layers.{index}"), done.as_ref().map(|(checkpoint, _)| checkpoint));
+        let scales = match done {
+            Some(checkpoint) => Scales::read(checkpoint, &name)?,
+            None if self.awq => self.scales(&name, &layer)?,
+            None => Scales::default(),
         };
+        let mut block = Block { name, done, scales, quantized: Vec::new(), on_layer };
 
         let float = layer.clone();
         for part in Part::ALL {
@@ -190,13 +181,14 @@ impl Walk<'_> {
             }
         }
         if done.is_none() {
-            block.save(partial, index)?;
+            let scaled = self.scaled_tensors(&block.name, &block.scales)?;
+            block.save(partial, index, scaled)?;
         }
         Ok(())
     }
 
     /// What a part of a layer adds to the hidden states.
-    fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
+    pub(super) fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
         let inputs = self.inputs(part, layer, hidden);
         match part {
             Part::O => layer.self_attn.o_proj.forward(inputs),
@@ -205,7 +197,7 @@ impl Walk<'_> {
     }
 
     /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or the MLP.
-    fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
+    pub(super) fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
         let Attention { qkv_proj, window, .. } = &layer.self_attn;
         match part {
             Part::Qkv => layer.input_layernorm.forward(hidden.clone()),
@@ -218,16 +210,24 @@ impl Walk<'_> {
         }
     }
 
-    /// A part of a block as one projection, with the values of its quantised weights.
-    fn quantize(&self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
+    /// The layers of a part of a block, in the order of their output features.
+    pub(super) fn plans_of(&self, block: &str, part: Part) -> Vec<&Plan<'_>> {
         let is_named =
-            |plan: &&Plan<'_>, name: &str| plan.source().strip_prefix(&block.name).is_some_and(|rest| rest.strip_prefix('.') == Some(name));
-        let plans: Vec<&Plan<'_>> =
-            part.names().iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect();
-        let weights = match block.done {
+            |plan: &&Plan<'_>, name: &str| plan.source().strip_prefix(block).is_some_and(|rest| rest.strip_prefix('.') == Some(name));
+        part.names().iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect()
+    }
+
+    /// A part of a block as one projection, with the values of its quantised weights for inputs that are not scaled.
+    fn quantize(&self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
+        let plans = self.plans_of(&block.name, part);
+        let factors = block.scales.factors(self.config, part, &plans);
+        let mut weights = match block.done {
             Some(checkpoint) => self.read(checkpoint, &plans)?,
-            None => self.find(block, &plans, part, layer, float)?,
+            None => self.find(block, &plans, &factors, part, layer, float)?,
         };
+        for (weight, factors) in weights.iter_mut().zip(&factors) {
+            factors.divide(weight);
+        }
         let k = plans.first().map_or(0, |plan| plan.k());
         let columns = weights.iter().map(Vec::len).sum::<usize>() / k.max(1);
         let joined = side_by_side(k, weights);
@@ -244,21 +244,25 @@ impl Walk<'_> {
     fn read(&self, checkpoint: &Checkpoint, plans: &[&Plan<'_>]) -> Result<Vec<Vec<f32>>, LlamaError> {
         let values = |plan: &&Plan<'_>| match &plan.target {
             Target::Copy(_) => plan.weight(),
-            Target::Quantize(layer) => Ok(compressed_tensors::to_plain(checkpoint, layer, self.spec)?.dequantize()),
+            Target::Quantize(layer) => Ok(compressed_tensors::to_plain(checkpoint, layer, &plan.spec)?.dequantize()),
         };
         plans.iter().map(values).collect()
     }
 
-    /// Quantises layers of the same inputs, and returns their values [K, N].
+    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values [K, N].
     fn find(
         &self,
         block: &mut Block<'_>,
         plans: &[&Plan<'_>],
+        factors: &[Factors],
         part: Part,
         layer: &Layer,
         float: &Layer,
     ) -> Result<Vec<Vec<f32>>, LlamaError> {
         let mut weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
+        for (weight, factors) in weights.iter_mut().zip(factors) {
+            factors.multiply(weight);
+        }
         let layers: Vec<(usize, &str)> = plans
             .iter()
             .enumerate()
@@ -268,53 +272,48 @@ impl Walk<'_> {
             })
             .collect();
         let [(first, name), ..] = layers[..] else { return Ok(weights) };
-        let failed = |error| refused(name, error);
 
         let k = plans[first].k();
         let mut sums = HessianSums::new(k, self.device);
         for Batch { quantized, float: hidden } in &self.batches {
-            let inputs = self.inputs(part, layer, quantized);
-            let [samples, seq, _] = inputs.dims();
-            let rows = |tensor: Tensor<3>| {
-                let width = tensor.dims()[2];
-                tensor.reshape([samples * seq, width])
-            };
             let residual = part.is_residual().then(|| rows(hidden.clone() - quantized.clone()));
-            sums.add_beside(rows(inputs), rows(self.inputs(part, float, hidden)), residual).map_err(failed)?;
+            let inputs = rows(self.inputs(part, layer, quantized));
+            sums.add_beside(inputs, rows(self.inputs(part, float, hidden)), residual).map_err(|error| refused(name, error))?;
         }
-        // Output features are independent of each other: one factorisation serves all layers.
-        let joined = side_by_side(k, layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect());
-        let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&sums), self.spec).map_err(failed)?;
-        drop(joined);
-        let mut start = 0;
-        for (index, name) in layers {
-            let columns = start..start + plans[index].n();
-            start = columns.end;
-            let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: name.into(), source })?;
-            weights[index] = plain.dequantize();
-            let loss = LayerLoss {
-                layer: name.into(),
-                tokens: sums.tokens(),
-                loss: found.losses.as_ref().map(|losses| losses[columns].iter().sum()),
-                damping: found.damping,
-                dead: found.dead,
-                fell_back: found.fell_back,
-            };
-            if (block.on_layer)(&loss).is_break() {
-                return Err(LlamaError::Stopped);
+        if block.scales.has(part) {
+            sums = sums.divided(factors[first].rows());
+        }
+        let mut rest = layers;
+        while let [(first, name), ..] = rest[..] {
+            let spec = plans[first].spec;
+            let layers: Vec<(usize, &str)> = rest.extract_if(.., |&mut (index, _)| plans[index].spec == spec).collect();
+            // Output features are independent of each other: one factorisation serves all layers of a spec.
+            let joined = side_by_side(k, layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect());
+            let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&sums), &spec).map_err(|error| refused(name, error))?;
+            drop(joined);
+            let mut start = 0;
+            for (index, name) in layers {
+                let columns = start..start + plans[index].n();
+                start = columns.end;
+                let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: name.into(), source })?;
+                weights[index] = plain.dequantize();
+                let loss = LayerLoss::new(name, sums.tokens(), &found, columns);
+                if (block.on_layer)(&loss).is_break() {
+                    return Err(LlamaError::Stopped);
+                }
+                block.quantized.push((plain, loss));
             }
-            block.quantized.push((plain, loss));
         }
         Ok(weights)
     }
 }
 
 impl Block<'_> {
-    /// Writes the block's weights and losses.
-    fn save(self, partial: &Partial, index: usize) -> Result<(), LlamaError> {
+    /// Writes the block's weights and losses, and the tensors that AWQ has scaled.
+    fn save(self, partial: &Partial, index: usize, scaled: Vec<FileTensor>) -> Result<(), LlamaError> {
         let (weights, losses): (Vec<PlainWeight>, Vec<LayerLoss>) = self.quantized.into_iter().unzip();
-        let tensors: Vec<FileTensor> =
-            weights.iter().zip(&losses).flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight)).collect();
+        let quantized = weights.iter().zip(&losses).flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight));
+        let tensors: Vec<FileTensor> = quantized.chain(scaled).collect();
         let mut writer = partial.writer(index, &losses)?;
         writer.declare(tensors.iter().map(|tensor| tensor.spec.clone()))?;
         for tensor in tensors {
@@ -324,8 +323,14 @@ impl Block<'_> {
     }
 }
 
+/// [samples, seq, features] to [tokens, features].
+pub(super) fn rows(tensor: Tensor<3>) -> Tensor<2> {
+    let [samples, seq, features] = tensor.dims();
+    tensor.reshape([samples * seq, features])
+}
+
 /// Weights [K, N] with their output features side by side.
-fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
+pub(super) fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
     let weights = match <[Vec<f32>; 1]>::try_from(weights) {
         Ok([weight]) => return weight,
         Err(weights) => weights,

@@ -61,8 +61,9 @@ impl FileFormat {
     }
 
     /// The tensors of a layer.
-    pub(super) fn tensors_of(self, layer: &str, stored: &PlainWeight) -> Result<Vec<TensorData>, FormatError> {
+    pub(super) fn tensors_of(self, layer: &str, stored: &PlainWeight, act_order: bool) -> Result<Vec<TensorData>, FormatError> {
         match self {
+            Self::CompressedTensors if act_order => Ok(compressed_tensors::activation_ordered_tensors_of(layer, stored)),
             Self::CompressedTensors => Ok(compressed_tensors::tensors_of(layer, stored)),
             Self::Gptq => Ok(gptq::tensors_of(layer, stored)),
             Self::Marlin24 => marlin24::tensors_of(layer, stored),

@@ -2,22 +2,25 @@
 
 mod calibrate;
 mod format;
+mod overrides;
 mod plan;
 mod resume;
 mod samples;
+mod scaling;
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::FloatDType;
 use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Quantization, TensorSpec, gptq};
+use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, ConfigError, Quantization, TensorSpec, gptq};
 use marlin_format::{QuantSpec, Sparsity};
-use marlin_quant::{GptqOptions, QuantError, Quantizer, Rounding, RowOrder};
+use marlin_quant::{GptqOptions, LayerLoss, QuantError, Quantizer, Rounding, RowOrder};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use self::calibrate::Walk;
+use self::overrides::Overrides;
 use self::plan::{Plan, Target, plan};
 use self::resume::Partial;
 use crate::LlamaError;
@@ -25,8 +28,9 @@ use crate::config::{LlamaConfig, quantization_field, read_json};
 use crate::folder::{FileWeights, choose_dtype};
 use crate::model::Rope;
 
-pub use self::calibrate::{Calibration, LayerLoss};
+pub use self::calibrate::Calibration;
 pub use self::format::FileFormat;
+pub use self::overrides::{Override, OverrideError};
 pub use self::samples::{SampleOptions, calibration_samples};
 
 /// Files that are copied where they are there: all that concerns texts.
@@ -53,6 +57,8 @@ pub struct QuantizeOptions {
     /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
     /// of the name.
     pub exclude: Vec<String>,
+    /// Layers that are quantised otherwise than by the spec, by patterns as those of `exclude`: the first that matches counts. `exclude` counts before all.
+    pub overrides: Vec<(String, Override)>,
     /// How values are chosen.
     pub method: Method,
 }
@@ -65,12 +71,20 @@ pub enum Method {
         /// True if each group's range is the one of 76 that leaves the least squared error.
         clipping: bool,
     },
+    /// AWQ (arXiv 2306.00978): inputs are scaled ([`marlin_quant::awq_scales`]), and weights rounded with the search of [`Round`](Self::Round), block after block on a
+    /// device.
+    Awq {
+        /// The texts that it looks at.
+        calibration: Calibration,
+    },
     /// GPTQ, pruning as SparseGPT does where weights are to be 2:4: [`marlin_quant::gptq`], block after block on a device.
     Gptq {
         /// The order in which input features are rounded.
         order: RowOrder,
         /// The part of the mean of a Hessian's diagonal that is added to it.
         damping: f64,
+        /// True if inputs are scaled before, as [`Awq`](Self::Awq) does.
+        awq: bool,
         /// The texts that it looks at.
         calibration: Calibration,
     },
@@ -86,8 +100,22 @@ impl Method {
     fn quantizer(&self, sparsity: Sparsity) -> Box<dyn Quantizer> {
         match *self {
             Self::Round { clipping } => Box::new(Rounding { sparsity, clipping }),
+            Self::Awq { .. } => Box::new(Rounding { sparsity, clipping: true }),
             Self::Gptq { order, damping, .. } => Box::new(GptqOptions { order, damping, sparsity, ..GptqOptions::default() }),
         }
+    }
+
+    /// The texts that it looks at, where it looks at any.
+    fn calibration(&self) -> Option<&Calibration> {
+        match self {
+            Self::Round { .. } => None,
+            Self::Awq { calibration } | Self::Gptq { calibration, .. } => Some(calibration),
+        }
+    }
+
+    /// True if inputs are scaled.
+    fn awq(&self) -> bool {
+        matches!(self, Self::Awq { .. } | Self::Gptq { awq: true, .. })
     }
 
     /// True if weights have a row permutation.
@@ -129,6 +157,8 @@ pub struct QuantizedLayer {
     pub k: usize,
     /// Output features.
     pub n: usize,
+    /// How its values are quantised.
+    pub spec: QuantSpec,
     /// The pattern of its values: 2:4 also where the float weight was that.
     pub sparsity: Sparsity,
     /// Bits for each weight as the file holds it, scales and zero points counted.
@@ -139,7 +169,8 @@ pub struct QuantizedLayer {
 
 /// Quantises the projections of a float Hugging Face folder, into a new folder in the options' form: compressed-tensors or GPTQ.
 ///
-/// Embedding, norms and head are copied as they are, `config.json` gains its `quantization_config`, tokenizer and generation config are copied.
+/// Embedding, norms and head are copied as they are, but for norms and biases that take the reciprocals of AWQ's scales; `config.json` gains its
+/// `quantization_config`, tokenizer and generation config are copied.
 /// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
 ///
 /// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with the hidden states of all samples;
@@ -148,7 +179,7 @@ pub struct QuantizedLayer {
 ///
 /// # Errors
 /// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
-/// of the form do not take, before anything is written; weights that are not finite; a target with something in it; samples that the model does not take;
+/// of the form do not take, or an override that matches none, before anything is written; weights that are not finite; a target with something in it; samples that the model does not take;
 /// activations that are no numbers; the rest of a run with other arguments.
 pub fn quantize_folder(
     source: &Path,
@@ -168,29 +199,31 @@ pub fn quantize_folder(
     let act_order = options.method.act_order();
     // The head is never quantised; other readers require it in the config.
     let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
-    let quantization = QuantizationConfig::new(*spec, ignore)
-        .map_err(|error| LlamaError::QuantizationConfig { path: target.join("config.json"), source: error })?
-        .with_act_order(act_order);
+    let invalid = |source| LlamaError::QuantizationConfig { path: target.join("config.json"), source };
+    let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?.with_act_order(act_order);
+    let overrides = Overrides::new(*spec, &options.overrides).map_err(invalid)?;
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, options, &quantization, &mut excluded)?;
-    let mut writer = CheckpointWriter::create(target)?;
+    let plans = plan(&checkpoint, spec, options, overrides, &quantization, &mut excluded)?;
+    // A target with something in it is refused before anything is read.
+    drop(CheckpointWriter::create(target)?);
     let mut done = 0;
     let mut on_tensor = |tensor: &str| {
         done += 1;
         on_progress(QuantizeProgress { tensor, done, total: plans.len() })
     };
-    let calibrated = match &options.method {
-        Method::Round { .. } => None,
-        Method::Gptq { calibration, .. } => {
+    let calibrated = match options.method.calibration() {
+        None => None,
+        Some(calibration) => {
             check_samples(&llama, &calibration.samples)?;
             let partial = Partial::open(target, &arguments(&checkpoint, &config, spec, options, calibration)?)?;
-            calibrate(&checkpoint, &llama, &plans, spec, options, calibration, &partial, &mut on_tensor)?;
+            calibrate(&checkpoint, &llama, &plans, options, calibration, &partial, &mut on_tensor)?;
             Some(partial)
         }
     };
-    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(spec, options.format, act_order)).collect();
+    let mut writer = CheckpointWriter::create(target)?;
+    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format, act_order)).collect();
     writer.declare(specs)?;
 
     let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
@@ -199,22 +232,26 @@ pub fn quantize_folder(
         report.source_bytes += plan.bytes().len();
         let is_new = match &plan.target {
             Target::Copy(name) => {
+                let scaled = match &calibrated {
+                    Some(partial) => partial.tensor(name)?,
+                    None => None,
+                };
                 report.target_bytes += plan.bytes().len();
-                writer.write_tensor(name, plan.bytes())?;
+                writer.write_tensor(name, scaled.as_deref().unwrap_or(plan.bytes()))?;
                 true
             }
             Target::Quantize(layer) => {
                 let (plain, loss) = match &calibrated {
-                    Some(partial) => partial.layer(layer, spec)?,
+                    Some(partial) => partial.layer(layer, &plan.spec)?,
                     None => {
                         let failed = |error| refused(layer, error);
-                        (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, spec).map_err(failed)?.weight, None)
+                        (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, &plan.spec).map_err(failed)?.weight, None)
                     }
                 };
-                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, &mut writer)?;
+                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, act_order, &mut writer)?;
                 report.target_bytes += bytes;
                 let (name, k, n, sparsity) = (layer.clone(), plan.k(), plan.n(), plain.sparsity());
-                report.quantized.push(QuantizedLayer { name, k, n, sparsity, bits_per_weight, loss });
+                report.quantized.push(QuantizedLayer { name, k, n, spec: plan.spec, sparsity, bits_per_weight, loss });
                 calibrated.is_none()
             }
         };
@@ -223,10 +260,13 @@ pub fn quantize_folder(
         }
     }
     if let Some(config) = config.as_object_mut() {
+        let others: Vec<(String, QuantSpec)> =
+            report.quantized.iter().filter(|layer| layer.spec != *spec).map(|layer| (layer.name.clone(), layer.spec)).collect();
+        let compressed_tensors = || of_layers(quantization.clone(), &report.excluded, &others).map_err(invalid);
         let quantization = match options.format {
-            FileFormat::CompressedTensors => quantization.to_json(),
-            FileFormat::Marlin24 => quantization.as_marlin_24().to_json(),
-            FileFormat::Gptq => gptq::quantization_config(spec, act_order, false, &report.excluded),
+            FileFormat::CompressedTensors => compressed_tensors()?.to_json(),
+            FileFormat::Marlin24 => compressed_tensors()?.as_marlin_24().to_json(),
+            FileFormat::Gptq => gptq::quantization_config(spec, act_order, false, &report.excluded, &others),
         };
         Quantization::CONFIG_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
         config.insert("quantization_config".into(), quantization);
@@ -244,6 +284,19 @@ pub fn quantize_folder(
     }
     tracing::info!(source = %source.display(), target = %target.display(), %spec, layers = report.quantized.len(), "quantised a Llama");
     Ok(report)
+}
+
+/// A config with the layers that `exclude` does not name, but that are not quantised, and those of other specs.
+fn of_layers(config: QuantizationConfig, excluded: &[String], others: &[(String, QuantSpec)]) -> Result<QuantizationConfig, ConfigError> {
+    let skipped: Vec<String> = excluded.iter().filter(|name| !config.ignores(name)).cloned().collect();
+    let act_order = config.act_order();
+    let mut config = config.with_ignored(skipped)?;
+    let mut rest = others.to_vec();
+    while let [(_, spec), ..] = rest[..] {
+        let layers = rest.extract_if(.., |(_, of)| *of == spec).map(|(name, _)| name).collect();
+        config = config.with_layers(spec, act_order, layers);
+    }
+    Ok(config)
 }
 
 /// Checks that a model takes all samples.
@@ -269,12 +322,10 @@ fn refused(layer: &str, error: QuantError) -> LlamaError {
 }
 
 /// Quantises all blocks that `partial` does not have yet.
-#[allow(clippy::too_many_arguments, reason = "one caller, which has them apart")]
 fn calibrate(
     checkpoint: &Checkpoint,
     config: &LlamaConfig,
     plans: &[Plan<'_>],
-    spec: &QuantSpec,
     options: &QuantizeOptions,
     calibration: &Calibration,
     partial: &Partial,
@@ -288,7 +339,8 @@ fn calibrate(
     let config_path = checkpoint.dir().join("config.json");
     let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
     let rope = Rope::new(config, longest, device);
-    let mut walk = Walk { config, plans, spec, quantizer: &*quantizer, device, dtype, rope, batches: Vec::new() };
+    let awq = options.method.awq();
+    let mut walk = Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new() };
     walk.embed(samples, &mut source)?;
     for block in 0..config.num_hidden_layers {
         walk.block(block, partial, &mut source, &mut |layer| {
@@ -322,7 +374,10 @@ fn arguments(
         text.update((sample.len() as u64).to_le_bytes());
         sample.iter().for_each(|token| text.update(token.to_le_bytes()));
     }
-    let Method::Gptq { order, damping, .. } = options.method else { return Ok(Map::new()) };
+    let (order, damping) = match options.method {
+        Method::Gptq { order, damping, .. } => (Some(format!("{order:?}")), Some(damping)),
+        Method::Awq { .. } | Method::Round { .. } => (None, None),
+    };
     let arguments = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model": format!("{:x}", model.finalize()),
@@ -330,7 +385,9 @@ fn arguments(
         "spec": spec.to_string(),
         "sparsity": options.sparsity.to_string(),
         "exclude": options.exclude,
-        "order": format!("{order:?}"),
+        "awq": options.method.awq(),
+        "overrides": options.overrides.iter().map(|(pattern, change)| format!("{pattern}={change}")).collect::<Vec<_>>(),
+        "order": order,
         "damping": damping,
         "dtype": calibration.dtype.map(|dtype: FloatDType| format!("{dtype:?}")),
     });

@@ -7,6 +7,7 @@ use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, T
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
 use rayon::prelude::*;
 
+use super::overrides::Overrides;
 use super::{FileFormat, QuantizeOptions};
 use crate::LlamaError;
 use crate::model::QUANTIZABLE_PROJECTIONS;
@@ -17,6 +18,8 @@ pub(super) struct Plan<'a> {
     /// The rows: those of a layer that has a name of its own in the target.
     rows: Range<usize>,
     pub(super) target: Target,
+    /// Of a layer that is quantised.
+    pub(super) spec: QuantSpec,
 }
 
 /// The tensors to write.
@@ -27,11 +30,12 @@ pub(super) enum Target {
     Quantize(String),
 }
 
-/// Plans every tensor. Refuses layers that cannot be written.
+/// Plans every tensor. Refuses layers that cannot be written, and overrides that match none.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     spec: &QuantSpec,
     options: &QuantizeOptions,
+    mut overrides: Overrides,
     quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
@@ -44,29 +48,32 @@ pub(super) fn plan<'a>(
         }
         let projection = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
         let (Some(source), &[n, k]) = (projection, view.shape()) else {
-            plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()) });
+            plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()), spec: *spec });
             continue;
         };
         let layers = format.names(source);
         let n = n / layers.len();
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
-            if quantization.ignores(source) || quantization.ignores(&layer) {
-                plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")) });
-                excluded.push(layer);
-            } else {
-                let descriptor = WeightDescriptor::plain(WeightFormat::dense(*spec).with_sparsity(sparsity), k, n);
+            let overridden = overrides.spec_of([source, &layer]);
+            let is_excluded = quantization.ignores(source) || quantization.ignores(&layer);
+            if let Some(spec) = overridden.filter(|_| !is_excluded) {
+                let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_sparsity(sparsity), k, n);
                 descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
                 let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
                 if let Some(available) = memory_short_of(needed) {
                     return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
                 }
-                format.check(&layer, k, n, spec)?;
-                plans.push(Plan { view, rows, target: Target::Quantize(layer) });
+                format.check(&layer, k, n, &spec)?;
+                plans.push(Plan { view, rows, target: Target::Quantize(layer), spec });
+            } else {
+                plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")), spec: *spec });
+                excluded.push(layer);
             }
         }
     }
+    overrides.check_used()?;
     Ok(plans)
 }
 
@@ -93,7 +100,7 @@ impl Plan<'_> {
     }
 
     /// The tensors to write, without their bytes.
-    pub(super) fn specs(&self, spec: &QuantSpec, format: FileFormat, act_order: bool) -> Vec<TensorSpec> {
+    pub(super) fn specs(&self, format: FileFormat, act_order: bool) -> Vec<TensorSpec> {
         match &self.target {
             Target::Copy(name) => {
                 let mut shape = self.view.shape().to_vec();
@@ -102,7 +109,7 @@ impl Plan<'_> {
                 }
                 vec![TensorSpec::new(name, self.view.dtype(), shape)]
             }
-            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), spec, act_order),
+            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), &self.spec, act_order),
         }
     }
 
@@ -124,12 +131,13 @@ impl Plan<'_> {
         layer: &str,
         weight: &PlainWeight,
         format: FileFormat,
+        act_order: bool,
         writer: &mut CheckpointWriter,
     ) -> Result<(usize, f64), LlamaError> {
         let failed = |source| LlamaError::Quantize { layer: layer.into(), source };
         let stored = format.stored(weight).map_err(failed)?;
         let mut bytes = 0;
-        for tensor in format.tensors_of(layer, &stored).map_err(failed)? {
+        for tensor in format.tensors_of(layer, &stored, act_order).map_err(failed)? {
             bytes += tensor.bytes.len();
             writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
         }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, compressed_tensors};
 use marlin_format::{PlainWeight, QuantSpec};
+use marlin_quant::LayerLoss;
 use serde_json::{Map, Value};
 
-use super::LayerLoss;
 use crate::LlamaError;
 use crate::config::read_json;
 
@@ -72,13 +72,22 @@ impl Partial {
 
     /// A layer of a block that is done, and its loss.
     pub(super) fn layer(&self, layer: &str, spec: &QuantSpec) -> Result<(PlainWeight, Option<LayerLoss>), LlamaError> {
-        let block = layer.split('.').nth(2).and_then(|block| block.parse().ok()).unwrap_or(0);
+        let block = block_of(layer).unwrap_or(0);
         let dir = self.block_dir(block);
         let Some((checkpoint, losses)) = self.block(block)? else {
             return Err(LlamaError::io("open", &dir, std::io::ErrorKind::NotFound.into()));
         };
         let weight = compressed_tensors::to_plain(&checkpoint, layer, spec)?.as_found();
         Ok((weight, losses.into_iter().find(|loss| loss.layer == layer)))
+    }
+
+    /// The bytes of a tensor that a block that is done has in the place of the source's.
+    pub(super) fn tensor(&self, name: &str) -> Result<Option<Vec<u8>>, LlamaError> {
+        let Some(block) = block_of(name) else { return Ok(None) };
+        match self.block(block)? {
+            Some((checkpoint, _)) if checkpoint.contains(name) => Ok(Some(checkpoint.tensor(name)?.bytes().to_vec())),
+            _ => Ok(None),
+        }
     }
 
     /// A writer of a block: the block is done when the writer is.
@@ -94,4 +103,9 @@ impl Partial {
     pub(super) fn remove(self) -> Result<(), LlamaError> {
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
     }
+}
+
+/// The block that a layer or tensor is in.
+fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }

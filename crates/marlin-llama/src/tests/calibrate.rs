@@ -15,36 +15,37 @@ use serde_json::json;
 use super::folder::logits;
 use super::support::*;
 use crate::{
-    Architecture, Calibration, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeReport, RowOrder, SampleOptions,
-    Tokenizer, calibration_samples, evaluate, quantize_folder,
+    Architecture, Calibration, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeReport, RowOrder,
+    SampleOptions, Tokenizer, calibration_samples, evaluate, quantize_folder,
 };
 
-const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
+pub(super) const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
 
-fn config_of_64() -> LlamaConfig {
+pub(super) fn config_of_64() -> LlamaConfig {
     config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }))
 }
 
 /// Samples of different lengths, of a few tokens that come again and again as those of a text do.
-fn samples(config: &LlamaConfig, rng: &mut StdRng) -> Vec<Vec<u32>> {
+pub(super) fn samples(config: &LlamaConfig, rng: &mut StdRng) -> Vec<Vec<u32>> {
     let lengths = [1, 40, 17, 40, 64, 64, 33];
     lengths.iter().map(|&length| (0..length).map(|_| (rng.random::<f32>().powi(3) * config.vocab_size as f32) as u32).collect()).collect()
 }
 
-fn gptq(samples: &[Vec<u32>]) -> QuantizeOptions {
+pub(super) fn gptq(samples: &[Vec<u32>]) -> QuantizeOptions {
     let calibration = Calibration { samples: samples.to_vec(), device: Device::flex(), dtype: None };
-    QuantizeOptions { method: Method::Gptq { order: RowOrder::WithinGroups, damping: 0.01, calibration }, ..QuantizeOptions::default() }
+    let method = Method::Gptq { order: RowOrder::WithinGroups, damping: 0.01, awq: false, calibration };
+    QuantizeOptions { method, ..QuantizeOptions::default() }
 }
 
-fn run(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<QuantizeReport, LlamaError> {
+pub(super) fn run(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<QuantizeReport, LlamaError> {
     quantize_folder(source, target, &SPEC, options, |_| ControlFlow::Continue(()))
 }
 
 /// The mean divergence of the next tokens of a quantised folder from those of the float one.
-fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> f64 {
+pub(super) fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> f64 {
     let (float, quantized) = (open(source), open(target));
     let tokens: Vec<u32> = samples.concat();
-    let found = evaluate(&[&float.model, &quantized.model], &tokens, 32, |_, _| {}).unwrap();
+    let found = evaluate(&[&float.model, &quantized.model], &[&tokens], 32, |_, _| {}).unwrap().all;
     assert!(found[0].against.is_none());
     found[1].against.as_ref().unwrap().divergence.mean
 }
@@ -118,8 +119,8 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
     let options = gptq(&samples(&config, &mut rng));
     run(&source, &whole, &options).unwrap();
-    // Stopped in the first block after each of its layers, in the second, and when both are done.
-    for stop in 1..=9 {
+    // Stopped after each layer of the first block and of the second, and when both are done.
+    for stop in 1..=16 {
         let mut layers = 0;
         let error = quantize_folder(&source, &resumed, &SPEC, &options, |_| {
             layers += 1;
@@ -219,7 +220,11 @@ fn evaluation_agrees_with_perplexity() {
     run(&source, &target, &QuantizeOptions::default()).unwrap();
     let (float, quantized) = (open(&source), open(&target));
     let tokens = random_tokens(75, config.vocab_size, &mut rng);
-    let found = evaluate(&[&float.model, &float.model, &quantized.model], &tokens, 16, |_, _| {}).unwrap();
+    let models = [&*float.model, &float.model, &quantized.model];
+    let [first, second] = [&tokens[..40], &tokens[40..]];
+    let found = evaluate(&models, &[&tokens], 16, |_, _| {}).unwrap();
+    assert_eq!(found.texts, std::slice::from_ref(&found.all));
+    let found = found.all;
     for (model, found) in [&float, &float, &quantized].into_iter().zip(&found) {
         let expected = crate::perplexity(&model.model, &tokens, 16, |_| {}).unwrap();
         assert!((found.nll.mean - expected.nll).abs() < 1e-6 && found.tokens == expected.tokens);
@@ -232,9 +237,27 @@ fn evaluation_agrees_with_perplexity() {
     assert!((rounded.nll_change.mean - (found[2].nll.mean - found[0].nll.mean)).abs() < 1e-9);
     assert!(rounded.divergence.mean > 0.0 && rounded.divergence.error > 0.0);
     assert_eq!(rounded.differ, ((1.0 - rounded.agreement.mean) * found[2].tokens as f64).round() as usize);
-    let error = evaluate(&[&float.model, &open(&foreign).model], &tokens[..1], 16, |_, _| {});
+
+    // Texts by themselves and together: 15 + 15 + 7 tokens are predicted of the first, 15 + 15 + 2 of the second.
+    let mut progress = Vec::new();
+    let both = evaluate(&models, &[first, second], 16, |done, total| progress.push((done, total))).unwrap();
+    assert_eq!(progress.last(), Some(&(75, 75)));
+    for (index, text) in [first, second].into_iter().enumerate() {
+        let alone = evaluate(&models, &[text], 16, |_, _| {}).unwrap().all;
+        assert_eq!(both.texts[index], alone);
+        assert_eq!(alone[0].tokens, [37, 32][index]);
+    }
+    for (model, all) in both.all.iter().enumerate() {
+        let sum: f64 = both.texts.iter().map(|text| text[model].nll.mean * text[model].tokens as f64).sum();
+        assert_eq!(all.tokens, 69);
+        assert!((all.nll.mean - sum / 69.0).abs() < 1e-9);
+        let differ = |found: &Evaluation| found.against.as_ref().map_or(0, |against| against.differ);
+        assert_eq!(differ(all), both.texts.iter().map(|text| differ(&text[model])).sum::<usize>());
+    }
+
+    let error = evaluate(&[&float.model, &open(&foreign).model], &[&tokens, &tokens[..1]], 16, |_, _| {});
     assert!(matches!(error, Err(LlamaError::TextTooShort { tokens: 1 })));
     let low: Vec<u32> = tokens.iter().map(|token| token % 70).collect();
-    let error = evaluate(&[&float.model, &open(&foreign).model], &low, 16, |_, _| {});
+    let error = evaluate(&[&float.model, &open(&foreign).model], &[&low], 16, |_, _| {});
     assert!(matches!(error, Err(LlamaError::Vocabulary { expected: 71, found: 70 })));
 }

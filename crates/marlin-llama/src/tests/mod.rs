@@ -1,6 +1,7 @@
 //! Tests across modules: folders of random models, opened and run on Flex, against a reference that shares no code with the model.
 
 mod architectures;
+mod awq;
 mod bad_input;
 mod calibrate;
 mod decoder;
@@ -9,6 +10,7 @@ mod generate;
 mod golden;
 mod joined;
 mod model;
+mod overrides;
 mod perplexity;
 mod quantize;
 mod reference;

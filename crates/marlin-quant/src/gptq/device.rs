@@ -32,8 +32,7 @@ pub(super) fn gptq(
     if !device.supports_dtype(scale) {
         return Ok(None);
     }
-    let diagonal: Vec<f64> = read(diagonal(&sums.sum()))?.into_iter().map(f64::from).collect();
-    let layer = Layer::new(&diagonal, n, spec, options)?;
+    let layer = Layer::new(&sums.diagonal()?, n, spec, options)?;
     let order: Vec<i32> = layer.order.iter().map(|&row| row as i32).collect();
     let order = Tensor::<1, Int>::from_data(TensorData::new(order, [k]), (&device, DType::I32));
     let hessian = sums.sum().select(0, order.clone()).select(1, order.clone());
@@ -97,13 +96,6 @@ pub(super) fn gptq(
     let losses = read(losses)?.into_iter().map(f64::from).collect();
     let weight = layer.assemble(&q, &scales, zeros)?;
     Ok(Some(Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }))
-}
-
-/// The diagonal of a square matrix.
-fn diagonal(matrix: &Tensor<2>) -> Tensor<1> {
-    let k = matrix.dims()[0];
-    let places: Vec<i32> = (0..k).map(|i| (i * (k + 1)) as i32).collect();
-    matrix.clone().reshape([k * k]).select(0, Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&matrix.device(), DType::I32)))
 }
 
 /// Zeros after the last row up to a multiple of [`STEP`].

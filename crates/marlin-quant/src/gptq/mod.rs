@@ -71,8 +71,8 @@ pub struct Gptq {
     pub dead: usize,
 }
 
-/// Fewest tokens that GPTQ follows: with fewer, the second moments of most features are noise.
-const FEWEST_TOKENS: usize = 128;
+/// Fewest tokens that a quantiser follows: with fewer, the second moments of most features are noise.
+pub(crate) const FEWEST_TOKENS: usize = 128;
 
 impl Quantizer for GptqOptions {
     /// [`gptq`], on CubeCL devices there; [rounding with clipping](round_with_clipping), after pruning by magnitude where it is 2:4, for a layer that saw fewer

@@ -1,8 +1,8 @@
 //! The `quantization_config` of a checkpoint's `config.json`, as it is written.
 
-use regex::Regex;
 use serde_json::{Map, Value, json};
 
+use super::LayerPattern;
 use crate::checkpoint::ConfigError;
 use crate::{GroupSize, QuantSpec};
 
@@ -11,17 +11,13 @@ const PACK_QUANTIZED: &str = "pack-quantized";
 const MARLIN_24: &str = "marlin-24";
 /// The class of layers that is quantised, by its name in PyTorch.
 const TARGET: &str = "Linear";
-/// The prefix of an entry of `ignore` that is a pattern, not a name.
-const PATTERN_PREFIX: &str = "re:";
 
 /// The quantisation of the linear layers of a checkpoint to write, the layers that differ from it, and the layers left as floats.
 /// [`Quantization`](crate::checkpoint::Quantization) reads it again.
 #[derive(Debug, Clone)]
 pub struct QuantizationConfig {
     spec: QuantSpec,
-    ignore: Vec<String>,
-    /// One for each `re:` entry of `ignore`.
-    patterns: Vec<Regex>,
+    ignore: Vec<LayerPattern>,
     act_order: bool,
     format: &'static str,
     /// Spec, act-order and names of layers that are quantised otherwise.
@@ -29,18 +25,13 @@ pub struct QuantizationConfig {
 }
 
 impl QuantizationConfig {
-    /// All linear layers in `spec`, except those that `ignore` names: names of layers, or `re:` and a regular expression that matches
-    /// from the start of the name.
+    /// All linear layers in `spec`, except those that `ignore` names, each entry of it a [`LayerPattern`].
     ///
     /// # Errors
     /// [`ConfigError::Pattern`] for an expression that is none, or that looks around.
     pub fn new(spec: QuantSpec, ignore: Vec<String>) -> Result<Self, ConfigError> {
-        let compile = |pattern: &str| {
-            let invalid = |source| ConfigError::Pattern { pattern: pattern.into(), source: Box::new(source) };
-            Regex::new(&format!("^(?:{pattern})")).map_err(invalid)
-        };
-        let patterns = ignore.iter().filter_map(|entry| entry.strip_prefix(PATTERN_PREFIX)).map(compile).collect::<Result<_, _>>()?;
-        Ok(Self { spec, ignore, patterns, act_order: false, format: PACK_QUANTIZED, others: Vec::new() })
+        let ignore = ignore.into_iter().map(LayerPattern::new).collect::<Result<_, _>>()?;
+        Ok(Self { spec, ignore, act_order: false, format: PACK_QUANTIZED, others: Vec::new() })
     }
 
     /// The same, with a declaration that layers have a `weight_g_idx`, which other readers require.
@@ -59,14 +50,24 @@ impl QuantizationConfig {
         self
     }
 
+    /// The same, with more entries of `ignore`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_ignored(mut self, entries: Vec<String>) -> Result<Self, ConfigError> {
+        let entries = entries.into_iter().map(LayerPattern::new).collect::<Result<Vec<_>, _>>()?;
+        self.ignore.extend(entries);
+        Ok(self)
+    }
+
     /// The quantisation of layers without an entry of their own.
     pub fn spec(&self) -> QuantSpec {
         self.spec
     }
 
     /// The entries of `ignore`, as they are in the config.
-    pub fn ignore(&self) -> &[String] {
-        &self.ignore
+    pub fn ignore(&self) -> impl Iterator<Item = &str> {
+        self.ignore.iter().map(LayerPattern::entry)
     }
 
     /// Returns true if layers may have a `weight_g_idx` (`actorder` is `group`).
@@ -76,7 +77,7 @@ impl QuantizationConfig {
 
     /// Returns true if the layer `name` is not quantised.
     pub fn ignores(&self, name: &str) -> bool {
-        self.ignore.iter().any(|entry| entry == name) || self.patterns.iter().any(|pattern| pattern.is_match(name))
+        self.ignore.iter().any(|pattern| pattern.matches(name))
     }
 
     /// The `quantization_config` object.
@@ -90,7 +91,7 @@ impl QuantizationConfig {
             "format": self.format,
             "quantization_status": "compressed",
             "config_groups": groups.collect::<Map<_, _>>(),
-            "ignore": self.ignore,
+            "ignore": self.ignore().collect::<Vec<_>>(),
             "kv_cache_scheme": null,
         })
     }

@@ -16,8 +16,10 @@
 //! Source: the `compressed-tensors` Python package, `compressors/quantized_compressors/pack_quantized.py`.
 
 mod config;
+mod pattern;
 
 pub use config::QuantizationConfig;
+pub use pattern::LayerPattern;
 
 use rayon::prelude::*;
 
@@ -92,7 +94,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 
 /// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
 ///
-/// `act_order` is true if the weight has a row permutation.
+/// `act_order` is true if the config says that weights are activation-ordered.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
     let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![
@@ -111,6 +113,15 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order
 
 /// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with the rows in their natural order.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+    tensors(layer, weight, weight.row_permutation().is_some())
+}
+
+/// The same where the config says that weights are activation-ordered: readers look for `weight_g_idx` then, and a weight of one group has no permutation.
+pub fn activation_ordered_tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
+    tensors(layer, weight, true)
+}
+
+fn tensors(layer: &str, weight: &PlainWeight, act_order: bool) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
@@ -129,10 +140,11 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     if let Some(zero_points) = weight.zero_points() {
         bytes.push(bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec());
     }
-    if let Some(permutation) = permutation {
-        bytes.push(bytemuck::cast_slice(&groups::group_index(permutation, spec.group)).to_vec());
+    if act_order {
+        let natural: Vec<u32> = (0..k as u32).collect();
+        bytes.push(bytemuck::cast_slice(&groups::group_index(permutation.unwrap_or(&natural), spec.group)).to_vec());
     }
-    let specs = tensor_specs(layer, k, n, &spec, permutation.is_some());
+    let specs = tensor_specs(layer, k, n, &spec, act_order);
     specs.into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
 }
 

@@ -1,0 +1,122 @@
+//! Layers that are quantised otherwise than the rest.
+
+use std::fmt;
+use std::str::FromStr;
+
+use marlin_format::checkpoint::ConfigError;
+use marlin_format::checkpoint::compressed_tensors::LayerPattern;
+use marlin_format::{Bits, GroupSize, QuantSpec};
+
+use crate::LlamaError;
+
+/// What differs in some layers. As text `skip`, or `bits:8`, `group:g32`, or both with a comma.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Override {
+    /// They stay as they are.
+    Skip,
+    /// They are quantised otherwise.
+    Spec {
+        /// The width of their values, where it differs.
+        bits: Option<Bits>,
+        /// Their groups, where they differ.
+        group: Option<GroupSize>,
+    },
+}
+
+/// A text that says nothing of layers.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{found}` is no override: {reason}; it is `skip`, or `bits:4`, `bits:8`, `group:g32`, `group:g64`, `group:g128`, `group:channel`, with a comma between bits and group"
+)]
+pub struct OverrideError {
+    found: String,
+    reason: String,
+}
+
+impl FromStr for Override {
+    type Err = OverrideError;
+
+    fn from_str(text: &str) -> Result<Self, OverrideError> {
+        let invalid = |reason: String| OverrideError { found: text.into(), reason };
+        if text.trim() == "skip" {
+            return Ok(Self::Skip);
+        }
+        let (mut bits, mut group) = (None, None);
+        for setting in text.split(',').map(str::trim) {
+            let is_second = match setting.split_once(':') {
+                Some(("bits", width)) => {
+                    let width: i64 = width.parse().map_err(|_| invalid(format!("`{width}` is no number")))?;
+                    bits.replace(Bits::try_from(width).map_err(|error| invalid(error.to_string()))?).is_some()
+                }
+                Some(("group", size)) => {
+                    group.replace(size.parse().map_err(|error: marlin_format::FormatError| invalid(error.to_string()))?).is_some()
+                }
+                _ if setting == "skip" => return Err(invalid("a layer that is skipped has no other settings".into())),
+                _ => return Err(invalid(format!("`{setting}` is no setting"))),
+            };
+            if is_second {
+                return Err(invalid("a setting comes twice".into()));
+            }
+        }
+        Ok(Self::Spec { bits, group })
+    }
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Skip => "skip".into(),
+            Self::Spec { bits, group } => {
+                let settings = [bits.map(|bits| format!("bits:{}", bits.count())), group.map(|group| format!("group:{group}"))];
+                settings.into_iter().flatten().collect::<Vec<_>>().join(",")
+            }
+        };
+        f.pad(&text)
+    }
+}
+
+/// Overrides with their patterns compiled.
+pub(super) struct Overrides {
+    spec: QuantSpec,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    pattern: LayerPattern,
+    change: Override,
+    /// True once it has matched a layer, also one that an entry before it matches.
+    is_used: bool,
+}
+
+impl Overrides {
+    /// `spec` is that of layers that no entry matches.
+    pub fn new(spec: QuantSpec, entries: &[(String, Override)]) -> Result<Self, ConfigError> {
+        let entry =
+            |(pattern, change): &(String, Override)| Ok(Entry { pattern: LayerPattern::new(pattern)?, change: *change, is_used: false });
+        Ok(Self { spec, entries: entries.iter().map(entry).collect::<Result<_, ConfigError>>()? })
+    }
+
+    /// The spec of a layer by the first entry that matches one of its names; none if it stays as it is.
+    pub fn spec_of(&mut self, names: [&str; 2]) -> Option<QuantSpec> {
+        let mut first = None;
+        for entry in self.entries.iter_mut().filter(|entry| names.iter().any(|name| entry.pattern.matches(name))) {
+            entry.is_used = true;
+            first.get_or_insert(entry.change);
+        }
+        match first {
+            None => Some(self.spec),
+            Some(Override::Skip) => None,
+            Some(Override::Spec { bits, group }) => {
+                Some(QuantSpec { bits: bits.unwrap_or(self.spec.bits), group: group.unwrap_or(self.spec.group), ..self.spec })
+            }
+        }
+    }
+
+    /// Checks, when all layers are known, that each entry has matched one.
+    pub fn check_used(&self) -> Result<(), LlamaError> {
+        match self.entries.iter().find(|entry| !entry.is_used) {
+            Some(entry) => Err(LlamaError::OverrideOfNone { pattern: entry.pattern.entry().into() }),
+            None => Ok(()),
+        }
+    }
+}

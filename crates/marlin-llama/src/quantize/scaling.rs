@@ -1,0 +1,218 @@
+//! AWQ (arXiv 2306.00978) in the walk: the scales of a block's inputs, and what takes their reciprocals.
+//!
+//! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of their inputs, and what is written.
+
+use burn::tensor::Tensor;
+use marlin_format::checkpoint::{Checkpoint, Dtype, TensorData as FileTensor, TensorSpec, TensorView};
+use marlin_quant::{HessianSums, awq_scales};
+use rayon::prelude::*;
+
+use super::calibrate::{Part, Walk, rows, side_by_side};
+use super::plan::{Plan, Target};
+use super::refused;
+use crate::LlamaError;
+use crate::config::LlamaConfig;
+use crate::folder::float_dtype;
+use crate::model::Layer;
+use crate::save::{bytes, rounded};
+
+/// What the inputs of a part come from, and what takes the reciprocals of their scales.
+#[derive(PartialEq, Eq)]
+enum Origin {
+    /// The norm of this name.
+    Norm(&'static str),
+    /// The last output features of a part: values, which attention mixes, and up, which the gate multiplies.
+    Outputs(Part),
+}
+
+impl Part {
+    fn origin(self) -> Origin {
+        match self {
+            Self::Qkv => Origin::Norm("input_layernorm"),
+            Self::O => Origin::Outputs(Self::Qkv),
+            Self::GateUp => Origin::Norm("post_attention_layernorm"),
+            Self::Down => Origin::Outputs(Self::GateUp),
+        }
+    }
+
+    /// The channel of its origin that each input feature comes from, `[K]`: query heads that share a value head share its channels.
+    fn channels(self, config: &LlamaConfig) -> Vec<usize> {
+        let head_dim = config.head_dim;
+        let shared = config.num_attention_heads / config.num_key_value_heads;
+        match self {
+            Self::Qkv | Self::GateUp => (0..config.hidden_size).collect(),
+            Self::O => (0..config.query_size()).map(|feature| feature / head_dim / shared * head_dim + feature % head_dim).collect(),
+            Self::Down => (0..config.intermediate_size).collect(),
+        }
+    }
+}
+
+/// The scales of a block, by [`Part`]: one for each channel that its inputs come from, none where they are not scaled. What they come from is divided by them, and
+/// the rows of its weights are multiplied.
+#[derive(Default)]
+pub(super) struct Scales([Option<Vec<f32>>; 4]);
+
+impl Scales {
+    fn of(&self, part: Part) -> Option<&[f32]> {
+        self.0[part as usize].as_deref()
+    }
+
+    /// True if the inputs of a part are scaled.
+    pub(super) fn has(&self, part: Part) -> bool {
+        self.of(part).is_some()
+    }
+
+    /// Those of a block that an earlier run has quantised.
+    pub(super) fn read(checkpoint: &Checkpoint, block: &str) -> Result<Self, LlamaError> {
+        let mut scales = Self::default();
+        for part in Part::ALL {
+            let name = tensor_name(block, part);
+            if checkpoint.contains(&name) {
+                scales.0[part as usize] = Some(checkpoint.tensor(&name)?.to_f32()?);
+            }
+        }
+        Ok(scales)
+    }
+
+    /// The factors of each layer of a part.
+    pub(super) fn factors(&self, config: &LlamaConfig, part: Part, plans: &[&Plan<'_>]) -> Vec<Factors> {
+        let channels = part.channels(config);
+        let rows: Vec<f32> = channels.iter().map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel])).collect();
+        let taken = Part::ALL.into_iter().find(|taker| taker.origin() == Origin::Outputs(part)).and_then(|taker| self.of(taker));
+        let last = plans.len().saturating_sub(1);
+        let of_plan = |(index, plan): (usize, &&Plan<'_>)| {
+            let mut columns = vec![1.0; plan.n()];
+            if index == last {
+                divide_last(&mut columns, taken.unwrap_or(&[]));
+            }
+            Factors { rows: rows.clone(), columns }
+        };
+        plans.iter().enumerate().map(of_plan).collect()
+    }
+}
+
+/// The name of a part's scales in the folder of a block that is done.
+fn tensor_name(block: &str, part: Part) -> String {
+    format!("{block}.awq_scales.{part:?}")
+}
+
+/// The name of a norm's weight.
+fn norm_name(block: &str, norm: &str) -> String {
+    format!("{block}.{norm}.weight")
+}
+
+/// Divides the last of `values` by `scales`.
+fn divide_last(values: &mut [f32], scales: &[f32]) {
+    values.iter_mut().rev().zip(scales.iter().rev()).for_each(|(value, scale)| *value /= scale);
+}
+
+/// What the weight [K, N] of a layer is multiplied by.
+pub(super) struct Factors {
+    rows: Vec<f32>,
+    columns: Vec<f32>,
+}
+
+impl Factors {
+    /// The scales of the input features, `[K]`.
+    pub(super) fn rows(&self) -> &[f32] {
+        &self.rows
+    }
+
+    /// Scales a weight.
+    pub(super) fn multiply(&self, weight: &mut [f32]) {
+        self.apply(weight, |value, factor| *value *= factor);
+    }
+
+    /// Takes the scales from a weight.
+    pub(super) fn divide(&self, weight: &mut [f32]) {
+        self.apply(weight, |value, factor| *value /= factor);
+    }
+
+    fn apply(&self, weight: &mut [f32], change: impl Fn(&mut f32, f32) + Sync) {
+        weight.par_chunks_exact_mut(self.columns.len().max(1)).zip(&self.rows).for_each(|(values, row)| {
+            values.iter_mut().zip(&self.columns).for_each(|(value, column)| change(value, row * column));
+        });
+    }
+}
+
+impl Walk<'_> {
+    /// The scales of a block, for the inputs that its float layers get from the quantised blocks before. Parts that have a float layer, or whose inputs come from one,
+    /// have none.
+    pub(super) fn scales(&self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
+        let mut scales = Scales::default();
+        let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
+        // Before attention, then before the MLP.
+        let mut hidden: Vec<Tensor<3>> = self.batches.iter().map(|batch| batch.quantized.clone()).collect();
+        for part in Part::ALL {
+            let plans = self.plans_of(block, part);
+            let takes = match part.origin() {
+                Origin::Norm(_) => true,
+                Origin::Outputs(origin) => self.plans_of(block, origin).last().is_some_and(is_quantized),
+            };
+            if takes && !plans.is_empty() && plans.iter().all(is_quantized) {
+                scales.0[part as usize] = Some(self.search(block, part, &plans, layer, &hidden)?);
+            }
+            if part == Part::O {
+                for hidden in &mut hidden {
+                    *hidden = hidden.clone() + self.outputs(part, layer, hidden);
+                }
+            }
+        }
+        Ok(scales)
+    }
+
+    /// The scales of a part of a block, for hidden states before attention or the MLP, as the spec of its first layer has them.
+    fn search(&self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer, hidden: &[Tensor<3>]) -> Result<Vec<f32>, LlamaError> {
+        let failed = |error| refused(plans[0].source(), error);
+        let channels = part.channels(self.config);
+        let mut sums = HessianSums::new(channels.len(), self.device);
+        for hidden in hidden {
+            sums.add(rows(self.inputs(part, layer, hidden))).map_err(failed)?;
+        }
+        let weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
+        let n = plans.iter().map(|plan| plan.n()).sum();
+        let mut scales = awq_scales(&side_by_side(channels.len(), weights), n, &sums, &channels, &plans[0].spec).map_err(failed)?;
+        if let Origin::Norm(name) = part.origin()
+            && let Some(norm) = self.tensor(&norm_name(block, name))
+        {
+            round_reciprocals(&mut scales, &norm)?;
+        }
+        Ok(scales)
+    }
+
+    /// The norms and biases of a block that take the reciprocals of its scales, each in its own dtype, and the scales.
+    pub(super) fn scaled_tensors(&self, block: &str, scales: &Scales) -> Result<Vec<FileTensor>, LlamaError> {
+        let mut tensors = Vec::new();
+        for part in Part::ALL {
+            let Some(scales) = scales.of(part) else { continue };
+            let spec = TensorSpec::new(tensor_name(block, part), Dtype::F32, [scales.len()]);
+            tensors.push(FileTensor { spec, bytes: scales.iter().flat_map(|scale| scale.to_le_bytes()).collect() });
+            let name = match part.origin() {
+                Origin::Norm(name) => Some(norm_name(block, name)),
+                Origin::Outputs(origin) => self.plans_of(block, origin).last().map(|plan| format!("{}.bias", plan.source())),
+            };
+            // There may be no bias.
+            let Some(view) = name.and_then(|name| self.tensor(&name)) else { continue };
+            let mut values = view.to_f32()?;
+            divide_last(&mut values, scales);
+            let bytes = bytes(view.name(), &values, float_dtype(view.dtype()))?;
+            tensors.push(FileTensor { spec: TensorSpec::new(view.name(), view.dtype(), view.shape()), bytes });
+        }
+        Ok(tensors)
+    }
+
+    /// A tensor of the source.
+    fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.plans.iter().map(|plan| plan.view).find(|view| view.name() == name)
+    }
+}
+
+/// Changes the scales of a norm's channels to those whose reciprocals its dtype holds exactly, times its weight. A channel has 1 where it holds none.
+fn round_reciprocals(scales: &mut [f32], norm: &TensorView<'_>) -> Result<(), LlamaError> {
+    let dtype = float_dtype(norm.dtype());
+    for (scale, weight) in scales.iter_mut().zip(norm.to_f32()?) {
+        let divided = rounded(weight / *scale, dtype);
+        *scale = if divided != 0.0 && divided.is_finite() { weight / divided } else { 1.0 };
+    }
+    Ok(())
+}
