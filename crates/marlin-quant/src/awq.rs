@@ -21,7 +21,7 @@ const SMALLEST: f64 = 1e-4;
 /// The positive scale `s` of each channel that inputs come from with which `diag(1/s) Q(diag(s) W)` is nearest to `W` [K, N] in the metric of the second moments
 /// `sums`, where `Q` rounds to nearest in groups. Layers that have the same inputs are one weight, side by side.
 ///
-/// `channels` [K] is the channel of each input feature: its own where each has one, the same where several features are one channel, such as those of query heads
+/// `channels`, `[K]`, is the channel of each input feature: its own where each has one, the same where several features are one channel, such as those of query heads
 /// that share a value head, and have to have one scale.
 ///
 /// As in the paper, `s = m^ratio` for 20 ratios from 0 to 0.95, with the geometric mean of the largest and the smallest scale divided out. The size `m` of a channel

@@ -170,7 +170,7 @@ impl HessianSums {
         Ok(read(self.sum().reshape([k * k]).select(0, places))?.into_iter().map(f64::from).collect())
     }
 
-    /// The sums of the same activations, and of the float model's, with each feature divided by its of `scales` [K].
+    /// The sums of the same activations, and of the float model's, with each feature divided by its of `scales`, `[K]`.
     ///
     /// # Panics
     /// Panics if there are not K scales.

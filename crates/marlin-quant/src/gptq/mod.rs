@@ -97,7 +97,7 @@ impl Gptq {
 /// Quantises `weight` [K, N], row-major, for inputs with the second moments `hessian`.
 ///
 /// Rows are rounded one after the other; the rows after a row change so that they take up as much of its error as they can (`factor.rs`). A group's range is
-/// searched on the rows as the groups before have left them: of [`SHRINKS`] parts of it, for each column, the one that leaves the least squared error of the
+/// searched on the rows as the groups before have left them: of [`SHRINKS`](crate::SHRINKS) parts of it, for each column, the one that leaves the least squared error of the
 /// outputs once the group's own rows and those after it have taken up what they can. A group of a whole column has its range from the squared error of its
 /// rounded weights, each feature by its second moment.
 ///
