@@ -24,6 +24,8 @@ pub(super) struct Replay<B: BackendIr> {
     layers: Vec<RecordedLayer>,
     /// The layer of each weight that is not quantised yet, and of each reshaped one.
     held: HashMap<TensorId, usize>,
+    /// What each reshaped tensor is in another shape: a call reshapes its activations, so that those of attention's query, key and value have three names.
+    origins: HashMap<TensorId, TensorId>,
     /// What layers have seen so far that run before all of their inputs are there.
     seen: HashMap<usize, HessianSums>,
     options: GptqOptions,
@@ -57,29 +59,33 @@ where
         }
         let mut held: HashMap<TensorId, usize> =
             layers.iter().enumerate().flat_map(|(index, layer)| layer.weights.iter().map(move |&weight| (weight, index))).collect();
+        let mut origins = HashMap::new();
         for operation in &operations {
-            if let OperationIr::BaseFloat(BaseOperationIr::Reshape(reshape)) = operation
-                && let Some(&layer) = held.get(&reshape.input.id)
-            {
-                held.insert(reshape.out.id, layer);
+            if let OperationIr::BaseFloat(BaseOperationIr::Reshape(reshape)) = operation {
+                let origin = origins.get(&reshape.input.id).copied().unwrap_or(reshape.input.id);
+                origins.insert(reshape.out.id, origin);
+                if let Some(&layer) = held.get(&reshape.input.id) {
+                    held.insert(reshape.out.id, layer);
+                }
             }
         }
         let float = (options.correction != 0.0).then(|| Stream::new(device.clone()));
         let (seen, ready, quantized) = (HashMap::new(), HashSet::new(), Stream::new(device));
-        Self { pending: operations, values, layers, held, seen, options, readers, ready, quantized, float }
+        Self { pending: operations, values, layers, held, origins, seen, options, readers, ready, quantized, float }
     }
 
     /// Quantises all layers, in the order in which they run.
     pub fn quantize(mut self) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
         let (mut weights, mut losses) = (HashMap::new(), Vec::new());
         let mut left: Vec<usize> = (0..self.layers.len()).collect();
-        // The second moments of the last layer's inputs: those of attention's key are those of its query.
+        // The second moments of the last layer's inputs, which the next may have, too.
         let mut last: Option<(Vec<TensorId>, HessianSums)> = None;
         while !left.is_empty() {
             self.run();
             let Some((layer, calls)) = self.next() else { break };
-            let inputs: Vec<TensorId> = calls.iter().map(|call| call.lhs.id).collect();
-            let known = last.take().filter(|(of, _)| *of == inputs && !self.seen.contains_key(&layer));
+            let inputs: Vec<TensorId> = calls.iter().map(|call| self.origins.get(&call.lhs.id).copied().unwrap_or(call.lhs.id)).collect();
+            let k = self.layers[layer].k;
+            let known = last.take().filter(|(of, sums)| *of == inputs && sums.features() == k && !self.seen.contains_key(&layer));
             let sums = match known {
                 Some((_, sums)) => sums,
                 None => self.sums(layer, &calls)?,
