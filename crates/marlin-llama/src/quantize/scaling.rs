@@ -129,6 +129,9 @@ impl Factors {
     }
 
     fn apply(&self, weight: &mut [f32], change: impl Fn(&mut f32, f32) + Sync) {
+        if self.rows.iter().chain(&self.columns).all(|&factor| factor == 1.0) {
+            return;
+        }
         weight.par_chunks_exact_mut(self.columns.len().max(1)).zip(&self.rows).for_each(|(values, row)| {
             values.iter_mut().zip(&self.columns).for_each(|(value, column)| change(value, row * column));
         });

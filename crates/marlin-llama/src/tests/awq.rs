@@ -1,6 +1,5 @@
 //! AWQ, from folder to folder.
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::json;
 
-use super::calibrate::{SPEC, config_of_64, divergence, gptq, run, samples};
+use super::calibrate::{SPEC, assert_same_bytes, config_of_64, divergence, gptq, run, samples, stop_after};
 use super::folder::logits;
 use super::support::*;
 use crate::{Architecture, Calibration, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, quantize_folder};
@@ -157,19 +156,12 @@ fn a_stopped_run_with_scales_goes_on_to_the_same_bytes() {
         let ((_b, whole), (_c, resumed)) = (temporary(), temporary());
         run(&source, &whole, &options).unwrap();
         for stop in [2, 5, 9] {
-            let mut layers = 0;
-            let error = quantize_folder(&source, &resumed, &SPEC, &options, |_| {
-                layers += 1;
-                if layers == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-            assert!(matches!(error, Err(LlamaError::Stopped)), "{stop}");
+            stop_after(stop, &source, &resumed, &SPEC, &options);
         }
         let Err(LlamaError::OtherRun { argument, .. }) = run(&source, &resumed, &gptq(&samples)) else { panic!("a run without scales") };
         assert_eq!(argument, "awq");
         run(&source, &resumed, &options).unwrap();
-        for file in ["model.safetensors", "config.json"] {
-            assert!(fs::read(whole.join(file)).unwrap() == fs::read(resumed.join(file)).unwrap(), "{file}");
-        }
+        assert_same_bytes(&whole, &resumed);
     }
 }
 

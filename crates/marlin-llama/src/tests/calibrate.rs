@@ -41,6 +41,25 @@ pub(super) fn run(source: &Path, target: &Path, options: &QuantizeOptions) -> Re
     quantize_folder(source, target, &SPEC, options, |_| ControlFlow::Continue(()))
 }
 
+/// Runs until `steps` are done, and stops.
+#[track_caller]
+pub(super) fn stop_after(steps: usize, source: &Path, target: &Path, spec: &QuantSpec, options: &QuantizeOptions) {
+    let mut done = 0;
+    let error = quantize_folder(source, target, spec, options, |_| {
+        done += 1;
+        if done == steps { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert!(matches!(error, Err(LlamaError::Stopped)), "{steps}");
+}
+
+/// Checks that two folders have the same weights and config, byte for byte.
+#[track_caller]
+pub(super) fn assert_same_bytes(expected: &Path, found: &Path) {
+    for file in ["model.safetensors", "config.json"] {
+        assert!(fs::read(expected.join(file)).unwrap() == fs::read(found.join(file)).unwrap(), "{file}");
+    }
+}
+
 /// The mean divergence of the next tokens of a quantised folder from those of the float one.
 pub(super) fn divergence(source: &Path, target: &Path, samples: &[Vec<u32>]) -> f64 {
     let (float, quantized) = (open(source), open(target));
@@ -121,12 +140,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     run(&source, &whole, &options).unwrap();
     // Stopped after each layer of the first block and of the second, and when both are done.
     for stop in 1..=16 {
-        let mut layers = 0;
-        let error = quantize_folder(&source, &resumed, &SPEC, &options, |_| {
-            layers += 1;
-            if layers == stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        assert!(matches!(error, Err(LlamaError::Stopped)), "{stop}");
+        stop_after(stop, &source, &resumed, &SPEC, &options);
         assert!(!resumed.exists());
     }
     // What a killed run leaves.
@@ -139,9 +153,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     assert_eq!((argument.as_str(), before.as_str(), now.as_str()), ("damping", "0.01", "0.02"));
     let report = run(&source, &resumed, &options).unwrap();
     assert!(report.quantized.iter().all(|layer| layer.loss.is_some()));
-    for file in ["model.safetensors", "config.json"] {
-        assert!(fs::read(whole.join(file)).unwrap() == fs::read(resumed.join(file)).unwrap(), "{file}");
-    }
+    assert_same_bytes(&whole, &resumed);
     assert!(!resumed.with_file_name("model.partial").exists());
 }
 

@@ -1,6 +1,5 @@
 //! Layers that are quantised otherwise than the rest.
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use serde_json::json;
 
+use super::calibrate::{assert_same_bytes, config_of_64, stop_after};
 use super::folder::logits;
 use super::support::*;
 use crate::{
@@ -19,10 +19,6 @@ use crate::{
 };
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G64);
-
-fn config_of_64() -> LlamaConfig {
-    config_with(json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }))
-}
 
 fn overrides(entries: &[(&str, &str)]) -> Vec<(String, Override)> {
     entries.iter().map(|(pattern, change)| (pattern.to_string(), change.parse().unwrap())).collect()
@@ -58,16 +54,6 @@ fn gptq(config: &LlamaConfig, order: RowOrder, rng: &mut StdRng) -> QuantizeOpti
 
 fn run(source: &Path, target: &Path, options: &QuantizeOptions) -> Result<QuantizeReport, LlamaError> {
     quantize_folder(source, target, &SPEC, options, |_| ControlFlow::Continue(()))
-}
-
-/// Runs until `steps` are done, and stops.
-fn stop_after(steps: usize, source: &Path, target: &Path, options: &QuantizeOptions) {
-    let mut done = 0;
-    let error = quantize_folder(source, target, &SPEC, options, |_| {
-        done += 1;
-        if done == steps { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    assert!(matches!(error, Err(LlamaError::Stopped)), "{steps}");
 }
 
 #[test]
@@ -112,7 +98,7 @@ fn folders_in_each_form_hold_what_the_walk_has_seen() {
             let (_parent, target) = temporary();
             let options = QuantizeOptions { format, overrides: overrides(&MIXED), method: method.clone(), ..QuantizeOptions::default() };
             // Twelve layers, and a tensor of the target.
-            stop_after(13, &source, &target, &options);
+            stop_after(13, &source, &target, &SPEC, &options);
             let partial = target.with_file_name("model.partial");
             let blocks = [0, 1].map(|block| Checkpoint::open(partial.join(format!("block-{block:05}"))).unwrap());
             let seen = |layer: &str, spec: &QuantSpec| {
@@ -188,15 +174,13 @@ fn a_stopped_run_goes_on_with_the_same_overrides_alone() {
     run(&source, &whole, &options).unwrap();
     // In the first block, in the second, and when both are done.
     for steps in [3, 9, 7] {
-        stop_after(steps, &source, &resumed, &options);
+        stop_after(steps, &source, &resumed, &SPEC, &options);
     }
     let other = QuantizeOptions { overrides: overrides(&MIXED[1..]), ..options.clone() };
     let Err(LlamaError::OtherRun { argument, .. }) = run(&source, &resumed, &other) else { panic!("other overrides") };
     assert_eq!(argument, "overrides");
     run(&source, &resumed, &options).unwrap();
-    for file in ["model.safetensors", "config.json"] {
-        assert!(fs::read(whole.join(file)).unwrap() == fs::read(resumed.join(file)).unwrap(), "{file}");
-    }
+    assert_same_bytes(&whole, &resumed);
 }
 
 #[test]
@@ -281,7 +265,7 @@ fn a_block_that_is_skipped_stays_float() {
     write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
     let options =
         QuantizeOptions { overrides: overrides(&[("re:model.layers.0.*", "skip")]), ..gptq(&config, RowOrder::default(), &mut rng) };
-    stop_after(2, &source, &target, &options);
+    stop_after(2, &source, &target, &SPEC, &options);
     let report = run(&source, &target, &options).unwrap();
     assert_eq!((report.quantized.len(), report.excluded.len()), (7, 7));
     assert!(report.quantized.iter().all(|layer| layer.name.starts_with("model.layers.1.") && layer.loss.is_some()));

@@ -82,7 +82,7 @@ where
         let mut last: Option<(Vec<TensorId>, HessianSums)> = None;
         while !left.is_empty() {
             self.run();
-            let Some((layer, calls)) = self.next() else { break };
+            let Some((layer, calls, is_complete)) = self.next() else { break };
             let inputs: Vec<TensorId> = calls.iter().map(|call| self.origins.get(&call.lhs.id).copied().unwrap_or(call.lhs.id)).collect();
             let k = self.layers[layer].k;
             let known = last.take().filter(|(of, sums)| *of == inputs && sums.features() == k && !self.seen.contains_key(&layer));
@@ -90,7 +90,7 @@ where
                 Some((_, sums)) => sums,
                 None => self.sums(layer, &calls)?,
             };
-            if self.is_complete(layer, calls.len()) {
+            if is_complete {
                 left.retain(|&other| other != layer);
                 losses.push(self.replace(layer, Some(&sums), &mut weights)?);
                 last = Some((inputs, sums));
@@ -129,8 +129,8 @@ where
         self.held.get(&call.rhs.id).map(|&layer| (layer, call))
     }
 
-    /// The first layer whose calls wait for nothing else, with these; where there is none, the first of which one does.
-    fn next(&self) -> Option<(usize, Vec<MatmulOpIr>)> {
+    /// The first layer whose calls all wait for nothing else, with these and true; where there is none, the first of which some do, and false.
+    fn next(&self) -> Option<(usize, Vec<MatmulOpIr>, bool)> {
         let mut waiting: Vec<(usize, Vec<MatmulOpIr>)> = Vec::new();
         for (layer, call) in self.pending.iter().filter_map(|operation| self.call(operation)) {
             if !self.is_there(call.lhs.id) {
@@ -141,8 +141,9 @@ where
                 None => waiting.push((layer, vec![call.clone()])),
             }
         }
-        let place = waiting.iter().position(|(layer, calls)| self.is_complete(*layer, calls.len())).unwrap_or(0);
-        (place < waiting.len()).then(|| waiting.swap_remove(place))
+        let complete = waiting.iter().position(|(layer, calls)| self.is_complete(*layer, calls.len()));
+        let (layer, calls) = waiting.into_iter().nth(complete.unwrap_or(0))?;
+        Some((layer, calls, complete.is_some()))
     }
 
     /// True if these are all calls of a layer that are left.
