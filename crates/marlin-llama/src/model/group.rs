@@ -83,6 +83,11 @@ impl ProjectionGroup {
         &self.projections
     }
 
+    /// The projections, to change them in place.
+    pub(crate) fn projections_mut(&mut self) -> &mut [Projection] {
+        &mut self.projections
+    }
+
     /// Features of each output.
     pub fn outputs(&self) -> &[usize] {
         &self.outputs

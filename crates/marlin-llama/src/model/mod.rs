@@ -112,6 +112,17 @@ impl LlamaModel {
         Ok(())
     }
 
+    /// Makes every quantised weight a float one with the same values, in the dtype of activations: for training, and for
+    /// [`save_float`](crate::save_float). The zeros of a 2:4 weight stay, adapters do not.
+    pub fn dequantize(&mut self) {
+        let dtype = self.dtype();
+        for Layer { self_attn, mlp, .. } in &mut self.layers {
+            let groups = [&mut self_attn.qkv_proj, &mut mlp.gate_up_proj].into_iter().flat_map(ProjectionGroup::projections_mut);
+            groups.chain([&mut self_attn.o_proj, &mut mlp.down_proj]).for_each(|projection| projection.dequantize(dtype));
+        }
+        self.lm_head.iter_mut().for_each(|head| head.dequantize(dtype));
+    }
+
     /// The config it was built from.
     pub fn config(&self) -> &LlamaConfig {
         &self.config

@@ -1,10 +1,10 @@
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use burn_marlin::{QuantLinear, QuantizedWeight};
 use marlin_kernels::Epilogue;
 
-use super::RmsNorm;
+use super::{RmsNorm, loaded};
 
 /// A linear layer of the model: float, or with a 4-bit weight.
 #[derive(Module, Debug)]
@@ -49,6 +49,14 @@ impl Projection {
         match self {
             Self::Dense(linear) => linear.weight.shape().dims(),
             Self::Quant(linear) => linear.weight().dims(),
+        }
+    }
+
+    /// Makes a quantised weight a float one, in `dtype`.
+    pub(crate) fn dequantize(&mut self, dtype: FloatDType) {
+        if let Self::Quant(linear) = self {
+            let bias = linear.bias_in(dtype.into()).map(loaded);
+            *self = Self::Dense(Linear { weight: loaded(linear.weight().dequantize(dtype)), bias });
         }
     }
 }

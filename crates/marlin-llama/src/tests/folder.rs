@@ -143,6 +143,16 @@ fn quantised_projections_compute_what_their_dequantised_weights_do() {
         let expected: Vec<f64> = logits(&float, &tokens).into_iter().map(f64::from).collect();
         let error = relative_error(&logits(&quantized, &tokens), &expected);
         assert!(error < 1e-4, "{spec}: {error}");
+
+        let mut restored = LlamaModel::clone(&quantized);
+        restored.dequantize();
+        assert!(restored.projections().all(|(_, projection)| matches!(projection, Projection::Dense(_))));
+        let (_c, saved) = temporary();
+        save_float(&restored, &config, &saved, FloatDType::F32).unwrap();
+        let saved = Checkpoint::open(&saved).unwrap();
+        for (tensor, (_, values)) in &dequantized {
+            assert_eq!(saved.tensor(tensor).unwrap().to_f32().unwrap(), *values, "{spec}: {tensor}");
+        }
     }
 }
 

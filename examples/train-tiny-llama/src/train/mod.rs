@@ -4,6 +4,7 @@ mod clip;
 mod output;
 mod prune;
 mod schedule;
+mod size;
 mod tokens;
 mod trainer;
 
@@ -15,12 +16,13 @@ use std::time::{Duration, Instant};
 use burn::tensor::DeviceType;
 use burn::tensor::{Device, FloatDType};
 use clap::ValueEnum;
-use marlin_llama::{Architecture, Llama, LlamaConfig, OpenOptions};
+use marlin_llama::{Llama, LlamaConfig, OpenOptions};
 
-use crate::corpus::{self, CONTEXT, tokenizer};
+use crate::corpus::{self, CONTEXT};
 use crate::error::Error;
 use output::{Output, Progress};
 use schedule::Schedule;
+use size::Size;
 use trainer::Trainer;
 
 /// Steps from one line of output to the next; each line waits for the device.
@@ -38,6 +40,9 @@ pub struct Options {
     /// The device to train on
     #[arg(long, value_enum)]
     device: DeviceKind,
+    /// The size of a new model
+    #[arg(long, value_enum, default_value = "5m", conflicts_with = "from")]
+    size: Size,
     /// Maximum number of steps
     #[arg(long, default_value_t = 8000)]
     steps: usize,
@@ -62,10 +67,10 @@ pub struct Options {
     /// Seed of the weights and of the order of the text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Prune the projections of the model of --from to 2:4, and train it on with the mask held
+    /// Train the model of --from on with the zeros of its projections held, those that are not 2:4 pruned to that by magnitude
     #[arg(long, requires = "from")]
     sparse24: bool,
-    /// Folder of the float model to go on from
+    /// Folder of the model to go on from: float, or quantised, whose values are taken as they are rounded
     #[arg(long, requires = "sparse24")]
     from: Option<PathBuf>,
 }
@@ -99,48 +104,24 @@ impl DeviceKind {
     }
 }
 
-/// The shipped model: 5 million parameters, every size a multiple of 128 so that every 4-bit kernel takes its layers.
-fn tiny_llama() -> LlamaConfig {
-    LlamaConfig {
-        architecture: Architecture::Llama,
-        vocab_size: tokenizer::VOCAB_SIZE,
-        hidden_size: 256,
-        intermediate_size: 768,
-        num_hidden_layers: 5,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 64,
-        rms_norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        partial_rotary_factor: 1.0,
-        sliding_window: None,
-        max_position_embeddings: CONTEXT,
-        tie_word_embeddings: true,
-        attention_bias: false,
-        mlp_bias: false,
-        bos_token_id: Some(0),
-        eos_token_ids: vec![0],
-        dtype: None,
-    }
-}
-
 /// Runs `train`.
 pub fn run(options: &Options) -> Result<(), Error> {
     let config = match &options.from {
         Some(folder) => LlamaConfig::read(&folder.join("config.json"))?,
-        None => tiny_llama(),
+        None => options.size.config(),
     };
     train(options, config)
 }
 
-/// The model to train: one with random weights, or that of `--from` pruned.
+/// The model to train: one with random weights, or that of `--from`, 2:4.
 fn trainer(options: &Options, config: &LlamaConfig, train_tokens: Vec<i32>, device: &Device) -> Result<Trainer, Error> {
     let Some(folder) = &options.from else { return Ok(Trainer::new(config, train_tokens, options, device)) };
     let open =
         OpenOptions { dtype: Some(FloatDType::F32), max_len: Some(config.max_position_embeddings), with_tokenizer: false, head: None };
     let llama = Llama::open(folder, device, &open)?;
-    Trainer::pruned(Arc::unwrap_or_clone(llama.model), train_tokens, options, device)
+    let mut model = Arc::unwrap_or_clone(llama.model);
+    model.dequantize();
+    Trainer::sparse(model, train_tokens, options, device)
 }
 
 fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
@@ -163,10 +144,10 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
     let start = Instant::now();
     let mut progress =
         Progress { device: device_name, batch: options.batch, seq: options.seq, seed: options.seed, lr: options.lr, ..Progress::default() };
-    if options.sparse24 {
+    if let Some(pruning) = trainer.pruning() {
         let perplexity = trainer.perplexity(&held_out)?;
-        println!("pruned to 2:4: held-out perplexity {perplexity:.3}");
-        progress.pruned_perplexity = Some(perplexity);
+        println!("{pruning}; held-out perplexity {perplexity:.3}");
+        progress.pruned = Some((pruning, perplexity));
     }
     let mut best = f64::INFINITY;
     let mut last_report = (0, start.elapsed());

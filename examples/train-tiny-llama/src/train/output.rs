@@ -8,6 +8,7 @@ use burn::tensor::FloatDType;
 use marlin_llama::{LlamaConfig, LlamaModel, save_float};
 use serde_json::json;
 
+use super::prune::Pruning;
 use crate::corpus::{CONTEXT, write_json};
 use crate::error::Error;
 
@@ -37,8 +38,8 @@ pub struct Progress {
     pub elapsed: Duration,
     /// Perplexity on the held-out text.
     pub perplexity: f64,
-    /// That of the pruned model before its first step, where it was pruned.
-    pub pruned_perplexity: Option<f64>,
+    /// What was pruned of a 2:4 model, and its perplexity before the first step.
+    pub pruned: Option<(Pruning, f64)>,
 }
 
 impl Progress {
@@ -55,9 +56,10 @@ impl Progress {
             "train_loss": self.train_loss,
             "heldout_perplexity": self.perplexity,
         });
-        if let Some(pruned) = self.pruned_perplexity {
+        if let Some((pruning, perplexity)) = self.pruned {
             fields["sparsity"] = "2:4".into();
-            fields["heldout_perplexity_when_pruned"] = pruned.into();
+            fields["projections_pruned_by_magnitude"] = pruning.by_magnitude.into();
+            fields["heldout_perplexity_when_pruned"] = perplexity.into();
         }
         fields
     }

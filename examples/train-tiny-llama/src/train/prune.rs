@@ -1,31 +1,59 @@
-//! A model whose projections are pruned to 2:4, and trained on with the mask held.
+//! A model whose projections are 2:4, or pruned to that, and trained on with the mask held.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
-use marlin_format::prune_two_four;
+use marlin_format::{check_two_four, prune_two_four};
 use marlin_llama::{LlamaModel, Projection};
 
 use crate::error::Error;
 
-/// For each pruned weight [K, N] a mask: 1 where a value stays, 0 where it was pruned.
-pub struct Masks(HashMap<ParamId, Tensor<2>>);
+/// For each projection's weight [K, N] a mask: 0 where the value is 0 and stays so, 1 elsewhere.
+pub struct Masks {
+    masks: HashMap<ParamId, Tensor<2>>,
+    pruning: Pruning,
+}
 
-/// Prunes the projections of a model by magnitude and makes it trainable; embedding, norms and head stay as they are.
+/// What was pruned of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Pruning {
+    /// Projections that were not 2:4 and were pruned by magnitude.
+    pub by_magnitude: usize,
+    /// All projections; those that run as one matmul are one.
+    pub projections: usize,
+    /// Values of all projections.
+    values: usize,
+    /// Those that are not 0.
+    kept: usize,
+}
+
+impl fmt::Display for Pruning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { by_magnitude, projections, values, kept } = *self;
+        let share = 100.0 * kept as f64 / values.max(1) as f64;
+        write!(
+            f,
+            "{by_magnitude} of {projections} projections pruned by magnitude, the others are 2:4 already; {share:.2} % of the values are not 0"
+        )
+    }
+}
+
+/// Prunes the projections of a float model that are not 2:4 by magnitude, and makes it trainable; embedding, norms and head stay as they are.
 ///
-/// A weight that is 2:4 keeps its values, so that a training can go on from its own result.
+/// A weight that is 2:4 keeps its values: a training can go on from its own result, or from that of another method of pruning.
 pub fn prune(model: LlamaModel) -> Result<(LlamaModel, Masks), Error> {
     let weight_of = |(name, projection): (String, &Projection)| match projection {
         Projection::Dense(linear) if name != "lm_head" => Some(linear.weight.id),
         _ => None,
     };
     let weights = model.projections().filter_map(weight_of).collect();
-    let mut prune = Prune { weights, masks: HashMap::new(), failed: None };
+    let mut prune = Prune { weights, masks: HashMap::new(), pruning: Pruning::default(), failed: None };
     let model = model.map(&mut prune);
     match prune.failed {
-        None => Ok((Module::train(model).map(&mut Tracked), Masks(prune.masks))),
+        None => Ok((Module::train(model).map(&mut Tracked), Masks { masks: prune.masks, pruning: prune.pruning })),
         Some(error) => Err(error),
     }
 }
@@ -42,6 +70,7 @@ impl ModuleMapper for Tracked {
 struct Prune {
     weights: HashSet<ParamId>,
     masks: HashMap<ParamId, Tensor<2>>,
+    pruning: Pruning,
     failed: Option<Error>,
 }
 
@@ -50,7 +79,11 @@ impl Prune {
     fn pruned(&mut self, id: ParamId, weight: Tensor<2>) -> Result<Tensor<2>, Error> {
         let ([k, n], device) = (weight.dims(), weight.device());
         let mut values = weight.try_into_vec_as::<f32>().map_err(|error| Error::Device(error.to_string()))?;
+        self.pruning.by_magnitude += usize::from(check_two_four(&values, k, n).is_err());
         prune_two_four(&mut values, k, n).map_err(|error| Error::Option(format!("--sparse24: {error}")))?;
+        self.pruning.projections += 1;
+        self.pruning.values += values.len();
+        self.pruning.kept += values.iter().filter(|value| **value != 0.0).count();
         let weight = Tensor::from_data(TensorData::new(values, [k, n]), &device);
         self.masks.insert(id, weight.clone().not_equal_elem(0.0).float());
         Ok(weight)
@@ -74,9 +107,14 @@ impl ModuleMapper for Prune {
 }
 
 impl Masks {
+    /// What was pruned when the masks were made.
+    pub fn pruning(&self) -> Pruning {
+        self.pruning
+    }
+
     /// The gradients without those of pruned values. AdamW leaves a value of 0 without a gradient as it is, and its decay does, too.
     pub fn apply<M: Module>(&self, model: &M, grads: GradientsParams) -> GradientsParams {
-        let mut masked = Masked { masks: &self.0, grads };
+        let mut masked = Masked { masks: &self.masks, grads };
         model.visit(&mut masked);
         masked.grads
     }

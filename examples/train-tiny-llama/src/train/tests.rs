@@ -1,9 +1,12 @@
 //! Complete training runs of a small model on the processor.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
-use marlin_format::checkpoint::Checkpoint;
+use marlin_format::checkpoint::{Checkpoint, Quantization, layer_format, read_layer};
+use marlin_format::{Bits, GroupSize, QuantSpec, Sparsity};
+use marlin_llama::{Calibration, FileFormat, Method, QuantizeOptions, RowOrder, quantize_folder};
 
 use super::*;
 
@@ -17,7 +20,7 @@ fn small() -> LlamaConfig {
         num_key_value_heads: 2,
         head_dim: 8,
         max_position_embeddings: 32,
-        ..tiny_llama()
+        ..Size::Shipped.config()
     }
 }
 
@@ -35,6 +38,7 @@ fn options(data: &Path, out: &Path) -> Options {
         data: data.to_owned(),
         out: out.to_owned(),
         device: DeviceKind::Flex,
+        size: Size::Shipped,
         steps: 60,
         max_seconds: None,
         batch: 8,
@@ -84,6 +88,8 @@ fn a_pruned_model_recovers_with_its_mask_held() {
     let training: serde_json::Value = serde_json::from_slice(&fs::read(sparse.join("training.json")).unwrap()).unwrap();
     let (pruned, recovered) = (&training["heldout_perplexity_when_pruned"], training["heldout_perplexity"].as_f64().unwrap());
     assert!(recovered < 2.0 && recovered < pruned.as_f64().unwrap(), "{training}");
+    // q, k and v are one matmul, gate and up another.
+    assert_eq!(training["projections_pruned_by_magnitude"], 2 * 4);
 
     let open = |dir: &Path| Checkpoint::open(dir).unwrap();
     let (before, after) = (open(&dense), open(&sparse));
@@ -98,6 +104,55 @@ fn a_pruned_model_recovers_with_its_mask_held() {
             sizes.sort_by(f32::total_cmp);
             assert!(before.iter().zip(after).all(|(before, after)| *after != 0.0 || before.abs() <= sizes[1]), "{name}");
         }
+        projections += 1;
+    }
+    assert_eq!(projections, 14);
+}
+
+/// Prunes a folder as SparseGPT does, to int8.
+fn sparsegpt(source: &Path, target: &Path) {
+    let sample = |start: u32| (0..32).map(|i| (start + i) * 3 % 32).collect();
+    let calibration = Calibration { samples: (0..16).map(sample).collect(), device: Device::flex(), dtype: None };
+    let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
+    let options = QuantizeOptions { format: FileFormat::Marlin24, sparsity: Sparsity::TwoFour, method, ..QuantizeOptions::default() };
+    let spec = QuantSpec { bits: Bits::Eight, ..QuantSpec::int4(GroupSize::Channel) };
+    quantize_folder(source, target, &spec, &options, |_| ControlFlow::Continue(())).unwrap();
+}
+
+/// A folder that SparseGPT has pruned and quantised starts with its own values, and keeps its own zeros.
+#[test]
+fn a_quantised_two_of_four_model_recovers_with_its_own_mask() {
+    let dir = tempfile::tempdir().unwrap();
+    corpus_folder(dir.path());
+    let [dense, quantised, recovered] = ["dense", "quantised", "recovered"].map(|name| dir.path().join(name));
+    // The form of the folder takes output features in multiples of 64.
+    let config = LlamaConfig { hidden_size: 64, num_key_value_heads: 4, head_dim: 16, ..small() };
+    train(&options(dir.path(), &dense), config).unwrap();
+    sparsegpt(&dense, &quantised);
+    let again = Options { sparse24: true, from: Some(quantised.clone()), seed: 11, lr: 3e-3, ..options(dir.path(), &recovered) };
+    run(&again).unwrap();
+    let training: serde_json::Value = serde_json::from_slice(&fs::read(recovered.join("training.json")).unwrap()).unwrap();
+    assert_eq!(training["projections_pruned_by_magnitude"], 0);
+    let (before, after) = (&training["heldout_perplexity_when_pruned"], training["heldout_perplexity"].as_f64().unwrap());
+    assert!(after < 2.0 && after < before.as_f64().unwrap(), "{training}");
+
+    let (source, result) = (Checkpoint::open(&quantised).unwrap(), Checkpoint::open(&recovered).unwrap());
+    let quantization = Quantization::read(&quantised).unwrap();
+    let mut projections = 0;
+    for name in result.names().filter_map(|name| name.strip_suffix(".weight")).filter(|name| name.ends_with("_proj")) {
+        let plain = read_layer(&source, name, &layer_format(quantization.as_ref(), name).unwrap()).unwrap();
+        let (k, n, values) = (plain.k(), plain.n(), plain.dequantize());
+        let found = result.tensor(&format!("{name}.weight")).unwrap().to_f32().unwrap();
+        // A file has [N, K].
+        let zeros = |row: usize, column: usize| (values[row * n + column] == 0.0, found[column * k + row] == 0.0);
+        let [mut before, mut after] = [0, 0];
+        for (was_zero, is_zero) in (0..k).flat_map(|row| (0..n).map(move |column| (row, column))).map(|(row, column)| zeros(row, column)) {
+            assert!(is_zero || !was_zero, "{name}");
+            before += usize::from(was_zero);
+            after += usize::from(is_zero);
+        }
+        // Hardly any other value is one that f16 rounds to 0.
+        assert!(before >= k * n / 2 && after - before < k * n / 100, "{name}: {before} zeros, then {after}");
         projections += 1;
     }
     assert_eq!(projections, 14);
@@ -130,14 +185,6 @@ fn the_shipped_models_are_dense_and_two_of_four() {
     }
     let tokenizer = |model: &str| fs::read(root.join(model).join("tokenizer.json")).unwrap();
     assert!(tokenizer("model") == tokenizer("model-24"));
-}
-
-#[test]
-fn the_shipped_sizes_suit_every_kernel() {
-    let config = tiny_llama();
-    config.validate().unwrap();
-    let sizes = [config.vocab_size, config.hidden_size, config.intermediate_size, config.query_size(), config.key_value_size()];
-    assert!(sizes.iter().all(|size| size % 128 == 0), "{sizes:?}");
 }
 
 #[test]

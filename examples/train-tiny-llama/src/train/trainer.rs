@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 
 use super::Options;
 use super::clip::clip_by_global_norm;
-use super::prune::{Masks, prune};
+use super::prune::{Masks, Pruning, prune};
 use super::tokens::{self, Windows};
 use crate::error::Error;
 
@@ -25,7 +25,7 @@ pub struct Trainer {
     windows: Windows,
     batch: usize,
     seq: usize,
-    /// Of a pruned model.
+    /// Of a 2:4 model.
     masks: Option<Masks>,
     /// The sum of the losses since they were last read, on the device, and their number.
     losses: Option<(Tensor<1>, usize)>,
@@ -39,8 +39,8 @@ impl Trainer {
         Self::of(model, None, train_tokens, options, device)
     }
 
-    /// Prunes a model to 2:4, to train it on with its mask held.
-    pub fn pruned(model: LlamaModel, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Result<Self, Error> {
+    /// Prunes what is not 2:4 of a float model, to train it on with its zeros held.
+    pub fn sparse(model: LlamaModel, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Result<Self, Error> {
         device.seed(options.seed);
         let (model, masks) = prune(model)?;
         Ok(Self::of(model, Some(masks), train_tokens, options, device))
@@ -56,6 +56,11 @@ impl Trainer {
     /// The number of parameters of the model.
     pub fn num_params(&self) -> usize {
         self.model.num_params()
+    }
+
+    /// What was pruned of a 2:4 model.
+    pub fn pruning(&self) -> Option<Pruning> {
+        self.masks.as_ref().map(Masks::pruning)
     }
 
     /// The model without its autodiff graph.
