@@ -9,6 +9,7 @@ use etcetera::BaseStrategy;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
 /// Names another folder, or is `off`.
@@ -20,8 +21,14 @@ const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for a device.
 ///
-/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml` that switches the cache on is left as it is.
+/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml` that switches the cache on is left as it is. Calls after the
+/// first, of a command that opens several models, do nothing.
 pub fn enable() {
+    static ENABLED: Once = Once::new();
+    ENABLED.call_once(configure);
+}
+
+fn configure() {
     let Some(folder) = folder() else { return };
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     if config.compilation.cache {

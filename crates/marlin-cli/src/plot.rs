@@ -61,7 +61,7 @@ pub struct Point {
     pub label: String,
     pub bytes: usize,
     pub perplexity: f64,
-    /// The standard error of the perplexity; not a number where there is none.
+    /// The standard error of how far it is from the reference's perplexity; not a number where there is none.
     pub error: f64,
 }
 

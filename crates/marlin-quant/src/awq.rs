@@ -26,7 +26,7 @@ const SMALLEST: f64 = 1e-4;
 ///
 /// As in the paper, `s = m^ratio` for 20 ratios from 0 to 0.95, with the geometric mean of the largest and the smallest scale divided out. The size `m` of a channel
 /// is the root of its features' mean square, in place of the paper's mean absolute value: the diagonal of the second moments has it. Channels that are always zero
-/// have a scale of 1, and all have where nothing is gained, or where fewer than 128 tokens were seen.
+/// have the smallest scale, so that their weights widen no group's range. All have a scale of 1 where nothing is gained, or where fewer than 128 tokens were seen.
 ///
 /// # Errors
 /// A weight of another shape, or that has values that are no numbers; [`QuantError::Read`] where the device fails.
@@ -55,8 +55,8 @@ pub fn awq_scales(weight: &[f32], n: usize, sums: &HessianSums, channels: &[usiz
     Ok(best)
 }
 
-/// The size of each channel by the sums of squares `squares` [K] of its features, over the geometric mean of the largest and the smallest; 1 of one that is always
-/// zero.
+/// The size of each channel by the sums of squares `squares` [K] of its features, over the geometric mean of the largest and the smallest; one that is always zero
+/// counts as the smallest of the others.
 fn sizes(squares: &[f64], channels: &[usize]) -> Vec<f64> {
     let mut sums = vec![(0.0, 0usize); channels.iter().max().map_or(0, |last| last + 1)];
     for (square, &channel) in squares.iter().zip(channels) {
@@ -68,7 +68,10 @@ fn sizes(squares: &[f64], channels: &[usize]) -> Vec<f64> {
     let at_least = |size: f64| size.max(SMALLEST * most);
     let least = at_least(sizes.iter().copied().filter(|&size| size > 0.0).fold(most, f64::min));
     let middle = (least * most).sqrt();
-    sizes.into_iter().map(|size| if size > 0.0 { at_least(size) / middle } else { 1.0 }).collect()
+    if middle == 0.0 {
+        return vec![1.0; sizes.len()];
+    }
+    sizes.into_iter().map(|size| size.max(least) / middle).collect()
 }
 
 /// `diag(1/scales) Q(diag(scales) W) - W`, [K, N].
