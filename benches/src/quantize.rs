@@ -10,9 +10,13 @@ use marlin_format::{GroupSize, QuantSpec};
 use marlin_llama::{Calibration, LlamaConfig, Method, QuantizeOptions, RowOrder, quantize_folder};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// The model and the text to time.
 #[derive(Args)]
@@ -55,6 +59,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let calibration = Calibration { samples, device: device.clone(), dtype };
     let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
     let options = QuantizeOptions { method, ..QuantizeOptions::default() };
+    let host = HostMemory::watch();
     let (start, mut last, mut most) = (Instant::now(), Instant::now(), [0, 0]);
     let report = quantize_folder(&source, &target, &QuantSpec::int4(args.group), &options, |progress| {
         if let Some(usage) = device.memory_pool_usage() {
@@ -65,7 +70,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
         ControlFlow::Continue(())
     })
     .map_err(failed)?;
-    let (seconds, host) = (start.elapsed().as_secs_f64(), peak_host_memory().unwrap_or(0));
+    let (seconds, host) = (start.elapsed().as_secs_f64(), host.most());
     println!(
         "{} layers in {seconds:.1} s; at most {:.2} GB in use on the device between layers, {:.2} GB reserved, {:.2} GB on the host",
         report.quantized.len(),
@@ -76,8 +81,39 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The most memory that this process has had, in bytes, without the pages of files that it maps: Linux counts those apart.
-fn peak_host_memory() -> Option<usize> {
+/// The most memory that this process has, without the pages of files that it maps.
+struct HostMemory {
+    most: Arc<AtomicUsize>,
+    watcher: JoinHandle<()>,
+}
+
+impl HostMemory {
+    /// Looks at it every ten milliseconds from now on.
+    fn watch() -> Self {
+        let most = Arc::new(AtomicUsize::new(0));
+        // The thread has the only other reference: it ends when that of the caller is gone.
+        let seen = Arc::downgrade(&most);
+        let watcher = thread::spawn(move || {
+            while let Some(most) = seen.upgrade() {
+                most.fetch_max(anonymous_memory().unwrap_or(0), Ordering::Relaxed);
+                drop(most);
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        Self { most, watcher }
+    }
+
+    /// The most so far, in bytes.
+    fn most(self) -> usize {
+        let most = self.most.load(Ordering::Relaxed);
+        drop(self.most);
+        drop(self.watcher.join());
+        most
+    }
+}
+
+/// Bytes of this process that are not pages of files: Linux counts those apart.
+fn anonymous_memory() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<usize>().ok());
     Some(1024 * field("RssAnon:")?)
@@ -113,12 +149,16 @@ fn write(dir: &Path, config: &LlamaConfig) -> Result<(), BenchError> {
                 let size = 0.6 / (columns as f32).sqrt();
                 let sizes: Vec<f32> = (0..columns).map(|_| size * (0.4 * noise[rng.random_range(0..NOISE)]).exp()).collect();
                 let direction: Vec<f32> = (0..columns).map(|_| noise[rng.random_range(0..NOISE)]).collect();
-                let row = |_| {
-                    let (start, strength) = (rng.random_range(0..NOISE - columns), 0.5 * noise[rng.random_range(0..NOISE)]);
+                let rows: Vec<(usize, f32)> =
+                    (0..rows).map(|_| (rng.random_range(0..NOISE - columns), 0.5 * noise[rng.random_range(0..NOISE)])).collect();
+                let mut bytes = vec![0; 2 * rows.len() * columns];
+                bytes.par_chunks_exact_mut(2 * columns).zip(rows).for_each(|(bytes, (start, strength))| {
                     let values = noise[start..start + columns].iter().zip(&direction).zip(&sizes);
-                    values.map(move |((noise, direction), size)| size * (noise + strength * direction)).collect::<Vec<f32>>()
-                };
-                (0..rows).map(row).flat_map(|row| row.into_iter().flat_map(|value| f16::from_f32(value).to_le_bytes())).collect()
+                    for (bytes, ((noise, direction), size)) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                        *bytes = f16::from_f32(size * (noise + strength * direction)).to_le_bytes();
+                    }
+                });
+                bytes
             }
             _ => [f16::ONE.to_le_bytes()].repeat(shape[0]).concat(),
         };

@@ -24,6 +24,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "overlap::a_kernel_reads_what_it_waits_for_and_otherwise_does_not", with_and_without_a_wait));
     tests.push(trial(device, "overlap::steps_give_the_tokens_of_ordinary_edges", same_tokens));
     tests.push(trial(device, "overlap::wide_layers_give_the_tokens_of_ordinary_edges", same_tokens_of_wide_layers));
+    tests.push(trial(device, "overlap::long_runs_reserve_no_more_memory", flat_memory));
 }
 
 const BLOCKS: usize = 64;
@@ -105,19 +106,23 @@ fn with_and_without_a_wait(device: &Device) {
 /// The tokens of sequences that decode in `slots` slots to the end of the window, round after round.
 fn tokens(model: &Arc<LlamaModel>, slots: usize, rounds: usize) -> Vec<u32> {
     let mut decoder = Decoder::new(model.clone(), slots).unwrap_or_else(|error| panic!("{error}"));
-    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
-    let mut tokens = Vec::new();
-    for round in 0..rounds {
-        for slot in 0..slots {
-            let seed = (round * slots + slot) as u64;
-            let options = SequenceOptions { sampling, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
-            decoder.join(&[1 + slot as u32, 2, 3, 4], &options).unwrap_or_else(|error| panic!("{error}"));
-        }
-        while decoder.sequences() > 0 {
-            tokens.extend(decoder.step().unwrap_or_else(|error| panic!("{error}")).into_iter().filter_map(|decoded| decoded.token));
-        }
-    }
+    let tokens = (0..rounds).flat_map(|index| round(&mut decoder, slots, index)).collect();
     assert!(decoder.is_captured(), "steps are replayed as graphs");
+    tokens
+}
+
+/// The tokens of round `index`.
+fn round(decoder: &mut Decoder, slots: usize, index: usize) -> Vec<u32> {
+    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
+    for slot in 0..slots {
+        let seed = (index * slots + slot) as u64;
+        let options = SequenceOptions { sampling, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+        decoder.join(&[1 + slot as u32, 2, 3, 4], &options).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let mut tokens = Vec::new();
+    while decoder.sequences() > 0 {
+        tokens.extend(decoder.step().unwrap_or_else(|error| panic!("{error}")).into_iter().filter_map(|decoded| decoded.token));
+    }
     tokens
 }
 
@@ -144,12 +149,32 @@ fn check(model: &Arc<LlamaModel>, device: &Device, slots: &[usize], rounds: usiz
     });
 }
 
-/// 10,000 steps of the shipped model, with 1, 3, 16 and 64 sequences.
-fn same_tokens(device: &Device) {
+/// The shipped model in 4 bits.
+fn shipped(device: &Device) -> Arc<LlamaModel> {
     let (_guard, folder) = quantised();
     let options = OpenOptions { dtype: Some(FloatDType::F16), max_len: Some(512), with_tokenizer: false, head: None };
-    let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    check(&llama.model, device, &[1, 3, 16, 64], 5, 2500);
+    Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}")).model
+}
+
+/// 10,000 steps of the shipped model, with 1, 3, 16 and 64 sequences.
+fn same_tokens(device: &Device) {
+    check(&shipped(device), device, &[1, 3, 16, 64], 5, 2500);
+}
+
+/// 130,000 tokens of 16 sequences.
+fn flat_memory(device: &Device) {
+    const SLOTS: usize = 16;
+    let reserved = || device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+    let mut decoder = Decoder::new(shipped(device), SLOTS).unwrap_or_else(|error| panic!("{error}"));
+    let mut tokens = round(&mut decoder, SLOTS, 0).len();
+    let before = reserved();
+    for index in 1.. {
+        tokens += round(&mut decoder, SLOTS, index).len();
+        if tokens >= 130_000 {
+            break;
+        }
+    }
+    assert!(before.is_some() && reserved() == before, "{before:?} bytes reserved after a round, {:?} after {tokens} tokens", reserved());
 }
 
 /// Layers as wide as those of Llama 2 7B, whose matmuls fill the device.

@@ -81,7 +81,8 @@ pub(crate) fn upper_factor(k: usize, entry: &(impl Fn(usize, usize) -> f64 + Syn
         let root = square.sqrt();
         row_j[j] = root;
         let tail = &row_j[j + 1..];
-        above.par_chunks_exact_mut(k).enumerate().with_min_len(64).for_each(|(i, row_i)| {
+        // A task for few rows costs more than it saves: blocks of the device's factorisation are factored by one thread.
+        above.par_chunks_exact_mut(k).enumerate().with_min_len(256).for_each(|(i, row_i)| {
             let product: f64 = row_i[j + 1..].iter().zip(tail).map(|(a, b)| a * b).sum();
             row_i[j] = (entry(i, j) - product) / root;
         });

@@ -80,6 +80,8 @@ pub struct HessianSums {
     drift: Option<Drift>,
     tokens: usize,
     batches: usize,
+    /// The sum of the squares of the last batch. It is read when the next one has been added, so that the device does not wait for the host.
+    unchecked: Option<Tensor<1>>,
 }
 
 /// Products of activations `x` [tokens, K] with what they are not.
@@ -94,25 +96,33 @@ struct Drift {
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0 }
+        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0, unchecked: None }
     }
 
     /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] and [`QuantError::Read`]; nothing is added then.
+    /// [`QuantError::NonFiniteBatch`] for the batch before, and [`QuantError::Read`]. The last batch is checked where the sums are used.
     ///
     /// # Panics
     /// Panics if the activations have another K.
     pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
-        let squares = read(activations.clone().cast(FloatDType::F32).square().sum())?;
-        if !squares.iter().all(|sum| sum.is_finite()) {
-            return Err(QuantError::NonFiniteBatch { batch: self.batches });
-        }
+        let squares = activations.clone().cast(FloatDType::F32).square().sum();
         self.tokens += activations.dims()[0];
-        self.batches += 1;
         self.sum = self.sum.clone() + outer(activations.clone(), activations);
+        self.check()?;
+        self.batches += 1;
+        self.unchecked = Some(squares);
         Ok(())
+    }
+
+    /// Checks that the activations of the last batch are numbers; those before it have been checked.
+    fn check(&self) -> Result<(), QuantError> {
+        let Some(squares) = self.unchecked.clone() else { return Ok(()) };
+        if read(squares)?.iter().all(|sum| sum.is_finite()) {
+            return Ok(());
+        }
+        Err(QuantError::NonFiniteBatch { batch: self.batches - 1 })
     }
 
     /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. `residual` [tokens, N] is what has to be added to the layer's outputs
@@ -164,6 +174,7 @@ impl HessianSums {
 
     /// The sum of squares of every feature, `[K]`.
     pub(crate) fn diagonal(&self) -> Result<Vec<f64>, QuantError> {
+        self.check()?;
         let k = self.features();
         let places: Vec<i32> = (0..k).map(|i| (i * (k + 1)) as i32).collect();
         let places = Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&self.device(), DType::I32));
@@ -185,7 +196,7 @@ impl HessianSums {
             inputs: drift.inputs.clone() / pairs.clone(),
             outputs: drift.outputs.as_ref().map(|outputs| outputs.clone() / rows),
         });
-        Self { sum: self.sum() / pairs, drift, ..*self }
+        Self { sum: self.sum() / pairs, drift, unchecked: self.unchecked.clone(), ..*self }
     }
 
     /// `xᵀ ((x' - x) W + r)` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if the float
@@ -202,8 +213,9 @@ impl HessianSums {
     /// The sums on the host.
     ///
     /// # Errors
-    /// [`QuantError::Read`] where the device fails.
+    /// [`QuantError::NonFiniteBatch`] for the last batch; [`QuantError::Read`] where the device fails.
     pub fn hessian(&self) -> Result<Hessian, QuantError> {
+        self.check()?;
         let sum = read(self.sum.clone())?;
         Ok(Hessian { features: self.features(), sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
     }

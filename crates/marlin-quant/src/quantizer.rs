@@ -10,6 +10,11 @@ pub trait Quantizer: Send + Sync {
     /// # Errors
     /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
     fn quantize(&self, weight: &[f32], k: usize, n: usize, sums: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
+
+    /// True if it looks at second moments: for one that does not they need not be summed.
+    fn looks_at_data(&self) -> bool {
+        true
+    }
 }
 
 /// A weight that was quantised.
@@ -49,5 +54,9 @@ impl Quantizer for Rounding {
             true => round_with_clipping(weight, k, n, spec, self.sparsity)?,
             false => quantize(weight.to_vec(), k, n, spec, self.sparsity)?,
         }))
+    }
+
+    fn looks_at_data(&self) -> bool {
+        false
     }
 }

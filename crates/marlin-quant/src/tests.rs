@@ -281,7 +281,11 @@ fn the_devices_sums_are_those_of_the_host() {
     }
     let mut sums = HessianSums::new(2, &device);
     sums.add(Tensor::from_data([[1.0, 2.0]], &device)).unwrap();
-    assert_eq!(sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)), Err(QuantError::NonFiniteBatch { batch: 1 }));
+    sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)).unwrap();
+    // A batch is checked when the next has been added, or the sums are used.
+    let refused = QuantError::NonFiniteBatch { batch: 1 };
+    assert_eq!(sums.hessian(), Err(refused.clone()));
+    assert_eq!(sums.add(Tensor::from_data([[1.0, 2.0]], &device)), Err(refused));
 }
 
 pub(crate) fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {

@@ -64,17 +64,21 @@ impl Attention {
     /// Attention of the token of each row of a step or of prompts, from queries, keys and values side by side [rows, (heads + 2 * kv_heads) * head_dim] to
     /// [rows, hidden].
     pub(crate) fn forward_rows(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
+        self.o_proj.forward(self.mix_rows(qkv, rope, cache, batch))
+    }
+
+    /// As [`forward_rows`](Self::forward_rows), before the last projection: [rows, heads * head_dim].
+    pub(crate) fn mix_rows(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
         let norms = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
             _ => None,
         };
         let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window };
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
-        let mixed = match &batch.work {
+        match &batch.work {
             Work::Step { tickets } => decode::attention(qkv, &batch.rows, cache, tickets, &parts),
             Work::Prompts { tiles, .. } => decode::prompt_attention(qkv, &batch.rows, cache, tiles, &parts),
-        };
-        self.o_proj.forward(mixed)
+        }
     }
 
     /// softmax(q k^T / sqrt(head_dim)) v: [batch, heads, seq, head_dim].

@@ -20,6 +20,15 @@ pub(crate) struct KeyValues {
     pub(crate) values: Tensor<4>,
 }
 
+impl KeyValues {
+    /// Zeros, for `max_len` positions of each of `slots` sequences.
+    pub(crate) fn new(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType, device: &Device) -> Self {
+        let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
+        let zeros = || decode::cache(shape, dtype, device);
+        Self { keys: zeros(), values: zeros() }
+    }
+}
+
 /// A position of a cache that new keys and values are written from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CachePosition {
@@ -34,9 +43,7 @@ impl KvCache {
     ///
     /// `dtype` is that of the activations, `max_len` the number of positions of each of `slots` sequences.
     pub fn new(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType, device: &Device) -> Self {
-        let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
-        let zeros = || decode::cache(shape, dtype, device);
-        let layers = (0..config.num_hidden_layers).map(|_| KeyValues { keys: zeros(), values: zeros() }).collect();
+        let layers = (0..config.num_hidden_layers).map(|_| KeyValues::new(config, slots, max_len, dtype, device)).collect();
         Self { layers, len: 0, max_len }
     }
 

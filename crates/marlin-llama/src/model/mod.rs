@@ -22,8 +22,8 @@ use marlin_format::WeightFormat;
 
 pub(crate) use assemble::{LayerShape, Part, WeightSource, load_layer, loaded};
 pub use attention::Attention;
-pub(crate) use cache::CachePosition;
 pub use cache::KvCache;
+pub(crate) use cache::{CachePosition, KeyValues};
 pub use group::ProjectionGroup;
 pub use layer::{Layer, Residual};
 pub use mlp::Mlp;

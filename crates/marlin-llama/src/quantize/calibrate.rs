@@ -4,13 +4,14 @@
 //! sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs, its output.
 
 use std::ops::ControlFlow;
+use std::thread::{self, JoinHandle};
 
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use marlin_decode as decode;
+use marlin_decode::{self as decode, Row};
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, TensorData as FileTensor, compressed_tensors};
-use marlin_quant::{HessianSums, LayerLoss, Quantizer};
+use marlin_quant::{HessianSums, LayerLoss, QuantError, Quantizer};
 use rayon::prelude::*;
 
 use super::plan::{Plan, Target};
@@ -20,7 +21,7 @@ use super::scaling::{Factors, Scales};
 use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::folder::FileWeights;
-use crate::model::{Attention, Layer, Projection, ProjectionGroup, Rope, Span, WeightSource, load_layer, loaded};
+use crate::model::{self, Attention, KeyValues, Layer, Projection, ProjectionGroup, Rope, Span, WeightSource, load_layer, loaded};
 use crate::tokens::token_tensor;
 
 /// The texts that a quantiser looks at, and where the model runs on them.
@@ -75,6 +76,14 @@ impl Part {
         }
     }
 
+    /// What the part of a layer whose outputs are added to the hidden states makes of its inputs.
+    fn forward(self, layer: &Layer, inputs: Tensor<3>) -> Tensor<3> {
+        match self {
+            Self::O => layer.self_attn.o_proj.forward(inputs),
+            _ => layer.mlp.down_proj.forward(inputs),
+        }
+    }
+
     /// Puts a projection in the place of those of a layer.
     fn replace(self, layer: &mut Layer, projection: Projection) {
         let group = |group: &mut ProjectionGroup, projection| *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec());
@@ -87,8 +96,8 @@ impl Part {
     }
 }
 
-/// Elements of the largest tensor that samples are batched up to: 256 MiB in f32.
-const BATCH_ELEMENTS: usize = 1 << 26;
+/// Bytes of the largest tensor that samples are batched up to.
+const BATCH_BYTES: usize = 1 << 28;
 
 /// A walk through the blocks of a model.
 pub(super) struct Walk<'a> {
@@ -102,14 +111,18 @@ pub(super) struct Walk<'a> {
     pub(super) rope: Rope,
     /// Hidden states [samples, seq, hidden] before the part of a block.
     pub(super) batches: Vec<Batch>,
+    /// The block that is being written while the next one is quantised.
+    pub(super) saving: Option<JoinHandle<Result<(), LlamaError>>>,
 }
 
 /// Samples of one length.
 pub(super) struct Batch {
     /// As the quantised layers have left them.
     pub(super) quantized: Tensor<3>,
-    /// As the float layers have.
+    /// As the float layers have, where the quantiser looks at data.
     float: Tensor<3>,
+    /// Its tokens as rows of prompts, on devices with flash attention.
+    pub(super) rows: Option<model::Batch>,
 }
 
 /// A block on its way.
@@ -122,22 +135,25 @@ struct Block<'d> {
     on_layer: &'d mut dyn FnMut(&LayerLoss) -> ControlFlow<()>,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
     /// The embeddings of the samples, those of one length together.
     pub(super) fn embed(&mut self, samples: &[Vec<u32>], source: &mut FileWeights<'_>) -> Result<(), LlamaError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let table = source.embedding("model.embed_tokens", shape)?.val();
+        let is_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
         let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
         sorted.sort_by_key(|sample| sample.len());
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
             let seq = samples[0].len();
-            // Scores of attention, or the MLP's inputs.
-            let widest = (self.config.num_attention_heads * seq).max(2 * self.config.intermediate_size);
-            for batch in samples.chunks((BATCH_ELEMENTS / widest / seq).max(1)) {
+            // The MLP's inputs; without flash attention also its scores, in f32.
+            let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
+            let widest = if is_flash { mlp } else { mlp.max(4 * self.config.num_attention_heads * seq) };
+            for batch in samples.chunks((BATCH_BYTES / widest / seq).max(1)) {
                 let tokens: Vec<u32> = batch.iter().flat_map(|sample| sample.iter().copied()).collect();
+                let rows = is_flash.then(|| prompt_rows(&tokens, seq, self.device));
                 let tokens = token_tensor(&tokens, [batch.len(), seq], self.device);
                 let hidden = burn::tensor::module::embedding(table.clone(), tokens);
-                self.batches.push(Batch { quantized: hidden.clone(), float: hidden });
+                self.batches.push(Batch { quantized: hidden.clone(), float: hidden, rows });
             }
         }
         Ok(())
@@ -173,56 +189,76 @@ impl Walk<'_> {
             part.replace(&mut layer, projection);
             if part.is_residual() {
                 for index in 0..self.batches.len() {
-                    let Batch { quantized, float: hidden } = &self.batches[index];
-                    let quantized = quantized.clone() + self.outputs(part, &layer, quantized);
-                    let float = hidden.clone() + self.outputs(part, &float, hidden);
-                    self.batches[index] = Batch { quantized, float };
+                    let Batch { quantized, rows, .. } = &self.batches[index];
+                    self.batches[index].quantized = quantized.clone() + self.outputs(part, &layer, quantized, rows.as_ref());
                 }
             }
         }
         if done.is_none() {
             let scaled = self.scaled_tensors(&block.name, &block.scales)?;
-            block.save(partial, index, scaled)?;
+            let (weights, partial) = (block.quantized, partial.clone());
+            self.saved()?;
+            self.saving = Some(thread::spawn(move || save(weights, scaled, &partial, index)));
         }
         Ok(())
     }
 
-    /// What a part of a layer adds to the hidden states.
-    pub(super) fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
-        let inputs = self.inputs(part, layer, hidden);
-        match part {
-            Part::O => layer.self_attn.o_proj.forward(inputs),
-            _ => layer.mlp.down_proj.forward(inputs),
+    /// Waits until the last block is written.
+    pub(super) fn saved(&mut self) -> Result<(), LlamaError> {
+        match self.saving.take().map(JoinHandle::join) {
+            Some(Ok(saved)) => saved,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
         }
     }
 
-    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or the MLP.
-    pub(super) fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>) -> Tensor<3> {
-        let Attention { qkv_proj, window, .. } = &layer.self_attn;
+    /// What a part of a layer adds to the hidden states.
+    pub(super) fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
+        part.forward(layer, self.inputs(part, layer, hidden, rows))
+    }
+
+    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or the MLP. `rows` are those of the batch.
+    pub(super) fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
         match part {
             Part::Qkv => layer.input_layernorm.forward(hidden.clone()),
             Part::O => {
-                let span = Span::new(&self.rope, 0, hidden.dims()[1], *window, self.dtype, self.device);
-                layer.self_attn.mix_prompt(qkv_proj.forward_joined(self.inputs(Part::Qkv, layer, hidden)), &span, None)
+                let qkv = layer.self_attn.qkv_proj.forward_joined(self.inputs(Part::Qkv, layer, hidden, rows));
+                self.mix(&layer.self_attn, qkv, rows)
             }
             Part::GateUp => layer.post_attention_layernorm.forward(hidden.clone()),
-            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(Part::GateUp, layer, hidden))),
+            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(Part::GateUp, layer, hidden, rows))),
         }
     }
 
+    /// The mixed values of attention, [samples, seq, K], of queries, keys and values side by side.
+    fn mix(&self, attention: &Attention, qkv: Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
+        let [samples, seq, columns] = qkv.dims();
+        let Some(rows) = rows else {
+            let span = Span::new(&self.rope, 0, seq, attention.window, self.dtype, self.device);
+            return attention.mix_prompt(qkv, &span, None);
+        };
+        let mut cache = KeyValues::new(self.config, samples, seq, self.dtype, self.device);
+        let mixed = attention.mix_rows(qkv.reshape([samples * seq, columns]), &self.rope, &mut cache, rows);
+        let features = mixed.dims()[1];
+        mixed.reshape([samples, seq, features])
+    }
+
     /// The layers of a part of a block, in the order of their output features.
-    pub(super) fn plans_of(&self, block: &str, part: Part) -> Vec<&Plan<'_>> {
+    pub(super) fn plans_of(&self, block: &str, part: Part) -> Vec<&'a Plan<'a>> {
         let is_named =
             |plan: &&Plan<'_>, name: &str| plan.source().strip_prefix(block).is_some_and(|rest| rest.strip_prefix('.') == Some(name));
         part.names().iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect()
     }
 
-    /// A part of a block as one projection, with the values of its quantised weights for inputs that are not scaled.
-    fn quantize(&self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
+    /// A part of a block as one projection, with the values of its quantised weights for inputs that are not scaled. The float hidden states have passed it then.
+    fn quantize(&mut self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
         let plans = self.plans_of(&block.name, part);
         let factors = block.scales.factors(self.config, part, &plans);
         let mut weights = match block.done {
-            Some(checkpoint) => self.read(checkpoint, &plans)?,
+            Some(checkpoint) => {
+                self.pass_float(part, float);
+                self.read(checkpoint, &plans)?
+            }
             None => self.find(block, &plans, &factors, part, layer, float)?,
         };
         for (weight, factors) in weights.iter_mut().zip(&factors) {
@@ -249,9 +285,42 @@ impl Walk<'_> {
         plans.iter().map(values).collect()
     }
 
+    /// Tokens of all samples.
+    fn tokens(&self) -> usize {
+        let tokens = |batch: &Batch| batch.quantized.dims()[..2].iter().product::<usize>();
+        self.batches.iter().map(tokens).sum()
+    }
+
+    /// Takes the float hidden states past a part.
+    fn pass_float(&mut self, part: Part, float: &Layer) {
+        if !part.is_residual() || !self.quantizer.looks_at_data() {
+            return;
+        }
+        for index in 0..self.batches.len() {
+            let Batch { float: hidden, rows, .. } = &self.batches[index];
+            self.batches[index].float = hidden.clone() + self.outputs(part, float, hidden, rows.as_ref());
+        }
+    }
+
+    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and beside them of the float one, whose hidden states it takes past the part.
+    fn sums(&mut self, part: Part, k: usize, layer: &Layer, float: &Layer) -> Result<HessianSums, QuantError> {
+        let mut sums = HessianSums::new(k, self.device);
+        for index in 0..self.batches.len() {
+            let Batch { quantized, float: hidden, rows: of_batch } = &self.batches[index];
+            let residual = part.is_residual().then(|| rows(hidden.clone() - quantized.clone()));
+            let inputs = rows(self.inputs(part, layer, quantized, of_batch.as_ref()));
+            let float_inputs = self.inputs(part, float, hidden, of_batch.as_ref());
+            sums.add_beside(inputs, rows(float_inputs.clone()), residual)?;
+            if part.is_residual() {
+                self.batches[index].float = hidden.clone() + part.forward(float, float_inputs);
+            }
+        }
+        Ok(sums)
+    }
+
     /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values [K, N].
     fn find(
-        &self,
+        &mut self,
         block: &mut Block<'_>,
         plans: &[&Plan<'_>],
         factors: &[Factors],
@@ -271,17 +340,16 @@ impl Walk<'_> {
                 Target::Copy(_) => None,
             })
             .collect();
-        let [(first, name), ..] = layers[..] else { return Ok(weights) };
+        let [(first, name), ..] = layers[..] else {
+            self.pass_float(part, float);
+            return Ok(weights);
+        };
 
         let k = plans[first].k();
-        let mut sums = HessianSums::new(k, self.device);
-        for Batch { quantized, float: hidden } in &self.batches {
-            let residual = part.is_residual().then(|| rows(hidden.clone() - quantized.clone()));
-            let inputs = rows(self.inputs(part, layer, quantized));
-            sums.add_beside(inputs, rows(self.inputs(part, float, hidden)), residual).map_err(|error| refused(name, error))?;
-        }
-        if block.scales.has(part) {
-            sums = sums.divided(factors[first].rows());
+        let mut sums = None;
+        if self.quantizer.looks_at_data() {
+            let found = self.sums(part, k, layer, float).map_err(|error| refused(name, error))?;
+            sums = Some(if block.scales.has(part) { found.divided(factors[first].rows()) } else { found });
         }
         let mut rest = layers;
         while let [(first, name), ..] = rest[..] {
@@ -289,7 +357,8 @@ impl Walk<'_> {
             let layers: Vec<(usize, &str)> = rest.extract_if(.., |&mut (index, _)| plans[index].spec == spec).collect();
             // Output features are independent of each other: one factorisation serves all layers of a spec.
             let joined = side_by_side(k, layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect());
-            let found = self.quantizer.quantize(&joined, k, joined.len() / k, Some(&sums), &spec).map_err(|error| refused(name, error))?;
+            let found =
+                self.quantizer.quantize(&joined, k, joined.len() / k, sums.as_ref(), &spec).map_err(|error| refused(name, error))?;
             drop(joined);
             let mut start = 0;
             for (index, name) in layers {
@@ -297,7 +366,7 @@ impl Walk<'_> {
                 start = columns.end;
                 let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: name.into(), source })?;
                 weights[index] = plain.dequantize();
-                let loss = LayerLoss::new(name, sums.tokens(), &found, columns);
+                let loss = LayerLoss::new(name, self.tokens(), &found, columns);
                 if (block.on_layer)(&loss).is_break() {
                     return Err(LlamaError::Stopped);
                 }
@@ -308,25 +377,32 @@ impl Walk<'_> {
     }
 }
 
-impl Block<'_> {
-    /// Writes the block's weights and losses, and the tensors that AWQ has scaled.
-    fn save(self, partial: &Partial, index: usize, scaled: Vec<FileTensor>) -> Result<(), LlamaError> {
-        let (weights, losses): (Vec<PlainWeight>, Vec<LayerLoss>) = self.quantized.into_iter().unzip();
-        let quantized = weights.iter().zip(&losses).flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight));
-        let tensors: Vec<FileTensor> = quantized.chain(scaled).collect();
-        let mut writer = partial.writer(index, &losses)?;
-        writer.declare(tensors.iter().map(|tensor| tensor.spec.clone()))?;
-        for tensor in tensors {
-            writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
-        }
-        Ok(writer.finish()?)
+/// Writes a block's weights and losses, and the tensors that AWQ has scaled.
+fn save(quantized: Vec<(PlainWeight, LayerLoss)>, scaled: Vec<FileTensor>, partial: &Partial, index: usize) -> Result<(), LlamaError> {
+    let (weights, losses): (Vec<PlainWeight>, Vec<LayerLoss>) = quantized.into_iter().unzip();
+    let quantized = weights.iter().zip(&losses).flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight));
+    let tensors: Vec<FileTensor> = quantized.chain(scaled).collect();
+    let mut writer = partial.writer(index, &losses)?;
+    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone()))?;
+    for tensor in tensors {
+        writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
     }
+    Ok(writer.finish()?)
 }
 
 /// [samples, seq, features] to [tokens, features].
 pub(super) fn rows(tensor: Tensor<3>) -> Tensor<2> {
     let [samples, seq, features] = tensor.dims();
     tensor.reshape([samples * seq, features])
+}
+
+/// The tokens of samples of `seq` tokens as rows of prompts, each sample in a slot of its own.
+fn prompt_rows(tokens: &[u32], seq: usize, device: &Device) -> model::Batch {
+    let of_token = |(index, &token): (usize, &u32)| Row::of_prompt(token, (index % seq) as u32, (index / seq) as u32);
+    let rows: Vec<Row> = tokens.iter().enumerate().map(of_token).collect();
+    let mut batch = model::Batch::prompts(rows.len(), 0, rows.len() / seq, device);
+    batch.set_prompts(&rows, &[]);
+    batch
 }
 
 /// Weights [K, N] with their output features side by side.

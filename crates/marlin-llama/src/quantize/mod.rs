@@ -340,15 +340,16 @@ fn calibrate(
     let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
     let rope = Rope::new(config, longest, device);
     let awq = options.method.awq();
-    let mut walk = Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new() };
+    let mut walk = Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new(), saving: None };
     walk.embed(samples, &mut source)?;
-    for block in 0..config.num_hidden_layers {
-        walk.block(block, partial, &mut source, &mut |layer| {
-            tracing::debug!(?layer, "quantised");
-            on_tensor(&layer.layer)
-        })?;
-    }
-    Ok(())
+    let mut on_layer = |layer: &LayerLoss| {
+        tracing::debug!(?layer, "quantised");
+        on_tensor(&layer.layer)
+    };
+    let walked = (0..config.num_hidden_layers).try_for_each(|block| walk.block(block, partial, &mut source, &mut on_layer));
+    // A run that is stopped leaves the block before as complete as one that goes on.
+    walk.saved()?;
+    walked
 }
 
 /// What a run that goes on with the blocks of another must have in common with it.

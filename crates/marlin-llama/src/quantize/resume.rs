@@ -15,6 +15,7 @@ const ARGUMENTS: &str = "run.json";
 const LOSSES: &str = "losses.json";
 
 /// A folder `TARGET.partial` with the arguments of a run and a folder for each block that is done.
+#[derive(Clone)]
 pub(super) struct Partial {
     dir: PathBuf,
 }

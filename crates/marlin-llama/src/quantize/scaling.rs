@@ -156,8 +156,8 @@ impl Walk<'_> {
                 scales.0[part as usize] = Some(self.search(block, part, &plans, layer, &hidden)?);
             }
             if part == Part::O {
-                for hidden in &mut hidden {
-                    *hidden = hidden.clone() + self.outputs(part, layer, hidden);
+                for (hidden, batch) in hidden.iter_mut().zip(&self.batches) {
+                    *hidden = hidden.clone() + self.outputs(part, layer, hidden, batch.rows.as_ref());
                 }
             }
         }
@@ -169,8 +169,8 @@ impl Walk<'_> {
         let failed = |error| refused(plans[0].source(), error);
         let channels = part.channels(self.config);
         let mut sums = HessianSums::new(channels.len(), self.device);
-        for hidden in hidden {
-            sums.add(rows(self.inputs(part, layer, hidden))).map_err(failed)?;
+        for (hidden, batch) in hidden.iter().zip(&self.batches) {
+            sums.add(rows(self.inputs(part, layer, hidden, batch.rows.as_ref()))).map_err(failed)?;
         }
         let weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
         let n = plans.iter().map(|plan| plan.n()).sum();

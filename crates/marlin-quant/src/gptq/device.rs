@@ -10,6 +10,8 @@ use crate::{HessianSums, QuantError};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
 use marlin_format::{QuantSpec, ScaleDtype};
+use rayon::prelude::*;
+use std::ops::Range;
 
 /// Features of a block of the factor.
 const BLOCK: usize = 128;
@@ -91,7 +93,7 @@ pub(super) fn gptq(
     let zeros = read(Tensor::cat(zeros, 0))?.into_iter().map(|zero| zero as u8).collect();
     let mut q = Vec::with_capacity(k * n);
     for codes in codes {
-        q.extend(read(codes)?.into_iter().map(|code| code as u8));
+        q.par_extend(read(codes)?.into_par_iter().map(|code| code as u8));
     }
     let losses = read(losses)?.into_iter().map(f64::from).collect();
     let weight = layer.assemble(&q, &scales, zeros)?;
@@ -132,7 +134,7 @@ fn inverse_factor(hessian: Tensor<2>, layer: &Layer, damping: f64) -> Result<(Te
         let added: Vec<f64> = layer.moments.iter().map(|&moment| if moment > 0.0 { tried * mean } else { 1.0 }).collect();
         if let Some((factor, inverses)) = upper_blocks(&hessian, &added)? {
             drop(hessian);
-            return Ok((inverse_of(factor, inverses), tried));
+            return Ok((inverse_of(&factor, inverses), tried));
         }
         tracing::debug!(damping = tried, "a Hessian has no Cholesky factor; damping grows");
     }
@@ -170,18 +172,29 @@ fn upper_blocks(hessian: &Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>,
     Ok(Some((factor, inverses)))
 }
 
-/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from the last to the first: blocks of rows from the last, each a
-/// combination of those after it.
-fn inverse_of(factor: Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
+/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from the last to the first.
+fn inverse_of(factor: &Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
     let (k, device) = (factor.dims()[0], factor.device());
     let mut found = Tensor::<2>::zeros([k, k], (&device, DType::F32));
     for (start, inverted) in (0..k).step_by(BLOCK).rev().zip(inverses) {
         let end = k.min(start + BLOCK);
-        found = found.slice_assign(s![start..end, start..end], inverted.clone());
-        if end < k {
-            let sums = product(factor.clone().slice(s![start..end, end..k]), found.clone().slice(s![end..k, end..k]));
-            found = found.slice_assign(s![start..end, end..k], product(inverted, sums).neg());
-        }
+        found = found.slice_assign(s![start..end, start..end], inverted);
     }
-    found
+    with_blocks_above(factor, found, 0, k)
+}
+
+/// The inverse of the part `start..end` of an upper triangular matrix, put into `found`, which has those of its diagonal blocks: of its halves, and then of what is
+/// above and to the right of both, `-A⁻¹ B D⁻¹` of a matrix `[A, B; 0, D]`.
+fn with_blocks_above(factor: &Tensor<2>, mut found: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
+    let blocks = (end - start).div_ceil(BLOCK);
+    if blocks < 2 {
+        return found;
+    }
+    let middle = start + blocks / 2 * BLOCK;
+    found = with_blocks_above(factor, found, start, middle);
+    found = with_blocks_above(factor, found, middle, end);
+    let part = |of: &Tensor<2>, rows: Range<usize>, columns: Range<usize>| of.clone().slice(s![rows, columns]);
+    let left = product(part(&found, start..middle, start..middle), part(factor, start..middle, middle..end));
+    let above = product(left, part(&found, middle..end, middle..end)).neg();
+    found.slice_assign(s![start..middle, middle..end], above)
 }

@@ -4,11 +4,12 @@ use crate::grid::Grid;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity};
+use marlin_kernels::ptx::F4;
 use marlin_kernels::{ActivationDtype, Runtime, Target};
 
 /// Most rows of a block. Their errors are in shared memory: 32 KiB for a cube of [`UNITS`].
 pub(super) const MAX_ROWS: usize = 128;
-/// Rows that a unit holds in registers. Blocks have a multiple of it.
+/// Rows that a unit holds in registers. Blocks have a multiple of it, so that four entries of a factor's row are one load.
 pub(super) const STEP: usize = 16;
 /// Columns of a cube.
 const UNITS: usize = 64;
@@ -114,7 +115,7 @@ struct Column {
 #[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
 fn compensated_losses<S: Float>(
     weight: &[f32],
-    factor: &[f32],
+    factor: &[F4],
     moments: &[f32],
     losses: &mut [f32],
     n: usize,
@@ -207,7 +208,7 @@ fn chosen_grids<S: Float>(
 #[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
 fn rounded_rows(
     weight: &[f32],
-    factor: &[f32],
+    factor: &[F4],
     moments: &[f32],
     scales: &[f32],
     zeros: &[f32],
@@ -245,7 +246,7 @@ fn rounded_rows(
 #[cube]
 fn load(
     weight: &[f32],
-    factor: &[f32],
+    factor: &[F4],
     errors: &Shared<[f32]>,
     values: &mut Array<f32>,
     first: usize,
@@ -258,10 +259,14 @@ fn load(
     }
     for row in 0..first {
         let error = errors[row * units + UNIT_POS as usize];
-        let start = row * place.rows + first;
+        let line = (row * place.rows + first) / 4;
         #[unroll]
-        for i in 0..STEP {
-            values[i] -= error * factor[start + i];
+        for part in 0..comptime!(STEP / 4) {
+            let factors = factor[line + part];
+            #[unroll]
+            for i in 0..4usize {
+                values[part * 4 + i] -= error * factors.extract(i);
+            }
         }
     }
 }
@@ -270,7 +275,7 @@ fn load(
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "one step of two kernels")]
 fn round_step(
-    factor: &[f32],
+    factor: &[F4],
     moments: &[f32],
     errors: &mut Shared<[f32]>,
     values: &mut Array<f32>,
@@ -284,12 +289,13 @@ fn round_step(
     #[unroll]
     for i in 0..STEP {
         let row = first + i;
-        let diagonal = factor[row * place.rows + row];
+        let line = (row * place.rows + first) / 4;
+        let diagonal = factor[line + comptime!(i / 4)].extract(comptime!(i % 4));
         if comptime!(levels.is_sparse && i % 4 == 0) {
             #[unroll]
             for other in 0..4usize {
-                let row = row + other;
-                costs[other] = (values[i + other] / factor[row * place.rows + row]).abs();
+                let line = ((row + other) * place.rows + row) / 4;
+                costs[other] = (values[i + other] / factor[line].extract(other)).abs();
             }
         }
         let mut code = code(values[i], place.scale, place.zero, levels);
@@ -317,7 +323,7 @@ fn round_step(
         #[unroll]
         for after in 0..comptime!(STEP - 1 - i) {
             let after = comptime!(i + 1 + after);
-            values[after] -= error * factor[row * place.rows + first + after];
+            values[after] -= error * factor[line + comptime!(after / 4)].extract(comptime!(after % 4));
         }
     }
     loss
