@@ -5,7 +5,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_marlin::fusion::fusion_count;
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use libtest_mimic::Trial;
-use marlin_llama::{Llama, LlamaModel, OpenOptions, QuantizeOptions, perplexity, quantize_folder};
+use marlin_llama::{Calibration, Llama, LlamaModel, Method, OpenOptions, QuantizeOptions, RowOrder, perplexity, quantize_folder};
 use marlin_tests::relative_error;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
     tests.push(trial(device, "llama::one_call_equals_the_quantised_folder", one_call));
     tests.push(trial(device, "llama::perplexity_of_int4_is_close_to_float", int4_perplexity));
+    // On Flex it takes minutes; there the walk through the blocks is tested on small models.
+    if device.name != "flex" {
+        tests.push(trial(device, "llama::gptq_costs_less_than_rounding", gptq));
+    }
 }
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);
@@ -97,4 +101,28 @@ fn int4_perplexity(device: &Device) {
     println!("perplexity: float {float:.4}, int4 g128 {int4:.4}");
     assert!(float < 6.0, "the shipped model's perplexity is {float:.4}");
     assert!(int4 > float && int4 < 1.08 * float, "float {float:.4}, int4 {int4:.4}");
+}
+
+/// The shipped model quantised block after block on the device, in the dtype that is its default there, for part of the held-out text, and measured on another.
+fn gptq(device: &Device) {
+    let model = example().join("model");
+    let text = std::fs::read_to_string(example().join("heldout.txt")).unwrap_or_else(|error| panic!("{error}"));
+    let float = open(&model, &Device::flex(), None);
+    let tokens = float.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
+    let (measured, rest) = tokens.split_at(8 * 512);
+    // Of two lengths: batches of several samples, and one of a single sample.
+    let samples = rest.chunks(512).take(32).chain([&rest[..300]]).map(<[u32]>::to_vec).collect();
+    let calibration = Calibration { samples, device: device.clone(), dtype: None };
+    let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
+    let guard = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+    let target = guard.path().join("gptq");
+    let options = QuantizeOptions { method, ..QuantizeOptions::default() };
+    quantize_folder(&model, &target, &SPEC, &options, |_| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{error}"));
+    let (_guard, rounded) = quantised();
+    let [float, rounded, gptq] = [&model, &rounded, &target].map(|dir| {
+        let llama = open(dir, &Device::flex(), None);
+        perplexity(&llama.model, measured, 512, |_| {}).unwrap_or_else(|error| panic!("{error}")).perplexity
+    });
+    println!("perplexity: float {float:.4}, rounded {rounded:.4}, by GPTQ {gptq:.4}");
+    assert!(gptq > float && gptq - float < 0.6 * (rounded - float), "float {float:.4}, rounded {rounded:.4}, by GPTQ {gptq:.4}");
 }

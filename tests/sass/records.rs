@@ -32,10 +32,10 @@ fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// Returns true if a file is a record of a card; records of the processor have no figures of a card's kernels.
+/// Returns true if a file has times of a card's kernels; those of the processor, and perplexities of families, have none.
 fn is_of_a_card(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.ends_with(".json") && !name.starts_with("host-")
+    name.ends_with(".json") && !["host-", "family-"].iter().any(|other| name.starts_with(other))
 }
 
 /// Returns the number of rows of a record for each routine whose sources have changed since.

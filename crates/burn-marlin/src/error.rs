@@ -7,22 +7,22 @@ use std::fmt;
 ///
 /// Becomes its [`Error`] under `?`, which drops the model.
 #[derive(Debug)]
-pub struct ConvertError<M> {
+pub struct ConvertError<M, E = Error> {
     /// The model.
     ///
     /// It is as it was, unless the device failed in the middle of a conversion: then the layers before the one that the error names are converted.
     pub model: M,
     /// The cause.
-    pub error: Error,
+    pub error: E,
 }
 
-impl<M> fmt::Display for ConvertError<M> {
+impl<M, E: fmt::Display> fmt::Display for ConvertError<M, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<M: fmt::Debug> std::error::Error for ConvertError<M> {
+impl<M: fmt::Debug, E: std::error::Error> std::error::Error for ConvertError<M, E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }

@@ -47,7 +47,7 @@ mod quantizer;
 mod tests;
 
 pub use awq::awq_scales;
-pub use calibrator::{CalibrateError, CalibrationError, CalibrationReport, GptqCalibrator};
+pub use calibrator::{CalibrationError, CalibrationReport, GptqCalibrator};
 pub use clipping::round_with_clipping;
 pub use error::QuantError;
 pub use gptq::{Gptq, GptqOptions, RowOrder, gptq, gptq_beside};

@@ -9,7 +9,6 @@ mod replay;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 
 use burn::backend::DispatchDevice;
 use burn::module::{Module, ModuleDisplay};
@@ -48,7 +47,7 @@ use crate::{GptqOptions, LayerLoss, QuantError};
 /// let (model, report) = calibrator.quantize(model, batches, |model, batch, device| drop(model.forward(batch.to_device(device))))?;
 /// assert_eq!((report.conversion.quantized(), report.layers[0].tokens), (1, 256));
 /// # }
-/// # Ok::<(), marlin_quant::CalibrateError<burn::nn::Linear>>(())
+/// # Ok::<(), marlin_quant::CalibrationError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct GptqCalibrator {
@@ -79,20 +78,20 @@ impl GptqCalibrator {
     /// Quantises a model. `run` runs it on a batch, on a device that records.
     ///
     /// # Errors
-    /// [`CalibrateError`], with the model as it was.
+    /// A [`CalibrationError`], with the model as it was.
     pub fn quantize<M: Module + ModuleDisplay, T>(
         &self,
         model: M,
         batches: impl IntoIterator<Item = T>,
         run: impl FnMut(&M, T, &Device),
-    ) -> Result<(M, CalibrationReport), CalibrateError<M>> {
+    ) -> Result<(M, CalibrationReport), ConvertError<M, CalibrationError>> {
         let (mut weights, layers) = match self.find(&model, batches, run) {
             Ok(found) => found,
-            Err(error) => return Err(CalibrateError { model, error }),
+            Err(error) => return Err(ConvertError { model, error }),
         };
         match self.conversion.quantize_with(model, |path| weights.remove(path)) {
             Ok((model, conversion)) => Ok((model, CalibrationReport { conversion, layers })),
-            Err(ConvertError { model, error }) => Err(CalibrateError { model, error: error.into() }),
+            Err(ConvertError { model, error }) => Err(ConvertError { model, error: error.into() }),
         }
     }
 
@@ -117,24 +116,9 @@ impl GptqCalibrator {
     }
 }
 
-/// A model that could not be calibrated.
-#[derive(Debug)]
-pub struct CalibrateError<M> {
-    /// The model, as it was.
-    pub model: M,
-    /// The cause.
-    pub error: CalibrationError,
-}
-
-impl<M> fmt::Display for CalibrateError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M: fmt::Debug> std::error::Error for CalibrateError<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
+impl<M> From<ConvertError<M, CalibrationError>> for CalibrationError {
+    fn from(refused: ConvertError<M, CalibrationError>) -> Self {
+        refused.error
     }
 }
 

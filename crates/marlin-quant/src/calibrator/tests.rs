@@ -5,12 +5,12 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_marlin::convert::{LeftReason, Outcome};
+use burn_marlin::convert::{ConvertError, LeftReason, Outcome};
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use marlin_format::Sparsity;
 use rand::rngs::StdRng;
 
-use super::{CalibrateError, CalibrationError, GptqCalibrator};
+use super::{CalibrationError, GptqCalibrator};
 use crate::tests::{activations, generator, random};
 use crate::{GptqOptions, HessianSums, QuantError, gptq_beside};
 
@@ -169,22 +169,22 @@ fn models_that_cannot_be_recorded_come_back() {
     let calibrator = GptqCalibrator::new(W4A16::new(SPEC));
     let weight = values(model.first.weight.val());
     let reads = |model: &Net, batch: Tensor<2>, device: &Device| drop(values(model.forward(batch.to_device(device))));
-    let CalibrateError { model, error } = calibrator.quantize(model, batches.clone(), reads).unwrap_err();
+    let ConvertError { model, error } = calibrator.quantize(model, batches.clone(), reads).unwrap_err();
     assert!(matches!(error, CalibrationError::Record { .. }), "{error}");
     assert_eq!(values(model.first.weight.val()), weight);
 
     let overflows = |model: &Net, batch: Tensor<2>, device: &Device| drop(model.forward(batch.to_device(device) * f32::MAX));
-    let CalibrateError { model, error } = calibrator.quantize(model, batches.clone(), overflows).unwrap_err();
+    let ConvertError { model, error } = calibrator.quantize(model, batches.clone(), overflows).unwrap_err();
     let CalibrationError::Layer { layer, source: QuantError::NonFiniteBatch { batch: 0 } } = &error else { panic!("{error}") };
     assert_eq!(layer, "first.weight");
 
     let strict = GptqCalibrator::new(W4A16::new(SPEC).strict().exclude("nothing"));
-    let CalibrateError { model, error } = strict.quantize(model, batches.clone(), reads).unwrap_err();
+    let ConvertError { model, error } = strict.quantize(model, batches.clone(), reads).unwrap_err();
     assert!(matches!(error, CalibrationError::Convert(burn_marlin::Error::Strict { .. })), "{error}");
 
     drop(model);
     let model = Net::on(&Device::flex().autodiff(), &mut rng);
     let run = |model: &Net, batch: Tensor<2>, device: &Device| drop(model.forward(batch.to_device(device)));
-    let CalibrateError { error, .. } = calibrator.quantize(model, batches, run).unwrap_err();
+    let ConvertError { error, .. } = calibrator.quantize(model, batches, run).unwrap_err();
     assert!(matches!(error, CalibrationError::Record { .. }), "{error}");
 }
