@@ -18,7 +18,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     }
     tests.push(trial(device, "llama::one_call_equals_the_quantised_folder", one_call));
     tests.push(trial(device, "llama::perplexity_of_int4_is_close_to_float", int4_perplexity));
-    // On Flex it takes minutes; there the walk through the blocks is tested on small models.
+    // On Flex it takes a minute; there the walk through the blocks is tested on small models.
     if device.name != "flex" {
         tests.push(trial(device, "llama::gptq_costs_less_than_rounding", gptq));
     }
