@@ -9,7 +9,7 @@ library is enough.
 import json
 import sys
 
-from prompts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, place
+from axes import RIGHT, TOP, WIDTH, Axes
 
 # The variants that are drawn, each as a curve over the models: name, label, colour, dash.
 SERIES = [
@@ -55,41 +55,18 @@ def main(record, size, out):
         sys.exit(f"{record} has none of the variants that are drawn")
     x_ticks = ticks([x for points, *_ in curves for x, _, _ in points], [1, 2, 5])
     y_ticks = ticks([y for points, *_ in curves for _, y, _ in points], [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9])
-
-    def x(megabytes):
-        return place(megabytes, x_ticks, LEFT, WIDTH - RIGHT)
-
-    def y(perplexity):
-        return place(perplexity, y_ticks, HEIGHT - BOTTOM, TOP)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-    ]
-    for tick in x_ticks:
-        parts.append(f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
-    for tick in y_ticks:
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
     of = "all tensors" if size == "all" else "the projections' weights"
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">MB of {of}</text>')
-    parts.append(f'<text x="18" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 18 {HEIGHT / 2})">perplexity</text>')
+    axes = Axes(x_ticks, y_ticks, f"MB of {of}", "perplexity")
     for index, (points, label, colour, dash) in enumerate(curves):
-        line = " ".join(f"{x(megabytes):.1f},{y(perplexity):.1f}" for megabytes, perplexity, _ in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
-        for megabytes, perplexity, name in points:
-            title = f"<title>{name}, {label}: {megabytes:.2f} MB, perplexity {perplexity:.3f}</title>"
-            parts.append(f'<circle cx="{x(megabytes):.1f}" cy="{y(perplexity):.1f}" r="3.5" fill="{colour}">{title}</circle>')
+        titled = [(megabytes, perplexity, f"{name}, {label}: {megabytes:.2f} MB, perplexity {perplexity:.3f}") for megabytes, perplexity, name in points]
+        axes.curve(titled, colour, dash)
         # Larger models are better: the upper right corner is free.
         height = TOP + 18 + 18 * index
-        parts.append(
+        axes.parts.append(
             f'<line x1="{LEGEND}" x2="{LEGEND + 24}" y1="{height - 4}" y2="{height - 4}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
         )
-        parts.append(f'<text x="{LEGEND + 30}" y="{height}" fill="{colour}">{label}</text>')
-    parts.append("</svg>")
-    with open(out, "w") as file:
-        file.write("\n".join(parts) + "\n")
+        axes.parts.append(f'<text x="{LEGEND + 30}" y="{height}" fill="{colour}">{label}</text>')
+    axes.write(out)
 
 
 if __name__ == "__main__":

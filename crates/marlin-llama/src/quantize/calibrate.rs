@@ -145,7 +145,7 @@ impl<'a> Walk<'a> {
         sorted.sort_by_key(|sample| sample.len());
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
             let seq = samples[0].len();
-            // The MLP's inputs; without flash attention also its scores, in f32.
+            // The MLP's inputs, and without flash attention the scores in f32.
             let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
             let widest = if is_flash { mlp } else { mlp.max(4 * self.config.num_attention_heads * seq) };
             for batch in samples.chunks((BATCH_BYTES / widest / seq).max(1)) {
