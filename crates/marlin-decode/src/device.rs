@@ -16,6 +16,9 @@ pub fn takes_prompts(device: &Device, dtype: FloatDType) -> bool {
     activation_dtype(DType::from(dtype)).is_some_and(|dtype| runs_kernels(device, dtype))
 }
 
+/// The most rows of a pass that the kernels of attention take: their grids have a block for each along a dimension of 16 bits.
+pub const MAX_PASS_ROWS: usize = u16::MAX as usize;
+
 /// Returns true if a device attends to prompts of any length on tensor cores ([`flash`](crate::kernels::flash)), in activations of a dtype and with heads of
 /// `head_dim` features. Where it only [`takes_prompts`], every row reads the positions before it by itself.
 #[cfg_attr(not(feature = "cubecl-runtime"), allow(unused_variables, reason = "only CubeCL's runtimes run kernels"))]

@@ -30,7 +30,7 @@ mod rows;
 mod seed;
 
 pub use attention_parts::AttentionParts;
-pub use device::{has_flash_attention, has_kernels, takes_prompts};
+pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
     add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,

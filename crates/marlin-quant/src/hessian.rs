@@ -84,13 +84,13 @@ pub struct HessianSums {
     unchecked: Option<Tensor<1>>,
 }
 
-/// Products of activations `x` [tokens, K] with what they are not.
+/// Products of activations `x` [tokens, K] with what separates the layer from the float model's.
 #[derive(Debug, Clone)]
-struct Drift {
-    /// `xᵀ (x' - x)` [K, K], where `x'` are the float model's.
-    inputs: Tensor<2>,
-    /// `xᵀ r` [K, N], where `r` are what the layer's outputs have to make up for besides.
-    outputs: Option<Tensor<2>>,
+enum Drift {
+    /// `xᵀ (x' - x)` [K, K], where `x'` are the float model's activations.
+    Inputs(Tensor<2>),
+    /// `xᵀ r` [K, N], where `r` is what the layer's outputs have to make up for.
+    Outputs(Tensor<2>),
 }
 
 impl HessianSums {
@@ -125,25 +125,44 @@ impl HessianSums {
         Err(QuantError::NonFiniteBatch { batch: self.batches - 1 })
     }
 
-    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. `residual` [tokens, N] is what has to be added to the layer's outputs
-    /// for them to be the float model's where its own inputs and weight are, such as the difference of the residual streams that they are added to. Every batch
-    /// has them, or none.
+    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. Every batch has them, or none.
     ///
     /// # Errors
     /// As [`add`](Self::add).
     ///
     /// # Panics
-    /// Panics if the shapes do not match.
-    pub fn add_beside(&mut self, activations: Tensor<2>, float: Tensor<2>, residual: Option<Tensor<2>>) -> Result<(), QuantError> {
+    /// Panics if the shapes do not match, or a batch before had a residual.
+    pub fn add_beside(&mut self, activations: Tensor<2>, float: Tensor<2>) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
-        let inputs = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
-        let inputs = outer(activations.clone(), inputs.cast(dtype));
-        let outputs = residual.map(|residual| outer(activations, residual.cast(dtype)));
-        self.drift = Some(match self.drift.take() {
-            Some(drift) => Drift { inputs: drift.inputs + inputs, outputs: drift.outputs.zip(outputs).map(|(sum, outputs)| sum + outputs) },
-            None => Drift { inputs, outputs },
-        });
+        let drift = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
+        let drift = outer(activations, drift.cast(dtype));
+        self.drift = Some(Drift::Inputs(match self.drift.take() {
+            Some(Drift::Inputs(sum)) => sum + drift,
+            Some(Drift::Outputs(_)) => panic!("a batch with the float model's activations after one with a residual"),
+            None => drift,
+        }));
+        Ok(())
+    }
+
+    /// [Adds](Self::add) activations with `residual` [tokens, N]: what has to be added to the outputs of the float weight for these activations to get what the
+    /// float model has in their place. That is the difference of its outputs, and where they are added to hidden states, that of the hidden states as well.
+    /// For N below K this takes less work and memory than [`add_beside`](Self::add_beside). Every batch has a residual, or none.
+    ///
+    /// # Errors
+    /// As [`add`](Self::add).
+    ///
+    /// # Panics
+    /// Panics if the shapes do not match, or a batch before had the float model's activations.
+    pub fn add_with_residual(&mut self, activations: Tensor<2>, residual: Tensor<2>) -> Result<(), QuantError> {
+        self.add(activations.clone())?;
+        let dtype = FloatDType::from(activations.dtype());
+        let drift = outer(activations, residual.cast(dtype));
+        self.drift = Some(Drift::Outputs(match self.drift.take() {
+            Some(Drift::Outputs(sum)) => sum + drift,
+            Some(Drift::Inputs(_)) => panic!("a batch with a residual after one with the float model's activations"),
+            None => drift,
+        }));
         Ok(())
     }
 
@@ -162,8 +181,8 @@ impl HessianSums {
         self.sum.device()
     }
 
-    /// True if the float model's activations are known.
-    pub(crate) fn has_float(&self) -> bool {
+    /// True if it is known what separates the layer from the float model's.
+    pub(crate) fn has_drift(&self) -> bool {
         self.drift.is_some()
     }
 
@@ -181,7 +200,7 @@ impl HessianSums {
         Ok(read(self.sum().reshape([k * k]).select(0, places))?.into_iter().map(f64::from).collect())
     }
 
-    /// The sums of the same activations, and of the float model's, with each feature divided by its of `scales`, `[K]`.
+    /// The sums of the same activations, and of those beside them, with each feature divided by its of `scales`, `[K]`.
     ///
     /// # Panics
     /// Panics if there are not K scales.
@@ -192,21 +211,19 @@ impl HessianSums {
         let rows = Tensor::<2>::from_data(TensorData::new(scales.to_vec(), [k, 1]), (&self.device(), DType::F32));
         // A product is the same either way: the sums stay symmetric.
         let pairs = rows.clone() * rows.clone().transpose();
-        let drift = self.drift.as_ref().map(|drift| Drift {
-            inputs: drift.inputs.clone() / pairs.clone(),
-            outputs: drift.outputs.as_ref().map(|outputs| outputs.clone() / rows),
+        let drift = self.drift.as_ref().map(|drift| match drift {
+            Drift::Inputs(inputs) => Drift::Inputs(inputs.clone() / pairs.clone()),
+            Drift::Outputs(outputs) => Drift::Outputs(outputs.clone() / rows),
         });
         Self { sum: self.sum() / pairs, drift, unchecked: self.unchecked.clone(), ..*self }
     }
 
-    /// `xᵀ ((x' - x) W + r)` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if the float
-    /// model's activations are not known.
+    /// `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if it
+    /// is not known what separates the layer from that one.
     pub(crate) fn correction(&self, weight: Tensor<2>) -> Option<Tensor<2>> {
-        let drift = self.drift.clone()?;
-        let correction = product(drift.inputs, weight);
-        Some(match drift.outputs {
-            Some(outputs) => correction + outputs,
-            None => correction,
+        Some(match self.drift.clone()? {
+            Drift::Inputs(inputs) => product(inputs, weight),
+            Drift::Outputs(outputs) => outputs,
         })
     }
 

@@ -299,27 +299,38 @@ fn outputs_make_up_for_inputs_that_are_off() {
     let mut rng = generator();
     let (k, n, tokens) = (64, 20, 400);
     let (weight, float) = (random(k * n, &mut rng), activations(tokens, k, &mut rng));
-    let off: Vec<f32> = float.iter().map(|value| value * rng.random_range(0.8..1.2)).collect();
-    // A part of the residual that can be made up for.
-    let matrix = tensor(random(k * n, &mut rng), n);
-    let (x, float) = (tensor(off, k), tensor(float, k));
+    let float = tensor(float, k);
+    // A part of the inputs' error, and of the residual, that can be made up for.
+    let (mix, matrix) = (tensor(random(k * k, &mut rng), k), tensor(random(k * n, &mut rng), n));
+    let noise = tensor((0..tokens * k).map(|_| rng.random_range(0.98..1.02)).collect(), k);
+    let x = (float.clone() + float.clone().matmul(mix).mul_scalar(0.02)) * noise;
     let residual = x.clone().matmul(matrix.clone()).mul_scalar(0.2);
-    let mut sums = HessianSums::new(k, &Device::flex());
-    for rows in [0..100, 100..tokens] {
-        let part = |tensor: &Tensor<2>| tensor.clone().slice(rows.clone());
-        sums.add_beside(part(&x), part(&float), Some(part(&residual))).unwrap();
+    let weights = tensor(weight.clone(), n);
+    for with_residual in [false, true] {
+        let mut expected = float.clone().matmul(weights.clone());
+        if with_residual {
+            expected = expected + residual.clone();
+        }
+        let mut sums = HessianSums::new(k, &Device::flex());
+        for rows in [0..100, 100..tokens] {
+            let part = |tensor: &Tensor<2>| tensor.clone().slice(rows.clone());
+            let x = part(&x);
+            match with_residual {
+                true => sums.add_with_residual(x.clone(), part(&expected) - x.matmul(weights.clone())).unwrap(),
+                false => sums.add_beside(x, part(&float)).unwrap(),
+            }
+        }
+        let error_at = |correction| {
+            let options = GptqOptions { correction, ..GptqOptions::default() };
+            let found = gptq_beside(&weight, n, &sums, &SPECS[0], &options).unwrap();
+            let errors = x.clone().matmul(tensor(found.weight.dequantize(), n)) - expected.clone();
+            f64::from(errors.square().sum().into_scalar::<f32>())
+        };
+        let [none, half, all] = [0.0, 0.5, 1.0].map(error_at);
+        println!("{none} without correction, {half} with half of it, {all} with all of it");
+        // What quantisation itself costs stays.
+        assert!(half < 0.6 * none && all < 0.8 * half, "residual {with_residual}: {none}, {half}, {all}");
     }
-    let expected = float.matmul(tensor(weight.clone(), n)) + residual;
-    let error_at = |correction| {
-        let options = GptqOptions { correction, ..GptqOptions::default() };
-        let found = gptq_beside(&weight, n, &sums, &SPECS[0], &options).unwrap();
-        let errors = x.clone().matmul(tensor(found.weight.dequantize(), n)) - expected.clone();
-        f64::from(errors.square().sum().into_scalar::<f32>())
-    };
-    let [none, half, all] = [0.0, 0.5, 1.0].map(error_at);
-    println!("{none} without correction, {half} with half of it, {all} with all of it");
-    // What quantisation itself costs stays.
-    assert!(half < 0.6 * none && all < 0.8 * half, "{none}, {half}, {all}");
 }
 
 /// Levels reach one further below zero than above it: with either sign of the scale, to the side that needs it.

@@ -140,15 +140,17 @@ impl<'a> Walk<'a> {
     pub(super) fn embed(&mut self, samples: &[Vec<u32>], source: &mut FileWeights<'_>) -> Result<(), LlamaError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let table = source.embedding("model.embed_tokens", shape)?.val();
-        let is_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
+        let has_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
         let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
         sorted.sort_by_key(|sample| sample.len());
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
             let seq = samples[0].len();
+            let is_flash = has_flash && seq <= decode::MAX_PASS_ROWS;
             // The MLP's inputs, and without flash attention the scores in f32.
             let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
             let widest = if is_flash { mlp } else { mlp.max(4 * self.config.num_attention_heads * seq) };
-            for batch in samples.chunks((BATCH_BYTES / widest / seq).max(1)) {
+            let most_tokens = if is_flash { (BATCH_BYTES / widest).min(decode::MAX_PASS_ROWS) } else { BATCH_BYTES / widest };
+            for batch in samples.chunks((most_tokens / seq).max(1)) {
                 let tokens: Vec<u32> = batch.iter().flat_map(|sample| sample.iter().copied()).collect();
                 let rows = is_flash.then(|| prompt_rows(&tokens, seq, self.device));
                 let tokens = token_tensor(&tokens, [batch.len(), seq], self.device);
@@ -307,12 +309,16 @@ impl<'a> Walk<'a> {
         let mut sums = HessianSums::new(k, self.device);
         for index in 0..self.batches.len() {
             let Batch { quantized, float: hidden, rows: of_batch } = &self.batches[index];
-            let residual = part.is_residual().then(|| rows(hidden.clone() - quantized.clone()));
-            let inputs = rows(self.inputs(part, layer, quantized, of_batch.as_ref()));
+            let inputs = self.inputs(part, layer, quantized, of_batch.as_ref());
             let float_inputs = self.inputs(part, float, hidden, of_batch.as_ref());
-            sums.add_beside(inputs, rows(float_inputs.clone()), residual)?;
             if part.is_residual() {
-                self.batches[index].float = hidden.clone() + part.forward(float, float_inputs);
+                let outputs = part.forward(float, float_inputs);
+                // Outputs before hidden states: the difference of two that are close is exact.
+                let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized.clone());
+                sums.add_with_residual(rows(inputs), rows(residual))?;
+                self.batches[index].float = hidden.clone() + outputs;
+            } else {
+                sums.add_beside(rows(inputs), rows(float_inputs))?;
             }
         }
         Ok(sums)

@@ -119,25 +119,30 @@ fn divided_sums_are_those_of_divided_inputs() {
     let float: Vec<f32> = x.iter().map(|value| value * rng.random_range(0.9..1.1)).collect();
     let residual = random(tokens * n, &mut rng);
     let scales: Vec<f32> = (0..k).map(|_| rng.random_range(0.2..5.0)).collect();
-    let sums_of = |scales: &[f32]| {
+    let sums_of = |scales: &[f32], with_residual: bool| {
         let divided = |rows: &[f32]| tensor(rows.iter().enumerate().map(|(i, value)| value / scales[i % k]).collect(), k);
         let mut sums = HessianSums::new(k, &Device::flex());
-        sums.add_beside(divided(&x), divided(&float), Some(tensor(residual.clone(), n))).unwrap();
+        match with_residual {
+            true => sums.add_with_residual(divided(&x), tensor(residual.clone(), n)).unwrap(),
+            false => sums.add_beside(divided(&x), divided(&float)).unwrap(),
+        }
         sums
     };
-    let (found, expected) = (sums_of(&vec![1.0; k]).divided(&scales), sums_of(&scales));
-    assert_eq!(found.tokens(), expected.tokens());
     let near = |found: &[f32], expected: &[f32]| {
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
         let difference = norm(&mut found.iter().zip(expected).map(|(a, b)| a - b));
         assert!(difference < 1e-4 * norm(&mut expected.iter().copied()), "{difference}");
     };
     let values = |tensor: burn::tensor::Tensor<2>| tensor.try_into_vec_as::<f32>().unwrap();
-    near(&values(found.sum()), &values(expected.sum()));
     let correction = |sums: &HessianSums| values(sums.correction(tensor(weight.clone(), n)).unwrap());
-    near(&correction(&found), &correction(&expected));
-    let losses = [found, expected].map(|sums| gptq_beside(&weight, n, &sums, &SPECS[0], &GptqOptions::default()).unwrap().loss());
-    assert!((losses[0] / losses[1] - 1.0).abs() < 0.05, "{losses:?}");
+    for with_residual in [false, true] {
+        let (found, expected) = (sums_of(&vec![1.0; k], with_residual).divided(&scales), sums_of(&scales, with_residual));
+        assert_eq!(found.tokens(), expected.tokens());
+        near(&values(found.sum()), &values(expected.sum()));
+        near(&correction(&found), &correction(&expected));
+        let losses = [found, expected].map(|sums| gptq_beside(&weight, n, &sums, &SPECS[0], &GptqOptions::default()).unwrap().loss());
+        assert!((losses[0] / losses[1] - 1.0).abs() < 0.05, "{losses:?}");
+    }
 }
 
 #[test]

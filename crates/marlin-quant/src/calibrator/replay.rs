@@ -158,7 +158,7 @@ where
             let x = self.quantized.rows(&call.lhs, &self.values);
             let sums = found.get_or_insert_with(|| HessianSums::new(self.layers[layer].k, &x.device()));
             let added = match &mut self.float {
-                Some(float) => sums.add_beside(x, float.rows(&call.lhs, &self.values), None),
+                Some(float) => sums.add_beside(x, float.rows(&call.lhs, &self.values)),
                 None => sums.add(x),
             };
             added.map_err(|source| self.failed(layer, source))?;

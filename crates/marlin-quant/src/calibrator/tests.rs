@@ -93,7 +93,7 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
         gptq_beside(&values(layer.weight.val()), n, sums, &SPEC, &GptqOptions::default()).unwrap().weight.dequantize()
     };
     let mut sums = HessianSums::new(96, &device);
-    batches.iter().for_each(|batch| sums.add_beside(batch.clone(), batch.clone(), None).unwrap());
+    batches.iter().for_each(|batch| sums.add_beside(batch.clone(), batch.clone()).unwrap());
     assert_eq!(values(found.first.weight.val()), gptq(&model.first, &sums));
     let mut sums = HessianSums::new(64, &device);
     // The calls of the first batches come before the second calls, whose inputs are those of the float layer.
@@ -101,7 +101,7 @@ fn layers_see_the_inputs_that_quantised_layers_give() {
     let calls: Vec<[Tensor<2>; 2]> = first.collect();
     let second = calls.iter().map(|call| call.clone().map(|hidden| relu(model.second.forward(hidden))));
     for [x, float] in calls.iter().cloned().chain(second) {
-        sums.add_beside(x, float, None).unwrap();
+        sums.add_beside(x, float).unwrap();
     }
     let expected = gptq(&model.second, &sums);
     let found = values(found.second.weight.val());

@@ -46,8 +46,8 @@ pub struct GptqOptions {
     /// take up what the others did. Columns that are 2:4 already keep their zeros, whatever is asked.
     pub sparsity: Sparsity,
     /// How much of the way the weight goes, before it is rounded, towards the one that makes up best for inputs that have come away from the float model's
-    /// (arXiv 2504.02692): 0 for none, 1 for all of it, which follows the calibration text too closely. Only sums that know those inputs have an effect:
-    /// [`HessianSums::add_beside`].
+    /// (arXiv 2504.02692): 0 for none, 1 for all of it, which follows the calibration text too closely. Only sums that know how far have an effect:
+    /// [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
     pub correction: f32,
 }
 
@@ -128,7 +128,7 @@ pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpe
         return Ok(found);
     }
     let mut right = None;
-    if options.correction != 0.0 && sums.has_float() {
+    if options.correction != 0.0 && sums.has_drift() {
         let weight = Tensor::from_data(TensorData::new(weight.to_vec(), [k, n]), (&sums.device(), DType::F32));
         right = sums.correction(weight).map(read).transpose()?;
     }

@@ -1,5 +1,6 @@
 //! The shape of an attention, and its checks.
 
+use crate::MAX_PASS_ROWS;
 use crate::kernels::Row;
 use cubecl::prelude::BufferArg;
 use marlin_kernels::problem::{expect_at_most, expect_length, expect_presence};
@@ -76,7 +77,7 @@ impl AttentionShape {
         if self.window == Some(0) {
             return refuse("a window holds at least the token itself");
         }
-        if rows > usize::from(u16::MAX) || heads > usize::from(u16::MAX) {
+        if rows > MAX_PASS_ROWS || heads > MAX_PASS_ROWS {
             return refuse("at most 65535 rows and heads");
         }
         // Only the cache may have 2^31 elements or more.
