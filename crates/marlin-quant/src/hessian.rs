@@ -93,6 +93,20 @@ enum Drift {
     Outputs(Tensor<2>),
 }
 
+impl Drift {
+    /// The sum over the tokens of both.
+    ///
+    /// # Panics
+    /// Panics if one is of inputs and the other of outputs.
+    fn plus(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Inputs(sum), Self::Inputs(inputs)) => Self::Inputs(sum + inputs),
+            (Self::Outputs(sum), Self::Outputs(outputs)) => Self::Outputs(sum + outputs),
+            _ => panic!("some batches have the float model's activations, others a residual"),
+        }
+    }
+}
+
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
@@ -135,13 +149,8 @@ impl HessianSums {
     pub fn add_beside(&mut self, activations: Tensor<2>, float: Tensor<2>) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
-        let drift = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
-        let drift = outer(activations, drift.cast(dtype));
-        self.drift = Some(Drift::Inputs(match self.drift.take() {
-            Some(Drift::Inputs(sum)) => sum + drift,
-            Some(Drift::Outputs(_)) => panic!("a batch with the float model's activations after one with a residual"),
-            None => drift,
-        }));
+        let inputs = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
+        self.add_drift(Drift::Inputs(outer(activations, inputs.cast(dtype))));
         Ok(())
     }
 
@@ -157,13 +166,16 @@ impl HessianSums {
     pub fn add_with_residual(&mut self, activations: Tensor<2>, residual: Tensor<2>) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
-        let drift = outer(activations, residual.cast(dtype));
-        self.drift = Some(Drift::Outputs(match self.drift.take() {
-            Some(Drift::Outputs(sum)) => sum + drift,
-            Some(Drift::Inputs(_)) => panic!("a batch with a residual after one with the float model's activations"),
-            None => drift,
-        }));
+        self.add_drift(Drift::Outputs(outer(activations, residual.cast(dtype))));
         Ok(())
+    }
+
+    /// Adds that of a batch.
+    fn add_drift(&mut self, drift: Drift) {
+        self.drift = Some(match self.drift.take() {
+            Some(sum) => sum.plus(drift),
+            None => drift,
+        });
     }
 
     /// K, input features.
