@@ -1,6 +1,8 @@
 //! What quantisers have in common.
 
+use crate::hessian::read;
 use crate::{HessianSums, QuantError, round_with_clipping};
+use burn::tensor::{DType, Tensor, TensorData};
 use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
 /// A way to quantise the weight of a linear layer.
@@ -11,10 +13,36 @@ pub trait Quantizer: Send + Sync {
     /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
     fn quantize(&self, weight: &[f32], k: usize, n: usize, sums: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
 
+    /// As [`quantize`](Self::quantize), of a weight [K, N] in f32 on a device: returns the quantised values there too, f32 [K, N].
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize); [`QuantError::Read`] where the device fails.
+    fn quantize_on_device(
+        &self,
+        weight: Tensor<2>,
+        sums: Option<&HessianSums>,
+        spec: &QuantSpec,
+    ) -> Result<(Quantized, Tensor<2>), QuantError> {
+        on_host(self, weight, sums, spec)
+    }
+
     /// True if it looks at second moments: for one that does not they need not be summed.
     fn looks_at_data(&self) -> bool {
         true
     }
+}
+
+/// [`quantize_on_device`](Quantizer::quantize_on_device) by [`quantize`](Quantizer::quantize).
+pub(crate) fn on_host<Q: Quantizer + ?Sized>(
+    quantizer: &Q,
+    weight: Tensor<2>,
+    sums: Option<&HessianSums>,
+    spec: &QuantSpec,
+) -> Result<(Quantized, Tensor<2>), QuantError> {
+    let ([k, n], device) = (weight.dims(), weight.device());
+    let found = quantizer.quantize(&read(weight)?, k, n, sums, spec)?;
+    let values = Tensor::from_data(TensorData::new(found.weight.dequantize(), [k, n]), (&device, DType::F32));
+    Ok((found, values))
 }
 
 /// A weight that was quantised.

@@ -38,6 +38,14 @@ fn assert_same(found: &Path, expected: &BTreeMap<OsString, Vec<u8>>) {
     }
 }
 
+/// These names are in the folder of the source, and nothing else.
+#[track_caller]
+fn expect_beside(folder: &Folder, expected: &[&str]) {
+    let mut found = folder.leftovers();
+    found.sort();
+    assert_eq!(found, expected);
+}
+
 #[test]
 fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
     let mut rng = StdRng::seed_from_u64(seed::seed());
@@ -84,7 +92,7 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
         succeed(&args);
     }
     assert_same(&folder.target, &expected);
-    assert!(!folder.leftovers().contains(&"target.partial".into()), "{:?}", folder.leftovers());
+    expect_beside(&folder, &["target", "whole"]);
 }
 
 /// A limit to the size of files in place of a full disk: the system refuses to write in the middle of a file, as it does there.
@@ -114,7 +122,5 @@ fn a_run_on_a_full_disk_names_the_file_and_goes_on_later() {
     }
     succeed(&args);
     assert_same(&folder.target, &expected);
-    let mut leftovers = folder.leftovers();
-    leftovers.sort();
-    assert_eq!(leftovers, ["target", "whole"]);
+    expect_beside(&folder, &["target", "whole"]);
 }

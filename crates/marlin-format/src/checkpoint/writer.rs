@@ -45,22 +45,48 @@ struct Weights {
 }
 
 impl CheckpointWriter {
+    /// Checks that the folder `dir` does not exist, or has nothing in it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::TargetNotEmpty`]; [`CheckpointError::Io`].
+    pub fn expect_free(dir: &Path) -> Result<(), CheckpointError> {
+        match fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CheckpointError::TargetNotEmpty { dir: dir.into() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(CheckpointError::io("use", dir, source)),
+        }
+    }
+
     /// Starts a checkpoint that will be the folder `dir`. Its parent is created where it does not exist.
     ///
     /// # Errors
     /// [`CheckpointError::TargetNotEmpty`] where `dir` exists with something in it; [`CheckpointError::Io`].
     pub fn create(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        let target = std::path::absolute(dir.as_ref()).map_err(|source| CheckpointError::io("resolve", dir.as_ref(), source))?;
-        refuse_non_empty(&target)?;
+        Self::start(dir.as_ref(), None)
+    }
+
+    /// As [`create`](Self::create), with the temporary folder in the folder `workplace`, of the same file system: one that a process which was killed leaves can
+    /// be found there.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_in(workplace: &Path, dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        Self::start(dir.as_ref(), Some(workplace))
+    }
+
+    fn start(dir: &Path, workplace: Option<&Path>) -> Result<Self, CheckpointError> {
+        let target = std::path::absolute(dir).map_err(|source| CheckpointError::io("resolve", dir, source))?;
+        Self::expect_free(&target)?;
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(CheckpointError::TargetNotEmpty { dir: target });
         };
         fs::create_dir_all(parent).map_err(|source| CheckpointError::io("create", parent, source))?;
-        let prefix = format!(".{}.", name.to_string_lossy());
+        let (prefix, workplace) = (format!(".{}.", name.to_string_lossy()), workplace.unwrap_or(parent));
         let temporary = tempfile::Builder::new()
             .prefix(&prefix)
-            .tempdir_in(parent)
-            .map_err(|source| CheckpointError::io("create a folder in", parent, source))?;
+            .tempdir_in(workplace)
+            .map_err(|source| CheckpointError::io("create a folder in", workplace, source))?;
         Ok(Self { target, temporary, weights: None })
     }
 
@@ -148,7 +174,7 @@ impl CheckpointWriter {
         file.sync_all().map_err(|source| CheckpointError::io("write", &path, source))?;
         drop(file);
 
-        refuse_non_empty(&target)?;
+        Self::expect_free(&target)?;
         if target.exists() {
             fs::remove_dir(&target).map_err(|source| CheckpointError::io("replace", &target, source))?;
         }
@@ -165,14 +191,5 @@ impl CheckpointWriter {
             return Err(CheckpointError::FileName { name: name.into() });
         }
         Ok(self.temporary.path().join(name))
-    }
-}
-
-fn refuse_non_empty(dir: &Path) -> Result<(), CheckpointError> {
-    match fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(CheckpointError::TargetNotEmpty { dir: dir.into() }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CheckpointError::io("use", dir, source)),
     }
 }

@@ -3,14 +3,14 @@
 //! One block is on the device at a time, with the hidden states of all samples. Within a block the layers go in the order in which they run, and each layer
 //! sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs, its output.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::thread::{self, JoinHandle};
 
 use burn::nn::Linear;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, s};
 use marlin_decode::{self as decode, Row};
-use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, TensorData as FileTensor, compressed_tensors};
+use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::{HessianSums, LayerLoss, QuantError, Quantizer};
 use rayon::prelude::*;
 
@@ -20,7 +20,7 @@ use super::resume::Partial;
 use super::scaling::{Factors, Scales};
 use crate::LlamaError;
 use crate::config::LlamaConfig;
-use crate::folder::FileWeights;
+use crate::folder::{FileWeights, float_dtype};
 use crate::model::{self, Attention, KeyValues, Layer, Projection, ProjectionGroup, Rope, Span, WeightSource, load_layer, loaded};
 use crate::tokens::token_tensor;
 
@@ -76,6 +76,14 @@ impl Part {
         }
     }
 
+    /// The float projections of a layer, as one.
+    fn dense(self, layer: &Layer) -> Option<&Linear> {
+        match self.of(layer) {
+            Some(Projection::Dense(linear)) => Some(linear),
+            _ => None,
+        }
+    }
+
     /// What the part of a layer whose outputs are added to the hidden states makes of its inputs.
     fn forward(self, layer: &Layer, inputs: Tensor<3>) -> Tensor<3> {
         match self {
@@ -123,6 +131,13 @@ pub(super) struct Batch {
     float: Tensor<3>,
     /// Its tokens as rows of prompts, on devices with flash attention.
     pub(super) rows: Option<model::Batch>,
+}
+
+/// A layer that is quantised, and its output features among those of its part.
+struct Chosen<'p> {
+    name: &'p str,
+    spec: QuantSpec,
+    columns: Range<usize>,
 }
 
 /// A block on its way.
@@ -256,26 +271,32 @@ impl<'a> Walk<'a> {
     fn quantize(&mut self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
         let plans = self.plans_of(&block.name, part);
         let factors = block.scales.factors(self.config, part, &plans);
-        let mut weights = match block.done {
+        let weight = match block.done {
             Some(checkpoint) => {
                 self.pass_float(part, float);
-                self.read(checkpoint, &plans)?
+                self.upload(&plans, self.read(checkpoint, &plans)?)
             }
             None => self.find(block, &plans, &factors, part, layer, float)?,
         };
-        for (weight, factors) in weights.iter_mut().zip(&factors) {
-            factors.divide(weight);
-        }
+        let weight = factors.divide(weight);
+        let bias = part.dense(float).and_then(|linear| linear.bias.clone());
+        Ok(Projection::Dense(Linear { weight: loaded(weight.cast(self.dtype)), bias }))
+    }
+
+    /// Weights [K, N] of the layers of a part on the device, side by side, in f32.
+    fn upload(&self, plans: &[&Plan<'_>], weights: Vec<Vec<f32>>) -> Tensor<2> {
         let k = plans.first().map_or(0, |plan| plan.k());
-        let columns = weights.iter().map(Vec::len).sum::<usize>() / k.max(1);
-        let joined = side_by_side(k, weights);
-        // Converted on the device, which is faster there.
-        let weight = Tensor::<2>::from_data(TensorData::new(joined, [k, columns]), (self.device, DType::F32)).cast(self.dtype);
-        let bias = match part.of(float) {
-            Some(Projection::Dense(Linear { bias, .. })) => bias.clone(),
-            _ => None,
-        };
-        Ok(Projection::Dense(Linear { weight: loaded(weight), bias }))
+        let shape = [k, plans.iter().map(|plan| plan.n()).sum()];
+        Tensor::from_data(TensorData::new(side_by_side(k, weights), shape), (self.device, DType::F32))
+    }
+
+    /// The float weights of a part, side by side on the device in f32: those of the float layer, where it has them exactly.
+    fn float_weight(&self, plans: &[&Plan<'_>], part: Part, float: &Layer) -> Result<Tensor<2>, LlamaError> {
+        let is_exact = |plan: &&Plan<'_>| self.dtype == FloatDType::F32 || self.dtype == float_dtype(plan.view.dtype());
+        match part.dense(float).filter(|_| plans.iter().all(is_exact)) {
+            Some(linear) => Ok(linear.weight.val().cast(FloatDType::F32)),
+            None => Ok(self.upload(plans, plans.iter().map(|plan| plan.weight()).collect::<Result<_, _>>()?)),
+        }
     }
 
     /// The values [K, N] of layers that an earlier run has quantised.
@@ -324,62 +345,76 @@ impl<'a> Walk<'a> {
         Ok(sums)
     }
 
-    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values [K, N].
+    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values side by side, [K, N] in f32.
     fn find(
         &mut self,
         block: &mut Block<'_>,
         plans: &[&Plan<'_>],
-        factors: &[Factors],
+        factors: &Factors,
         part: Part,
         layer: &Layer,
         float: &Layer,
-    ) -> Result<Vec<Vec<f32>>, LlamaError> {
-        let mut weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
-        for (weight, factors) in weights.iter_mut().zip(factors) {
-            factors.multiply(weight);
-        }
-        let layers: Vec<(usize, &str)> = plans
-            .iter()
-            .enumerate()
-            .filter_map(|(index, plan)| match &plan.target {
-                Target::Quantize(layer) => Some((index, layer.as_str())),
-                Target::Copy(_) => None,
-            })
-            .collect();
-        let [(first, name), ..] = layers[..] else {
-            self.pass_float(part, float);
-            return Ok(weights);
-        };
-
-        let k = plans[first].k();
-        let mut sums = None;
-        if self.quantizer.looks_at_data() {
-            let found = self.sums(part, k, layer, float).map_err(|error| refused(name, error))?;
-            sums = Some(if block.scales.has(part) { found.divided(factors[first].rows()) } else { found });
-        }
-        let mut rest = layers;
-        while let [(first, name), ..] = rest[..] {
-            let spec = plans[first].spec;
-            let layers: Vec<(usize, &str)> = rest.extract_if(.., |&mut (index, _)| plans[index].spec == spec).collect();
-            // Output features are independent of each other: one factorisation serves all layers of a spec.
-            let joined = side_by_side(k, layers.iter().map(|&(index, _)| std::mem::take(&mut weights[index])).collect());
-            let found =
-                self.quantizer.quantize(&joined, k, joined.len() / k, sums.as_ref(), &spec).map_err(|error| refused(name, error))?;
-            drop(joined);
-            let mut start = 0;
-            for (index, name) in layers {
-                let columns = start..start + plans[index].n();
-                start = columns.end;
-                let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: name.into(), source })?;
-                weights[index] = plain.dequantize();
-                let loss = LayerLoss::new(name, self.tokens(), &found, columns);
-                if (block.on_layer)(&loss).is_break() {
-                    return Err(LlamaError::Stopped);
-                }
-                block.quantized.push((plain, loss));
+    ) -> Result<Tensor<2>, LlamaError> {
+        let mut rest: Vec<Chosen<'_>> = Vec::new();
+        let mut start = 0;
+        for plan in plans {
+            let columns = start..start + plan.n();
+            start = columns.end;
+            if let Target::Quantize(name) = &plan.target {
+                rest.push(Chosen { name, spec: plan.spec, columns });
             }
         }
-        Ok(weights)
+        let Some(first) = rest.first() else {
+            self.pass_float(part, float);
+            return self.float_weight(plans, part, float);
+        };
+
+        let mut sums = None;
+        if self.quantizer.looks_at_data() {
+            let found = self.sums(part, plans[0].k(), layer, float).map_err(|error| refused(first.name, error))?;
+            sums = Some(if block.scales.has(part) { found.divided(factors.rows()) } else { found });
+        }
+        let mut weight = factors.multiply(self.float_weight(plans, part, float)?);
+        if rest.len() == plans.len() && rest.iter().all(|layer| layer.spec == first.spec) {
+            return self.round(block, &rest, weight, sums.as_ref());
+        }
+        while let [Chosen { spec, .. }, ..] = rest[..] {
+            let layers: Vec<Chosen<'_>> = rest.extract_if(.., |layer| layer.spec == spec).collect();
+            let parts = layers.iter().map(|layer| weight.clone().slice(s![.., layer.columns.clone()])).collect();
+            let values = self.round(block, &layers, Tensor::cat(parts, 1), sums.as_ref())?;
+            let mut start = 0;
+            for Chosen { columns, .. } in layers {
+                let part = values.clone().slice(s![.., start..start + columns.len()]);
+                start += columns.len();
+                weight = weight.slice_assign(s![.., columns], part);
+            }
+        }
+        Ok(weight)
+    }
+
+    /// Quantises layers of one spec, of which `weight` [K, N] has the output features side by side, and returns their values.
+    fn round(
+        &self,
+        block: &mut Block<'_>,
+        layers: &[Chosen<'_>],
+        weight: Tensor<2>,
+        sums: Option<&HessianSums>,
+    ) -> Result<Tensor<2>, LlamaError> {
+        // Output features are independent of each other: one factorisation serves them all.
+        let Chosen { name, spec, .. } = layers[0];
+        let (found, values) = self.quantizer.quantize_on_device(weight, sums, &spec).map_err(|error| refused(name, error))?;
+        let mut start = 0;
+        for Chosen { name, columns, .. } in layers {
+            let columns = start..start + columns.len();
+            start = columns.end;
+            let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: (*name).into(), source })?;
+            let loss = LayerLoss::new(name, self.tokens(), &found, columns);
+            if (block.on_layer)(&loss).is_break() {
+                return Err(LlamaError::Stopped);
+            }
+            block.quantized.push((plain, loss));
+        }
+        Ok(values)
     }
 }
 

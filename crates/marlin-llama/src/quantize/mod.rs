@@ -207,7 +207,7 @@ pub fn quantize_folder(
     let mut excluded = Vec::new();
     let plans = plan(&checkpoint, spec, options, overrides, &quantization, &mut excluded)?;
     // A target with something in it is refused before anything is read.
-    drop(CheckpointWriter::create(target)?);
+    CheckpointWriter::expect_free(target)?;
     let mut done = 0;
     let mut on_tensor = |tensor: &str| {
         done += 1;
@@ -222,7 +222,11 @@ pub fn quantize_folder(
             Some(partial)
         }
     };
-    let mut writer = CheckpointWriter::create(target)?;
+    let mut writer = match &calibrated {
+        None => CheckpointWriter::create(target)?,
+        Some(partial) => partial.target_writer(target)?,
+    };
+    let mut blocks = calibrated.as_ref().map(Partial::reader);
     let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format, act_order)).collect();
     writer.declare(specs)?;
 
@@ -232,8 +236,8 @@ pub fn quantize_folder(
         report.source_bytes += plan.bytes().len();
         let is_new = match &plan.target {
             Target::Copy(name) => {
-                let scaled = match &calibrated {
-                    Some(partial) => partial.tensor(name)?,
+                let scaled = match &mut blocks {
+                    Some(blocks) => blocks.tensor(name)?,
                     None => None,
                 };
                 report.target_bytes += plan.bytes().len();
@@ -241,8 +245,8 @@ pub fn quantize_folder(
                 true
             }
             Target::Quantize(layer) => {
-                let (plain, loss) = match &calibrated {
-                    Some(partial) => partial.layer(layer, &plan.spec)?,
+                let (plain, loss) = match &mut blocks {
+                    Some(blocks) => blocks.layer(layer, &plan.spec)?,
                     None => {
                         let failed = |error| refused(layer, error);
                         (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, &plan.spec).map_err(failed)?.weight, None)

@@ -46,10 +46,10 @@ impl Partial {
             fs::write(&temporary, text).map_err(|source| LlamaError::io("write", &temporary, source))?;
             fs::rename(&temporary, &path).map_err(|source| LlamaError::io("rename", &temporary, source))?;
         }
-        // Blocks that were being written when a run was killed.
+        // What was being written when a run was killed: blocks, and the target.
         let entries = fs::read_dir(&dir).map_err(|source| LlamaError::io("list", &dir, source))?;
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".block-")) {
+            if path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
                 fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
             }
         }
@@ -71,26 +71,6 @@ impl Partial {
         Ok(Some((Checkpoint::open(&dir)?, losses)))
     }
 
-    /// A layer of a block that is done, and its loss.
-    pub(super) fn layer(&self, layer: &str, spec: &QuantSpec) -> Result<(PlainWeight, Option<LayerLoss>), LlamaError> {
-        let block = block_of(layer).unwrap_or(0);
-        let dir = self.block_dir(block);
-        let Some((checkpoint, losses)) = self.block(block)? else {
-            return Err(LlamaError::io("open", &dir, std::io::ErrorKind::NotFound.into()));
-        };
-        let weight = compressed_tensors::to_plain(&checkpoint, layer, spec)?.as_found();
-        Ok((weight, losses.into_iter().find(|loss| loss.layer == layer)))
-    }
-
-    /// The bytes of a tensor that a block that is done has in the place of the source's.
-    pub(super) fn tensor(&self, name: &str) -> Result<Option<Vec<u8>>, LlamaError> {
-        let Some(block) = block_of(name) else { return Ok(None) };
-        match self.block(block)? {
-            Some((checkpoint, _)) if checkpoint.contains(name) => Ok(Some(checkpoint.tensor(name)?.bytes().to_vec())),
-            _ => Ok(None),
-        }
-    }
-
     /// A writer of a block: the block is done when the writer is.
     pub(super) fn writer(&self, block: usize, losses: &[LayerLoss]) -> Result<CheckpointWriter, LlamaError> {
         let mut writer = CheckpointWriter::create(self.block_dir(block))?;
@@ -100,9 +80,52 @@ impl Partial {
         Ok(writer)
     }
 
+    /// A writer of the target.
+    pub(super) fn target_writer(&self, target: &Path) -> Result<CheckpointWriter, LlamaError> {
+        Ok(CheckpointWriter::create_in(&self.dir, target)?)
+    }
+
+    /// A reader of its blocks.
+    pub(super) fn reader(&self) -> PartialReader<'_> {
+        PartialReader { partial: self, open: None }
+    }
+
     /// Removes the folder, when the target is complete.
     pub(super) fn remove(self) -> Result<(), LlamaError> {
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
+    }
+}
+
+/// A reader of the blocks that are done. The last one stays open: the tensors of a block come one after the other.
+pub(super) struct PartialReader<'a> {
+    partial: &'a Partial,
+    open: Option<(usize, Checkpoint, Vec<LayerLoss>)>,
+}
+
+impl PartialReader<'_> {
+    /// The weights and losses of a block.
+    fn block(&mut self, block: usize) -> Result<(&Checkpoint, &[LayerLoss]), LlamaError> {
+        if self.open.as_ref().is_none_or(|(open, ..)| *open != block) {
+            let missing = || LlamaError::io("open", &self.partial.block_dir(block), std::io::ErrorKind::NotFound.into());
+            let (checkpoint, losses) = self.partial.block(block)?.ok_or_else(missing)?;
+            self.open = Some((block, checkpoint, losses));
+        }
+        let Some((_, checkpoint, losses)) = &self.open else { unreachable!("a block is open") };
+        Ok((checkpoint, losses))
+    }
+
+    /// A layer, and its loss.
+    pub(super) fn layer(&mut self, layer: &str, spec: &QuantSpec) -> Result<(PlainWeight, Option<LayerLoss>), LlamaError> {
+        let (checkpoint, losses) = self.block(block_of(layer).unwrap_or(0))?;
+        let weight = compressed_tensors::to_plain(checkpoint, layer, spec)?.as_found();
+        Ok((weight, losses.iter().find(|loss| loss.layer == layer).cloned()))
+    }
+
+    /// The bytes of a tensor that a block has in the place of the source's.
+    pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Vec<u8>>, LlamaError> {
+        let Some(block) = block_of(name) else { return Ok(None) };
+        let (checkpoint, _) = self.block(block)?;
+        Ok(if checkpoint.contains(name) { Some(checkpoint.tensor(name)?.bytes().to_vec()) } else { None })
     }
 }
 

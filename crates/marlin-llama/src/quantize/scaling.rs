@@ -2,10 +2,9 @@
 //!
 //! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of their inputs, and what is written.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use marlin_format::checkpoint::{Checkpoint, Dtype, TensorData as FileTensor, TensorSpec, TensorView};
 use marlin_quant::{HessianSums, awq_scales};
-use rayon::prelude::*;
 
 use super::calibrate::{Part, Walk, rows, side_by_side};
 use super::plan::{Plan, Target};
@@ -74,20 +73,14 @@ impl Scales {
         Ok(scales)
     }
 
-    /// The factors of each layer of a part.
-    pub(super) fn factors(&self, config: &LlamaConfig, part: Part, plans: &[&Plan<'_>]) -> Vec<Factors> {
+    /// The factors of the layers of a part, side by side.
+    pub(super) fn factors(&self, config: &LlamaConfig, part: Part, plans: &[&Plan<'_>]) -> Factors {
         let channels = part.channels(config);
-        let rows: Vec<f32> = channels.iter().map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel])).collect();
-        let taken = Part::ALL.into_iter().find(|taker| taker.origin() == Origin::Outputs(part)).and_then(|taker| self.of(taker));
-        let last = plans.len().saturating_sub(1);
-        let of_plan = |(index, plan): (usize, &&Plan<'_>)| {
-            let mut columns = vec![1.0; plan.n()];
-            if index == last {
-                divide_last(&mut columns, taken.unwrap_or(&[]));
-            }
-            Factors { rows: rows.clone(), columns }
-        };
-        plans.iter().enumerate().map(of_plan).collect()
+        let rows = channels.iter().map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel])).collect();
+        let mut columns = vec![1.0; plans.iter().map(|plan| plan.n()).sum()];
+        let taker = Part::ALL.into_iter().find(|taker| taker.origin() == Origin::Outputs(part));
+        divide_last(&mut columns, taker.and_then(|taker| self.of(taker)).unwrap_or(&[]));
+        Factors { rows, columns }
     }
 }
 
@@ -106,7 +99,7 @@ fn divide_last(values: &mut [f32], scales: &[f32]) {
     values.iter_mut().rev().zip(scales.iter().rev()).for_each(|(value, scale)| *value /= scale);
 }
 
-/// What the weight [K, N] of a layer is multiplied by.
+/// What the weights [K, N] of a part are multiplied by: each row, and each column.
 pub(super) struct Factors {
     rows: Vec<f32>,
     columns: Vec<f32>,
@@ -118,23 +111,30 @@ impl Factors {
         &self.rows
     }
 
-    /// Scales a weight.
-    pub(super) fn multiply(&self, weight: &mut [f32]) {
-        self.apply(weight, |value, factor| *value *= factor);
-    }
-
-    /// Takes the scales from a weight.
-    pub(super) fn divide(&self, weight: &mut [f32]) {
-        self.apply(weight, |value, factor| *value /= factor);
-    }
-
-    fn apply(&self, weight: &mut [f32], change: impl Fn(&mut f32, f32) + Sync) {
-        if self.rows.iter().chain(&self.columns).all(|&factor| factor == 1.0) {
-            return;
+    /// Scales weights in f32.
+    pub(super) fn multiply(&self, weight: Tensor<2>) -> Tensor<2> {
+        match self.products(&weight.device()) {
+            Some(products) => weight * products,
+            None => weight,
         }
-        weight.par_chunks_exact_mut(self.columns.len().max(1)).zip(&self.rows).for_each(|(values, row)| {
-            values.iter_mut().zip(&self.columns).for_each(|(value, column)| change(value, row * column));
-        });
+    }
+
+    /// Takes the scales from weights in f32.
+    pub(super) fn divide(&self, weight: Tensor<2>) -> Tensor<2> {
+        match self.products(&weight.device()) {
+            Some(products) => weight / products,
+            None => weight,
+        }
+    }
+
+    /// Those of all elements, [K, N]. None if nothing is scaled.
+    fn products(&self, device: &Device) -> Option<Tensor<2>> {
+        if self.rows.iter().chain(&self.columns).all(|&factor| factor == 1.0) {
+            return None;
+        }
+        let to_device =
+            |values: &[f32], shape: [usize; 2]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), shape), (device, DType::F32));
+        Some(to_device(&self.rows, [self.rows.len(), 1]) * to_device(&self.columns, [1, self.columns.len()]))
     }
 }
 

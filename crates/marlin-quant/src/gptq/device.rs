@@ -3,7 +3,9 @@
 use super::kernel::{Levels, MAX_ROWS, STEP};
 use super::op::RoundingBackend;
 use super::{Gptq, GptqOptions, Layer, per_token};
+use crate::device::rounds;
 use crate::factor::{ATTEMPTS, inverse, upper_factor};
+use crate::grid::has_two_four;
 use crate::hessian::read;
 use crate::product::product;
 use crate::{HessianSums, QuantError};
@@ -16,16 +18,23 @@ use std::ops::Range;
 /// Features of a block of the factor.
 const BLOCK: usize = 128;
 
-/// As [`gptq_beside`](super::gptq_beside), on the device of the sums. None if the device has no scales of the spec's dtype, or a scale overflows: the host
-/// tells which.
+/// Rows that tell most weights without 2:4 columns from those with some.
+const FIRST_ROWS: usize = 32;
+
+/// As [`gptq_beside`](super::gptq_beside), of a weight in f32 on the device of the sums, and the quantised values there, f32 [K, N].
+///
+/// None for what the host does: on a device that rounds no weights, or has no scales of the spec's dtype; of a weight of another shape, or with 2:4 columns; and
+/// where a weight is no number or a scale overflows, of which the host tells the place.
 pub(super) fn gptq(
-    weight: &[f32],
-    n: usize,
+    weight: Tensor<2>,
     sums: &HessianSums,
     spec: &QuantSpec,
     options: &GptqOptions,
-) -> Result<Option<Gptq>, QuantError> {
-    let (device, k) = (sums.device(), sums.features());
+) -> Result<Option<(Gptq, Tensor<2>)>, QuantError> {
+    let (device, [k, n]) = (sums.device(), weight.dims());
+    if !rounds(&device) || k != sums.features() || n == 0 || !is_finite(&weight)? || has_two_four_columns(&weight)? {
+        return Ok(None);
+    }
     let scale = match spec.scale_dtype {
         ScaleDtype::F16 => DType::F16,
         ScaleDtype::BF16 => DType::BF16,
@@ -40,7 +49,6 @@ pub(super) fn gptq(
     let hessian = sums.sum().select(0, order.clone()).select(1, order.clone());
     let (factor, damping) = inverse_factor(hessian, &layer, options.damping)?;
 
-    let weight = Tensor::<2>::from_data(TensorData::new(weight.to_vec(), [k, n]), (&device, DType::F32));
     let mut rows = weight.clone().select(0, order.clone());
     if options.correction != 0.0
         && let Some(right) = sums.correction(weight)
@@ -74,7 +82,11 @@ pub(super) fn gptq(
                 zeros.clone().into_dispatch(),
                 levels,
             );
-            codes.push(Tensor::<2>::from_dispatch(found).slice(s![0..end - start, ..]));
+            let found = Tensor::<2>::from_dispatch(found).slice(s![0..end - start, ..]);
+            let levels = found.clone() - zeros.clone().unsqueeze_dim(0);
+            // Rounded rows are not looked at again.
+            rows = rows.slice_assign(s![start..end, ..], levels * scales.clone().unsqueeze_dim(0));
+            codes.push(found);
             losses = losses + Tensor::<1>::from_dispatch(lost);
             if end < k {
                 let errors = Tensor::<2>::from_dispatch(errors).slice(s![0..end - start, ..]);
@@ -97,7 +109,22 @@ pub(super) fn gptq(
     }
     let losses = read(losses)?.into_iter().map(f64::from).collect();
     let weight = layer.assemble(&q, &scales, zeros)?;
-    Ok(Some(Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }))
+    let mut places = vec![0; k];
+    layer.order.iter().enumerate().for_each(|(place, &row)| places[row] = place as i32);
+    let values = rows.select(0, Tensor::from_data(TensorData::new(places, [k]), (&device, DType::I32)));
+    Ok(Some((Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }, values)))
+}
+
+/// True if all values are numbers, none of which is near the largest.
+fn is_finite(weight: &Tensor<2>) -> Result<bool, QuantError> {
+    Ok(read(weight.clone().abs().sum())?.iter().all(|sum| sum.is_finite()))
+}
+
+/// True if a column is 2:4.
+fn has_two_four_columns(weight: &Tensor<2>) -> Result<bool, QuantError> {
+    let [k, n] = weight.dims();
+    let first = read(weight.clone().slice(s![0..k.min(FIRST_ROWS), ..]))?;
+    Ok(k.is_multiple_of(4) && has_two_four(&first, n) && has_two_four(&read(weight.clone())?, n))
 }
 
 /// Zeros after the last row up to a multiple of [`STEP`].

@@ -3,11 +3,9 @@
 use std::ops::Range;
 
 use crate::factor::InverseFactor;
-#[cfg(feature = "cubecl-runtime")]
-use crate::grid::has_two_four;
 use crate::grid::{expect_weight, in_form};
 use crate::hessian::read;
-use crate::quantizer::{Quantized, Quantizer};
+use crate::quantizer::{Quantized, Quantizer, on_host as quantize_on_host};
 use crate::{Hessian, HessianSums, QuantError, round_with_clipping};
 use burn::tensor::{DType, Tensor, TensorData};
 use marlin_format::layout::PlainLayout;
@@ -82,8 +80,28 @@ impl Quantizer for GptqOptions {
             let weight = round_with_clipping(weight, k, n, spec, self.sparsity)?;
             return Ok(Quantized { fell_back: true, ..Quantized::rounded(weight) });
         };
-        let Gptq { weight, losses, damping, dead } = gptq_beside(weight, n, sums, spec, self)?;
-        Ok(Quantized { weight, losses: Some(losses), damping: Some(damping), dead, fell_back: false })
+        Ok(gptq_beside(weight, n, sums, spec, self)?.into())
+    }
+
+    fn quantize_on_device(
+        &self,
+        weight: Tensor<2>,
+        sums: Option<&HessianSums>,
+        spec: &QuantSpec,
+    ) -> Result<(Quantized, Tensor<2>), QuantError> {
+        #[cfg(feature = "cubecl-runtime")]
+        if let Some(sums) = sums.filter(|sums| sums.tokens() >= FEWEST_TOKENS)
+            && let Some((found, values)) = device::gptq(weight.clone(), sums, spec, self)?
+        {
+            return Ok((found.into(), values));
+        }
+        quantize_on_host(self, weight, sums, spec)
+    }
+}
+
+impl From<Gptq> for Quantized {
+    fn from(Gptq { weight, losses, damping, dead }: Gptq) -> Self {
+        Self { weight, losses: Some(losses), damping: Some(damping), dead, fell_back: false }
     }
 }
 
@@ -120,17 +138,16 @@ pub fn gptq(weight: &[f32], n: usize, hessian: &Hessian, spec: &QuantSpec, optio
 pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
     let k = sums.features();
     expect_weight(weight, k, n)?;
+    let on_device = || Tensor::from_data(TensorData::new(weight.to_vec(), [k, n]), (&sums.device(), DType::F32));
     #[cfg(feature = "cubecl-runtime")]
     if crate::device::rounds(&sums.device())
-        && !has_two_four(weight, n)
-        && let Some(found) = device::gptq(weight, n, sums, spec, options)?
+        && let Some((found, _)) = device::gptq(on_device(), sums, spec, options)?
     {
         return Ok(found);
     }
     let mut right = None;
     if options.correction != 0.0 && sums.has_drift() {
-        let weight = Tensor::from_data(TensorData::new(weight.to_vec(), [k, n]), (&sums.device(), DType::F32));
-        right = sums.correction(weight).map(read).transpose()?;
+        right = sums.correction(on_device()).map(read).transpose()?;
     }
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
