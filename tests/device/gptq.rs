@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_marlin::W4A16;
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, GroupSize, QuantSpec, Sparsity};
-use marlin_quant::{Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, RowOrder, gptq_beside};
+use marlin_quant::{Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, Quantizer, RowOrder, gptq_beside};
 use marlin_tests::relative_error;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -122,6 +122,13 @@ fn losses(device: &Device, seed: u64) {
         assert!(change.abs() < LOSS_TOLERANCE, "{spec} {options:?} {k} x {n}: loss {} for {}", found.loss(), expected.loss());
         assert!(same * 10 > k * n * 6, "{spec} {options:?}: {same} of {} values are the host's", k * n);
         assert_eq!((found.damping, found.dead), (expected.damping, expected.dead));
+
+        let sums = sums(&activations, residual, k, device);
+        let (again, values) =
+            options.quantize_on_device(tensor(&weight, n, device), Some(&sums), &spec).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(again.weight, found.weight, "{spec} {options:?}: of a weight on the device");
+        let on_device = values.try_into_vec_as::<f32>().unwrap_or_else(|error| panic!("{error}"));
+        assert!(on_device == found.weight.dequantize(), "{spec} {options:?}: values on the device");
     }
 }
 

@@ -18,7 +18,7 @@ const KILLS: u32 = 10;
 /// Arguments that calibrate a model on a few samples.
 fn gptq(source: &Path, target: &Path) -> Vec<OsString> {
     let mut args = args!["quantize", source, target, "--method", "gptq", "--calibration", heldout(), "--device", "flex", "--json"];
-    args.extend(["--samples", "16", "--max-len", "64", "--override", "re:.*down_proj=bits:8"].map(Into::into));
+    args.extend(["--samples", "16", "--max-len", "64", "--override", "re:.*(k|down)_proj=bits:8"].map(Into::into));
     args
 }
 
