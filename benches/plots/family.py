@@ -1,8 +1,8 @@
 """Plots the perplexities of a family of models against their sizes, in f16 and quantised, as an SVG.
 
-python benches/plots/family.py RECORD all|projections book/src/family.svg
+python benches/plots/family.py RECORD .. all|projections book/src/family.svg
 
-RECORD is a record of `benches/family/family.py run`. The size is that of all tensors, or of the weights of the projections alone, their scales counted. Python's own
+Each RECORD is one of `benches/family/family.py run`; of a model that several have, the first is drawn. The size is that of all tensors, or of the weights of the projections alone, their scales counted. Python's own
 library is enough.
 """
 
@@ -44,15 +44,18 @@ def ticks(values, factors):
     return [tick for tick in grid if low <= tick <= high]
 
 
-def main(record, size, out):
-    models = json.load(open(record))["models"]
+def main(records, size, out):
+    models = {}
+    for record in records:
+        for model in json.load(open(record))["models"]:
+            models.setdefault(model["name"], model)
     curves = []
     for name, label, colour, dash in SERIES:
-        points = sorted(found for model in models if (found := point(model, name, size)))
+        points = sorted(found for model in models.values() if (found := point(model, name, size)))
         if points:
             curves.append((points, label, colour, dash))
     if not curves:
-        sys.exit(f"{record} has none of the variants that are drawn")
+        sys.exit(f"{', '.join(records)}: none of the variants that are drawn")
     x_ticks = ticks([x for points, *_ in curves for x, _, _ in points], [1, 2, 5])
     y_ticks = ticks([y for points, *_ in curves for _, y, _ in points], [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9])
     of = "all tensors" if size == "all" else "the projections' weights"
@@ -70,6 +73,6 @@ def main(record, size, out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[2] not in ("all", "projections"):
+    if len(sys.argv) < 4 or sys.argv[-2] not in ("all", "projections"):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main(sys.argv[1:-2], *sys.argv[-2:])
