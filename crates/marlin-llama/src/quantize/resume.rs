@@ -105,12 +105,15 @@ pub(super) struct PartialReader<'a> {
 impl PartialReader<'_> {
     /// The weights and losses of a block.
     fn block(&mut self, block: usize) -> Result<(&Checkpoint, &[LayerLoss]), LlamaError> {
-        if self.open.as_ref().is_none_or(|(open, ..)| *open != block) {
-            let missing = || LlamaError::io("open", &self.partial.block_dir(block), std::io::ErrorKind::NotFound.into());
-            let (checkpoint, losses) = self.partial.block(block)?.ok_or_else(missing)?;
-            self.open = Some((block, checkpoint, losses));
-        }
-        let Some((_, checkpoint, losses)) = &self.open else { unreachable!("a block is open") };
+        let open = match self.open.take() {
+            Some(open) if open.0 == block => open,
+            _ => {
+                let missing = || LlamaError::io("open", &self.partial.block_dir(block), std::io::ErrorKind::NotFound.into());
+                let (checkpoint, losses) = self.partial.block(block)?.ok_or_else(missing)?;
+                (block, checkpoint, losses)
+            }
+        };
+        let (_, checkpoint, losses) = self.open.insert(open);
         Ok((checkpoint, losses))
     }
 
