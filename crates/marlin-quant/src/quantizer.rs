@@ -23,7 +23,7 @@ pub trait Quantizer: Send + Sync {
         sums: Option<&HessianSums>,
         spec: &QuantSpec,
     ) -> Result<(Quantized, Tensor<2>), QuantError> {
-        on_host(self, weight, sums, spec)
+        read_and_quantize(weight, |weight, k, n| self.quantize(weight, k, n, sums, spec))
     }
 
     /// True if it looks at second moments: for one that does not they need not be summed.
@@ -32,15 +32,13 @@ pub trait Quantizer: Send + Sync {
     }
 }
 
-/// [`quantize_on_device`](Quantizer::quantize_on_device) by [`quantize`](Quantizer::quantize).
-pub(crate) fn on_host<Q: Quantizer + ?Sized>(
-    quantizer: &Q,
+/// [`quantize_on_device`](Quantizer::quantize_on_device) by what `quantize` makes of the weight, K and N on the host.
+pub(crate) fn read_and_quantize(
     weight: Tensor<2>,
-    sums: Option<&HessianSums>,
-    spec: &QuantSpec,
+    quantize: impl FnOnce(&[f32], usize, usize) -> Result<Quantized, QuantError>,
 ) -> Result<(Quantized, Tensor<2>), QuantError> {
     let ([k, n], device) = (weight.dims(), weight.device());
-    let found = quantizer.quantize(&read(weight)?, k, n, sums, spec)?;
+    let found = quantize(&read(weight)?, k, n)?;
     let values = Tensor::from_data(TensorData::new(found.weight.dequantize(), [k, n]), (&device, DType::F32));
     Ok((found, values))
 }

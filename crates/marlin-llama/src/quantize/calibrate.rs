@@ -14,6 +14,7 @@ use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::{HessianSums, LayerLoss, QuantError, Quantizer};
 use rayon::prelude::*;
 
+use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
 use super::resume::Partial;
@@ -21,7 +22,7 @@ use super::scaling::{Factors, Scales};
 use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::folder::{FileWeights, float_dtype};
-use crate::model::{self, Attention, KeyValues, Layer, Projection, ProjectionGroup, Rope, Span, WeightSource, load_layer, loaded};
+use crate::model::{self, Attention, KeyValues, Layer, Projection, Rope, Span, WeightSource, load_layer, loaded};
 use crate::tokens::token_tensor;
 
 /// The texts that a quantiser looks at, and where the model runs on them.
@@ -33,75 +34,6 @@ pub struct Calibration {
     pub device: Device,
     /// The dtype of activations; by default that of the checkpoint if the device computes in it, otherwise f32.
     pub dtype: Option<FloatDType>,
-}
-
-/// The projections of a block that have the same inputs, in the order in which they run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Attention's inputs.
-    Qkv,
-    /// Attention's output.
-    O,
-    /// The MLP's inputs.
-    GateUp,
-    /// The MLP's output.
-    Down,
-}
-
-impl Part {
-    pub(super) const ALL: [Self; 4] = [Self::Qkv, Self::O, Self::GateUp, Self::Down];
-
-    /// Their names; of an architecture those that its checkpoints have.
-    fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"],
-            Self::O => &["self_attn.o_proj"],
-            Self::GateUp => &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"],
-            Self::Down => &["mlp.down_proj"],
-        }
-    }
-
-    /// True if the outputs are added to the hidden states.
-    fn is_residual(self) -> bool {
-        matches!(self, Self::O | Self::Down)
-    }
-
-    /// The projections of a layer, as one.
-    fn of(self, layer: &Layer) -> Option<&Projection> {
-        match self {
-            Self::Qkv => layer.self_attn.qkv_proj.joined(),
-            Self::O => Some(&layer.self_attn.o_proj),
-            Self::GateUp => layer.mlp.gate_up_proj.joined(),
-            Self::Down => Some(&layer.mlp.down_proj),
-        }
-    }
-
-    /// The float projections of a layer, as one.
-    fn dense(self, layer: &Layer) -> Option<&Linear> {
-        match self.of(layer) {
-            Some(Projection::Dense(linear)) => Some(linear),
-            _ => None,
-        }
-    }
-
-    /// What the part of a layer whose outputs are added to the hidden states makes of its inputs.
-    fn forward(self, layer: &Layer, inputs: Tensor<3>) -> Tensor<3> {
-        match self {
-            Self::O => layer.self_attn.o_proj.forward(inputs),
-            _ => layer.mlp.down_proj.forward(inputs),
-        }
-    }
-
-    /// Puts a projection in the place of those of a layer.
-    fn replace(self, layer: &mut Layer, projection: Projection) {
-        let group = |group: &mut ProjectionGroup, projection| *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec());
-        match self {
-            Self::Qkv => group(&mut layer.self_attn.qkv_proj, projection),
-            Self::O => layer.self_attn.o_proj = projection,
-            Self::GateUp => group(&mut layer.mlp.gate_up_proj, projection),
-            Self::Down => layer.mlp.down_proj = projection,
-        }
-    }
 }
 
 /// Bytes of the largest tensor that samples are batched up to.
@@ -349,21 +281,17 @@ impl<'a> Walk<'a> {
     fn find(
         &mut self,
         block: &mut Block<'_>,
-        plans: &[&Plan<'_>],
+        plans: &[&'a Plan<'a>],
         factors: &Factors,
         part: Part,
         layer: &Layer,
         float: &Layer,
     ) -> Result<Tensor<2>, LlamaError> {
-        let mut rest: Vec<Chosen<'_>> = Vec::new();
-        let mut start = 0;
-        for plan in plans {
-            let columns = start..start + plan.n();
-            start = columns.end;
-            if let Target::Quantize(name) = &plan.target {
-                rest.push(Chosen { name, spec: plan.spec, columns });
-            }
-        }
+        let chosen = |(plan, columns): (&&'a Plan<'a>, Range<usize>)| match &plan.target {
+            Target::Quantize(name) => Some(Chosen { name, spec: plan.spec, columns }),
+            Target::Copy(_) => None,
+        };
+        let mut rest: Vec<Chosen<'_>> = plans.iter().zip(ranges(plans.iter().map(|plan| plan.n()))).filter_map(chosen).collect();
         let Some(first) = rest.first() else {
             self.pass_float(part, float);
             return self.float_weight(plans, part, float);
@@ -382,11 +310,8 @@ impl<'a> Walk<'a> {
             let layers: Vec<Chosen<'_>> = rest.extract_if(.., |layer| layer.spec == spec).collect();
             let parts = layers.iter().map(|layer| weight.clone().slice(s![.., layer.columns.clone()])).collect();
             let values = self.round(block, &layers, Tensor::cat(parts, 1), sums.as_ref())?;
-            let mut start = 0;
-            for Chosen { columns, .. } in layers {
-                let part = values.clone().slice(s![.., start..start + columns.len()]);
-                start += columns.len();
-                weight = weight.slice_assign(s![.., columns], part);
+            for (layer, columns) in layers.iter().zip(ranges(layers.iter().map(|layer| layer.columns.len()))) {
+                weight = weight.slice_assign(s![.., layer.columns.clone()], values.clone().slice(s![.., columns]));
             }
         }
         Ok(weight)
@@ -403,10 +328,7 @@ impl<'a> Walk<'a> {
         // Output features are independent of each other: one factorisation serves them all.
         let Chosen { name, spec, .. } = layers[0];
         let (found, values) = self.quantizer.quantize_on_device(weight, sums, &spec).map_err(|error| refused(name, error))?;
-        let mut start = 0;
-        for Chosen { name, columns, .. } in layers {
-            let columns = start..start + columns.len();
-            start = columns.end;
+        for (Chosen { name, .. }, columns) in layers.iter().zip(ranges(layers.iter().map(|layer| layer.columns.len()))) {
             let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: (*name).into(), source })?;
             let loss = LayerLoss::new(name, self.tokens(), &found, columns);
             if (block.on_layer)(&loss).is_break() {
@@ -429,6 +351,15 @@ fn save(quantized: Vec<(PlainWeight, LayerLoss)>, scaled: Vec<FileTensor>, parti
         writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
     }
     Ok(writer.finish()?)
+}
+
+/// The ranges of parts of these lengths, one after the other.
+fn ranges(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Range<usize>> {
+    lengths.scan(0, |end, length| {
+        let start = *end;
+        *end += length;
+        Some(start..*end)
+    })
 }
 
 /// [samples, seq, features] to [tokens, features].

@@ -3,6 +3,7 @@
 mod calibrate;
 mod format;
 mod overrides;
+mod part;
 mod plan;
 mod resume;
 mod samples;

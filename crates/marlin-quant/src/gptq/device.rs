@@ -109,8 +109,7 @@ pub(super) fn gptq(
     }
     let losses = read(losses)?.into_iter().map(f64::from).collect();
     let weight = layer.assemble(&q, &scales, zeros)?;
-    let mut places = vec![0; k];
-    layer.order.iter().enumerate().for_each(|(place, &row)| places[row] = place as i32);
+    let places: Vec<i32> = layer.places().into_iter().map(|place| place as i32).collect();
     let values = rows.select(0, Tensor::from_data(TensorData::new(places, [k]), (&device, DType::I32)));
     Ok(Some((Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }, values)))
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::factor::InverseFactor;
 use crate::grid::{expect_weight, in_form};
 use crate::hessian::read;
-use crate::quantizer::{Quantized, Quantizer, on_host as quantize_on_host};
+use crate::quantizer::{Quantized, Quantizer, read_and_quantize};
 use crate::{Hessian, HessianSums, QuantError, round_with_clipping};
 use burn::tensor::{DType, Tensor, TensorData};
 use marlin_format::layout::PlainLayout;
@@ -90,12 +90,16 @@ impl Quantizer for GptqOptions {
         spec: &QuantSpec,
     ) -> Result<(Quantized, Tensor<2>), QuantError> {
         #[cfg(feature = "cubecl-runtime")]
-        if let Some(sums) = sums.filter(|sums| sums.tokens() >= FEWEST_TOKENS)
-            && let Some((found, values)) = device::gptq(weight.clone(), sums, spec, self)?
-        {
-            return Ok((found.into(), values));
+        if let Some(sums) = sums.filter(|sums| sums.tokens() >= FEWEST_TOKENS) {
+            return match device::gptq(weight.clone(), sums, spec, self)? {
+                Some((found, values)) => Ok((found.into(), values)),
+                None => read_and_quantize(weight, |weight, _, n| {
+                    expect_weight(weight, sums.features(), n)?;
+                    Ok(beside_on_host(weight, n, sums, spec, self)?.into())
+                }),
+            };
         }
-        quantize_on_host(self, weight, sums, spec)
+        read_and_quantize(weight, |weight, k, n| self.quantize(weight, k, n, sums, spec))
     }
 }
 
@@ -138,16 +142,25 @@ pub fn gptq(weight: &[f32], n: usize, hessian: &Hessian, spec: &QuantSpec, optio
 pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
     let k = sums.features();
     expect_weight(weight, k, n)?;
-    let on_device = || Tensor::from_data(TensorData::new(weight.to_vec(), [k, n]), (&sums.device(), DType::F32));
     #[cfg(feature = "cubecl-runtime")]
     if crate::device::rounds(&sums.device())
-        && let Some((found, _)) = device::gptq(on_device(), sums, spec, options)?
+        && let Some((found, _)) = device::gptq(beside_sums(weight, n, sums), sums, spec, options)?
     {
         return Ok(found);
     }
+    beside_on_host(weight, n, sums, spec, options)
+}
+
+/// A weight [K, N] in f32 on the device of sums.
+fn beside_sums(weight: &[f32], n: usize, sums: &HessianSums) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(weight.to_vec(), [sums.features(), n]), (&sums.device(), DType::F32))
+}
+
+/// [`gptq_beside`] on the host.
+fn beside_on_host(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
     let mut right = None;
     if options.correction != 0.0 && sums.has_drift() {
-        right = sums.correction(on_device()).map(read).transpose()?;
+        right = sums.correction(beside_sums(weight, n, sums)).map(read).transpose()?;
     }
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
@@ -252,6 +265,13 @@ impl Layer {
         Ok(Self { n, spec: *spec, options: *options, moments, groups: groups(&order, spec.group, options.order), order })
     }
 
+    /// The place of each feature: the inverse of `order`.
+    fn places(&self) -> Vec<usize> {
+        let mut places = vec![0; self.order.len()];
+        self.order.iter().enumerate().for_each(|(place, &row)| places[row] = place);
+        places
+    }
+
     /// Features that are always zero.
     fn dead(&self) -> usize {
         self.moments.iter().filter(|&&moment| moment == 0.0).count()
@@ -262,10 +282,7 @@ impl Layer {
         let (k, n, order) = (self.order.len(), self.n, &self.order);
         let is_permuted = self.options.order == RowOrder::ActOrder;
         // The place of each stored row.
-        let mut places: Vec<usize> = (0..k).collect();
-        if !is_permuted {
-            order.iter().enumerate().for_each(|(place, &row)| places[row] = place);
-        }
+        let places = if is_permuted { (0..k).collect() } else { self.places() };
         let weight = PlainWeight::new(PlainParts {
             k,
             n,
