@@ -46,9 +46,19 @@ fn trial(card: Card, kernel: &'static str, sources: Sources, toolchain: Option<A
             let code = Code::parse(&compiled.listing)?;
             let shared = source.shared_bytes + usage.static_shared;
             println!("{} {name}: {} registers, {shared} B shared, {} instructions", card.arch, usage.registers, code.len());
-            // The matmul that also computes the norm has loaded the first of its weight by then: past the first-level cache.
-            let is_weight = |load: &str| kernel == "gemv" && load.contains("NA");
-            let rules = rules::local_memory(&usage, &code).into_iter().chain(rules::early_loads(card.capability, &code, is_weight));
+            let mut state_words = 0;
+            let is_there = |load: &str| match kernel {
+                // The first of the weight, past the first-level cache.
+                "gemv" => load.contains("NA"),
+                // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
+                "attention" if name.starts_with("Step") => {
+                    let is_constant = load.contains("CONSTANT");
+                    state_words += usize::from(is_constant);
+                    load == "LDG.E.128" || is_constant && state_words <= 2
+                }
+                _ => false,
+            };
+            let rules = rules::local_memory(&usage, &code).into_iter().chain(rules::early_loads(card.capability, &code, is_there));
             broken.extend(rules.map(|rule| format!("{name}: {rule}")));
             if shared > shared_limit(card.capability) {
                 broken.push(format!("{name}: {shared} bytes of shared memory where a block may have {}", shared_limit(card.capability)));
@@ -88,6 +98,8 @@ fn gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
                 let operations =
                     [(Prologue::None, Epilogue::None), (Prologue::AddRmsNorm, Epilogue::None), (Prologue::AddRmsNorm, Epilogue::SwiGlu)];
                 for (prologue, epilogue) in operations.into_iter().filter(|(_, epilogue)| blocks * epilogue.columns() <= 8) {
+                    // Without a norm K is split among two blocks at least.
+                    let blocks = if prologue == Prologue::None { blocks.max(2) } else { blocks };
                     let config = gemv::Config { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue };
                     if gemv::takes_format(&config) {
                         sources.push((format!("{config:?}"), gemv::source(&config, card.capability)?));

@@ -80,14 +80,14 @@ pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
     broken
 }
 
-/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a missing wait, in words. `weights` tells whether a load is
-/// one of a weight, which no kernel of a pass writes.
-pub fn early_loads(capability: u32, code: &Code, weights: impl Fn(&str) -> bool) -> Vec<String> {
+/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a missing wait, in words. `is_there` tells whether a load is
+/// of what was there before the pass: a weight, say.
+pub fn early_loads(capability: u32, code: &Code, mut is_there: impl FnMut(&str) -> bool) -> Vec<String> {
     if capability < 90 {
         return Vec::new();
     }
     let Some(loads) = code.loads_before_wait() else { return vec!["no griddepcontrol.wait (ACQBULK)".to_owned()] };
-    let early = loads.into_iter().filter(|load| !weights(load));
+    let early = loads.into_iter().filter(|load| !is_there(load));
     early.map(|load| format!("{load} before griddepcontrol.wait (ACQBULK), which reads what the kernel before may still write")).collect()
 }
 

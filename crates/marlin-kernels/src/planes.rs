@@ -15,7 +15,6 @@ pub struct Planes {
 
 impl Planes {
     /// Those of an NVIDIA card.
-    #[cfg(feature = "cuda")]
     pub const NVIDIA: Self = Self { size: 32, is_only_size: true };
 
     /// Those of a client's device.
@@ -31,16 +30,10 @@ impl Planes {
 #[cube]
 pub fn plane_total(value: f32, #[comptime] planes: Planes) -> f32 {
     let mut total = value;
-    if comptime!(planes.size > 1) {
-        if comptime!(planes.is_only_size) {
-            total = plane_sum(value);
-        } else {
-            // A plane may have several such sums in it.
-            #[unroll]
-            for i in 0..comptime!(planes.size.ilog2()) {
-                total += plane_shuffle_xor(total, comptime!(1u32 << i));
-            }
-        }
+    // A plane may have several such sums in it; and on CUDA `plane_sum` is a loop that is not unrolled.
+    #[unroll]
+    for i in 0..comptime!(planes.size.ilog2()) {
+        total += plane_shuffle_xor(total, comptime!(1u32 << i));
     }
     total
 }

@@ -3,22 +3,32 @@
 use super::read;
 use cubecl::prelude::*;
 
-/// `mapa` and `st.shared::cluster`: stores where `address`, one of the block's own shared memory, is in the first block of its cluster.
+/// `mapa` and `st.async`: stores where `address`, one of the block's own shared memory, is in the first block of its cluster, and counts the four bytes there at
+/// the `barrier` of that place once they are visible ("Data Movement: st.async").
 #[cube]
-pub fn st_first_block(address: u32, value: f32) {
+pub fn st_async_first_block(address: u32, value: f32, barrier: u32) {
     gpu_asm!(
-        "{{ .reg .u32 t; mapa.shared::cluster.u32 t, {a}, 0; st.shared::cluster.f32 [t], {v}; }}",
-        a = in(_) read::<u32>(address), v = in(_) read::<f32>(value)
+        "{{ .reg .u32 t, m; mapa.shared::cluster.u32 t, {a}, 0; mapa.shared::cluster.u32 m, {b}, 0; st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [t], {v}, [m]; }}",
+        a = in(_) read::<u32>(address), v = in(_) read::<f32>(value), b = in(_) read::<u32>(barrier)
     );
 }
 
-/// `barrier.cluster.arrive`: this thread's writes are visible to threads that wait; it does not wait itself ("barrier.cluster").
+/// `mbarrier.try_wait.parity` until the first phase is complete: what other blocks of the cluster stored and counted is visible.
 #[cube]
-pub fn cluster_arrive() {
-    gpu_asm!("barrier.cluster.arrive.release.aligned;");
+pub fn mbarrier_wait_first_phase_cluster(barrier: u32) {
+    gpu_asm!(
+        "{{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{b}], 0; @!done bra WAIT; }}",
+        b = in(_) read::<u32>(barrier)
+    );
 }
 
-/// `barrier.cluster.arrive.relaxed`: as [`cluster_arrive()`], of a thread that has written nothing: no fence.
+/// `fence.mbarrier_init`: barriers that this thread has initialised are so for threads of the cluster that wait for it to arrive.
+#[cube]
+pub fn fence_mbarrier_init() {
+    gpu_asm!("fence.mbarrier_init.release.cluster;");
+}
+
+/// `barrier.cluster.arrive.relaxed`: the thread does not wait itself, and has written nothing that others read, or fenced it ("barrier.cluster").
 #[cube]
 pub fn cluster_arrive_relaxed() {
     gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");

@@ -9,7 +9,7 @@ use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, stage_queries, write_token};
 use crate::kernels::Row;
 use cubecl::prelude::*;
-use marlin_kernels::overlap::start_next_and_wait;
+use marlin_kernels::overlap::{start_next, wait};
 
 /// The kernel of [`attention`](super::attention()). Buffers are as in [`AttentionArgs`](super::AttentionArgs); keys and values are in vectors of
 /// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::plan::Held) defines. The grid is
@@ -32,30 +32,33 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     #[define(F)] _dtype: ElemType,
     #[define(H)] _held: ElemType,
 ) {
-    start_next_and_wait(config.overlaps);
+    start_next(config.overlaps);
+    // What a step reads of its cache and of its state is there before the pass begins; the rows of prompts attend to what the kernel before has written.
+    let is_step = comptime!(config.pass == AttentionPass::Step);
+    wait(comptime!(config.overlaps && !is_step));
     let row = CUBE_POS_Z;
     let position = state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::POSITION as u32)) as usize];
     let slot = u32::cast_from(state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::SLOT as u32)) as usize]);
-    if position < 0 || u32::cast_from(position) >= lengths.max_len || slot >= lengths.slots {
-        terminate!();
-    }
-    let place = place(row, u32::cast_from(position), slot, &lengths, config);
-    if place.start >= place.end && !place.has_token {
-        terminate!();
-    }
+    let has_row = position >= 0 && u32::cast_from(position) < lengths.max_len && slot < lengths.slots;
+    let place = place(row, if has_row { u32::cast_from(position) } else { 0u32.runtime() }, slot, &lengths, config);
 
     // The first keys and values are loaded before q is staged, so that the two overlap.
     let held = comptime!(config.positions * config.lane_vectors());
     let mut key = Array::<Vector<H, W>>::new(held);
     let mut value = Array::<Vector<H, W>>::new(held);
-    if place.start < place.end {
+    if has_row && place.start < place.end {
         load(&*keys, &mut key, place.start, &place, config);
         load(&*values, &mut value, place.start, &place, config);
     }
 
+    wait(comptime!(config.overlaps && is_step));
+    if !has_row || place.start >= place.end && !place.has_token {
+        terminate!();
+    }
+
     // The block's heads of q, then in a step the token's key and value.
     let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!(config.staged_heads() * config.head_dim), 32usize);
-    if comptime!(config.pass == AttentionPass::Step) {
+    if comptime!(is_step) {
         stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
     } else {
         stage_queries(qkv, &mut staged, &place, &lengths, config);
@@ -68,7 +71,7 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
         out: Array::<F8>::new(comptime!(config.heads * config.lane_vectors())),
     };
     start(&mut sums, &staged, &place, config);
-    if comptime!(config.pass == AttentionPass::Step) && place.has_token && place.is_first {
+    if comptime!(is_step) && place.has_token && place.is_first {
         write_token::<F, H, W>(keys, values, &staged, &place, config);
     }
     attend::<F, H, W>(&*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config);

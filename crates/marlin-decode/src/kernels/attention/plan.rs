@@ -10,8 +10,8 @@ use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 
 /// The most splits of a sequence.
 pub(super) const MAX_SPLITS: usize = 128;
-/// The fewest positions of a split other than the last: two tiles, which take about as long as adding the sums of two splits. Estimated, not
-/// measured.
+/// The fewest positions of a split other than the last: two tiles. A step of Llama 2 7B on an H100, one sequence, mean of positions 64 to 576: 1.639 ms, with
+/// 192, 256 and 512 here 1.655, 1.672 and 1.685; of positions 64 to 320 there is no difference.
 const MIN_SPLIT_LEN: usize = 128;
 /// The most positions of a split, unless the sequence would then have more than [`MAX_SPLITS`]: so one long sequence in a large batch is split, too.
 const MAX_SPLIT_LEN: usize = 8192;

@@ -1,11 +1,11 @@
 use super::config::{Config, Lengths, THREADS, WARPS};
 use super::input::{RawInput, stage};
-use super::output::{PART, leave_in_first_block, write};
+use super::output::{Barrier, PART, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
 use crate::overlap::{start_next, wait};
 use crate::ptx::{
-    F4, U4, bar_warp_sync, cluster_arrive, cluster_arrive_relaxed, cluster_wait, lane, ldmatrix_x4, mma_m16n8k16, mma_sp_m16n8k32,
-    shared_address,
+    F4, U4, bar_warp_sync, cluster_arrive_relaxed, fence_mbarrier_init, lane, ldmatrix_x4, mbarrier_arrive_expect_tx, mbarrier_init,
+    mbarrier_wait_first_phase_cluster, mma_m16n8k16, mma_sp_m16n8k32, shared_address,
 };
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::lengths::NibbleMasks;
@@ -35,11 +35,17 @@ pub(super) fn gemv<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     start_next(true);
-    // A block that stores in the first block of the cluster waits for this, so that it has begun.
-    cluster_arrive_relaxed();
     let mut staged = Shared::<[Vector<F, N>]>::new_aligned_slice(THREADS, 128usize);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
     let sums = Shared::<[f32]>::new_slice(comptime!(config.cluster() * PART));
+    let barrier = Barrier::new();
+    // In the first block of a cluster it tells that the sums of all blocks are there. Those that store there wait until it has begun.
+    if UNIT_POS_X == 0 {
+        mbarrier_init(barrier.address(config), 1usize);
+        mbarrier_arrive_expect_tx(barrier.address(config), comptime!((config.cluster() * PART * 4) as u32).runtime());
+        fence_mbarrier_init();
+    }
+    cluster_arrive_relaxed();
 
     let blocks = comptime!(config.blocks as u32);
     let (place, rank) = (CUBE_POS_X / comptime!(config.cluster() as u32), CUBE_POS_X % comptime!(config.cluster() as u32));
@@ -159,10 +165,9 @@ pub(super) fn gemv<F: Float, N: Size>(
         step = next;
     }
 
-    leave_in_first_block(&totals, square, &mut parts, &sums, rank, config);
-    cluster_arrive();
+    leave_in_first_block(&totals, square, &mut parts, &sums, &barrier, rank, config);
     if rank == 0 {
-        cluster_wait();
+        mbarrier_wait_first_phase_cluster(barrier.address(config));
         write::<F>(&sums, &bias, out, epsilon, place, &lengths, config);
     }
 }

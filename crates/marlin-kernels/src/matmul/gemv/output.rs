@@ -1,13 +1,35 @@
 //! From the warps' sums to the output: added along K in a block, then in the cluster, then normalised, biased and written.
 
 use super::config::{COLUMNS, Config, Lengths, WARPS};
-use crate::ptx::{cluster_wait, lane, shared_address, st_first_block};
+use crate::ptx::{cluster_wait, lane, shared_address, st_async_first_block};
 use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
 /// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
+
+/// The `mbarrier` that tells a cluster's first block that the sums of all blocks are there.
+#[derive(CubeType)]
+pub(super) struct Barrier {
+    place: Shared<[u64]>,
+    /// Its address, from the start of the kernel.
+    pub held: u32,
+}
+
+#[cube]
+impl Barrier {
+    pub fn new() -> Self {
+        let place = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
+        let held = shared_address::<u64>(&place);
+        Barrier { place, held }
+    }
+
+    /// Its address. ptxas (13.5) spills if kernels without a norm hold it in a register, and if those with one do not.
+    pub fn address(&self, #[comptime] config: Config) -> u32 {
+        if comptime!(config.has_norm()) { self.held } else { shared_address::<u64>(&self.place) }
+    }
+}
 
 /// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there.
 #[cube]
@@ -16,6 +38,7 @@ pub(super) fn leave_in_first_block(
     square: f32,
     parts: &mut Shared<[f32]>,
     sums: &Shared<[f32]>,
+    barrier: &Barrier,
     rank: u32,
     #[comptime] config: Config,
 ) {
@@ -42,7 +65,11 @@ pub(super) fn leave_in_first_block(
         for warp in 0..WARPS {
             total += parts[(UNIT_POS_X + comptime!((warp * PART) as u32)) as usize];
         }
-        st_first_block(shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4, total);
+        st_async_first_block(
+            shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4,
+            total,
+            barrier.address(config),
+        );
     }
 }
 

@@ -37,10 +37,11 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
     let steps = (layout.k_padded() / CHUNK_K).div_ceil(config.chunks());
+    let least = least_blocks(problem);
     let fits = |&blocks: &usize| {
         blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors && fits_cluster(problem, blocks)
     };
-    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or(1);
+    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or(1).max(least);
     let is_short = problem.prologue == Prologue::AddRmsNorm || steps < MOST_STEPS * blocks * WARPS;
     (takes && is_short).then_some(blocks)
 }
@@ -49,18 +50,25 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
 /// down here (1 and 2.7 steps), 1.53 in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped 10.68.
 const MOST_STEPS: usize = 4;
 
-/// Returns true if a cluster can have the blocks for K to be split among so many.
-pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
-    blocks * problem.epilogue.columns() <= MAX_CLUSTER
+/// The fewest blocks among which K is split. Without a norm two: of one ptxas (13.5) spills a few registers, and one is for weights of few steps alone.
+fn least_blocks(problem: &QuantProblem) -> usize {
+    if problem.prologue == Prologue::AddRmsNorm { 1 } else { 2 }
 }
 
-/// Returns true for more than one group, but for two formats of which ptxas (13.5) spills a few registers: a 2:4 weight with zero points in groups of 32, and
-/// without a norm a dense one of 4 bits in groups of 64 in bf16.
+/// Returns true if a cluster can have the blocks for K to be split among so many.
+pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
+    (least_blocks(problem)..=MAX_CLUSTER / problem.epilogue.columns()).contains(&blocks)
+}
+
+/// Returns true for more than one group, but for formats of which ptxas (13.5) spills a few registers: a 2:4 weight with zero points in groups of 32, and in bf16 a
+/// dense one in groups of 32, with zero points of 4 bits after a norm and without them of 8 bits without, and one of 4 bits in groups of 64 without.
 pub fn takes_format(config: &Config) -> bool {
     let Config { group, bits, zero_points, bf16, sparsity, .. } = *config;
     match (sparsity, group) {
         (_, GroupSize::Channel) => false,
         (Sparsity::TwoFour, GroupSize::G32) => !zero_points,
+        (Sparsity::Dense, GroupSize::G32) if config.has_norm() => bits == Bits::Eight || !zero_points || !bf16,
+        (Sparsity::Dense, GroupSize::G32) => bits == Bits::Four || zero_points || !bf16,
         (Sparsity::Dense, GroupSize::G64) => config.has_norm() || bits == Bits::Eight || zero_points || !bf16,
         _ => true,
     }
@@ -96,6 +104,7 @@ mod tests {
         assert_eq!(blocks(4096, 4096), Some(8));
         assert_eq!(blocks(11008, 4096), Some(8));
         assert_eq!(blocks(14336, 4096), Some(8));
+        assert_eq!(blocks(512, 4096), Some(2), "two blocks at least, with or without steps for all of their warps");
         assert_eq!(blocks(8192, 8192), None);
         assert_eq!(blocks(28672, 8192), None);
     }
