@@ -134,6 +134,9 @@ pub fn matmul(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
 /// `tickets` are zeros [rows, heads] ([`words`](crate::words)) and are zero again after the call. The output of skipped rows is undefined. No two rows
 /// may have the same slot.
 ///
+/// In a [recorded](burn::tensor::capture) pass `state`, and what the cache holds of positions before each row's, must be there before the pass begins: where
+/// kernels [overlap](marlin_kernels::overlap) they are read while earlier kernels of the pass still run. So one recording is one step.
+///
 /// # Panics
 /// Panics if the shapes do not match.
 pub fn attention(

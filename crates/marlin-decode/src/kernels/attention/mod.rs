@@ -23,6 +23,9 @@
 //! **The new token.** The block of the last split reads the token's key and value from shared memory, as the first position of its first lane group,
 //! and only that block writes them to the cache: no block waits for another's write.
 //!
+//! **Overlap.** In a step a block reads its row's state and loads its first keys and values before it [waits](marlin_kernels::overlap) for the kernels before:
+//! no kernel of a step writes them but the one that samples, at its end.
+//!
 //! **Prompts.** Their tokens can be rows, too, several of a sequence, after [`rope_cache`](super::rope_cache()) has written all keys and values
 //! ([`AttentionPass`]). Every row reads the keys before it by itself: this is for devices and dtypes that [`flash`](super::flash) does not take.
 //!
