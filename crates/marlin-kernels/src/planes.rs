@@ -15,6 +15,7 @@ pub struct Planes {
 
 impl Planes {
     /// Those of an NVIDIA card.
+    #[cfg(feature = "cuda")]
     pub const NVIDIA: Self = Self { size: 32, is_only_size: true };
 
     /// Those of a client's device.
@@ -26,13 +27,13 @@ impl Planes {
     }
 }
 
-/// The sum over the `planes.size` units that a unit is among, in each of them.
+/// The sum over the `size` units of a plane that a unit is among, a power of two, in each of them.
 #[cube]
-pub fn plane_total(value: f32, #[comptime] planes: Planes) -> f32 {
+pub fn plane_total(value: f32, #[comptime] size: usize) -> f32 {
     let mut total = value;
     // A plane may have several such sums in it; and on CUDA `plane_sum` is a loop that is not unrolled.
     #[unroll]
-    for i in 0..comptime!(planes.size.ilog2()) {
+    for i in 0..comptime!(size.ilog2()) {
         total += plane_shuffle_xor(total, comptime!(1u32 << i));
     }
     total

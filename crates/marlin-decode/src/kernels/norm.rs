@@ -146,7 +146,7 @@ fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut
 #[cube]
 fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] planes: Planes) -> f32 {
     let plane = comptime!(planes.size);
-    let of_plane = plane_total(value, planes);
+    let of_plane = plane_total(value, plane);
     let count = comptime!(units.div_ceil(plane));
     let mut sum = of_plane;
     if comptime!(count > 1) {

@@ -8,6 +8,7 @@ use cubecl::{calculate_cube_count_elemwise, ir::ElemType};
 use marlin_kernels::KernelError;
 use marlin_kernels::device::vector_size;
 use marlin_kernels::overlap::{self, start_next_and_wait};
+use marlin_kernels::planes::plane_total;
 use marlin_kernels::problem::expect_length;
 
 /// Units of a cube.
@@ -171,10 +172,7 @@ fn rotate_and_write<F: Float, N: Size>(
             }
             squares += select(vector < vectors, sum, 0.0f32.runtime());
         }
-        #[unroll]
-        for i in 0..comptime!(lanes.ilog2()) {
-            squares += plane_shuffle_xor(squares, comptime!(1u32 << i));
-        }
+        squares = plane_total(squares, config.lanes);
         factor = (squares / comptime!((config.vectors * config.size) as f32) + lengths.epsilon).inverse_sqrt();
     }
 

@@ -4,6 +4,7 @@ use super::block::Place;
 use super::plan::AttentionConfig;
 use super::shape::VECTOR;
 use cubecl::prelude::*;
+use marlin_kernels::planes::plane_total;
 
 /// The number of elements of a vector.
 pub(super) type N = Const<VECTOR>;
@@ -122,12 +123,7 @@ pub(super) fn add_dot(sum: f32, a: F8, b: F8) -> f32 {
 /// Returns the sum over the lanes of the lane group, in every lane.
 #[cube]
 pub(super) fn lane_group_sum(value: f32, #[comptime] config: AttentionConfig) -> f32 {
-    let mut sum = value;
-    #[unroll]
-    for i in 0..comptime!(config.lanes.ilog2()) {
-        sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
-    }
-    sum
+    plane_total(value, config.lanes)
 }
 
 /// Returns the largest value among the lanes of the lane group, in every lane.

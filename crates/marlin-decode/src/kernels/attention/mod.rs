@@ -24,7 +24,7 @@
 //! and only that block writes them to the cache: no block waits for another's write.
 //!
 //! **Overlap.** In a step a block reads its row's state and loads its first keys and values before it [waits](marlin_kernels::overlap) for the kernels before:
-//! no kernel of a step writes them but the one that samples, at its end.
+//! nothing else in a step writes those, and the state only the kernel that samples, at its end.
 //!
 //! **Prompts.** Their tokens can be rows, too, several of a sequence, after [`rope_cache`](super::rope_cache()) has written all keys and values
 //! ([`AttentionPass`]). Every row reads the keys before it by itself: this is for devices and dtypes that [`flash`](super::flash) does not take.

@@ -4,6 +4,7 @@
 use super::config::FlashConfig;
 use crate::kernels::attention::{MASKED, NONE};
 use cubecl::prelude::*;
+use marlin_kernels::planes::plane_total;
 use marlin_kernels::ptx::{F4, U4, cvt_halves, ex2_approx, lane, st_global_4};
 
 /// The running state of a warp's softmax, for the lane's two rows of 16.
@@ -129,6 +130,5 @@ pub(super) fn write(sums: &Array<F4>, softmax: &Softmax, out: u64, warp_row: u32
 /// The sum over the four lanes that have a row.
 #[cube]
 fn quad_sum(value: f32) -> f32 {
-    let pair = value + plane_shuffle_xor(value, 1u32);
-    pair + plane_shuffle_xor(pair, 2u32)
+    plane_total(value, 4usize)
 }

@@ -1,6 +1,6 @@
 use super::config::{Config, Lengths, THREADS, WARPS};
 use super::input::{RawInput, stage};
-use super::output::{Barrier, PART, leave_in_first_block, write};
+use super::output::{PART, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
 use crate::overlap::{start_next, wait};
 use crate::ptx::{
@@ -38,11 +38,12 @@ pub(super) fn gemv<F: Float, N: Size>(
     let mut staged = Shared::<[Vector<F, N>]>::new_aligned_slice(THREADS, 128usize);
     let mut parts = Shared::<[f32]>::new_slice(comptime!(WARPS * PART));
     let sums = Shared::<[f32]>::new_slice(comptime!(config.cluster() * PART));
-    let barrier = Barrier::new();
+    let barrier = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
+    let barrier = shared_address::<u64>(&barrier);
     // In the first block of a cluster it tells that the sums of all blocks are there. Those that store there wait until it has begun.
     if UNIT_POS_X == 0 {
-        mbarrier_init(barrier.address(config), 1usize);
-        mbarrier_arrive_expect_tx(barrier.address(config), comptime!((config.cluster() * PART * 4) as u32).runtime());
+        mbarrier_init(barrier, 1usize);
+        mbarrier_arrive_expect_tx(barrier, comptime!((config.cluster() * PART * 4) as u32).runtime());
         fence_mbarrier_init();
     }
     cluster_arrive_relaxed();
@@ -165,9 +166,9 @@ pub(super) fn gemv<F: Float, N: Size>(
         step = next;
     }
 
-    leave_in_first_block(&totals, square, &mut parts, &sums, &barrier, rank, config);
+    leave_in_first_block(&totals, square, &mut parts, &sums, barrier, rank, config);
     if rank == 0 {
-        mbarrier_wait_first_phase_cluster(barrier.address(config));
+        mbarrier_wait_first_phase_cluster(barrier);
         write::<F>(&sums, &bias, out, epsilon, place, &lengths, config);
     }
 }

@@ -24,8 +24,9 @@
 //!
 //! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps take the steps of 128 stored rows of K in turn
 //! (`kernel.rs`). K is split only within the cluster, so sums are added in its shared memory and never in global memory (`output.rs`): blocks
-//! store theirs in the first one with `st.async`, which counts the bytes at an `mbarrier` there; a barrier of the cluster would first wait for all writes of every thread. A launch has
-//! as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and the 64 ups that belong to them.
+//! store theirs in the first one with `st.async`, which counts the bytes at an `mbarrier` there; a barrier of the cluster would first wait for all writes of
+//! every thread. A launch has as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and the 64 ups that belong
+//! to them.
 //!
 //! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next load into a register is issued as soon as its value
 //! was multiplied (`weight.rs`). No other warp needs them, so staging in shared memory would gain nothing. In a recorded pass the first of them are loaded while

@@ -9,36 +9,15 @@ use cubecl::prelude::*;
 /// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
 
-/// The `mbarrier` that tells a cluster's first block that the sums of all blocks are there.
-#[derive(CubeType)]
-pub(super) struct Barrier {
-    place: Shared<[u64]>,
-    /// Its address, from the start of the kernel.
-    pub held: u32,
-}
-
-#[cube]
-impl Barrier {
-    pub fn new() -> Self {
-        let place = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
-        let held = shared_address::<u64>(&place);
-        Barrier { place, held }
-    }
-
-    /// Its address. ptxas (13.5) spills if kernels without a norm hold it in a register, and if those with one do not.
-    pub fn address(&self, #[comptime] config: Config) -> u32 {
-        if comptime!(config.has_norm()) { self.held } else { shared_address::<u64>(&self.place) }
-    }
-}
-
-/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there.
+/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there, and `barrier` counts
+/// their bytes.
 #[cube]
 pub(super) fn leave_in_first_block(
     totals: &Array<f32>,
     square: f32,
     parts: &mut Shared<[f32]>,
     sums: &Shared<[f32]>,
-    barrier: &Barrier,
+    barrier: u32,
     rank: u32,
     #[comptime] config: Config,
 ) {
@@ -65,11 +44,7 @@ pub(super) fn leave_in_first_block(
         for warp in 0..WARPS {
             total += parts[(UNIT_POS_X + comptime!((warp * PART) as u32)) as usize];
         }
-        st_async_first_block(
-            shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4,
-            total,
-            barrier.address(config),
-        );
+        st_async_first_block(shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4, total, barrier);
     }
 }
 

@@ -37,11 +37,10 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let layout = weight.tiles();
     let tiles = layout.n_padded() / COLUMNS;
     let steps = (layout.k_padded() / CHUNK_K).div_ceil(config.chunks());
-    let least = least_blocks(problem);
     let fits = |&blocks: &usize| {
         blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors && fits_cluster(problem, blocks)
     };
-    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or(1).max(least);
+    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or_else(|| least_blocks(problem));
     let is_short = problem.prologue == Prologue::AddRmsNorm || steps < MOST_STEPS * blocks * WARPS;
     (takes && is_short).then_some(blocks)
 }

@@ -55,7 +55,7 @@ pub(super) fn head_columns<F: Float, N: Size>(
         for i in 0..comptime!(features / vectors) {
             sum += sums[row].extract(i);
         }
-        let sum = plane_total(sum, planes);
+        let sum = plane_total(sum, planes.size);
         if unit == 0 {
             out[row * columns + column] = F::cast_from(sum);
         }
