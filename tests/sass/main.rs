@@ -83,7 +83,9 @@ fn main() -> ExitCode {
 
 /// Returns a test of all configurations of one tile on one card, which fails with every rule that any of them breaks.
 fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Arc<Toolchain>>, report: Arc<Report>) -> Trial {
-    let name = format!("{}::{}x{}x{}_stages{}_{}", card.arch, tile.rows(), tile.columns(), tile.depth(), tile.stages, tile.product);
+    let cluster = if tile.is_clustered() { format!("_cluster{}", tile.cluster) } else { String::new() };
+    let sizes = format!("{}x{}x{}_stages{}", tile.rows(), tile.columns(), tile.depth(), tile.stages);
+    let name = format!("{}::{sizes}_{}{cluster}", card.arch, tile.product);
     Trial::ignorable_test(name, move || {
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));

@@ -57,11 +57,12 @@ impl Proof {
 /// Returns the name of a configuration: card, tile, width, group, dtype, zero points.
 pub fn name(card: Card, config: &Config) -> String {
     let tile = config.tile;
-    let size = format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product);
+    let cluster = if tile.is_clustered() { format!(" / {}", tile.cluster) } else { String::new() };
+    let size = format!("{}x{}x{} {}{cluster}", tile.rows(), tile.columns(), tile.depth(), tile.product);
     let dtype = if config.bf16 { "bf16" } else { "f16" };
     let zeros = if config.zero_points { "zeros" } else { "no zeros" };
     let epilogue = if config.is_gated() { " swiglu" } else { "" };
-    format!("{:6} {size:22} {} {:7} {dtype:4} {zeros:8}{epilogue}", card.arch, config.bits, config.group)
+    format!("{:6} {size:24} {} {:7} {dtype:4} {zeros:8}{epilogue}", card.arch, config.bits, config.group)
 }
 
 /// The results of this run, and the number of configurations that had passed before.

@@ -1,3 +1,4 @@
+use crate::tile::Tile;
 use crate::{ActivationDtype, Kernel, Runtime};
 
 /// The reason why a launch was refused; raised on the host, before anything runs.
@@ -74,11 +75,15 @@ pub enum KernelError {
         /// The runtime asked.
         runtime: Runtime,
     },
-    /// A launch of a tile kernel without blocks.
-    #[error("the problem {problem}: a launch of 0 blocks; take the launch that `tile::plan` gives")]
-    NoBlocks {
+    /// A launch of a tile kernel without blocks, or of clusters that are not one for each tile.
+    #[error("the problem {problem}: a launch of {blocks} blocks in tiles of {tile}; take the launch that `tile::plan` gives")]
+    Blocks {
         /// The problem, as words.
         problem: String,
+        /// The tile.
+        tile: Tile,
+        /// The blocks.
+        blocks: usize,
     },
     /// A matmul that is to compute an epilogue with which its kernel cannot end.
     #[error("the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives")]

@@ -74,8 +74,8 @@ fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &
     if !problem.fills(launch.tile.columns()) || !cost::format(problem).config(launch.tile).takes_epilogue() {
         return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: Kernel::Marlin(*launch) });
     }
-    if launch.blocks == 0 {
-        return Err(KernelError::NoBlocks { problem: problem.to_string() });
+    if launch.blocks == 0 || launch.tile.is_clustered() && cost::blocks(problem, &launch.tile, card) != Some(launch.blocks) {
+        return Err(KernelError::Blocks { problem: problem.to_string(), tile: launch.tile, blocks: launch.blocks });
     }
     if problem.m == 0 {
         return Ok(());

@@ -11,6 +11,14 @@ pub fn ld_shared_16(address: u32) -> U4 {
     read::<U4>(value)
 }
 
+/// [`ld_shared_16()`] of four floats.
+#[cube]
+pub fn ld_shared_f32_16(address: u32) -> F4 {
+    let value: F4;
+    gpu_asm!("ld.shared.v4.f32 {v}, [{a}];", v = out(_) value, a = in(_) read::<u32>(address));
+    read::<F4>(value)
+}
+
 /// `ld.shared.v2`: 8 bytes of shared memory.
 #[cube]
 pub fn ld_shared_8(address: u32) -> U2 {

@@ -8,7 +8,7 @@ use marlin_format::{Bits, GroupSize, Sparsity};
 /// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const NIBBLE_TILES: [(Tile, u32); 33] = [
+const NIBBLE_TILES: [(Tile, u32); 40] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -29,6 +29,13 @@ const NIBBLE_TILES: [(Tile, u32); 33] = [
     (wgmma(8, 4, 2), 144),
     (wgmma(16, 4, 2), 187),
     (wgmma(16, 8, 1), 183),
+    (clustered(2, wgmma(8, 4, 1)), 112),
+    (clustered(3, wgmma(8, 4, 1)), 112),
+    (clustered(4, wgmma(8, 4, 1)), 112),
+    (clustered(5, wgmma(8, 4, 1)), 112),
+    (clustered(2, wgmma(16, 8, 1)), 145),
+    (clustered(3, wgmma(16, 8, 1)), 145),
+    (clustered(4, wgmma(16, 8, 1)), 145),
     (sparse(1, 1, 8), 98),
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),
@@ -80,7 +87,7 @@ const fn candidates(bits: Bits) -> &'static [(Tile, u32)] {
 
 /// A tile without its stages.
 const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { batch_tiles, warps_n, warps_k, stages: 0, product: Product::MmaSync }
+    Tile { batch_tiles, warps_n, warps_k, cluster: 1, stages: 0, product: Product::MmaSync }
 }
 
 /// A tile of warpgroups without its stages.
@@ -96,6 +103,11 @@ const fn sparse(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
 /// A tile of warpgroups and a 2:4 weight without its stages.
 const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
     Tile { product: Product::SparseWgmma, ..tile(batch_tiles, warps_n, warps_k) }
+}
+
+/// A tile of clusters of `cluster` blocks.
+const fn clustered(cluster: usize, tile: Tile) -> Tile {
+    Tile { cluster, ..tile }
 }
 
 /// Most stages of a tile: more in flight gains nothing on an H200.
@@ -185,11 +197,11 @@ impl Format {
 /// A configuration with as many stages as fit in `shared_limit` bytes, or for few rows in [`FEW_ROWS_SHARED`]; `None` if too few fit.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let stages_in = |limit: usize| {
-        let room = limit.saturating_sub(config.reduce_floats() * 4);
+        let room = limit.saturating_sub(config.end_bytes());
         let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
         (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(stages)
     };
-    let few_rows = if config.tile.has_waves() { None } else { stages_in(shared_limit.min(FEW_ROWS_SHARED)) };
+    let few_rows = if config.moves_registers() { None } else { stages_in(shared_limit.min(FEW_ROWS_SHARED)) };
     let stages = few_rows.or_else(|| stages_in(shared_limit))?;
     Some(Config { tile: Tile { stages, ..config.tile }, ..config })
 }

@@ -1,4 +1,5 @@
 use crate::{ActivationDtype, Epilogue};
+use cubecl::prelude::CubeDim;
 use marlin_format::{Bits, GroupSize, Sparsity};
 use std::fmt;
 
@@ -35,6 +36,9 @@ pub struct Tile {
     pub warps_n: usize,
     /// Warps along K, whose sums are added in shared memory.
     pub warps_k: usize,
+    /// Blocks of a cluster, which have a tile, split its K and add their sums through distributed shared memory (`cluster.rs`); 1 for blocks with stripes, which
+    /// exchange sums through global memory.
+    pub cluster: usize,
     /// Stages of the copy pipeline.
     pub stages: usize,
     /// The instruction that multiplies.
@@ -68,7 +72,8 @@ impl fmt::Display for Product {
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let product = if self.product == Product::MmaSync { String::new() } else { format!(", {}", self.product) };
-        write!(f, "{} x {} x {}, {} stages{product}", self.rows(), self.columns(), self.depth(), self.stages)
+        let cluster = if self.cluster == 1 { String::new() } else { format!(", clusters of {}", self.cluster) };
+        write!(f, "{} x {} x {}, {} stages{product}{cluster}", self.rows(), self.columns(), self.depth(), self.stages)
     }
 }
 
@@ -119,9 +124,14 @@ impl Tile {
     }
 
     /// Returns true if whole tiles are visited in waves, one for each block at a time, and only what does not fill a wave is divided into stripes. For few rows
-    /// of activations the tiles are few.
+    /// of activations the tiles are few, and clusters have one each.
     pub const fn has_waves(&self) -> bool {
-        self.batch_tiles > 8
+        self.batch_tiles > 8 && !self.is_clustered()
+    }
+
+    /// Returns true if the blocks of a cluster split K.
+    pub const fn is_clustered(&self) -> bool {
+        self.cluster > 1
     }
 
     /// Returns true if warpgroups multiply (`wgmma`).
@@ -167,8 +177,8 @@ pub struct Config {
     pub epilogue: Epilogue,
 }
 
-/// Bytes of shared memory, in order: the stages, each with weights, metadata, scales, zero points and activations, then the reduction buffer and
-/// the barriers of the stages.
+/// Bytes of shared memory, in order: the stages, each with weights, metadata, scales, zero points and activations, then the reduction buffer,
+/// the barriers of the stages, and what a block of a cluster receives from the others, with a barrier.
 impl Config {
     /// Returns true if a dedicated warp copies, and all others multiply.
     ///
@@ -341,6 +351,17 @@ impl Config {
 
     /// Bytes of shared memory of a block.
     pub fn shared_bytes(&self) -> usize {
-        self.tile.stages * (self.stage_bytes() + self.barrier_bytes()) + self.reduce_floats() * 4
+        self.tile.stages * (self.stage_bytes() + self.barrier_bytes()) + self.end_bytes()
+    }
+
+    /// Bytes of shared memory for the end of a tile.
+    pub(crate) fn end_bytes(&self) -> usize {
+        let exchange = if self.tile.is_clustered() { self.received_bytes() + 8 } else { 0 };
+        self.reduce_floats() * 4 + exchange
+    }
+
+    /// The dimensions of a cluster.
+    pub(crate) fn cluster_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.tile.cluster as u32)
     }
 }

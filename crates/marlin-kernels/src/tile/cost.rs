@@ -12,8 +12,15 @@ use marlin_format::{Bits, GroupSize, WeightLayout};
 pub struct Launch {
     /// The layout of a block's work.
     pub tile: Tile,
-    /// Blocks: at most one for each multiprocessor.
+    /// Blocks: at most one for each multiprocessor. Of clusters there is one for each tile.
     pub blocks: usize,
+}
+
+impl Launch {
+    /// The same launch on `blocks` blocks; the tiles fix those of clusters.
+    pub fn with_blocks(self, blocks: usize) -> Self {
+        if self.tile.is_clustered() { self } else { Self { blocks, ..self } }
+    }
 }
 
 /// Microseconds of a kernel of its own for SwiGLU after the matmul: 2.2 for one row of Llama 2 7B on an H200.
@@ -41,9 +48,26 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
     if card.capability < MIN_CAPABILITY {
         return Vec::new();
     }
-    let blocks = |tile: &Tile| card.multiprocessors.min(MAX_BLOCKS).min(Work::new(problem, tile).units()).max(1);
     let tiles = format(problem).configs(card.capability, card.shared_limit).map(|config| config.tile);
-    tiles.filter(|tile| problem.fills(tile.columns())).map(|tile| Launch { tile, blocks: blocks(&tile) }).collect()
+    let launch = |tile: Tile| Some(Launch { tile, blocks: blocks(problem, &tile, card)? });
+    tiles.filter(|tile| problem.fills(tile.columns())).filter_map(launch).collect()
+}
+
+/// The blocks of a launch; `None` if the card does not run a cluster for each tile at the same time, or K has fewer steps than a cluster blocks.
+pub(crate) fn blocks(problem: &QuantProblem, tile: &Tile, card: &Card) -> Option<usize> {
+    let work = Work::new(problem, tile);
+    if tile.is_clustered() {
+        let fits = (1..=clusters_at_once(card, tile.cluster)).contains(&work.tiles()) && work.depth >= tile.cluster;
+        return fits.then_some(work.tiles() * tile.cluster);
+    }
+    Some(card.multiprocessors.min(MAX_BLOCKS).min(work.units()).max(1))
+}
+
+/// Clusters of `blocks` blocks, up to five, that a card runs at the same time, with a block on each multiprocessor. Two multiprocessors of a TPC always take a
+/// pair; room for larger clusters depends on which multiprocessors of a GPC are switched off. An H100 of 132 has room for 66, 39, 30 and 22 clusters of 2 to 5
+/// (`cudaOccupancyMaxActiveClusters`); others may have less. Clusters that do not fit would wait for the others: right, but twice as slow.
+fn clusters_at_once(card: &Card, blocks: usize) -> usize {
+    if blocks > 2 { card.multiprocessors * 5 / 6 / blocks } else { card.multiprocessors / blocks }
 }
 
 /// The part of a configuration that a problem fixes.
@@ -95,6 +119,11 @@ impl Work {
 /// Bytes of weights that a multiprocessor of an H200 gets from memory while all read: 4.37 TB/s among 132.
 const BYTES_A_NANOSECOND: f64 = 33.0;
 
+/// Microseconds of a launch of clusters beside its products, and nanoseconds of each byte that a block receives. With the nanoseconds of their chunks they are a
+/// fit to launches of an H100 at 64, 128 and 256 rows.
+const CLUSTER_MICROSECONDS: f64 = 2.4;
+const NANOSECONDS_A_RECEIVED_BYTE: f64 = 0.021;
+
 /// Estimated time in microseconds: of the steps, of adding split tiles and writing whole ones, and of the launch.
 ///
 /// The constants, and [`chunk_nanoseconds`], are a fit to launches of every tile on an H200 (12 shapes, M = 1 to 256, groups of 128, f16): the
@@ -105,7 +134,13 @@ const BYTES_A_NANOSECOND: f64 = 33.0;
 fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
     let work = Work::new(problem, tile);
     let (warps, chunks) = (tile.warps() as f64, tile.chunks() as f64);
-    let share = work.units() as f64 / card.multiprocessors as f64;
+    if tile.is_clustered() {
+        let products = work.depth.div_ceil(tile.cluster) as f64 * chunks * chunk_nanoseconds(tile, problem.spec().bits);
+        let received = format(problem).config(*tile).received_bytes() as f64;
+        return (products + received * NANOSECONDS_A_RECEIVED_BYTE) / 1000.0 + CLUSTER_MICROSECONDS + 0.2057 * warps;
+    }
+    // The units of a block.
+    let share = work.units() as f64 / card.multiprocessors.min(work.units()) as f64;
     let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().bits);
     let steps = match problem.spec().bits {
         Bits::Four => products,
@@ -170,6 +205,17 @@ mod tests {
         for (m, rows) in [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32), (4096, 128)] {
             let launch = plan(&problem(m, 8192, 8192, GroupSize::G128), &H200).map(|launch| launch.tile.rows());
             assert_eq!(launch, Some(rows), "M = {m}");
+        }
+        let small = plan(&problem(3, 72, 40, GroupSize::Channel), &H200).map(|launch| launch.tile.rows());
+        assert_eq!(small, Some(8));
+    }
+
+    #[test]
+    fn clusters_have_a_tile_each_and_run_at_the_same_time() {
+        for (n, m, clusters) in [(4096, 64, 16), (6144, 128, 24), (8192, 64, 32), (12288, 64, 48)] {
+            let launch = plan(&problem(m, 4096, n, GroupSize::G128), &H200);
+            let found = launch.filter(|launch| launch.tile.is_clustered()).map(|launch| launch.blocks / launch.tile.cluster);
+            assert_eq!(found, Some(clusters), "N = {n}, M = {m}: {launch:?}");
         }
     }
 

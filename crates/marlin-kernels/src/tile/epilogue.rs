@@ -1,5 +1,6 @@
 //! From the warps' sums to the output: added along K in shared memory, then across blocks, then scaled, biased and written.
 
+use super::cluster::Receiver;
 use super::config::Config;
 use super::exchange;
 use super::fragment::stored_units;
@@ -9,7 +10,7 @@ use super::stripe::{TilePart, stripe_start, tile_place};
 use crate::ptx::{F4, bar_sync_numbered, bar_warp_sync, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
-/// Ends the block's part of a tile.
+/// Ends the block's part of a tile. The blocks of a cluster, which have a tile alone, add and write a share of its rows each ([`cluster`](super::cluster)).
 ///
 /// A part that is not the tail of its tile is written to the block's area of the workspace. A tail adds the sums of the blocks before it, from
 /// the nearest to the farthest, and writes the output: the order never changes, so the same inputs give the same bits. A block waits only for
@@ -18,6 +19,7 @@ use cubecl::prelude::*;
 pub(crate) fn finish<F: Float>(
     sums: &Array<F4>,
     reduce: &mut Shared<[f32]>,
+    receiver: &Receiver,
     scales: &[F],
     bias: &ComptimeOption<&[F]>,
     out: &mut [F],
@@ -26,38 +28,60 @@ pub(crate) fn finish<F: Float>(
     lengths: &Lengths,
     #[comptime] config: Config,
 ) {
-    let columns = comptime!(config.tile.columns() as u32);
     let mut totals = Array::<f32>::new(comptime!(config.outputs()));
-    add_along_k(sums, reduce, &mut totals, config);
-
-    let block = CUBE_POS_X;
-    let tile_start = part.tile * lengths.depth;
     let (column, row_block) = tile_place(part.tile, lengths, config);
-    let first_column = column * comptime!(config.output_columns() as u32);
     let first_row = row_block * comptime!(config.tile.rows() as u32);
     let rows = lengths.m - first_row;
-    if part.end == lengths.depth {
-        let mut other = block;
-        while stripe_start(lengths, other) > tile_start {
-            other -= 1;
-            exchange::add(&mut totals, other, workspace, rows, config);
-        }
-        #[unroll]
-        for i in 0..comptime!(config.outputs() / config.epilogue.columns()) {
-            let first = comptime!(i * config.epilogue.columns());
-            let index = output(first, config);
-            let row = first_row + index / columns;
-            let column = first_column + index % columns;
-            if has_output(first, rows, config) && column < lengths.n {
-                let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
-                if comptime!(config.is_gated()) {
-                    value = swiglu(value, scaled_and_biased::<F>(totals[comptime!(first + 1)], column + lengths.n, scales, bias, config));
-                }
-                out[(row * lengths.n + column) as usize] = F::cast_from(value);
-            }
-        }
+    if comptime!(config.tile.is_clustered()) {
+        let mut added = Array::<F4>::new(comptime!(config.batch_tiles_each() * config.tile.sub_tiles()));
+        receiver.exchange(sums, &mut added, config);
+        add_along_k(&added, reduce, &mut totals, config);
+        let own = receiver.rank * comptime!(8 * config.batch_tiles_each() as u32);
+        let rows = max(min(rows, comptime!(config.tile.rows() as u32)), own) - own;
+        write::<F>(&totals, first_row + own, rows, column, scales, bias, out, lengths, config);
     } else {
-        exchange::leave(&totals, workspace, rows, config);
+        add_along_k(sums, reduce, &mut totals, config);
+        if part.end == lengths.depth {
+            let mut other = CUBE_POS_X;
+            while stripe_start(lengths, other) > part.tile * lengths.depth {
+                other -= 1;
+                exchange::add(&mut totals, other, workspace, rows, config);
+            }
+            write::<F>(&totals, first_row, rows, column, scales, bias, out, lengths, config);
+        } else {
+            exchange::leave(&totals, workspace, rows, config);
+        }
+    }
+}
+
+/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, in column `column` of tiles.
+#[cube]
+fn write<F: Float>(
+    totals: &Array<f32>,
+    first_row: u32,
+    rows: u32,
+    column: u32,
+    scales: &[F],
+    bias: &ComptimeOption<&[F]>,
+    out: &mut [F],
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) {
+    let columns = comptime!(config.tile.columns() as u32);
+    let first_column = column * comptime!(config.output_columns() as u32);
+    #[unroll]
+    for i in 0..comptime!(config.outputs() / config.epilogue.columns()) {
+        let first = comptime!(i * config.epilogue.columns());
+        let index = output(first, config);
+        let row = first_row + index / columns;
+        let column = first_column + index % columns;
+        if has_output(first, rows, config) && column < lengths.n {
+            let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
+            if comptime!(config.is_gated()) {
+                value = swiglu(value, scaled_and_biased::<F>(totals[comptime!(first + 1)], column + lengths.n, scales, bias, config));
+            }
+            out[(row * lengths.n + column) as usize] = F::cast_from(value);
+        }
     }
 }
 
@@ -94,11 +118,11 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     let (first_unit, second_unit) = comptime!(stored_units(&config));
     let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(16 * config.tile.sub_tiles() as u32) + lane / 4;
     #[unroll]
-    for batch_tile in 0..comptime!(config.tile.batch_tiles) {
+    for batch_tile in 0..comptime!(config.batch_tiles_each()) {
         sync_sums(config);
         #[unroll]
         for j in 0..config.tile.sub_tiles() {
-            let sum = sums[comptime!(j * config.tile.batch_tiles + batch_tile)];
+            let sum = sums[comptime!(j * config.batch_tiles_each() + batch_tile)];
             let at = own + comptime!(16 * j as u32);
             reduce[at as usize] = sum.extract(0usize) * first_unit;
             reduce[(at + stride) as usize] = sum.extract(1usize) * first_unit;

@@ -40,6 +40,7 @@
 //! | `operands` | the checks of a launch |
 
 pub(crate) mod candidates;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod cost;
 pub(crate) mod epilogue;

@@ -10,7 +10,7 @@ pub(crate) const CONSUMERS: usize = 1;
 impl Config {
     /// Totals of a thread at the end of a tile.
     pub(crate) const fn outputs(&self) -> usize {
-        self.tile.batch_tiles * self.outputs_of_eight_rows()
+        self.batch_tiles_each() * self.outputs_of_eight_rows()
     }
 
     /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row; with SwiGLU an output has two totals, of gate and up.

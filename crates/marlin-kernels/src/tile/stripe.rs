@@ -13,6 +13,18 @@ pub(crate) fn stripe_start(lengths: &Lengths, block: u32) -> u32 {
     block * lengths.units_each + min(block, lengths.blocks_with_one_more)
 }
 
+/// The first unit of a block and the one past its last: of its stripe, or in a cluster of its part of K of the cluster's tile.
+#[cube]
+pub(crate) fn units_of_block(lengths: &Lengths, #[comptime] config: Config) -> (u32, u32) {
+    if comptime!(config.tile.is_clustered()) {
+        let cluster = comptime!(config.tile.cluster as u32);
+        let (tile, rank) = (CUBE_POS_X / cluster * lengths.depth, CUBE_POS_X % cluster);
+        (tile + lengths.depth * rank / cluster, tile + lengths.depth * (rank + 1) / cluster)
+    } else {
+        (stripe_start(lengths, CUBE_POS_X), stripe_start(lengths, CUBE_POS_X + 1))
+    }
+}
+
 /// A block's part of a tile. Tiles are visited from the last to the first.
 ///
 /// A stripe ends in the head of a tile, which another block finishes, and begins in the tail of one. The head comes first, so that its sums

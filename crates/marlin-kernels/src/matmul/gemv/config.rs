@@ -96,7 +96,7 @@ impl Config {
     /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight of 4 bits stored values are multiplied.
     pub(super) fn products(&self) -> tile::Config {
         let product = if self.is_sparse() { Product::SparseMmaSync } else { Product::MmaSync };
-        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, stages: 1, product };
+        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, cluster: 1, stages: 1, product };
         tile::Config { tile, group: self.group, bits: self.bits, zero_points: self.zero_points, bf16: self.bf16, epilogue: self.epilogue }
     }
 

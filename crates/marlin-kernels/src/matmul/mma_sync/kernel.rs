@@ -3,11 +3,12 @@ use super::multiply::multiply;
 use super::multiply_sparse::multiply_sparse;
 use crate::overlap::{start_next, wait};
 use crate::ptx::{F4, global_address, global_address_mut, opaque, shared_address};
+use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fragment::stored_ones;
 use crate::tile::lengths::Lengths;
-use crate::tile::stripe::{TilePart, stripe_start};
+use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
 /// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
@@ -52,8 +53,8 @@ pub(super) fn matmul<F: Float>(
             ComptimeOption::None => 0u64.runtime(),
         },
     };
-    let start = stripe_start(&lengths, CUBE_POS_X);
-    let end = stripe_start(&lengths, CUBE_POS_X + 1);
+    let receiver = Receiver::new(config);
+    let (start, end) = units_of_block(&lengths, config);
     if start == end {
         wait(overlaps);
         terminate!();
@@ -94,7 +95,7 @@ pub(super) fn matmul<F: Float>(
             let last = stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32);
             stage = if stage == last { stages } else { stage + comptime!(config.stage_bytes() as u32) };
         }
-        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
+        finish::<F>(&sums, &mut reduce, &receiver, scales, &bias, out, workspace, &part, &lengths, config);
         to_multiply -= part.end - part.first;
         part.next(&lengths, start, config);
     }

@@ -1,12 +1,15 @@
 use super::pipeline::{PipelineState, Producer, Source, fill_ahead, meet_producer, produce};
 use super::warpgroup;
 use crate::overlap::{start_next, wait};
-use crate::ptx::{F4, global_address, global_address_mut, setmaxnreg_dec, setmaxnreg_inc, shared_address, tensormap_address};
+use crate::ptx::{
+    F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec, setmaxnreg_inc, shared_address, tensormap_address,
+};
+use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
 use crate::tile::epilogue::finish;
 use crate::tile::fragment::stored_ones;
 use crate::tile::lengths::Lengths;
-use crate::tile::stripe::{TilePart, stripe_start, tile_place};
+use crate::tile::stripe::{TilePart, tile_place, units_of_block};
 use cubecl::prelude::*;
 
 /// Registers of a producer where it gives the others away, and of the threads of the two warpgroups that multiply: together the 168 of three.
@@ -17,7 +20,7 @@ const CONSUMER_REGISTERS: usize = 240;
 /// padded to chunks, x behind a tensor map.
 ///
 /// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's rows of activations.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(super) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
     words: &[u32],
@@ -54,9 +57,9 @@ pub(super) fn matmul<F: Float>(
             ComptimeOption::None => 0u64.runtime(),
         },
     };
-    let start = stripe_start(&lengths, CUBE_POS_X);
-    let end = stripe_start(&lengths, CUBE_POS_X + 1);
-    if start == end {
+    let receiver = Receiver::new(config);
+    let (start, end) = units_of_block(&lengths, config);
+    if comptime!(!config.tile.is_clustered()) && start == end {
         wait(true);
         terminate!();
     }
@@ -75,6 +78,10 @@ pub(super) fn matmul<F: Float>(
             }
             if warp == comptime!(config.tile.warps() as u32) {
                 produce(&mut producer, end, &source, &lengths, config);
+            }
+            if comptime!(config.tile.is_clustered()) {
+                bar_warp_sync();
+                cluster_wait();
             }
             terminate!();
         }
@@ -117,7 +124,7 @@ pub(super) fn matmul<F: Float>(
             state.next(config);
         }
         warpgroup::end(&mut sums, config);
-        finish::<F>(&sums, &mut reduce, scales, &bias, out, workspace, &part, &lengths, config);
+        finish::<F>(&sums, &mut reduce, &receiver, scales, &bias, out, workspace, &part, &lengths, config);
         to_multiply -= part.end - part.first;
         part.next(&lengths, start, config);
     }

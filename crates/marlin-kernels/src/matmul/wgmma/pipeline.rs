@@ -123,7 +123,9 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
     fence_proxy_async();
 }
 
-/// The producer's warp: sets up the barriers, then copies the block's stripe, which ends at `end`.
+/// The producer's warp: sets up the barriers, then copies the block's units, which end at `end`.
+///
+/// NVRTC cannot unroll its loops, whose counters are [`opaque()`]: less code to fetch, and fewer registers, of which a producer has few.
 #[cube]
 pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
     let elected = elect_sync();
@@ -142,13 +144,13 @@ pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, length
             ahead.expect_bytes(config);
             ahead.start_all(source, lengths, Operand::Weight, config);
             ahead.next(lengths, config);
-            filled += 1;
+            filled = opaque(filled + 1);
         }
         wait(true);
         while filled > 0 {
             producer.start_all(source, lengths, Operand::Activations, config);
             producer.next(lengths, config);
-            filled -= 1;
+            filled = opaque(filled - 1);
         }
         while producer.left > 0 {
             producer.wait_empty();
@@ -182,7 +184,6 @@ pub(super) fn fill_ahead(producer: &mut Producer, warp: u32, source: &Source, le
     }
     sync_cube();
     let mut filled = 0u32.runtime();
-    // A loop that the compiler cannot unroll: less code to fetch before the first copy.
     while filled != comptime!(config.tile.stages as u32 - 2) {
         producer.share(warp, source, lengths, config);
         filled = opaque(filled + 1);
@@ -236,7 +237,7 @@ impl Producer {
     /// To the next step.
     fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
         self.state.next(config);
-        self.left -= 1;
+        self.left = opaque(self.left - 1);
         self.part.first += 1;
         if self.part.first == self.part.end {
             self.part.next(lengths, self.start, config);
