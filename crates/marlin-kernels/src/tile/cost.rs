@@ -140,7 +140,7 @@ fn estimate(problem: &QuantProblem, tile: &Tile, card: &Card) -> f64 {
         return (products + received * NANOSECONDS_A_RECEIVED_BYTE) / 1000.0 + CLUSTER_MICROSECONDS + 0.2057 * warps;
     }
     // The units of a block.
-    let share = work.units() as f64 / card.multiprocessors.min(work.units()) as f64;
+    let share = work.units() as f64 / card.multiprocessors.min(work.units()).max(1) as f64;
     let products = share.ceil() * chunks * chunk_nanoseconds(tile, problem.spec().bits);
     let steps = match problem.spec().bits {
         Bits::Four => products,

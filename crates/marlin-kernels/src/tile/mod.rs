@@ -13,7 +13,8 @@
 //! After the Marlin paper (Frantar et al., 2024, section 3.4), with changes for cards of more bandwidth.
 //!
 //! **Work.** The output is divided into tiles, a tile into steps along K; every block gets an equal run of steps, a *stripe*, across tiles
-//! (`stripe.rs`). Of many tiles of many rows only the last are divided so; the others are visited whole, in waves. If several blocks compute parts of a tile (split-K), all but the last write their sums to a workspace and the last adds them
+//! (`stripe.rs`). Of many tiles of many rows only the last are divided so; the others are visited whole, in waves. Or a cluster of blocks has a tile, and splits its K
+//! (`cluster.rs`). If several blocks with stripes compute parts of a tile (split-K), all but the last write their sums to a workspace and the last adds them
 //! (`epilogue.rs`). A few sums are passed each with a mark, many under one flag (`exchange.rs`).
 //!
 //! **A product.** The transpose is computed, W^T X^T: fragment A of `mma.m16n8k16` is 16 columns of the weight, fragment B eight rows of
@@ -35,6 +36,7 @@
 //! | `cost` | the choice among them |
 //! | `lengths` | a problem as the kernels see it |
 //! | `stripe` | the work of a block |
+//! | `cluster` | the sums of the blocks of a cluster |
 //! | `fragment` | from packed words to fragments |
 //! | `outputs`, `exchange`, `epilogue`, `workspace` | from the warps' sums to the output |
 //! | `operands` | the checks of a launch |
