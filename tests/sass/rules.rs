@@ -146,7 +146,7 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
     if tile.is_wgmma() {
         // For each row of chunks four rows of tiles, of 8 bits eight, two of metadata, scales and zero points of each group, and a box of activations for each 64 rows of K. A
         // producer starts those of a step; warps without one start a quarter of the tiles and one of the others each. The compiler may have unrolled the
-        // loops around them: that of the first weights, that of their activations, and that of both.
+        // loop around them.
         let groups = if config.group == GroupSize::Channel { 0 } else { config.groups_in_chunk() };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
         let (atoms, metadata) = (tile.chunk_rows() / 64, if tile.is_sparse() { 2 } else { 0 });
@@ -157,9 +157,12 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         let found = code.count("UTMALDG", &["2D"]);
         rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
         // With SwiGLU gates and ups are copied by themselves.
-        let bulk = bulk * config.epilogue.columns();
-        let whole = counts.copies > 0 && counts.copies.is_multiple_of(bulk);
-        rule(whole, format!("{} bulk copies (UBLKCP) where a step takes {bulk}", counts.copies));
+        let (bulk, steps) = (bulk * config.epilogue.columns(), (found / boxes).max(1));
+        // In clusters ptxas unrolls the loop of the first weights, one for each stage, which their activations follow in a loop of their own.
+        let unrolled = if tile.is_clustered() { tile.stages - 1 } else { 0 };
+        let (least, most) = (bulk * steps, bulk * (steps + unrolled));
+        let are_whole = counts.copies.is_multiple_of(bulk) && (least..=most).contains(&counts.copies);
+        rule(are_whole, format!("{} bulk copies (UBLKCP) where {found} of a box come with {least} to {most}", counts.copies));
         let others = code.count("LDGSTS", &[]);
         rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));
     } else {
