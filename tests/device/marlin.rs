@@ -134,6 +134,11 @@ const SPLIT: [(Bits, GroupSize, bool, ScaleDtype); 5] = [
     (Bits::Eight, GroupSize::G32, true, ScaleDtype::BF16),
 ];
 
+/// The same launch on `blocks` blocks; the tiles fix those of clusters.
+fn with_blocks(launch: Launch, blocks: usize) -> Launch {
+    if launch.tile.is_clustered() { launch } else { Launch { blocks, ..launch } }
+}
+
 /// Long columns on few blocks and on all, so that a tile is computed by one, two or many blocks, and a block computes parts of many tiles.
 fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
     let bench = Bench::new(device);
@@ -143,7 +148,7 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
         let operands = Operands::random(&case, seed);
         for launch in tile::launches(&problem(&case), &bench.card) {
             for blocks in [1, 2, 7, launch.blocks / 2, launch.blocks] {
-                bench.check(&case, &operands, launch.with_blocks(blocks.max(1)), seed);
+                bench.check(&case, &operands, with_blocks(launch, blocks.max(1)), seed);
             }
         }
     }
@@ -177,7 +182,7 @@ fn swiglu(device: &Device, spec: QuantSpec, seed: u64) {
         let operands = Operands::random(&case, seed);
         for launch in tile::launches(&problem(&case).with_epilogue(Epilogue::SwiGlu), &bench.card) {
             for blocks in [1, 3, 7, launch.blocks] {
-                bench.check_swiglu(&case, &operands, launch.with_blocks(blocks), seed);
+                bench.check_swiglu(&case, &operands, with_blocks(launch, blocks), seed);
                 ran += 1;
             }
         }

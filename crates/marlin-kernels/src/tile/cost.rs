@@ -16,13 +16,6 @@ pub struct Launch {
     pub blocks: usize,
 }
 
-impl Launch {
-    /// The same launch on `blocks` blocks; the tiles fix those of clusters.
-    pub fn with_blocks(self, blocks: usize) -> Self {
-        if self.tile.is_clustered() { self } else { Self { blocks, ..self } }
-    }
-}
-
 /// Microseconds of a kernel of its own for SwiGLU after the matmul: 2.2 for one row of Llama 2 7B on an H200.
 const SWIGLU_MICROSECONDS: f64 = 2.2;
 
