@@ -1,9 +1,13 @@
 //! The second moments of a layer's inputs.
 
 use crate::QuantError;
-use crate::product::{outer, product};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use crate::product::{outer, panel, product};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
 use rayon::prelude::*;
+use std::ops::Range;
+
+/// Batches of activations that are checked at once: the device waits for the host then.
+const CHECKED_AT_ONCE: usize = 16;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
 ///
@@ -80,8 +84,8 @@ pub struct HessianSums {
     drift: Option<Drift>,
     tokens: usize,
     batches: usize,
-    /// The sum of the squares of the last batch. It is read when the next one has been added, so that the device does not wait for the host.
-    unchecked: Option<Tensor<1>>,
+    /// The sums of the squares of the last batches.
+    unchecked: Vec<Tensor<1>>,
 }
 
 /// Products of activations `x` [tokens, K] with what separates the layer from the float model's.
@@ -93,50 +97,42 @@ enum Drift {
     Outputs(Tensor<2>),
 }
 
-impl Drift {
-    /// The sum over the tokens of both.
-    ///
-    /// # Panics
-    /// Panics if one is of inputs and the other of outputs.
-    fn plus(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Inputs(sum), Self::Inputs(inputs)) => Self::Inputs(sum + inputs),
-            (Self::Outputs(sum), Self::Outputs(outputs)) => Self::Outputs(sum + outputs),
-            _ => panic!("some batches have the float model's activations, others a residual"),
-        }
-    }
-}
-
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0, unchecked: None }
+        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0, unchecked: Vec::new() }
     }
 
     /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] for the batch before, and [`QuantError::Read`]. The last batch is checked where the sums are used.
+    /// [`QuantError::NonFiniteBatch`] for one of the batches so far, and [`QuantError::Read`]. Every sixteenth batch is checked with those before it, the last ones
+    /// where the sums are used.
     ///
     /// # Panics
     /// Panics if the activations have another K.
     pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
-        let squares = activations.clone().cast(FloatDType::F32).square().sum();
-        self.tokens += activations.dims()[0];
-        self.sum = self.sum.clone() + outer(activations.clone(), activations);
-        self.check()?;
+        self.unchecked.push(activations.clone().cast(FloatDType::F32).square().sum());
         self.batches += 1;
-        self.unchecked = Some(squares);
+        self.tokens += activations.dims()[0];
+        add_outer(&mut self.sum, activations.clone(), activations);
+        if self.unchecked.len() == CHECKED_AT_ONCE {
+            self.check()?;
+            self.unchecked.clear();
+        }
         Ok(())
     }
 
-    /// Checks that the activations of the last batch are numbers; those before it have been checked.
+    /// Checks that the activations of the last batches are numbers; those before them have been checked.
     fn check(&self) -> Result<(), QuantError> {
-        let Some(squares) = self.unchecked.clone() else { return Ok(()) };
-        if read(squares)?.iter().all(|sum| sum.is_finite()) {
+        if self.unchecked.is_empty() {
             return Ok(());
         }
-        Err(QuantError::NonFiniteBatch { batch: self.batches - 1 })
+        let squares = read(Tensor::cat(self.unchecked.clone(), 0))?;
+        match squares.iter().position(|sum| !sum.is_finite()) {
+            Some(place) => Err(QuantError::NonFiniteBatch { batch: self.batches - self.unchecked.len() + place }),
+            None => Ok(()),
+        }
     }
 
     /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. Every batch has them, or none.
@@ -150,7 +146,12 @@ impl HessianSums {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
         let inputs = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
-        self.add_drift(Drift::Inputs(outer(activations, inputs.cast(dtype))));
+        let inputs = inputs.cast(dtype);
+        match &mut self.drift {
+            None => self.drift = Some(Drift::Inputs(outer(activations, inputs))),
+            Some(Drift::Inputs(sum)) => add_outer(sum, activations, inputs),
+            Some(Drift::Outputs(_)) => panic!("a batch before had a residual"),
+        }
         Ok(())
     }
 
@@ -166,16 +167,13 @@ impl HessianSums {
     pub fn add_with_residual(&mut self, activations: Tensor<2>, residual: Tensor<2>) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
-        self.add_drift(Drift::Outputs(outer(activations, residual.cast(dtype))));
+        let residual = residual.cast(dtype);
+        match &mut self.drift {
+            None => self.drift = Some(Drift::Outputs(outer(activations, residual))),
+            Some(Drift::Outputs(sum)) => add_outer(sum, activations, residual),
+            Some(Drift::Inputs(_)) => panic!("a batch before had the float model's activations"),
+        }
         Ok(())
-    }
-
-    /// Adds that of a batch.
-    fn add_drift(&mut self, drift: Drift) {
-        self.drift = Some(match self.drift.take() {
-            Some(sum) => sum.plus(drift),
-            None => drift,
-        });
     }
 
     /// K, input features.
@@ -230,23 +228,40 @@ impl HessianSums {
         Self { sum: self.sum() / pairs, drift, unchecked: self.unchecked.clone(), ..*self }
     }
 
-    /// `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's. None if it
-    /// is not known what separates the layer from that one.
-    pub(crate) fn correction(&self, weight: Tensor<2>) -> Option<Tensor<2>> {
+    /// Columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's.
+    /// None if it is not known what separates the layer from that one.
+    pub(crate) fn correction(&self, weight: Tensor<2>, columns: Range<usize>) -> Option<Tensor<2>> {
         Some(match self.drift.clone()? {
-            Drift::Inputs(inputs) => product(inputs, weight),
-            Drift::Outputs(outputs) => outputs,
+            Drift::Inputs(inputs) => product(inputs, weight.slice(s![.., columns])),
+            Drift::Outputs(outputs) => outputs.slice(s![.., columns]),
         })
     }
 
     /// The sums on the host.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] for the last batch; [`QuantError::Read`] where the device fails.
+    /// [`QuantError::NonFiniteBatch`] for one of the last batches; [`QuantError::Read`] where the device fails.
     pub fn hessian(&self) -> Result<Hessian, QuantError> {
         self.check()?;
         let sum = read(self.sum.clone())?;
         Ok(Hessian { features: self.features(), sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
+    }
+}
+
+/// Adds `xᵀ y` of a batch to a sum [K, N], panel after panel of its rows, for which the sum is changed in place: a sum of 14,336 features takes 0.8 GB.
+fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
+    let [k, n] = sum.dims();
+    let most = panel(n);
+    if k <= most {
+        return sum.inplace(|sum| sum + outer(x, y));
+    }
+    for start in (0..k).step_by(most) {
+        let rows = start..k.min(start + most);
+        let products = outer(x.clone().slice(s![.., rows.clone()]), y.clone());
+        sum.inplace(|sum| {
+            let added = sum.clone().slice(s![rows.clone(), ..]) + products;
+            sum.slice_assign(s![rows, ..], added)
+        });
     }
 }
 

@@ -4,11 +4,19 @@ use burn::tensor::Tensor;
 #[cfg(feature = "cubecl-runtime")]
 use burn::{
     backend::Dispatch,
-    tensor::{DType, FloatDType},
+    tensor::{DType, FloatDType, s},
 };
 
 #[cfg(feature = "cubecl-runtime")]
 use crate::device::{ProductBackend, has_tensor_cores};
+
+/// Elements of the largest matrix that is worked on at a time where a whole one is not needed: 64 MiB in f32.
+pub(crate) const PANEL: usize = 1 << 24;
+
+/// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of matmuls.
+pub(crate) fn panel(width: usize) -> usize {
+    (PANEL / width.max(1)).next_multiple_of(128).max(128)
+}
 
 /// `a` [M, K] times `b` [K, N], both in f32.
 ///
@@ -17,18 +25,47 @@ use crate::device::{ProductBackend, has_tensor_cores};
 pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cubecl-runtime")]
     if has_tensor_cores(&a.device()) {
-        let parts = |x: Tensor<2>| {
-            let high = x.clone().cast(FloatDType::BF16);
-            let rest = x - high.clone().cast(FloatDType::F32);
-            let middle = rest.clone().cast(FloatDType::BF16);
-            let low = (rest - middle.clone().cast(FloatDType::F32)).cast(FloatDType::BF16);
-            [high, middle, low]
-        };
-        let ([a, a1, a2], [b, b1, b2]) = (parts(a), parts(b));
-        let of = |a: &Tensor<2>, b: &Tensor<2>| product_of_halves(a.clone(), b.clone());
-        return of(&a2, &b) + of(&a1, &b1) + of(&a, &b2) + (of(&a1, &b) + of(&a, &b1)) + of(&a, &b);
+        return product_of_parts(a, b);
     }
     a.matmul(b)
+}
+
+/// A product of factors in f32, each as the sum of three in bf16. The six products of these take six times the memory of the result: it is computed in panels, of
+/// rows or of columns, whichever are more.
+#[cfg(feature = "cubecl-runtime")]
+fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+    let parts = |x: Tensor<2>| {
+        let high = x.clone().cast(FloatDType::BF16);
+        let rest = x - high.clone().cast(FloatDType::F32);
+        let middle = rest.clone().cast(FloatDType::BF16);
+        let low = (rest - middle.clone().cast(FloatDType::F32)).cast(FloatDType::BF16);
+        [high, middle, low]
+    };
+    let of = |a: &Tensor<2>, b: &Tensor<2>| product_of_halves(a.clone(), b.clone());
+    let sum = |[a, a1, a2]: &[Tensor<2>; 3], [b, b1, b2]: &[Tensor<2>; 3]| {
+        of(a2, b) + of(a1, b1) + of(a, b2) + (of(a1, b) + of(a, b1)) + of(a, b)
+    };
+    let ([m, k], [_, n]) = (a.dims(), b.dims());
+    let (lines, most) = (m.max(n), panel(k.max(m.min(n))));
+    if lines <= most {
+        return sum(&parts(a), &parts(b));
+    }
+    let mut found = Tensor::empty([m, n], (&a.device(), DType::F32));
+    let ranges = (0..lines).step_by(most).map(|start| start..lines.min(start + most));
+    if m < n {
+        let a = parts(a);
+        for columns in ranges {
+            let product = sum(&a, &parts(b.clone().slice(s![.., columns.clone()])));
+            found = found.slice_assign(s![.., columns], product);
+        }
+    } else {
+        let b = parts(b);
+        for rows in ranges {
+            let product = sum(&parts(a.clone().slice(s![rows.clone(), ..])), &b);
+            found = found.slice_assign(s![rows, ..], product);
+        }
+    }
+    found
 }
 
 /// `xᵀ y` [K, N] in f32, of activations [tokens, K] and [tokens, N] in one dtype: products of values in 16 bits are exact.

@@ -282,10 +282,14 @@ fn the_devices_sums_are_those_of_the_host() {
     let mut sums = HessianSums::new(2, &device);
     sums.add(Tensor::from_data([[1.0, 2.0]], &device)).unwrap();
     sums.add(Tensor::from_data([[1.0, f32::NAN]], &device)).unwrap();
-    // A batch is checked when the next has been added, or the sums are used.
+    // Batches are checked when there are sixteen, or the sums are used.
     let refused = QuantError::NonFiniteBatch { batch: 1 };
     assert_eq!(sums.hessian(), Err(refused.clone()));
-    assert_eq!(sums.add(Tensor::from_data([[1.0, 2.0]], &device)), Err(refused));
+    let mut add = || sums.add(Tensor::from_data([[1.0, 2.0]], &device));
+    for _ in 2..15 {
+        add().unwrap();
+    }
+    assert_eq!(add(), Err(refused));
 }
 
 pub(crate) fn tensor(values: Vec<f32>, columns: usize) -> Tensor<2> {

@@ -134,7 +134,7 @@ fn divided_sums_are_those_of_divided_inputs() {
         assert!(difference < 1e-4 * norm(&mut expected.iter().copied()), "{difference}");
     };
     let values = |tensor: burn::tensor::Tensor<2>| tensor.try_into_vec_as::<f32>().unwrap();
-    let correction = |sums: &HessianSums| values(sums.correction(tensor(weight.clone(), n)).unwrap());
+    let correction = |sums: &HessianSums| values(sums.correction(tensor(weight.clone(), n), 0..n).unwrap());
     for with_residual in [false, true] {
         let (found, expected) = (sums_of(&vec![1.0; k], with_residual).divided(&scales), sums_of(&scales, with_residual));
         assert_eq!(found.tokens(), expected.tokens());

@@ -7,7 +7,7 @@ use crate::device::rounds;
 use crate::factor::{ATTEMPTS, inverse, upper_factor};
 use crate::grid::has_two_four;
 use crate::hessian::read;
-use crate::product::product;
+use crate::product::{panel, product};
 use crate::{HessianSums, QuantError};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
@@ -46,15 +46,10 @@ pub(super) fn gptq(
     let layer = Layer::new(&sums.diagonal()?, n, spec, options)?;
     let order: Vec<i32> = layer.order.iter().map(|&row| row as i32).collect();
     let order = Tensor::<1, Int>::from_data(TensorData::new(order, [k]), (&device, DType::I32));
-    let hessian = sums.sum().select(0, order.clone()).select(1, order.clone());
-    let (factor, damping) = inverse_factor(hessian, &layer, options.damping)?;
-
+    let (factor, damping) = inverse_factor(&sums.sum(), &order, &layer, options.damping)?;
     let mut rows = weight.clone().select(0, order.clone());
-    if options.correction != 0.0
-        && let Some(right) = sums.correction(weight)
-    {
-        let half = product(factor.clone(), right.select(0, order));
-        rows = rows + product(factor.clone().transpose(), half).mul_scalar(options.correction);
+    if options.correction != 0.0 {
+        rows = corrected(rows, weight, sums, &factor, &order, options.correction);
     }
 
     let levels = Levels::new(spec, options.sparsity);
@@ -114,6 +109,29 @@ pub(super) fn gptq(
     Ok(Some((Gptq { weight, losses: per_token(losses, sums.tokens()), damping, dead: layer.dead() }, values)))
 }
 
+/// The rows of a weight in the order in which they are rounded, with `part` of what its columns change by for their outputs to be the float model's.
+fn corrected(
+    mut rows: Tensor<2>,
+    weight: Tensor<2>,
+    sums: &HessianSums,
+    factor: &Tensor<2>,
+    order: &Tensor<1, Int>,
+    part: f32,
+) -> Tensor<2> {
+    let [k, n] = rows.dims();
+    // Columns are independent of each other, and the matrices here are as large as those that they are of.
+    let most = panel(k);
+    for start in (0..n).step_by(most) {
+        let columns = start..n.min(start + most);
+        let Some(right) = sums.correction(weight.clone(), columns.clone()) else { break };
+        let half = product(factor.clone(), right.select(0, order.clone()));
+        let change = product(factor.clone().transpose(), half).mul_scalar(part);
+        let changed = rows.clone().slice(s![.., columns.clone()]) + change;
+        rows = rows.slice_assign(s![.., columns], changed);
+    }
+    rows
+}
+
 /// True if all values are numbers, none of which is near the largest.
 fn is_finite(weight: &Tensor<2>) -> Result<bool, QuantError> {
     Ok(read(weight.clone().abs().sum())?.iter().all(|sum| sum.is_finite()))
@@ -148,9 +166,10 @@ fn block_of(factor: &Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     ones.slice_assign(s![0..rows, 0..rows], part)
 }
 
-/// The upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] in the order in which rows are rounded, and the damping that it took: what
-/// [`InverseFactor`](crate::factor::InverseFactor) is on the host.
-fn inverse_factor(hessian: Tensor<2>, layer: &Layer, damping: f64) -> Result<(Tensor<2>, f64), QuantError> {
+/// The upper triangular `U` with `H⁻¹ = Uᵀ U` of a Hessian [K, K] whose features are rounded in `order`, and the damping that it took: what
+/// [`InverseFactor`](crate::factor::InverseFactor) is on the host. Beside the Hessian one matrix of its size is on the device: what each step leaves is where the
+/// one before had it.
+fn inverse_factor(hessian: &Tensor<2>, order: &Tensor<1, Int>, layer: &Layer, damping: f64) -> Result<(Tensor<2>, f64), QuantError> {
     let k = layer.moments.len();
     let live = layer.moments.iter().filter(|&&moment| moment > 0.0).count().max(1);
     let mean = layer.moments.iter().sum::<f64>() / live as f64;
@@ -158,25 +177,36 @@ fn inverse_factor(hessian: Tensor<2>, layer: &Layer, damping: f64) -> Result<(Te
     for attempt in 0..=ATTEMPTS {
         tried = damping.max(f64::EPSILON) * 10f64.powi(attempt);
         let added: Vec<f64> = layer.moments.iter().map(|&moment| if moment > 0.0 { tried * mean } else { 1.0 }).collect();
-        if let Some((factor, inverses)) = upper_blocks(&hessian, &added)? {
-            drop(hessian);
-            return Ok((inverse_of(&factor, inverses), tried));
+        if let Some((factor, inverses)) = upper_blocks(ordered(hessian, order), &added)? {
+            return Ok((inverse_of(factor, inverses), tried));
         }
         tracing::debug!(damping = tried, "a Hessian has no Cholesky factor; damping grows");
     }
     Err(QuantError::NoFactor { k, damping: tried })
 }
 
+/// A Hessian with its features in another order.
+fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
+    let (k, most) = (order.dims()[0], panel(order.dims()[0]));
+    let mut found = Tensor::empty([k, k], (&hessian.device(), DType::F32));
+    for start in (0..k).step_by(most) {
+        let rows = start..k.min(start + most);
+        let part = hessian.clone().select(0, order.clone().slice(s![rows.clone()])).select(1, order.clone());
+        found = found.slice_assign(s![rows, ..], part);
+    }
+    found
+}
+
 /// The upper triangular `R` with `H + added = R Rᵀ`, and the inverses of its diagonal blocks: a blocked Cholesky factorisation that begins with the last block.
-/// `None` if that is not positive definite.
-fn upper_blocks(hessian: &Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>, Vec<Tensor<2>>)>, QuantError> {
+/// `R` takes the place of the Hessian, of which the blocks below the diagonal stay. `None` if `H + added` is not positive definite.
+fn upper_blocks(hessian: Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>, Vec<Tensor<2>>)>, QuantError> {
     let (k, device) = (added.len(), hessian.device());
-    let mut factor = Tensor::<2>::zeros([k, k], (&device, DType::F32));
+    let mut factor = hessian;
     let mut inverses = Vec::new();
     for start in (0..k).step_by(BLOCK).rev() {
         let end = k.min(start + BLOCK);
         let rows = end - start;
-        let mut panel = hessian.clone().slice(s![0..end, start..end]);
+        let mut panel = factor.clone().slice(s![0..end, start..end]);
         if end < k {
             let after = factor.clone().slice(s![0..end, end..k]);
             let own = factor.clone().slice(s![start..end, end..k]);
@@ -188,9 +218,10 @@ fn upper_blocks(hessian: &Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>,
         let inverted = inverse(rows, &root);
         let to_device = |values: Vec<f32>| Tensor::<2>::from_data(TensorData::new(values, [rows, rows]), (&device, DType::F32));
         let inverted = to_device(inverted);
+        // Before anything is written: nothing else may look at the matrix then, or all of it would be copied.
+        let above = (start > 0).then(|| product(panel.slice(s![0..start, ..]), inverted.clone().transpose()));
         factor = factor.slice_assign(s![start..end, start..end], to_device(root.into_iter().map(|value| value as f32).collect()));
-        if start > 0 {
-            let above = product(panel.slice(s![0..start, ..]), inverted.clone().transpose());
+        if let Some(above) = above {
             factor = factor.slice_assign(s![0..start, start..end], above);
         }
         inverses.push(inverted);
@@ -198,29 +229,74 @@ fn upper_blocks(hessian: &Tensor<2>, added: &[f64]) -> Result<Option<(Tensor<2>,
     Ok(Some((factor, inverses)))
 }
 
-/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from the last to the first.
-fn inverse_of(factor: &Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
+/// The inverse of an upper triangular matrix, whose diagonal blocks have the inverses given, from the last to the first. It takes the place of the matrix; what is
+/// below its diagonal blocks does not count.
+fn inverse_of(mut factor: Tensor<2>, inverses: Vec<Tensor<2>>) -> Tensor<2> {
     let (k, device) = (factor.dims()[0], factor.device());
-    let mut found = Tensor::<2>::zeros([k, k], (&device, DType::F32));
     for (start, inverted) in (0..k).step_by(BLOCK).rev().zip(inverses) {
         let end = k.min(start + BLOCK);
-        found = found.slice_assign(s![start..end, start..end], inverted);
+        factor = factor.slice_assign(s![start..end, start..end], inverted);
+        if end < k {
+            factor = factor.slice_assign(s![end..k, start..end], Tensor::zeros([k - end, end - start], (&device, DType::F32)));
+        }
     }
-    with_blocks_above(factor, found, 0, k)
+    with_inverse(factor, 0, k)
 }
 
-/// The inverse of the part `start..end` of an upper triangular matrix, put into `found`, which has those of its diagonal blocks: of its halves, and then of what is
-/// above and to the right of both, `-A⁻¹ B D⁻¹` of a matrix `[A, B; 0, D]`.
-fn with_blocks_above(factor: &Tensor<2>, mut found: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
+/// Inverts the part `start..end` of an upper triangular matrix whose diagonal blocks are inverted: its halves, and then what is above and to the right of both,
+/// which becomes `-A⁻¹ B D⁻¹` of a matrix `[A, B; 0, D]`.
+fn with_inverse(mut matrix: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     let blocks = (end - start).div_ceil(BLOCK);
     if blocks < 2 {
-        return found;
+        return matrix;
     }
     let middle = start + blocks / 2 * BLOCK;
-    found = with_blocks_above(factor, found, start, middle);
-    found = with_blocks_above(factor, found, middle, end);
-    let part = |of: &Tensor<2>, rows: Range<usize>, columns: Range<usize>| of.clone().slice(s![rows, columns]);
-    let left = product(part(&found, start..middle, start..middle), part(factor, start..middle, middle..end));
-    let above = product(left, part(&found, middle..end, middle..end)).neg();
-    found.slice_assign(s![start..middle, middle..end], above)
+    matrix = with_inverse(matrix, start, middle);
+    matrix = with_inverse(matrix, middle, end);
+    // `A⁻¹` has zeros before the diagonal: a row of the result needs only those of `B` from its own on, which are still there.
+    let most = panel(end - start);
+    for top in (start..middle).step_by(most) {
+        let rows = top..middle.min(top + most);
+        let part = |rows: Range<usize>, columns: Range<usize>| matrix.clone().slice(s![rows, columns]);
+        let left = product(part(rows.clone(), top..middle), part(top..middle, middle..end));
+        let above = product(left, part(middle..end, middle..end)).neg();
+        matrix = matrix.slice_assign(s![rows, middle..end], above);
+    }
+    matrix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Hessian;
+    use crate::factor::InverseFactor;
+    use crate::tests::{activations, generator};
+    use burn::tensor::Device;
+    use marlin_format::GroupSize;
+
+    /// In more panels than one, with features that are always zero, and in another order.
+    #[test]
+    fn the_factor_of_blocks_is_that_of_the_host() {
+        let (k, tokens, mut rng) = (2500, 200, generator());
+        let mut rows = activations(tokens, k, &mut rng);
+        rows.chunks_exact_mut(k).for_each(|row| row[7] = 0.0);
+        let device = Device::flex();
+        let mut hessian = Hessian::new(k);
+        hessian.add(&rows).unwrap();
+        let mut sums = HessianSums::new(k, &device);
+        sums.add(Tensor::from_data(TensorData::new(rows, [tokens, k]), &device)).unwrap();
+
+        let layer = Layer::new(&hessian.diagonal(), 8, &QuantSpec::int4(GroupSize::G128), &GptqOptions::default()).unwrap();
+        let order: Vec<i32> = layer.order.iter().map(|&row| row as i32).collect();
+        let order = Tensor::from_data(TensorData::new(order, [k]), (&device, DType::I32));
+        let (found, damping) = inverse_factor(&sums.sum(), &order, &layer, 0.1).unwrap();
+        let expected = InverseFactor::new(&hessian, &layer.order, 0.1).unwrap();
+        assert_eq!(damping, expected.damping);
+        for (i, found) in read(found).unwrap().chunks_exact(k).enumerate() {
+            assert!(found[..i].iter().all(|&value| value == 0.0), "row {i}");
+            let size = expected.row(i)[0];
+            let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-3 * size;
+            assert!(found[i..].iter().zip(expected.row(i)).all(near), "row {i}");
+        }
+    }
 }

@@ -160,7 +160,7 @@ fn beside_sums(weight: &[f32], n: usize, sums: &HessianSums) -> Tensor<2> {
 fn beside_on_host(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
     let mut right = None;
     if options.correction != 0.0 && sums.has_drift() {
-        right = sums.correction(beside_sums(weight, n, sums)).map(read).transpose()?;
+        right = sums.correction(beside_sums(weight, n, sums), 0..n).map(read).transpose()?;
     }
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
