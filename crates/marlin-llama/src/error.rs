@@ -63,6 +63,14 @@ pub enum LlamaError {
         /// The cause.
         source: QuantError,
     },
+    /// Hidden states of calibration samples that the device did not return.
+    #[error("the hidden states in {block} cannot be read from the device: {reason}")]
+    HiddenStates {
+        /// The block's name in the checkpoint, or that of the embedding.
+        block: String,
+        /// The error of the device.
+        reason: String,
+    },
     /// A run that was stopped.
     #[error("stopped; the same arguments go on with the blocks that are done")]
     Stopped,

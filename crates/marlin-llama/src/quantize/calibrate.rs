@@ -1,6 +1,6 @@
 //! Quantisers that look at data, block after block: each sees the inputs that the quantised blocks before it give.
 //!
-//! One block is on the device at a time, with the hidden states of all samples. Within a block the layers go in the order in which they run, and each layer
+//! One block is on the device at a time, and as many hidden states of the samples as have room; the others come there batch by batch ([`Hidden`]). Within a block the layers go in the order in which they run, and each layer
 //! sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs, its output.
 
 use std::ops::{ControlFlow, Range};
@@ -11,9 +11,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, s};
 use marlin_decode::{self as decode, Row};
 use marlin_format::checkpoint::{Checkpoint, TensorData as FileTensor, compressed_tensors};
 use marlin_format::{PlainWeight, QuantSpec};
-use marlin_quant::{HessianSums, LayerLoss, QuantError, Quantizer};
+use marlin_quant::{HessianSums, LayerLoss, Quantizer};
 use rayon::prelude::*;
 
+use super::hidden::{Hidden, rooms};
 use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
@@ -57,10 +58,11 @@ pub(super) struct Walk<'a> {
 
 /// Samples of one length.
 pub(super) struct Batch {
-    /// As the quantised layers have left them.
-    pub(super) quantized: Tensor<3>,
+    tokens: usize,
+    /// Their hidden states as the quantised layers have left them.
+    pub(super) quantized: Hidden,
     /// As the float layers have, where the quantiser looks at data.
-    float: Tensor<3>,
+    float: Option<Hidden>,
     /// Its tokens as rows of prompts, on devices with flash attention.
     pub(super) rows: Option<model::Batch>,
 }
@@ -88,6 +90,9 @@ impl<'a> Walk<'a> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let table = source.embedding("model.embed_tokens", shape)?.val();
         let has_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
+        let failed = |reason| LlamaError::HiddenStates { block: "model.embed_tokens".into(), reason };
+        let tokens: usize = samples.iter().map(Vec::len).sum();
+        let [mut room, mut float_room] = rooms(self.device, tokens * self.config.hidden_size * DType::from(self.dtype).size());
         let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
         sorted.sort_by_key(|sample| sample.len());
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
@@ -100,9 +105,11 @@ impl<'a> Walk<'a> {
             for batch in samples.chunks((most_tokens / seq).max(1)) {
                 let tokens: Vec<u32> = batch.iter().flat_map(|sample| sample.iter().copied()).collect();
                 let rows = is_flash.then(|| prompt_rows(&tokens, seq, self.device));
-                let tokens = token_tensor(&tokens, [batch.len(), seq], self.device);
-                let hidden = burn::tensor::module::embedding(table.clone(), tokens);
-                self.batches.push(Batch { quantized: hidden.clone(), float: hidden, rows });
+                let hidden = burn::tensor::module::embedding(table.clone(), token_tensor(&tokens, [batch.len(), seq], self.device));
+                let quantized = Hidden::new(hidden.clone(), &mut room).map_err(failed)?;
+                let looks = self.quantizer.looks_at_data();
+                let float = looks.then(|| Hidden::new(hidden, &mut float_room)).transpose().map_err(failed)?;
+                self.batches.push(Batch { tokens: tokens.len(), quantized, float, rows });
             }
         }
         Ok(())
@@ -132,16 +139,12 @@ impl<'a> Walk<'a> {
         };
         let mut block = Block { name, done, scales, quantized: Vec::new(), on_layer };
 
-        let float = layer.clone();
+        let mut float = layer.clone();
         for part in Part::ALL {
-            let projection = self.quantize(&mut block, part, &layer, &float)?;
+            self.release_memory(&block.name)?;
+            let projection = self.quantize(&mut block, part, &layer, &mut float)?;
             part.replace(&mut layer, projection);
-            if part.is_residual() {
-                for index in 0..self.batches.len() {
-                    let Batch { quantized, rows, .. } = &self.batches[index];
-                    self.batches[index].quantized = quantized.clone() + self.outputs(part, &layer, quantized, rows.as_ref());
-                }
-            }
+            self.pass(|batch| Some(&mut batch.quantized), &block.name, part, &layer)?;
         }
         if done.is_none() {
             let scaled = self.scaled_tensors(&block.name, &block.scales)?;
@@ -149,6 +152,13 @@ impl<'a> Walk<'a> {
             self.saved()?;
             self.saving = Some(thread::spawn(move || save(weights, scaled, &partial, index)));
         }
+        Ok(())
+    }
+
+    /// Gives the device's allocator back what the tensors of a part of a block took: those of the next one have other sizes.
+    fn release_memory(&self, block: &str) -> Result<(), LlamaError> {
+        self.device.sync().map_err(|error| LlamaError::HiddenStates { block: block.into(), reason: error.to_string() })?;
+        self.device.memory_cleanup();
         Ok(())
     }
 
@@ -200,12 +210,12 @@ impl<'a> Walk<'a> {
     }
 
     /// A part of a block as one projection, with the values of its quantised weights for inputs that are not scaled. The float hidden states have passed it then.
-    fn quantize(&mut self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &Layer) -> Result<Projection, LlamaError> {
+    fn quantize(&mut self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &mut Layer) -> Result<Projection, LlamaError> {
         let plans = self.plans_of(&block.name, part);
         let factors = block.scales.factors(self.config, part, &plans);
         let weight = match block.done {
             Some(checkpoint) => {
-                self.pass_float(part, float);
+                self.pass_float(&block.name, part, float)?;
                 self.upload(&plans, self.read(checkpoint, &plans)?)
             }
             None => self.find(block, &plans, &factors, part, layer, float)?,
@@ -242,36 +252,64 @@ impl<'a> Walk<'a> {
 
     /// Tokens of all samples.
     fn tokens(&self) -> usize {
-        let tokens = |batch: &Batch| batch.quantized.dims()[..2].iter().product::<usize>();
-        self.batches.iter().map(tokens).sum()
+        self.batches.iter().map(|batch| batch.tokens).sum()
     }
 
     /// Takes the float hidden states past a part.
-    fn pass_float(&mut self, part: Part, float: &Layer) {
-        if !part.is_residual() || !self.quantizer.looks_at_data() {
-            return;
-        }
-        for index in 0..self.batches.len() {
-            let Batch { float: hidden, rows, .. } = &self.batches[index];
-            self.batches[index].float = hidden.clone() + self.outputs(part, float, hidden, rows.as_ref());
-        }
+    fn pass_float(&mut self, block: &str, part: Part, float: &Layer) -> Result<(), LlamaError> {
+        self.pass(|batch| batch.float.as_mut(), block, part, float)
     }
 
-    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and beside them of the float one, whose hidden states it takes past the part.
-    fn sums(&mut self, part: Part, k: usize, layer: &Layer, float: &Layer) -> Result<HessianSums, QuantError> {
+    /// Takes the hidden states of one of the models past a part of a layer of a block. Outputs that are not added to them leave them as they are.
+    fn pass(&mut self, states: fn(&mut Batch) -> Option<&mut Hidden>, block: &str, part: Part, layer: &Layer) -> Result<(), LlamaError> {
+        for index in (0..self.batches.len()).filter(|_| part.is_residual()) {
+            let Some(hidden) = states(&mut self.batches[index]).map(|hidden| hidden.get(self.device)) else { continue };
+            let outputs = self.outputs(part, layer, &hidden, self.batches[index].rows.as_ref());
+            if let Some(place) = states(&mut self.batches[index]) {
+                place.set(hidden + outputs).map_err(|reason| LlamaError::HiddenStates { block: block.into(), reason })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The hidden states of a batch on the device, of the quantised layers and of the float ones.
+    fn states(&self, index: usize) -> Option<(Tensor<3>, Option<Tensor<3>>)> {
+        let Batch { quantized, float, .. } = self.batches.get(index)?;
+        Some((quantized.get(self.device), float.as_ref().map(|float| float.get(self.device))))
+    }
+
+    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and beside them of the float one, whose hidden states it takes past the
+    /// part. `first` is the layer that errors are of.
+    fn sums(&mut self, first: &str, part: Part, k: usize, layer: &Layer, float: &Layer) -> Result<HessianSums, LlamaError> {
+        let failed = |error| refused(first, error);
+        let failed_states = |reason| LlamaError::HiddenStates { block: first.into(), reason };
         let mut sums = HessianSums::new(k, self.device);
-        for index in 0..self.batches.len() {
-            let Batch { quantized, float: hidden, rows: of_batch } = &self.batches[index];
-            let inputs = self.inputs(part, layer, quantized, of_batch.as_ref());
-            let float_inputs = self.inputs(part, float, hidden, of_batch.as_ref());
-            if part.is_residual() {
-                let outputs = part.forward(float, float_inputs);
-                // Outputs before hidden states: the difference of two that are close is exact.
-                let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized.clone());
-                sums.add_with_residual(rows(inputs), rows(residual))?;
-                self.batches[index].float = hidden.clone() + outputs;
-            } else {
-                sums.add_beside(rows(inputs), rows(float_inputs))?;
+        let mut next = self.states(0);
+        for index in 0.. {
+            let Some((quantized, hidden)) = next else { break };
+            let of_batch = self.batches[index].rows.as_ref();
+            let inputs = self.inputs(part, layer, &quantized, of_batch);
+            let mut passed = None;
+            match hidden {
+                None => sums.add(rows(inputs)).map_err(failed)?,
+                Some(hidden) => {
+                    let float_inputs = self.inputs(part, float, &hidden, of_batch);
+                    if part.is_residual() {
+                        let outputs = part.forward(float, float_inputs);
+                        // Outputs before hidden states: the difference of two that are close is exact.
+                        let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized);
+                        sums.add_with_residual(rows(inputs), rows(residual)).map_err(failed)?;
+                        passed = Some(hidden + outputs);
+                    } else {
+                        sums.add_beside(rows(inputs), rows(float_inputs)).map_err(failed)?;
+                    }
+                }
+            }
+            // The next batch goes to the device while that computes, before the host waits for what this one leaves.
+            self.device.flush().map_err(|error| failed_states(error.to_string()))?;
+            next = self.states(index + 1);
+            if let (Some(place), Some(passed)) = (&mut self.batches[index].float, passed) {
+                place.set(passed).map_err(failed_states)?;
             }
         }
         Ok(sums)
@@ -285,7 +323,7 @@ impl<'a> Walk<'a> {
         factors: &Factors,
         part: Part,
         layer: &Layer,
-        float: &Layer,
+        float: &mut Layer,
     ) -> Result<Tensor<2>, LlamaError> {
         let chosen = |(plan, columns): (&&'a Plan<'a>, Range<usize>)| match &plan.target {
             Target::Quantize(name) => Some(Chosen { name, spec: plan.spec, columns }),
@@ -293,15 +331,16 @@ impl<'a> Walk<'a> {
         };
         let mut rest: Vec<Chosen<'_>> = plans.iter().zip(ranges(plans.iter().map(|plan| plan.n()))).filter_map(chosen).collect();
         let Some(first) = rest.first() else {
-            self.pass_float(part, float);
+            self.pass_float(&block.name, part, float)?;
             return self.float_weight(plans, part, float);
         };
 
         let mut sums = None;
         if self.quantizer.looks_at_data() {
-            let found = self.sums(part, plans[0].k(), layer, float).map_err(|error| refused(first.name, error))?;
+            let found = self.sums(first.name, part, plans[0].k(), layer, float)?;
             sums = Some(if block.scales.has(part) { found.divided(factors.rows()) } else { found });
         }
+        part.release_origin(float, layer);
         let mut weight = factors.multiply(self.float_weight(plans, part, float)?);
         if rest.len() == plans.len() && rest.iter().all(|layer| layer.spec == first.spec) {
             return self.round(block, &rest, weight, sums.as_ref());

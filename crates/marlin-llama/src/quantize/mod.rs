@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod format;
+mod hidden;
 mod overrides;
 mod part;
 mod plan;
@@ -174,8 +175,9 @@ pub struct QuantizedLayer {
 /// `quantization_config`, tokenizer and generation config are copied.
 /// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
 ///
-/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with the hidden states of all samples;
-/// it keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
+/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to 1.3 GB of the samples' hidden
+/// states; the host holds the others, if the device is not the host itself. They are a value for each token and feature, and with GPTQ two.
+/// It keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
 /// same, and its target is the same, bit for bit, where the device's arithmetic is.
 ///
 /// # Errors

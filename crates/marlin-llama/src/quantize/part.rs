@@ -62,6 +62,15 @@ impl Part {
         }
     }
 
+    /// Takes from a float layer what no other part looks at: where this part's inputs came from. The quantised projections are in its place then.
+    pub(super) fn release_origin(self, float: &mut Layer, layer: &Layer) {
+        match self {
+            Self::O => float.self_attn.qkv_proj = layer.self_attn.qkv_proj.clone(),
+            Self::Down => float.mlp.gate_up_proj = layer.mlp.gate_up_proj.clone(),
+            Self::Qkv | Self::GateUp => {}
+        }
+    }
+
     /// Puts a projection in the place of those of a layer.
     pub(super) fn replace(self, layer: &mut Layer, projection: Projection) {
         let group = |group: &mut ProjectionGroup, projection| *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec());

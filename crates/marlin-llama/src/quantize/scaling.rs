@@ -145,8 +145,6 @@ impl Walk<'_> {
     pub(super) fn scales(&self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
         let mut scales = Scales::default();
         let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
-        // Before attention, then before the MLP.
-        let mut hidden: Vec<Tensor<3>> = self.batches.iter().map(|batch| batch.quantized.clone()).collect();
         for part in Part::ALL {
             let plans = self.plans_of(block, part);
             let takes = match part.origin() {
@@ -154,24 +152,24 @@ impl Walk<'_> {
                 Origin::Outputs(origin) => self.plans_of(block, origin).last().is_some_and(is_quantized),
             };
             if takes && !plans.is_empty() && plans.iter().all(is_quantized) {
-                scales.0[part as usize] = Some(self.search(block, part, &plans, layer, &hidden)?);
-            }
-            if part == Part::O {
-                for (hidden, batch) in hidden.iter_mut().zip(&self.batches) {
-                    *hidden = hidden.clone() + self.outputs(part, layer, hidden, batch.rows.as_ref());
-                }
+                scales.0[part as usize] = Some(self.search(block, part, &plans, layer)?);
             }
         }
         Ok(scales)
     }
 
-    /// The scales of a part of a block, for hidden states before attention or the MLP, as the spec of its first layer has them.
-    fn search(&self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer, hidden: &[Tensor<3>]) -> Result<Vec<f32>, LlamaError> {
+    /// The scales of a part of a block, as the spec of its first layer has them.
+    fn search(&self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer) -> Result<Vec<f32>, LlamaError> {
         let failed = |error| refused(plans[0].source(), error);
         let channels = part.channels(self.config);
         let mut sums = HessianSums::new(channels.len(), self.device);
-        for (hidden, batch) in hidden.iter().zip(&self.batches) {
-            sums.add(rows(self.inputs(part, layer, hidden, batch.rows.as_ref()))).map_err(failed)?;
+        for batch in &self.batches {
+            let (mut hidden, of_batch) = (batch.quantized.get(self.device), batch.rows.as_ref());
+            if matches!(part, Part::GateUp | Part::Down) {
+                // Attention once more for each part of the MLP: the hidden states after it would take as much memory as those before.
+                hidden = hidden.clone() + self.outputs(Part::O, layer, &hidden, of_batch);
+            }
+            sums.add(rows(self.inputs(part, layer, &hidden, of_batch))).map_err(failed)?;
         }
         let weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
         let n = plans.iter().map(|plan| plan.n()).sum();
