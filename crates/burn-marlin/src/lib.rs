@@ -27,6 +27,7 @@ mod count;
 pub mod device;
 mod error;
 pub mod fusion;
+pub mod host;
 mod linear;
 mod weight;
 

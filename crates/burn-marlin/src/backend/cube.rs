@@ -6,15 +6,20 @@ use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, FloatDType, Shape, Slice};
-use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::{into_contiguous, into_contiguous_aligned};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
+use cubecl::server::{CopyDescriptor, ServerError};
 use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
 use marlin_kernels::problem::MAX_ELEMENTS;
 use marlin_kernels::{ActivationDtype, Epilogue, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan, repack};
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 impl QuantBackend for CubeBackend {
     fn quant_linear(
@@ -68,6 +73,47 @@ pub fn weight_buffers(weight: WeightTensors<CubeTensor>) -> WeightBuffers {
 /// A tensor of undefined values on the device of another, contiguous.
 pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+}
+
+type Copying = Pin<Box<dyn Future<Output = Result<Bytes, ServerError>> + Send>>;
+
+/// A copy of a tensor's bytes to the host, in progress.
+pub struct Reading(Option<Copying>);
+
+/// Starts to copy a tensor to the host, after the work submitted to its stream before. The device keeps the tensor until the copy is waited for.
+pub fn start_reading(tensor: CubeTensor) -> Reading {
+    let tensor = into_contiguous_aligned(tensor);
+    let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
+    let (client, size) = (kept_client(&tensor), tensor.dtype.size());
+    Reading(Some(Box::pin(client.read_one_tensor_async(CopyDescriptor::new(tensor.handle.binding(), shape, strides, size)))))
+}
+
+/// Returns the client of a tensor's device with a static lifetime: the future of [`Client::read_one_tensor_async`] borrows the client and outlives the tensor.
+fn kept_client(tensor: &CubeTensor) -> &'static Client {
+    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
+    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    clients.entry(tensor.device.clone()).or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
+}
+
+impl Reading {
+    /// Waits for the copy. Its bytes are where the runtime has put them: on CUDA in memory that the device reads without a copy.
+    ///
+    /// # Errors
+    /// The device failed. Kernels run asynchronously, so their faults are reported here.
+    pub fn wait(mut self) -> Result<Bytes, ServerError> {
+        self.0.take().map_or_else(|| Ok(Bytes::from_bytes_vec(Vec::new())), cubecl::future::block_on)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // If a read is not awaited, cubecl-wgpu 0.11.3 copies into its buffer again while the buffer is still mapped, and the device is lost.
+        if let Some(copying) = self.0.take()
+            && let Err(error) = cubecl::future::block_on(copying)
+        {
+            tracing::debug!(?error, "a read that was not awaited failed");
+        }
+    }
 }
 
 /// The problem of multiplying `m` rows of activations in a dtype with a weight.

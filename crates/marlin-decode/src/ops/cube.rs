@@ -11,13 +11,13 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Device, Shape};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::fusion::FusionCubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeBackend, CubeDevice};
 use burn_fusion::FusionTensor;
-use burn_marlin::backend::cube::{buffer, empty, launch_linear, launched, weight_buffers, weight_problem};
+use burn_marlin::backend::cube::{self, Reading, buffer, empty, launch_linear, launched, weight_buffers, weight_problem};
 use burn_marlin::backend::{OptionalFloat, QuantTensors, activation_dtype, linear_shape};
 use bytemuck::cast_slice;
 use cubecl::bytes::Bytes;
@@ -35,9 +35,6 @@ use marlin_kernels::{
     ActivationDtype, Epilogue, EpilogueStage, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Runtime,
     Target, plan,
 };
-use std::collections::HashMap;
-use std::pin::Pin;
-use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// The compute capability from which on cards have the tensor memory accelerator.
 const TMA_CAPABILITY: u32 = 90;
@@ -262,42 +259,19 @@ pub(crate) fn client(device: &Device) -> Option<Client> {
     }
 }
 
-type Reading = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
-
 /// A copy of a tensor's words to the host, in progress.
-pub(crate) struct WordsRead(Option<Reading>);
+pub(crate) struct WordsRead(Reading);
 
-/// Starts to copy a contiguous i32 tensor to the host, after the work submitted to its stream before.
+/// Starts to copy an i32 tensor to the host, after the work submitted to its stream before.
 pub(crate) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
     let client = tensor.client.clone();
-    let tensor = client.resolve_tensor_int::<CubeBackend>(tensor);
-    WordsRead(Some(Box::pin(kept_client(&tensor).read_async(vec![tensor.handle]))))
-}
-
-/// Returns the client of a tensor's device with a static lifetime: the future of [`Client::read_async`] borrows the client and outlives the tensor.
-fn kept_client(tensor: &CubeTensor) -> &'static Client {
-    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
-    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
-    clients.entry(tensor.device.clone()).or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
+    WordsRead(cube::start_reading(client.resolve_tensor_int::<CubeBackend>(tensor)))
 }
 
 impl WordsRead {
-    pub(crate) fn wait(mut self) -> Result<Vec<i32>, ServerError> {
-        let Some(reading) = self.0.take() else { return Ok(Vec::new()) };
-        let bytes = cubecl::future::block_on(reading)?;
-        let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
-        Ok(words.map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
-    }
-}
-
-impl Drop for WordsRead {
-    fn drop(&mut self) {
-        // If a read is not awaited, cubecl-wgpu 0.11.3 copies into its buffer again while the buffer is still mapped, and the device is lost.
-        if let Some(reading) = self.0.take()
-            && let Err(error) = cubecl::future::block_on(reading)
-        {
-            tracing::debug!(?error, "a read that was not awaited failed");
-        }
+    pub(crate) fn wait(self) -> Result<Vec<i32>, ServerError> {
+        let bytes = self.0.wait()?;
+        Ok(bytes.as_chunks().0.iter().map(|&word| i32::from_le_bytes(word)).collect())
     }
 }
 

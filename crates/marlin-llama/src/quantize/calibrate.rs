@@ -1,7 +1,8 @@
 //! Quantisers that look at data, block after block: each sees the inputs that the quantised blocks before it give.
 //!
-//! One block is on the device at a time, and as many hidden states of the samples as have room; the others come there batch by batch ([`Hidden`]). Within a block the layers go in the order in which they run, and each layer
-//! sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs, its output.
+//! One block is on the device at a time, and as many hidden states of the samples as have room; the others come there batch by batch ([`Hidden`]). Within a block
+//! the layers go in the order in which they run, and each layer sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs,
+//! its output. For each of these four all hidden states are looked at once; after two of them, those of either model are new.
 
 use std::ops::{ControlFlow, Range};
 use std::thread::{self, JoinHandle};
@@ -14,7 +15,7 @@ use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::{HessianSums, LayerLoss, Quantizer};
 use rayon::prelude::*;
 
-use super::hidden::{Hidden, rooms};
+use super::hidden::{Batch, Hidden, rooms, unread};
 use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
@@ -52,19 +53,10 @@ pub(super) struct Walk<'a> {
     pub(super) rope: Rope,
     /// Hidden states [samples, seq, hidden] before the part of a block.
     pub(super) batches: Vec<Batch>,
+    /// The part of a layer that the quantised hidden states have yet to pass: they do when they are looked at the next time, and are moved once for both.
+    pub(super) behind: Option<(Part, Layer)>,
     /// The block that is being written while the next one is quantised.
     pub(super) saving: Option<JoinHandle<Result<(), LlamaError>>>,
-}
-
-/// Samples of one length.
-pub(super) struct Batch {
-    tokens: usize,
-    /// Their hidden states as the quantised layers have left them.
-    pub(super) quantized: Hidden,
-    /// As the float layers have, where the quantiser looks at data.
-    float: Option<Hidden>,
-    /// Its tokens as rows of prompts, on devices with flash attention.
-    pub(super) rows: Option<model::Batch>,
 }
 
 /// A layer that is quantised, and its output features among those of its part.
@@ -90,7 +82,7 @@ impl<'a> Walk<'a> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let table = source.embedding("model.embed_tokens", shape)?.val();
         let has_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
-        let failed = |reason| LlamaError::HiddenStates { block: "model.embed_tokens".into(), reason };
+        let failed = |error| unread("model.embed_tokens", &error);
         let tokens: usize = samples.iter().map(Vec::len).sum();
         let [mut room, mut float_room] = rooms(self.device, tokens * self.config.hidden_size * DType::from(self.dtype).size());
         let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
@@ -110,6 +102,10 @@ impl<'a> Walk<'a> {
                 let looks = self.quantizer.looks_at_data();
                 let float = looks.then(|| Hidden::new(hidden, &mut float_room)).transpose().map_err(failed)?;
                 self.batches.push(Batch { tokens: tokens.len(), quantized, float, rows });
+                if let [.., before, _] = &mut self.batches[..] {
+                    before.quantized.arrive().map_err(failed)?;
+                    before.float.as_mut().map_or(Ok(()), Hidden::arrive).map_err(failed)?;
+                }
             }
         }
         Ok(())
@@ -140,11 +136,15 @@ impl<'a> Walk<'a> {
         let mut block = Block { name, done, scales, quantized: Vec::new(), on_layer };
 
         let mut float = layer.clone();
+        self.release_memory(&block.name)?;
         for part in Part::ALL {
-            self.release_memory(&block.name)?;
             let projection = self.quantize(&mut block, part, &layer, &mut float)?;
             part.replace(&mut layer, projection);
-            self.pass(|batch| Some(&mut batch.quantized), &block.name, part, &layer)?;
+            // Outputs that are not added to the hidden states leave them as they are.
+            if part.is_residual() {
+                self.catch_up(&block.name)?;
+                self.behind = Some((part, layer.clone()));
+            }
         }
         if done.is_none() {
             let scaled = self.scaled_tensors(&block.name, &block.scales)?;
@@ -155,9 +155,9 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Gives the device's allocator back what the tensors of a part of a block took: those of the next one have other sizes.
-    fn release_memory(&self, block: &str) -> Result<(), LlamaError> {
-        self.device.sync().map_err(|error| LlamaError::HiddenStates { block: block.into(), reason: error.to_string() })?;
+    /// Gives the device back what its allocator keeps of tensors that are gone: those that come now have other sizes.
+    fn release_memory(&self, at: &str) -> Result<(), LlamaError> {
+        self.device.sync().map_err(|error| LlamaError::HiddenStates { block: at.into(), reason: error.to_string() })?;
         self.device.memory_cleanup();
         Ok(())
     }
@@ -255,63 +255,36 @@ impl<'a> Walk<'a> {
         self.batches.iter().map(|batch| batch.tokens).sum()
     }
 
-    /// Takes the float hidden states past a part.
-    fn pass_float(&mut self, block: &str, part: Part, float: &Layer) -> Result<(), LlamaError> {
-        self.pass(|batch| batch.float.as_mut(), block, part, float)
-    }
-
-    /// Takes the hidden states of one of the models past a part of a layer of a block. Outputs that are not added to them leave them as they are.
-    fn pass(&mut self, states: fn(&mut Batch) -> Option<&mut Hidden>, block: &str, part: Part, layer: &Layer) -> Result<(), LlamaError> {
+    /// Takes the float hidden states past a part of a layer of a block. Outputs that are not added to them leave them as they are.
+    fn pass_float(&mut self, block: &str, part: Part, layer: &Layer) -> Result<(), LlamaError> {
         for index in (0..self.batches.len()).filter(|_| part.is_residual()) {
-            let Some(hidden) = states(&mut self.batches[index]).map(|hidden| hidden.get(self.device)) else { continue };
+            let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else { continue };
             let outputs = self.outputs(part, layer, &hidden, self.batches[index].rows.as_ref());
-            if let Some(place) = states(&mut self.batches[index]) {
-                place.set(hidden + outputs).map_err(|reason| LlamaError::HiddenStates { block: block.into(), reason })?;
-            }
+            self.put(Batch::float, index, hidden + outputs).map_err(|error| unread(block, &error))?;
         }
         Ok(())
-    }
-
-    /// The hidden states of a batch on the device, of the quantised layers and of the float ones.
-    fn states(&self, index: usize) -> Option<(Tensor<3>, Option<Tensor<3>>)> {
-        let Batch { quantized, float, .. } = self.batches.get(index)?;
-        Some((quantized.get(self.device), float.as_ref().map(|float| float.get(self.device))))
     }
 
     /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and beside them of the float one, whose hidden states it takes past the
     /// part. `first` is the layer that errors are of.
     fn sums(&mut self, first: &str, part: Part, k: usize, layer: &Layer, float: &Layer) -> Result<HessianSums, LlamaError> {
         let failed = |error| refused(first, error);
-        let failed_states = |reason| LlamaError::HiddenStates { block: first.into(), reason };
         let mut sums = HessianSums::new(k, self.device);
-        let mut next = self.states(0);
-        for index in 0.. {
-            let Some((quantized, hidden)) = next else { break };
-            let of_batch = self.batches[index].rows.as_ref();
-            let inputs = self.inputs(part, layer, &quantized, of_batch);
-            let mut passed = None;
-            match hidden {
-                None => sums.add(rows(inputs)).map_err(failed)?,
-                Some(hidden) => {
-                    let float_inputs = self.inputs(part, float, &hidden, of_batch);
-                    if part.is_residual() {
-                        let outputs = part.forward(float, float_inputs);
-                        // Outputs before hidden states: the difference of two that are close is exact.
-                        let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized);
-                        sums.add_with_residual(rows(inputs), rows(residual)).map_err(failed)?;
-                        passed = Some(hidden + outputs);
-                    } else {
-                        sums.add_beside(rows(inputs), rows(float_inputs)).map_err(failed)?;
-                    }
-                }
+        self.look(first, |walk, index, quantized| {
+            let hidden = walk.float(index).map_err(|error| unread(first, &error))?;
+            let of_batch = walk.batches[index].rows.as_ref();
+            let inputs = walk.inputs(part, layer, &quantized, of_batch);
+            let Some(hidden) = hidden else { return sums.add(rows(inputs)).map_err(failed) };
+            let float_inputs = walk.inputs(part, float, &hidden, of_batch);
+            if !part.is_residual() {
+                return sums.add_beside(rows(inputs), rows(float_inputs)).map_err(failed);
             }
-            // The next batch goes to the device while that computes, before the host waits for what this one leaves.
-            self.device.flush().map_err(|error| failed_states(error.to_string()))?;
-            next = self.states(index + 1);
-            if let (Some(place), Some(passed)) = (&mut self.batches[index].float, passed) {
-                place.set(passed).map_err(failed_states)?;
-            }
-        }
+            let outputs = part.forward(float, float_inputs);
+            // Outputs before hidden states: the difference of two that are close is exact.
+            let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized);
+            sums.add_with_residual(rows(inputs), rows(residual)).map_err(failed)?;
+            walk.put(Batch::float, index, hidden + outputs).map_err(|error| unread(first, &error))
+        })?;
         Ok(sums)
     }
 
@@ -339,6 +312,7 @@ impl<'a> Walk<'a> {
         if self.quantizer.looks_at_data() {
             let found = self.sums(first.name, part, plans[0].k(), layer, float)?;
             sums = Some(if block.scales.has(part) { found.divided(factors.rows()) } else { found });
+            self.release_memory(first.name)?;
         }
         part.release_origin(float, layer);
         let mut weight = factors.multiply(self.float_weight(plans, part, float)?);

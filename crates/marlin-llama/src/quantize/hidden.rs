@@ -1,58 +1,74 @@
 //! The hidden states of the samples of a calibration, between the parts of blocks that they pass.
 
-use burn::tensor::{Bytes, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_marlin::device::target;
-use cubecl::bytes::Reader;
+use burn_marlin::host::{HostTensor, ReadError};
 use marlin_kernels::Runtime;
-use rayon::prelude::*;
+
+use super::calibrate::Walk;
+use crate::LlamaError;
+use crate::model;
 
 /// Bytes of hidden states that stay on a device. For a model with 4,096 features in 16 bits they are those of 164,000 tokens.
+///
+/// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in both models: 3 GB are on the host then, which is to need no more
+/// than 4 GB for all. A block looks at each of these four times and writes it twice.
 const DEVICE_BYTES: usize = 5 << 28;
 
-/// Bytes that a thread copies at a time.
-const COPY_BYTES: usize = 1 << 20;
-
-/// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in host memory until they are looked at.
+/// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the host until they are looked at.
 pub(super) enum Hidden {
     OnDevice(Tensor<3>),
-    /// Bytes that uploads share: none copies them before.
-    OnHost(TensorData),
+    OnHost(HostTensor<3>),
 }
 
 impl Hidden {
     /// On the device if they take no more than its `room`, from which they are taken then.
     ///
     /// # Errors
-    /// What the device says where it fails.
-    pub(super) fn new(states: Tensor<3>, room: &mut usize) -> Result<Self, String> {
+    /// The device failed.
+    pub(super) fn new(states: Tensor<3>, room: &mut usize) -> Result<Self, ReadError> {
         let bytes = states.shape().num_elements() * states.dtype().size();
         match room.checked_sub(bytes) {
             Some(rest) => {
                 *room = rest;
                 Ok(Self::OnDevice(states))
             }
-            None => Ok(Self::OnHost(to_host(states)?)),
+            None => Ok(Self::OnHost(HostTensor::start(states)?)),
         }
     }
 
     /// The hidden states on the device.
-    pub(super) fn get(&self, device: &Device) -> Tensor<3> {
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn get(&mut self, device: &Device) -> Result<Tensor<3>, ReadError> {
         match self {
-            Self::OnDevice(states) => states.clone(),
-            Self::OnHost(data) => Tensor::from_data(data.clone(), (device, data.dtype())),
+            Self::OnDevice(states) => Ok(states.clone()),
+            Self::OnHost(states) => states.to_device(device),
         }
     }
 
-    /// Puts others in their place.
+    /// Puts others in their place. On the host they are there after [`arrive`](Self::arrive), and the device has no place for others until then.
     ///
     /// # Errors
-    /// What the device says where it fails.
-    pub(super) fn set(&mut self, states: Tensor<3>) -> Result<(), String> {
+    /// The device failed.
+    pub(super) fn set(&mut self, states: Tensor<3>) -> Result<(), ReadError> {
         match self {
             Self::OnDevice(before) => *before = states,
-            Self::OnHost(before) => *before = to_host(states)?,
+            Self::OnHost(before) => *before = HostTensor::start(states)?,
         }
         Ok(())
+    }
+
+    /// Waits until they are where they stay.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn arrive(&mut self) -> Result<(), ReadError> {
+        match self {
+            Self::OnDevice(_) => Ok(()),
+            Self::OnHost(states) => states.wait(),
+        }
     }
 }
 
@@ -65,15 +81,78 @@ pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     }
 }
 
-/// Hidden states in memory of the host. What the device's runtime reads them into is its own, and keeps the tensor.
-fn to_host(states: Tensor<3>) -> Result<TensorData, String> {
-    let dtype = states.dtype();
-    let data = states.try_into_data().map_err(|error| error.to_string())?;
-    let read = data.bytes().read(Reader::new()).map_err(|error| error.to_string())?;
-    let mut bytes = vec![0; read.len()];
-    bytes.par_chunks_mut(COPY_BYTES).zip(read.par_chunks(COPY_BYTES)).for_each(|(to, from)| to.copy_from_slice(from));
-    let shared = Bytes::from_bytes_vec(bytes).shared();
-    Ok(TensorData::from_bytes(shared, data.shape().clone(), dtype))
+/// Samples of one length.
+pub(super) struct Batch {
+    pub(super) tokens: usize,
+    /// Their hidden states as the quantised layers have left them.
+    pub(super) quantized: Hidden,
+    /// As the float layers have, where the quantiser looks at data.
+    pub(super) float: Option<Hidden>,
+    /// Its tokens as rows of prompts, on devices with flash attention.
+    pub(super) rows: Option<model::Batch>,
+}
+
+impl Batch {
+    pub(super) fn quantized(&mut self) -> Option<&mut Hidden> {
+        Some(&mut self.quantized)
+    }
+
+    pub(super) fn float(&mut self) -> Option<&mut Hidden> {
+        self.float.as_mut()
+    }
+}
+
+impl Walk<'_> {
+    /// The hidden states of a batch on the device, as the float layers have left them.
+    pub(super) fn float(&mut self, index: usize) -> Result<Option<Tensor<3>>, ReadError> {
+        self.batches[index].float.as_mut().map(|float| float.get(self.device)).transpose()
+    }
+
+    /// The hidden states of a batch on the device, as the quantised layers have left them: past the part that they had yet to pass.
+    fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
+        let hidden = self.batches[index].quantized.get(self.device)?;
+        let Some((part, layer)) = &self.behind else { return Ok(hidden) };
+        let outputs = self.outputs(*part, layer, &hidden, self.batches[index].rows.as_ref());
+        let hidden = hidden + outputs;
+        self.put(Batch::quantized, index, hidden.clone())?;
+        Ok(hidden)
+    }
+
+    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host the next batch is computed, and no further one: each has its place
+    /// on the device until it has arrived.
+    pub(super) fn put(&mut self, of: fn(&mut Batch) -> Option<&mut Hidden>, index: usize, states: Tensor<3>) -> Result<(), ReadError> {
+        if let Some(hidden) = of(&mut self.batches[index]) {
+            hidden.set(states)?;
+        }
+        match index.checked_sub(1).and_then(|before| of(&mut self.batches[before])) {
+            Some(before) => before.arrive(),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `look` with the quantised hidden states of each batch, and the batch's index. `at` is the layer or the block that errors are of.
+    pub(super) fn look(
+        &mut self,
+        at: &str,
+        mut look: impl FnMut(&mut Self, usize, Tensor<3>) -> Result<(), LlamaError>,
+    ) -> Result<(), LlamaError> {
+        for index in 0..self.batches.len() {
+            let hidden = self.quantized(index).map_err(|error| unread(at, &error))?;
+            look(self, index, hidden)?;
+        }
+        self.behind = None;
+        Ok(())
+    }
+
+    /// Takes the quantised hidden states past the part that they have yet to pass, where nothing has looked at them since.
+    pub(super) fn catch_up(&mut self, block: &str) -> Result<(), LlamaError> {
+        if self.behind.is_some() { self.look(block, |_, _, _| Ok(())) } else { Ok(()) }
+    }
+}
+
+/// The error of hidden states that the device did not return, in a block or a layer.
+pub(super) fn unread(at: &str, error: &ReadError) -> LlamaError {
+    LlamaError::HiddenStates { block: at.into(), reason: error.reason.clone() }
 }
 
 #[cfg(test)]
@@ -91,9 +170,9 @@ mod tests {
             let (first, second) = (states(dtype), states(dtype));
             let mut hidden = Hidden::new(first.clone(), &mut room).unwrap();
             assert_eq!(matches!(hidden, Hidden::OnDevice(_)), stays);
-            assert_eq!((hidden.get(&device).to_data(), room), (first.to_data(), 8));
+            assert_eq!((hidden.get(&device).unwrap().to_data(), room), (first.to_data(), 8));
             hidden.set(second.clone()).unwrap();
-            assert_eq!(hidden.get(&device).to_data(), second.to_data());
+            assert_eq!(hidden.get(&device).unwrap().to_data(), second.to_data());
             assert_eq!(matches!(hidden, Hidden::OnDevice(_)), stays);
         }
     }

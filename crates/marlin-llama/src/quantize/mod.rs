@@ -347,7 +347,8 @@ fn calibrate(
     let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
     let rope = Rope::new(config, longest, device);
     let awq = options.method.awq();
-    let mut walk = Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new(), saving: None };
+    let mut walk =
+        Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new(), behind: None, saving: None };
     walk.embed(samples, &mut source)?;
     let mut on_layer = |layer: &LayerLoss| {
         tracing::debug!(?layer, "quantised");

@@ -62,12 +62,13 @@ impl Part {
         }
     }
 
-    /// Takes from a float layer what no other part looks at: where this part's inputs came from. The quantised projections are in its place then.
+    /// Takes from a float layer what neither this part nor one after it looks at: where its inputs came from. The quantised projections are in its place then.
     pub(super) fn release_origin(self, float: &mut Layer, layer: &Layer) {
         match self {
+            Self::Qkv => {}
             Self::O => float.self_attn.qkv_proj = layer.self_attn.qkv_proj.clone(),
+            Self::GateUp => float.self_attn.o_proj = layer.self_attn.o_proj.clone(),
             Self::Down => float.mlp.gate_up_proj = layer.mlp.gate_up_proj.clone(),
-            Self::Qkv | Self::GateUp => {}
         }
     }
 

@@ -142,7 +142,7 @@ impl Factors {
 impl Walk<'_> {
     /// The scales of a block, for the inputs that its float layers get from the quantised blocks before. Parts that have a float layer, or whose inputs come from one,
     /// have none.
-    pub(super) fn scales(&self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
+    pub(super) fn scales(&mut self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
         let mut scales = Scales::default();
         let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
         for part in Part::ALL {
@@ -159,18 +159,18 @@ impl Walk<'_> {
     }
 
     /// The scales of a part of a block, as the spec of its first layer has them.
-    fn search(&self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer) -> Result<Vec<f32>, LlamaError> {
+    fn search(&mut self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer) -> Result<Vec<f32>, LlamaError> {
         let failed = |error| refused(plans[0].source(), error);
         let channels = part.channels(self.config);
         let mut sums = HessianSums::new(channels.len(), self.device);
-        for batch in &self.batches {
-            let (mut hidden, of_batch) = (batch.quantized.get(self.device), batch.rows.as_ref());
+        self.look(plans[0].source(), |walk, index, mut hidden| {
+            let of_batch = walk.batches[index].rows.as_ref();
             if matches!(part, Part::GateUp | Part::Down) {
                 // Attention once more for each part of the MLP: the hidden states after it would take as much memory as those before.
-                hidden = hidden.clone() + self.outputs(Part::O, layer, &hidden, of_batch);
+                hidden = hidden.clone() + walk.outputs(Part::O, layer, &hidden, of_batch);
             }
-            sums.add(rows(self.inputs(part, layer, &hidden, of_batch))).map_err(failed)?;
-        }
+            sums.add(rows(walk.inputs(part, layer, &hidden, of_batch))).map_err(failed)
+        })?;
         let weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
         let n = plans.iter().map(|plan| plan.n()).sum();
         let mut scales = awq_scales(&side_by_side(channels.len(), weights), n, &sums, &channels, &plans[0].spec).map_err(failed)?;
