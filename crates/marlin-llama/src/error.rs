@@ -66,7 +66,7 @@ pub enum LlamaError {
     /// Hidden states of calibration samples that the device did not return.
     #[error("the hidden states in {block} cannot be read from the device: {reason}")]
     HiddenStates {
-        /// The block's name in the checkpoint, or that of the embedding.
+        /// The name in the checkpoint of the block, of its layer whose inputs they were to be, or of the embedding.
         block: String,
         /// The error of the device.
         reason: String,

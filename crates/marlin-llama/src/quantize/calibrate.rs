@@ -257,7 +257,10 @@ impl<'a> Walk<'a> {
 
     /// Takes the float hidden states past a part of a layer of a block. Outputs that are not added to them leave them as they are.
     fn pass_float(&mut self, block: &str, part: Part, layer: &Layer) -> Result<(), LlamaError> {
-        for index in (0..self.batches.len()).filter(|_| part.is_residual()) {
+        if !part.is_residual() {
+            return Ok(());
+        }
+        for index in 0..self.batches.len() {
             let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else { continue };
             let outputs = self.outputs(part, layer, &hidden, self.batches[index].rows.as_ref());
             self.put(Batch::float, index, hidden + outputs).map_err(|error| unread(block, &error))?;
