@@ -1,9 +1,11 @@
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Bits, GroupSize, QuantSpec, ScaleDtype, WeightLayout};
 
 /// The pattern of values that a weight does not store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Sparsity {
     /// Every value is stored.
     #[default]

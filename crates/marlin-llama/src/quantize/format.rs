@@ -4,12 +4,13 @@ use std::borrow::Cow;
 
 use marlin_format::checkpoint::{TensorData, TensorSpec, compressed_tensors, gptq, marlin24};
 use marlin_format::{FormatError, PlainWeight, QuantSpec};
+use serde::{Deserialize, Serialize};
 
 use crate::LlamaError;
 use crate::config::MLP_INPUTS_APART;
 
 /// The form in which a quantised folder is written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileFormat {
     /// compressed-tensors, pack-quantized: llm-compressor's form.
     #[default]

@@ -6,7 +6,7 @@ mod hidden;
 mod overrides;
 mod part;
 mod plan;
-mod resume;
+pub(crate) mod resume;
 mod samples;
 mod scaling;
 
@@ -18,6 +18,7 @@ use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
 use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, ConfigError, Quantization, TensorSpec, gptq};
 use marlin_format::{QuantSpec, Sparsity};
 use marlin_quant::{GptqOptions, LayerLoss, QuantError, Quantizer, Rounding, RowOrder};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -138,7 +139,7 @@ pub struct QuantizeProgress<'a> {
 }
 
 /// The outcome of a quantisation.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuantizeReport {
     /// The layers that are quantised now, as they come in the source.
     pub quantized: Vec<QuantizedLayer>,
@@ -151,7 +152,7 @@ pub struct QuantizeReport {
 }
 
 /// A layer that was quantised.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuantizedLayer {
     /// Its name.
     pub name: String,
@@ -178,7 +179,7 @@ pub struct QuantizedLayer {
 /// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to 1.3 GB of the samples' hidden
 /// states; the host holds the others, if the device is not the host itself. They are a value for each token and feature, and with GPTQ two.
 /// It keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
-/// same, and its target is the same, bit for bit, where the device's arithmetic is.
+/// same, and its target is the same, bit for bit, where the device's arithmetic is. If it was killed when its target was complete, its report is returned.
 ///
 /// # Errors
 /// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
@@ -209,27 +210,39 @@ pub fn quantize_folder(
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
     let plans = plan(&checkpoint, spec, options, overrides, &quantization, &mut excluded)?;
-    // A target with something in it is refused before anything is read.
+    let calibrated = match options.method.calibration() {
+        None => None,
+        Some(calibration) => {
+            check_samples(&llama, &calibration.samples)?;
+            Some((calibration, Partial::new(target, arguments(&checkpoint, &config, spec, options, calibration)?)))
+        }
+    };
+    if let Some((_, partial)) = &calibrated
+        && let Some(report) = partial.report_of(target, options.format)?
+    {
+        partial.remove()?;
+        return Ok(report);
+    }
+    // A target with something in it is refused before any weight is read.
     CheckpointWriter::expect_free(target)?;
     let mut done = 0;
     let mut on_tensor = |tensor: &str| {
         done += 1;
         on_progress(QuantizeProgress { tensor, done, total: plans.len() })
     };
-    let calibrated = match options.method.calibration() {
+    let partial = match calibrated {
         None => None,
-        Some(calibration) => {
-            check_samples(&llama, &calibration.samples)?;
-            let partial = Partial::open(target, &arguments(&checkpoint, &config, spec, options, calibration)?)?;
+        Some((calibration, partial)) => {
+            partial.open()?;
             calibrate(&checkpoint, &llama, &plans, options, calibration, &partial, &mut on_tensor)?;
             Some(partial)
         }
     };
-    let mut writer = match &calibrated {
+    let mut writer = match &partial {
         None => CheckpointWriter::create(target)?,
         Some(partial) => partial.target_writer(target)?,
     };
-    let mut blocks = calibrated.as_ref().map(Partial::reader);
+    let mut blocks = partial.as_ref().map(Partial::reader);
     let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format, act_order)).collect();
     writer.declare(specs)?;
 
@@ -259,7 +272,7 @@ pub fn quantize_folder(
                 report.target_bytes += bytes;
                 let (name, k, n, sparsity) = (layer.clone(), plan.k(), plan.n(), plain.sparsity());
                 report.quantized.push(QuantizedLayer { name, k, n, spec: plan.spec, sparsity, bits_per_weight, loss });
-                calibrated.is_none()
+                partial.is_none()
             }
         };
         if is_new && on_tensor(plan.view.name()).is_break() {
@@ -285,8 +298,11 @@ pub fn quantize_folder(
             writer.copy_file(&path)?;
         }
     }
+    if let Some(partial) = &partial {
+        partial.keep_report(options.format, &report)?;
+    }
     writer.finish()?;
-    if let Some(partial) = calibrated {
+    if let Some(partial) = &partial {
         partial.remove()?;
     }
     tracing::info!(source = %source.display(), target = %target.display(), %spec, layers = report.quantized.len(), "quantised a Llama");

@@ -6,54 +6,100 @@ use std::path::{Path, PathBuf};
 use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, compressed_tensors};
 use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::LayerLoss;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::{FileFormat, QuantizeReport};
 use crate::LlamaError;
 use crate::config::read_json;
 
-const ARGUMENTS: &str = "run.json";
+const RUN: &str = "run.json";
 const LOSSES: &str = "losses.json";
+
+/// The field of the run's file that has the report of a run whose target is complete, or is only to be renamed.
+const COMPLETE: &str = "complete";
 
 /// A folder `TARGET.partial` with the arguments of a run and a folder for each block that is done.
 #[derive(Clone)]
-pub(super) struct Partial {
+pub(crate) struct Partial {
     dir: PathBuf,
+    arguments: Map<String, Value>,
+}
+
+/// What a run that has written its target returns.
+#[derive(Serialize, Deserialize)]
+struct Complete {
+    format: FileFormat,
+    report: QuantizeReport,
 }
 
 impl Partial {
-    /// The folder of a run with these arguments, which is created where there is none.
+    /// The folder of a run with these arguments. Nothing is read or created.
+    pub(crate) fn new(target: &Path, arguments: Map<String, Value>) -> Self {
+        let mut name = target.file_name().unwrap_or_default().to_owned();
+        name.push(".partial");
+        Self { dir: target.with_file_name(name), arguments }
+    }
+
+    /// The report of a run with these arguments and this form that was killed when its target was complete, before this folder was removed.
+    pub(super) fn report_of(&self, target: &Path, format: FileFormat) -> Result<Option<QuantizeReport>, LlamaError> {
+        let path = self.dir.join(RUN);
+        if CheckpointWriter::expect_free(target).is_ok() || !path.exists() {
+            return Ok(None);
+        }
+        let found = read_json(&path)?;
+        let Some(complete) = found.get(COMPLETE).filter(|_| self.other_argument(&found).is_none()) else { return Ok(None) };
+        let complete = Complete::deserialize(complete).map_err(|source| LlamaError::Json { path, source })?;
+        Ok(Some(complete.report).filter(|_| complete.format == format))
+    }
+
+    /// Creates the folder, or checks the one that is there and removes what was being written when its run was killed.
     ///
     /// # Errors
     /// [`LlamaError::OtherRun`] where it is of a run with other arguments; [`LlamaError::Io`].
-    pub(super) fn open(target: &Path, arguments: &Map<String, Value>) -> Result<Self, LlamaError> {
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        name.push(".partial");
-        let dir = target.with_file_name(name);
-        fs::create_dir_all(&dir).map_err(|source| LlamaError::io("create", &dir, source))?;
-        let path = dir.join(ARGUMENTS);
+    pub(super) fn open(&self) -> Result<(), LlamaError> {
+        let dir = &self.dir;
+        fs::create_dir_all(dir).map_err(|source| LlamaError::io("create", dir, source))?;
+        let path = dir.join(RUN);
         if path.exists() {
             let found = read_json(&path)?;
-            for (argument, now) in arguments {
-                let before = found.get(argument).unwrap_or(&Value::Null);
-                if before != now {
-                    return Err(LlamaError::OtherRun { dir, argument: argument.clone(), before: before.to_string(), now: now.to_string() });
-                }
+            if let Some((argument, now)) = self.other_argument(&found) {
+                let before = found.get(argument).unwrap_or(&Value::Null).to_string();
+                return Err(LlamaError::OtherRun { dir: dir.clone(), argument: argument.clone(), before, now: now.to_string() });
             }
         } else {
-            // Renamed when it is whole: a run that is killed now leaves none.
-            let temporary = dir.join(".run.json");
-            let text = format!("{:#}\n", Value::Object(arguments.clone()));
-            fs::write(&temporary, text).map_err(|source| LlamaError::io("write", &temporary, source))?;
-            fs::rename(&temporary, &path).map_err(|source| LlamaError::io("rename", &temporary, source))?;
+            self.write(self.arguments.clone())?;
         }
-        // What was being written when a run was killed: blocks, and the target.
-        let entries = fs::read_dir(&dir).map_err(|source| LlamaError::io("list", &dir, source))?;
+        // Blocks, and the target.
+        let entries = fs::read_dir(dir).map_err(|source| LlamaError::io("list", dir, source))?;
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             if path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
                 fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
             }
         }
-        Ok(Self { dir })
+        Ok(())
+    }
+
+    /// The first argument that a run's file has another value for.
+    fn other_argument(&self, found: &Value) -> Option<(&String, &Value)> {
+        self.arguments.iter().find(|(argument, now)| found.get(argument).unwrap_or(&Value::Null) != *now)
+    }
+
+    /// Writes the run's file, and renames it when it is whole: a run that is killed in between leaves none, or the one before.
+    fn write(&self, fields: Map<String, Value>) -> Result<(), LlamaError> {
+        let temporary = self.dir.join(".run.json");
+        let text = format!("{:#}\n", Value::Object(fields));
+        fs::write(&temporary, text).map_err(|source| LlamaError::io("write", &temporary, source))?;
+        fs::rename(&temporary, self.dir.join(RUN)).map_err(|source| LlamaError::io("rename", &temporary, source))
+    }
+
+    /// Keeps the report of a target that is complete but for its name.
+    pub(crate) fn keep_report(&self, format: FileFormat, report: &QuantizeReport) -> Result<(), LlamaError> {
+        let complete = serde_json::to_value(Complete { format, report: report.clone() });
+        let mut fields = self.arguments.clone();
+        // Numbers and strings, which are always JSON.
+        fields.insert(COMPLETE.into(), complete.unwrap_or_default());
+        self.write(fields)
     }
 
     fn block_dir(&self, block: usize) -> PathBuf {
@@ -90,8 +136,12 @@ impl Partial {
         PartialReader { partial: self, open: None }
     }
 
-    /// Removes the folder, when the target is complete.
-    pub(super) fn remove(self) -> Result<(), LlamaError> {
+    /// Removes the folder, when the target is complete: the run's file after the blocks, so that a run that is killed in between is known to be complete.
+    pub(super) fn remove(&self) -> Result<(), LlamaError> {
+        let entries = fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir()) {
+            fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
+        }
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
     }
 }

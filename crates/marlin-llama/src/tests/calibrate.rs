@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::Device;
-use marlin_format::checkpoint::{Checkpoint, Dtype};
+use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype};
 use marlin_format::{GroupSize, QuantSpec, Sparsity};
 use marlin_quant::QuantError;
 use rand::RngExt;
@@ -14,9 +14,11 @@ use serde_json::json;
 
 use super::folder::logits;
 use super::support::*;
+use crate::config::read_json;
+use crate::quantize::resume::Partial;
 use crate::{
-    Architecture, Calibration, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeReport, RowOrder,
-    SampleOptions, Tokenizer, calibration_samples, evaluate, quantize_folder,
+    Architecture, Calibration, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeProgress, QuantizeReport,
+    RowOrder, SampleOptions, Tokenizer, calibration_samples, evaluate, quantize_folder,
 };
 
 pub(super) const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
@@ -151,10 +153,28 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
     }
     let Err(LlamaError::OtherRun { argument, before, now, .. }) = run(&source, &resumed, &again) else { panic!("another damping") };
     assert_eq!((argument.as_str(), before.as_str(), now.as_str()), ("damping", "0.01", "0.02"));
+    let partial = resumed.with_file_name("model.partial");
+    let arguments = read_json(&partial.join("run.json")).unwrap().as_object().cloned().unwrap();
     let report = run(&source, &resumed, &options).unwrap();
     assert!(report.quantized.iter().all(|layer| layer.loss.is_some()));
     assert_same_bytes(&whole, &resumed);
-    assert!(!resumed.with_file_name("model.partial").exists());
+    assert!(!partial.exists());
+
+    // What a run leaves that is killed when its target is complete. JSON may round a loss by a unit in its last place.
+    let kept: QuantizeReport = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+    let nothing = |_: QuantizeProgress<'_>| panic!("nothing is left to do");
+    for format in [FileFormat::Gptq, FileFormat::CompressedTensors] {
+        fs::create_dir_all(partial.join("block-00001")).unwrap();
+        Partial::new(&resumed, arguments.clone()).keep_report(format, &report).unwrap();
+        let found = quantize_folder(&source, &resumed, &SPEC, &options, nothing);
+        if format == options.format {
+            assert_eq!(found.unwrap(), kept);
+            assert!(!partial.exists());
+        } else {
+            assert!(matches!(found, Err(LlamaError::Checkpoint(CheckpointError::TargetNotEmpty { .. }))), "{found:?}");
+        }
+        assert_same_bytes(&whole, &resumed);
+    }
 }
 
 #[test]
