@@ -37,6 +37,22 @@ pub fn free_memory(device: &Device) -> Option<usize> {
     Some(total.saturating_sub(used) as usize)
 }
 
+/// What `make` returns, with memory of its own for each tensor that it makes, which the device has back when the tensor is gone.
+///
+/// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that the pages have ever had: one that is much larger than the others
+/// leaves most of a page empty, and so do all later ones.
+pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
+    let Some(client) = client(device) else { return make() };
+    // Burn's fusion allocates where operations run. An error of one is reported where its tensor is read.
+    let run = || drop(device.flush());
+    run();
+    client.memory_dedicated_allocation((), |()| {
+        let made = make();
+        run();
+        made
+    })
+}
+
 /// The dtype in which a device holds scales of a format: the format's own where the device has it, f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = match dtype {

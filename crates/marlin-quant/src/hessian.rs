@@ -3,6 +3,7 @@
 use crate::QuantError;
 use crate::product::{outer, panel, product};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
+use burn_marlin::device::apart;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -100,7 +101,8 @@ enum Drift {
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        Self { sum: Tensor::zeros([features, features], (device, DType::F32)), drift: None, tokens: 0, batches: 0, unchecked: Vec::new() }
+        let sum = apart(device, || Tensor::zeros([features, features], (device, DType::F32)));
+        Self { sum, drift: None, tokens: 0, batches: 0, unchecked: Vec::new() }
     }
 
     /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.

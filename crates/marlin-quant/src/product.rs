@@ -11,7 +11,7 @@ use burn::{
 use crate::device::{ProductBackend, has_tensor_cores};
 
 /// Elements of the largest matrix that is worked on at a time where a whole one is not needed: 64 MiB in f32.
-const PANEL: usize = 1 << 24;
+pub(crate) const PANEL: usize = 1 << 24;
 
 /// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of matmuls.
 pub(crate) fn panel(width: usize) -> usize {

@@ -1,6 +1,7 @@
 //! The upload of float tensors to the device.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_marlin::device::apart;
 use half::{bf16, f16};
 use marlin_format::checkpoint::{CheckpointError, Dtype, TensorView, is_float};
 
@@ -28,7 +29,8 @@ pub(super) fn upload<const D: usize>(
         return Ok(Tensor::from_data(data(view, view.bytes(), shape)?, target));
     }
     let rows = (most / row_bytes).max(1);
-    let mut tensor = Tensor::empty(shape, target);
+    // Embeddings are larger than all else that a calibration has on the device.
+    let mut tensor = apart(device, || Tensor::empty(shape, target));
     for (block, bytes) in view.bytes().chunks(rows * row_bytes).enumerate() {
         let (start, count) = (block * rows, bytes.len() / row_bytes);
         let (mut block_shape, mut ranges) = (shape, shape.map(|length| 0..length));

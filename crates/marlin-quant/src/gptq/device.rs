@@ -7,10 +7,11 @@ use crate::device::rounds;
 use crate::factor::{ATTEMPTS, inverse, upper_factor};
 use crate::grid::has_two_four;
 use crate::hessian::read;
-use crate::product::{panel, product};
+use crate::product::{PANEL, panel, product};
 use crate::{HessianSums, QuantError};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
+use burn_marlin::device::apart;
 use marlin_format::{QuantSpec, ScaleDtype};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -55,7 +56,7 @@ pub(super) fn gptq(
     let levels = Levels::new(spec, options.sparsity);
     let moments: Vec<f32> = layer.moments.iter().map(|&moment| moment as f32).collect();
     let moments = Tensor::<1>::from_data(TensorData::new(moments, [k]), (&device, DType::F32));
-    let (mut codes, mut losses) = (Vec::new(), Tensor::<1>::zeros([n], (&device, DType::F32)));
+    let (mut codes, mut losses) = (Codes::new(k * n), Tensor::<1>::zeros([n], (&device, DType::F32)));
     let mut grids = vec![None; layer.groups.len()];
     for (index, places) in &layer.groups {
         let (group, group_moments) =
@@ -81,13 +82,16 @@ pub(super) fn gptq(
             let levels = found.clone() - zeros.clone().unsqueeze_dim(0);
             // Rounded rows are not looked at again.
             rows = rows.slice_assign(s![start..end, ..], levels * scales.clone().unsqueeze_dim(0));
-            codes.push(found);
+            codes.push(found)?;
             losses = losses + Tensor::<1>::from_dispatch(lost);
             if end < k {
                 let errors = Tensor::<2>::from_dispatch(errors).slice(s![0..end - start, ..]);
-                let taken_up = product(factor.clone().slice(s![start..end, end..k]).transpose(), errors);
-                let after = rows.clone().slice(s![end..k, ..]) - taken_up;
-                rows = rows.slice_assign(s![end..k, ..], after);
+                for top in (end..k).step_by(panel(n)) {
+                    let part = top..k.min(top + panel(n));
+                    let taken_up = product(factor.clone().slice(s![start..end, part.clone()]).transpose(), errors.clone());
+                    let after = rows.clone().slice(s![part.clone(), ..]) - taken_up;
+                    rows = rows.slice_assign(s![part, ..], after);
+                }
             }
         }
         grids[*index] = Some((scales, zeros));
@@ -98,10 +102,7 @@ pub(super) fn gptq(
         return Ok(None);
     }
     let zeros = read(Tensor::cat(zeros, 0))?.into_iter().map(|zero| zero as u8).collect();
-    let mut q = Vec::with_capacity(k * n);
-    for codes in codes {
-        q.par_extend(read(codes)?.into_par_iter().map(|code| code as u8));
-    }
+    let q = codes.finish()?;
     let losses = read(losses)?.into_iter().map(f64::from).collect();
     let weight = layer.assemble(&q, &scales, zeros)?;
     let places: Vec<i32> = layer.places().into_iter().map(|place| place as i32).collect();
@@ -130,6 +131,38 @@ fn corrected(
         rows = rows.slice_assign(s![.., columns], changed);
     }
     rows
+}
+
+/// Codes, which go to the host where they have become a panel on the device: in f32 they take as much memory as the weight.
+struct Codes {
+    on_device: Vec<Tensor<2>>,
+    q: Vec<u8>,
+}
+
+impl Codes {
+    /// Of so many values.
+    fn new(len: usize) -> Self {
+        Self { on_device: Vec::new(), q: Vec::with_capacity(len) }
+    }
+
+    /// Adds those of rows [rows, N].
+    fn push(&mut self, rows: Tensor<2>) -> Result<(), QuantError> {
+        self.on_device.push(rows);
+        if self.on_device.iter().map(|rows| rows.shape().num_elements()).sum::<usize>() >= PANEL { self.read() } else { Ok(()) }
+    }
+
+    fn read(&mut self) -> Result<(), QuantError> {
+        for rows in self.on_device.drain(..) {
+            self.q.par_extend(read(rows)?.into_par_iter().map(|code| code as u8));
+        }
+        Ok(())
+    }
+
+    /// All of them, row-major.
+    fn finish(mut self) -> Result<Vec<u8>, QuantError> {
+        self.read()?;
+        Ok(self.q)
+    }
 }
 
 /// True if all values are numbers, none of which is near the largest.
@@ -188,7 +221,8 @@ fn inverse_factor(hessian: &Tensor<2>, order: &Tensor<1, Int>, layer: &Layer, da
 /// A Hessian with its features in another order.
 fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
     let (k, most) = (order.dims()[0], panel(order.dims()[0]));
-    let mut found = Tensor::empty([k, k], (&hessian.device(), DType::F32));
+    let device = hessian.device();
+    let mut found = apart(&device, || Tensor::empty([k, k], (&device, DType::F32)));
     for start in (0..k).step_by(most) {
         let rows = start..k.min(start + most);
         let part = hessian.clone().select(0, order.clone().slice(s![rows.clone()])).select(1, order.clone());
