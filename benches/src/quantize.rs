@@ -11,10 +11,10 @@ use marlin_llama::{Calibration, LlamaConfig, Method, QuantizeOptions, RowOrder, 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
+use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ pub struct QuantizeArgs {
     f32: bool,
 }
 
-/// Writes a folder, quantises it, and prints a line for each block and the time of the whole.
+/// Writes a folder, quantises it, and prints a line for each layer, and the time and memory of each block and of the whole.
 pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let mut config = args.model.config()?;
     config.num_hidden_layers = args.blocks.unwrap_or(config.num_hidden_layers);
@@ -59,43 +59,84 @@ pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let calibration = Calibration { samples, device: device.clone(), dtype };
     let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
     let options = QuantizeOptions { method, ..QuantizeOptions::default() };
-    let host = HostMemory::watch();
-    let (start, mut last, mut most) = (Instant::now(), Instant::now(), [0, 0]);
+    let watch = MemoryWatch::start(device);
+    let (start, mut last, mut last_block, mut all) = (Instant::now(), Instant::now(), Instant::now(), Memory::default());
     let report = quantize_folder(&source, &target, &QuantSpec::int4(args.group), &options, |progress| {
-        if let Some(usage) = device.memory_pool_usage() {
-            most = [most[0].max(usage.bytes_in_use), most[1].max(usage.bytes_reserved)];
-        }
         println!("{:6.1} s {:6.1} s  {}", start.elapsed().as_secs_f64(), last.elapsed().as_secs_f64(), progress.tensor);
         last = Instant::now();
+        // The last layer of a block. What is left of its walk counts to the next.
+        if progress.tensor.ends_with("mlp.down_proj") {
+            let most = watch.take();
+            println!("         {:6.1} s  a block; at most {most}", last_block.elapsed().as_secs_f64());
+            (last_block, all) = (last, all.max(most));
+        }
         ControlFlow::Continue(())
     })
     .map_err(failed)?;
-    let (seconds, host) = (start.elapsed().as_secs_f64(), host.most());
-    println!(
-        "{} layers in {seconds:.1} s; at most {:.2} GB in use on the device between layers, {:.2} GB reserved, {:.2} GB on the host",
-        report.quantized.len(),
-        most[0] as f64 / 1e9,
-        most[1] as f64 / 1e9,
-        host as f64 / 1e9
-    );
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{} layers in {seconds:.1} s; at most {}", report.quantized.len(), all.max(watch.stop()));
     Ok(())
 }
 
-/// The most memory that this process has, without the pages of files that it maps.
-struct HostMemory {
-    most: Arc<AtomicUsize>,
+/// The most memory that was taken in a while, in bytes.
+#[derive(Clone, Copy, Default)]
+struct Memory {
+    /// Of tensors on the device, as often as it was looked at.
+    in_use: u64,
+    /// Of the pages that hold them.
+    reserved: u64,
+    /// Of this process, without the pages of files that it maps. The driver's pinned memory is not among it.
+    host: u64,
+    /// Of the whole machine: what is less available than it was at first, pinned memory and other processes included.
+    machine: u64,
+}
+
+impl Memory {
+    /// The more of each.
+    fn max(self, other: Self) -> Self {
+        Self {
+            in_use: self.in_use.max(other.in_use),
+            reserved: self.reserved.max(other.reserved),
+            host: self.host.max(other.host),
+            machine: self.machine.max(other.machine),
+        }
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [in_use, reserved, host, machine] = [self.in_use, self.reserved, self.host, self.machine].map(|bytes| bytes as f64 / 1e9);
+        write!(
+            f,
+            "{in_use:.2} GB in use on the device, {reserved:.2} GB reserved; {host:.2} GB of the process on the host, {machine:.2} GB of the machine"
+        )
+    }
+}
+
+/// Looks at the memory every ten milliseconds.
+struct MemoryWatch {
+    most: Arc<Mutex<Memory>>,
     watcher: JoinHandle<()>,
 }
 
-impl HostMemory {
-    /// Looks at it every ten milliseconds from now on.
-    fn watch() -> Self {
-        let most = Arc::new(AtomicUsize::new(0));
+impl MemoryWatch {
+    /// From now on.
+    fn start(device: Device) -> Self {
+        let most = Arc::new(Mutex::new(Memory::default()));
+        let available = kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(0);
         // The thread has the only other reference: it ends when that of the caller is gone.
         let seen = Arc::downgrade(&most);
         let watcher = thread::spawn(move || {
             while let Some(most) = seen.upgrade() {
-                most.fetch_max(anonymous_memory().unwrap_or(0), Ordering::Relaxed);
+                let usage = device.memory_pool_usage();
+                let now = Memory {
+                    in_use: usage.as_ref().map_or(0, |usage| usage.bytes_in_use),
+                    reserved: usage.map_or(0, |usage| usage.bytes_reserved),
+                    host: 1024 * kilobytes("/proc/self/status", "RssAnon:").unwrap_or(0),
+                    machine: 1024 * available.saturating_sub(kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(available)),
+                };
+                let mut most = most.lock().unwrap_or_else(PoisonError::into_inner);
+                *most = most.max(now);
                 drop(most);
                 thread::sleep(Duration::from_millis(10));
             }
@@ -103,20 +144,24 @@ impl HostMemory {
         Self { most, watcher }
     }
 
-    /// The most so far, in bytes.
-    fn most(self) -> usize {
-        let most = self.most.load(Ordering::Relaxed);
+    /// The most since the start, or since this was asked the last time.
+    fn take(&self) -> Memory {
+        std::mem::take(&mut *self.most.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The most since [`take`](Self::take).
+    fn stop(self) -> Memory {
+        let most = self.take();
         drop(self.most);
         drop(self.watcher.join());
         most
     }
 }
 
-/// Bytes of this process that are not pages of files: Linux counts those apart.
-fn anonymous_memory() -> Option<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<usize>().ok());
-    Some(1024 * field("RssAnon:")?)
+/// A value of a file of Linux that has a line for each.
+fn kilobytes(path: &str, name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
 /// Writes a float folder. Weights are noise on a few directions, with input features of different sizes: their second moments have a spectrum that falls.
