@@ -14,6 +14,7 @@ mod decoder;
 mod gemv;
 mod golden;
 mod gptq;
+mod host;
 mod kernels;
 mod layer;
 mod llama;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         decode_matmul::add(&mut tests, device, options.seed);
         golden::add(&mut tests, device);
         gptq::add(&mut tests, device, options.seed);
+        host::add(&mut tests, device);
         decoder::add(&mut tests, device);
         overlap::add(&mut tests, device);
         llama::add(&mut tests, device);

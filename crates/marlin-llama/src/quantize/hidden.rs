@@ -72,9 +72,19 @@ impl Hidden {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Bytes that a device has room for in a test, on which all are on the device otherwise.
+    pub(crate) static ROOM: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
 /// Bytes that a device has room for, of hidden states that take `bytes` for each of two models: those of the first, and what is left then for the second. The host
 /// has no other place to keep them.
 pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
+    #[cfg(test)]
+    if let Some(room) = ROOM.get() {
+        return [room, room.saturating_sub(bytes)];
+    }
     match target(device).runtime {
         Runtime::Flex | Runtime::Cpu => [usize::MAX; 2],
         _ => [DEVICE_BYTES, DEVICE_BYTES.saturating_sub(bytes)],

@@ -2,7 +2,7 @@
 
 mod calibrate;
 mod format;
-mod hidden;
+pub(crate) mod hidden;
 mod overrides;
 mod part;
 mod plan;

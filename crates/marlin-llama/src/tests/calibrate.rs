@@ -15,6 +15,7 @@ use serde_json::json;
 use super::folder::logits;
 use super::support::*;
 use crate::config::read_json;
+use crate::quantize::hidden::ROOM;
 use crate::quantize::resume::Partial;
 use crate::{
     Architecture, Calibration, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeProgress, QuantizeReport,
@@ -174,6 +175,27 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
             assert!(matches!(found, Err(LlamaError::Checkpoint(CheckpointError::TargetNotEmpty { .. }))), "{found:?}");
         }
         assert_same_bytes(&whole, &resumed);
+    }
+}
+
+#[test]
+fn hidden_states_on_the_host_give_the_same_bytes() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let ((_a, source), (_b, expected)) = (temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    let samples = samples(&config, &mut rng);
+    // With a float layer, past which no sums take the hidden states.
+    let options = QuantizeOptions { exclude: vec!["re:.*1.self_attn.o_proj".into()], ..gptq(&samples) };
+    run(&source, &expected, &options).unwrap();
+    let bytes = 4 * config.hidden_size * samples.iter().map(Vec::len).sum::<usize>();
+    // None on the device, some, all of one model, and some of the other.
+    for room in [0, bytes / 2, bytes, bytes + bytes / 3] {
+        let (_parent, target) = temporary();
+        ROOM.set(Some(room));
+        run(&source, &target, &options).unwrap();
+        ROOM.set(None);
+        assert_same_bytes(&expected, &target);
     }
 }
 
