@@ -185,15 +185,16 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     model.iter().for_each(|block| _ = black_box(block.forward(Tensor::zeros([1, HIDDEN], device))));
     // Resets the peak to the current memory of the process.
     let reset = std::fs::write("/proc/self/clear_refs", "5");
-    let Some(before) = peak_kb().filter(|_| reset.is_ok()) else { return Ok(None) };
+    let peak = || kilobytes("/proc/self/status", "VmHWM:");
+    let Some(before) = peak().filter(|_| reset.is_ok()) else { return Ok(None) };
     let (model, report) = W4A16::new(*spec).quantize(model).map_err(failed)?;
-    let Some(peak) = peak_kb() else { return Ok(None) };
+    let Some(peak) = peak() else { return Ok(None) };
     drop(model);
     let row = MemoryRow {
         model: "12 BERT blocks' Linears",
         float_mb,
         int4_mb: report.converted_bytes()[1] as f64 / MB,
-        peak_above_float_mb: 1024.0 * (peak - before) / MB,
+        peak_above_float_mb: 1024.0 * (peak as f64 - before as f64) / MB,
     };
     println!(
         "converting {}: float {:.0} MB, int4 {:.0} MB, peak {:.0} MB above float",
@@ -202,10 +203,10 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     Ok(Some(row))
 }
 
-/// Returns the peak memory of this process, in units of 1024 bytes.
-fn peak_kb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok())
+/// A value in units of 1024 bytes, of a file of Linux that has a line for each.
+pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
 /// Makes as many modules as have [`COPIES`] bytes in f32.

@@ -2,6 +2,7 @@
 
 use crate::BenchError;
 use crate::decode::{Model, failed, value_name};
+use crate::host::kilobytes;
 use burn::tensor::Device;
 use clap::Args;
 use half::f16;
@@ -156,12 +157,6 @@ impl MemoryWatch {
         drop(self.watcher.join());
         most
     }
-}
-
-/// A value of a file of Linux that has a line for each.
-fn kilobytes(path: &str, name: &str) -> Option<u64> {
-    let status = std::fs::read_to_string(path).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
 /// Writes a float folder. Weights are noise on a few directions, with input features of different sizes: their second moments have a spectrum that falls.

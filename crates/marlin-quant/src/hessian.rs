@@ -1,7 +1,7 @@
 //! The second moments of a layer's inputs.
 
 use crate::QuantError;
-use crate::product::{outer, panel, product};
+use crate::product::{outer, panel, panels, product};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, s};
 use burn_marlin::device::apart;
 use rayon::prelude::*;
@@ -253,12 +253,10 @@ impl HessianSums {
 /// Adds `xᵀ y` of a batch to a sum [K, N], panel after panel of its rows, for which the sum is changed in place: a sum of 14,336 features takes 0.8 GB.
 fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
     let [k, n] = sum.dims();
-    let most = panel(n);
-    if k <= most {
+    if k <= panel(n) {
         return sum.inplace(|sum| sum + outer(x, y));
     }
-    for start in (0..k).step_by(most) {
-        let rows = start..k.min(start + most);
+    for rows in panels(0..k, n) {
         let products = outer(x.clone().slice(s![.., rows.clone()]), y.clone());
         sum.inplace(|sum| {
             let added = sum.clone().slice(s![rows.clone(), ..]) + products;

@@ -1,5 +1,7 @@
 //! Matrix products that are summed in f32, and of factors in f32 as exact as those sums.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 #[cfg(feature = "cubecl-runtime")]
 use burn::{
@@ -16,6 +18,12 @@ pub(crate) const PANEL: usize = 1 << 24;
 /// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of matmuls.
 pub(crate) fn panel(width: usize) -> usize {
     (PANEL / width.max(1)).next_multiple_of(128).max(128)
+}
+
+/// The parts of `lines`, rows or columns of `width` elements, that are worked on at a time: a [`panel`] each, the last one what is left.
+pub(crate) fn panels(lines: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let (end, most) = (lines.end, panel(width));
+    lines.step_by(most).map(move |start| start..end.min(start + most))
 }
 
 /// `a` [M, K] times `b` [K, N], both in f32.
@@ -46,21 +54,20 @@ fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
         of(a2, b) + of(a1, b1) + of(a, b2) + (of(a1, b) + of(a, b1)) + of(a, b)
     };
     let ([m, k], [_, n]) = (a.dims(), b.dims());
-    let (lines, most) = (m.max(n), panel(k.max(m.min(n))));
-    if lines <= most {
+    let (lines, width) = (m.max(n), k.max(m.min(n)));
+    if lines <= panel(width) {
         return sum(&parts(a), &parts(b));
     }
     let mut found = Tensor::empty([m, n], (&a.device(), DType::F32));
-    let ranges = (0..lines).step_by(most).map(|start| start..lines.min(start + most));
     if m < n {
         let a = parts(a);
-        for columns in ranges {
+        for columns in panels(0..lines, width) {
             let product = sum(&a, &parts(b.clone().slice(s![.., columns.clone()])));
             found = found.slice_assign(s![.., columns], product);
         }
     } else {
         let b = parts(b);
-        for rows in ranges {
+        for rows in panels(0..lines, width) {
             let product = sum(&parts(a.clone().slice(s![rows.clone(), ..])), &b);
             found = found.slice_assign(s![rows, ..], product);
         }

@@ -210,34 +210,30 @@ pub fn quantize_folder(
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
     let plans = plan(&checkpoint, spec, options, overrides, &quantization, &mut excluded)?;
-    let calibrated = match options.method.calibration() {
+    let calibration = options.method.calibration();
+    let partial = match calibration {
         None => None,
         Some(calibration) => {
             check_samples(&llama, &calibration.samples)?;
-            Some((calibration, Partial::new(target, arguments(&checkpoint, &config, spec, options, calibration)?)))
+            Some(Partial::new(target, arguments(&checkpoint, &config, spec, options, calibration)?))
         }
     };
-    if let Some((_, partial)) = &calibrated
-        && let Some(report) = partial.report_of(target, options.format)?
-    {
+    // A target with something in it is refused before any weight is read, unless a run with these arguments was killed when it was complete.
+    if let Err(taken) = CheckpointWriter::expect_free(target) {
+        let Some(partial) = &partial else { return Err(taken.into()) };
+        let report = partial.report(options.format)?.ok_or(taken)?;
         partial.remove()?;
         return Ok(report);
     }
-    // A target with something in it is refused before any weight is read.
-    CheckpointWriter::expect_free(target)?;
     let mut done = 0;
     let mut on_tensor = |tensor: &str| {
         done += 1;
         on_progress(QuantizeProgress { tensor, done, total: plans.len() })
     };
-    let partial = match calibrated {
-        None => None,
-        Some((calibration, partial)) => {
-            partial.open()?;
-            calibrate(&checkpoint, &llama, &plans, options, calibration, &partial, &mut on_tensor)?;
-            Some(partial)
-        }
-    };
+    if let (Some(calibration), Some(partial)) = (calibration, &partial) {
+        partial.open()?;
+        calibrate(&checkpoint, &llama, &plans, options, calibration, partial, &mut on_tensor)?;
+    }
     let mut writer = match &partial {
         None => CheckpointWriter::create(target)?,
         Some(partial) => partial.target_writer(target)?,

@@ -41,10 +41,11 @@ impl Partial {
         Self { dir: target.with_file_name(name), arguments }
     }
 
-    /// The report of a run with these arguments and this form that was killed when its target was complete, before this folder was removed.
-    pub(super) fn report_of(&self, target: &Path, format: FileFormat) -> Result<Option<QuantizeReport>, LlamaError> {
+    /// The report of a run with these arguments and this form that was killed after its target was complete, but for its name, and before this folder was
+    /// removed.
+    pub(super) fn report(&self, format: FileFormat) -> Result<Option<QuantizeReport>, LlamaError> {
         let path = self.dir.join(RUN);
-        if CheckpointWriter::expect_free(target).is_ok() || !path.exists() {
+        if !path.exists() {
             return Ok(None);
         }
         let found = read_json(&path)?;
@@ -71,9 +72,14 @@ impl Partial {
             self.write(self.arguments.clone())?;
         }
         // Blocks, and the target.
-        let entries = fs::read_dir(dir).map_err(|source| LlamaError::io("list", dir, source))?;
+        self.remove_folders(|name| name.starts_with('.'))
+    }
+
+    /// Removes the folders in this one whose names are among those asked for.
+    fn remove_folders(&self, is_among: impl Fn(&str) -> bool) -> Result<(), LlamaError> {
+        let entries = fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.is_dir() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            if path.is_dir() && path.file_name().is_some_and(|name| is_among(&name.to_string_lossy())) {
                 fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
             }
         }
@@ -138,10 +144,7 @@ impl Partial {
 
     /// Removes the folder, when the target is complete: the run's file after the blocks, so that a run that is killed in between is known to be complete.
     pub(super) fn remove(&self) -> Result<(), LlamaError> {
-        let entries = fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir()) {
-            fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
-        }
+        self.remove_folders(|_| true)?;
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
     }
 }

@@ -7,7 +7,7 @@ use crate::device::rounds;
 use crate::factor::{ATTEMPTS, inverse, upper_factor};
 use crate::grid::has_two_four;
 use crate::hessian::read;
-use crate::product::{PANEL, panel, product};
+use crate::product::{PANEL, panels, product};
 use crate::{HessianSums, QuantError};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
@@ -86,8 +86,7 @@ pub(super) fn gptq(
             losses = losses + Tensor::<1>::from_dispatch(lost);
             if end < k {
                 let errors = Tensor::<2>::from_dispatch(errors).slice(s![0..end - start, ..]);
-                for top in (end..k).step_by(panel(n)) {
-                    let part = top..k.min(top + panel(n));
+                for part in panels(end..k, n) {
                     let taken_up = product(factor.clone().slice(s![start..end, part.clone()]).transpose(), errors.clone());
                     let after = rows.clone().slice(s![part.clone(), ..]) - taken_up;
                     rows = rows.slice_assign(s![part, ..], after);
@@ -121,9 +120,7 @@ fn corrected(
 ) -> Tensor<2> {
     let [k, n] = rows.dims();
     // Columns are independent of each other, and the matrices here are as large as those that they are of.
-    let most = panel(k);
-    for start in (0..n).step_by(most) {
-        let columns = start..n.min(start + most);
+    for columns in panels(0..n, k) {
         let Some(right) = sums.correction(weight.clone(), columns.clone()) else { break };
         let half = product(factor.clone(), right.select(0, order.clone()));
         let change = product(factor.clone().transpose(), half).mul_scalar(part);
@@ -220,11 +217,9 @@ fn inverse_factor(hessian: &Tensor<2>, order: &Tensor<1, Int>, layer: &Layer, da
 
 /// A Hessian with its features in another order.
 fn ordered(hessian: &Tensor<2>, order: &Tensor<1, Int>) -> Tensor<2> {
-    let (k, most) = (order.dims()[0], panel(order.dims()[0]));
-    let device = hessian.device();
+    let (k, device) = (order.dims()[0], hessian.device());
     let mut found = apart(&device, || Tensor::empty([k, k], (&device, DType::F32)));
-    for start in (0..k).step_by(most) {
-        let rows = start..k.min(start + most);
+    for rows in panels(0..k, k) {
         let part = hessian.clone().select(0, order.clone().slice(s![rows.clone()])).select(1, order.clone());
         found = found.slice_assign(s![rows, ..], part);
     }
@@ -288,11 +283,9 @@ fn with_inverse(mut matrix: Tensor<2>, start: usize, end: usize) -> Tensor<2> {
     matrix = with_inverse(matrix, start, middle);
     matrix = with_inverse(matrix, middle, end);
     // `A⁻¹` has zeros before the diagonal: a row of the result needs only those of `B` from its own on, which are still there.
-    let most = panel(end - start);
-    for top in (start..middle).step_by(most) {
-        let rows = top..middle.min(top + most);
+    for rows in panels(start..middle, end - start) {
         let part = |rows: Range<usize>, columns: Range<usize>| matrix.clone().slice(s![rows, columns]);
-        let left = product(part(rows.clone(), top..middle), part(top..middle, middle..end));
+        let left = product(part(rows.clone(), rows.start..middle), part(rows.start..middle, middle..end));
         let above = product(left, part(middle..end, middle..end)).neg();
         matrix = matrix.slice_assign(s![rows, middle..end], above);
     }
