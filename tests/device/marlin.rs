@@ -7,9 +7,11 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
 use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightLayout, WeightTensors};
+use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::tile::{self, Launch};
 use marlin_kernels::{
-    ActivationDtype, Card, Epilogue, EpilogueStage, Kernel, KernelError, Operands as LaunchOperands, Plan, QuantProblem, Reason, launch,
+    ActivationDtype, Card, ClustersAtOnce, Epilogue, EpilogueStage, Kernel, KernelError, Operands as LaunchOperands, Plan, QuantProblem,
+    Reason, launch,
 };
 use marlin_tests::{Case, Operands, ROWS, cases, relative_error, tolerance};
 
@@ -35,6 +37,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         let name = format!("marlin::swiglu_agrees_with_f64::{bits}::{group}");
         tests.push(trial(device, &name, move |device| swiglu(device, spec, seed)));
     }
+    tests.push(trial(device, "marlin::the_driver_says_how_many_clusters_fit", clusters_fit));
     tests.push(trial(device, "marlin::waves_agree_with_f64", move |device| waves(device, seed)));
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
     tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
@@ -152,6 +155,25 @@ fn split_columns(device: &Device, spec: QuantSpec, m: usize, seed: u64) {
             }
         }
     }
+}
+
+/// Clusters at once are asked of the driver: more of them than a card is assumed to have, and no more than its multiprocessors have room for.
+fn clusters_fit(device: &Device) {
+    let Card { capability, multiprocessors, clusters, .. } = Bench::new(device).card;
+    let assumed = ClustersAtOnce::assumed(multiprocessors);
+    if capability < CLUSTER_CAPABILITY {
+        assert_eq!(clusters, assumed, "a card without clusters is not asked");
+        return;
+    }
+    assert_ne!(clusters, assumed, "the driver did not answer");
+    for blocks in 1..=ClustersAtOnce::MOST_BLOCKS {
+        let (found, least) = (clusters.of(blocks), if blocks <= 2 { assumed.of(blocks) } else { 1 });
+        assert!(
+            (least..=multiprocessors / blocks).contains(&found),
+            "{found} clusters of {blocks} blocks on {multiprocessors} multiprocessors"
+        );
+    }
+    assert_eq!(clusters.of(0) + clusters.of(ClustersAtOnce::MOST_BLOCKS + 1), 0);
 }
 
 /// Many tiles on few blocks, which visit most of them whole: of all blocks of rows that are visited together, and of the fewer that are left.

@@ -14,7 +14,7 @@ fn on(runtime: Runtime) -> Target {
 }
 
 fn cuda(capability: u32) -> Target {
-    let card = Card { capability, multiprocessors: 108, shared_limit: 163 * 1024 };
+    let card = Card::assumed(capability, 108, 163 * 1024);
     Target { card: Some(card), ..on(Runtime::Cuda) }
 }
 
@@ -64,7 +64,7 @@ fn problems_without_tensor_cores_fall_back_and_say_why() {
     let f32 = QuantProblem { activations: ActivationDtype::F32, ..problem(1) };
     let mixed = QuantProblem { activations: ActivationDtype::BF16, ..problem(1) };
     let pair = Reason::DtypePair { activations: ActivationDtype::BF16, scales: ActivationDtype::F16 };
-    let small = Target { card: Some(Card { capability: 80, multiprocessors: 1, shared_limit: 1024 }), ..on(Runtime::Cuda) };
+    let small = Target { card: Some(Card::assumed(80, 1, 1024)), ..on(Runtime::Cuda) };
     let wide = with_spec(1, QuantSpec::int8(GroupSize::G128));
     for (problem, target, reason) in [
         (wide, on(Runtime::Vulkan), Reason::NoTensorCores(Runtime::Vulkan)),

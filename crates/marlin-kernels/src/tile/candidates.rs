@@ -8,7 +8,7 @@ use marlin_format::{Bits, GroupSize, Sparsity};
 /// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
 /// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
 /// in the card's shared memory.
-const NIBBLE_TILES: [(Tile, u32); 40] = [
+const NIBBLE_TILES: [(Tile, u32); 45] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
     (tile(1, 3, 4), 70),
@@ -33,9 +33,14 @@ const NIBBLE_TILES: [(Tile, u32); 40] = [
     (clustered(3, wgmma(8, 4, 1)), 112),
     (clustered(4, wgmma(8, 4, 1)), 112),
     (clustered(5, wgmma(8, 4, 1)), 112),
+    (clustered(6, wgmma(8, 4, 1)), 112),
+    (clustered(8, wgmma(8, 4, 1)), 112),
     (clustered(2, wgmma(16, 8, 1)), 145),
     (clustered(3, wgmma(16, 8, 1)), 145),
     (clustered(4, wgmma(16, 8, 1)), 145),
+    (clustered(5, wgmma(16, 8, 1)), 145),
+    (clustered(6, wgmma(16, 8, 1)), 145),
+    (clustered(8, wgmma(16, 8, 1)), 145),
     (sparse(1, 1, 8), 98),
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),

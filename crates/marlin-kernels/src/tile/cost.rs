@@ -50,17 +50,10 @@ pub fn launches(problem: &QuantProblem, card: &Card) -> Vec<Launch> {
 pub(crate) fn blocks(problem: &QuantProblem, tile: &Tile, card: &Card) -> Option<usize> {
     let work = Work::new(problem, tile);
     if tile.is_clustered() {
-        let fits = (1..=clusters_at_once(card, tile.cluster)).contains(&work.tiles()) && work.depth >= tile.cluster;
+        let fits = (1..=card.clusters.of(tile.cluster)).contains(&work.tiles()) && work.depth >= tile.cluster;
         return fits.then_some(work.tiles() * tile.cluster);
     }
     Some(card.multiprocessors.min(MAX_BLOCKS).min(work.units()).max(1))
-}
-
-/// Clusters of `blocks` blocks, up to five, that a card runs at the same time, with a block on each multiprocessor. Two multiprocessors of a TPC always take a
-/// pair; room for larger clusters depends on which multiprocessors of a GPC are switched off. An H100 of 132 has room for 66, 39, 30 and 22 clusters of 2 to 5
-/// (`cudaOccupancyMaxActiveClusters`); others may have less. Clusters that do not fit would wait for the others: right, but twice as slow.
-fn clusters_at_once(card: &Card, blocks: usize) -> usize {
-    if blocks > 2 { card.multiprocessors * 5 / 6 / blocks } else { card.multiprocessors / blocks }
 }
 
 /// The part of a configuration that a problem fixes.
@@ -163,9 +156,9 @@ mod tests {
     use super::*;
     use marlin_format::{QuantSpec, WeightDescriptor};
 
-    const H200: Card = Card { capability: 90, multiprocessors: 132, shared_limit: 227 * 1024 };
-    const RTX_4090: Card = Card { capability: 89, multiprocessors: 128, shared_limit: 99 * 1024 };
-    const A100: Card = Card { capability: 80, multiprocessors: 108, shared_limit: 163 * 1024 };
+    const H200: Card = Card::assumed(90, 132, 227 * 1024);
+    const RTX_4090: Card = Card::assumed(89, 128, 99 * 1024);
+    const A100: Card = Card::assumed(80, 108, 163 * 1024);
 
     fn problem(m: usize, k: usize, n: usize, group: GroupSize) -> QuantProblem {
         QuantProblem::new(m, WeightDescriptor::plain(QuantSpec::int4(group), k, n), ActivationDtype::F16)
@@ -221,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_card_before_ampere_has_no_launch() {
-        let card = Card { capability: 75, multiprocessors: 40, shared_limit: 64 * 1024 };
+        let card = Card::assumed(75, 40, 64 * 1024);
         assert_eq!(plan(&problem(1, 4096, 4096, GroupSize::G128), &card), None);
     }
 }

@@ -13,7 +13,7 @@ use crate::model;
 ///
 /// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in both models: 3 GB are on the host then, which is to need no more
 /// than 4 GB for all. A block looks at each of these four times and writes it twice.
-const DEVICE_BYTES: usize = 5 << 28;
+const DEVICE_BYTES: usize = 3 << 29;
 
 /// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the host until they are looked at.
 pub(super) enum Hidden {

@@ -1,19 +1,16 @@
 //! The problems that this routine takes, and on how many blocks.
 
 use super::config::{COLUMNS, Config, WARPS};
+use crate::device::{CLUSTER_CAPABILITY, ClustersAtOnce};
 use crate::tile::config::CHUNK_K;
 use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
-/// The compute capability, 90 for 9.0, that brought clusters.
-const MIN_CAPABILITY: u32 = 90;
 /// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this many.
 const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
-/// Most blocks of a cluster that every card with clusters takes.
-const MAX_CLUSTER: usize = 8;
 
 /// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight in more than one
 /// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
@@ -26,7 +23,7 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let QuantProblem { m, weight, activations, scales, .. } = *problem;
     let config = Config::new(1, &format(problem), problem.prologue);
     let takes = m == 1
-        && card.capability >= MIN_CAPABILITY
+        && card.capability >= CLUSTER_CAPABILITY
         && weight.layout == WeightLayout::Tile
         && activations != ActivationDtype::F32
         && scales == activations
@@ -56,7 +53,7 @@ fn least_blocks(problem: &QuantProblem) -> usize {
 
 /// Returns true if a cluster can have the blocks for K to be split among so many.
 pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
-    (least_blocks(problem)..=MAX_CLUSTER / problem.epilogue.columns()).contains(&blocks)
+    (least_blocks(problem)..=ClustersAtOnce::MOST_BLOCKS / problem.epilogue.columns()).contains(&blocks)
 }
 
 /// Returns true for more than one group, but for formats of which ptxas (13.5) spills a few registers: a 2:4 weight with zero points in groups of 32, and in bf16 a
@@ -78,7 +75,7 @@ mod tests {
     use super::*;
     use marlin_format::{QuantSpec, WeightDescriptor};
 
-    const H200: Card = Card { capability: 90, multiprocessors: 132, shared_limit: 227 * 1024 };
+    const H200: Card = Card::assumed(90, 132, 227 * 1024);
 
     fn problem(m: usize, k: usize, n: usize) -> QuantProblem {
         let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n).in_layout(WeightLayout::Tile);

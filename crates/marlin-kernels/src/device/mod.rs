@@ -1,5 +1,8 @@
 //! The devices that kernels run on, as far as the choice and the launch of a kernel depend on them.
 
+#[cfg(feature = "cuda")]
+mod clusters;
+
 use crate::ActivationDtype;
 use crate::tile::config::ATOM_K;
 use cubecl::calculate_cube_count_elemwise;
@@ -12,6 +15,9 @@ pub const MIN_CAPABILITY: u32 = 80;
 
 /// The compute capability that has `wgmma`: later cards do not.
 pub const WGMMA_CAPABILITY: u32 = 90;
+
+/// The compute capability that brought clusters of thread blocks.
+pub const CLUSTER_CAPABILITY: u32 = 90;
 
 /// The runtime behind a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,9 +64,44 @@ pub struct Card {
     pub multiprocessors: usize,
     /// Most bytes of shared memory that a block may ask for.
     pub shared_limit: usize,
+    /// Clusters that it runs at the same time.
+    pub clusters: ClustersAtOnce,
+}
+
+/// Clusters that a card runs at the same time, with one block on each multiprocessor.
+///
+/// A cluster is on one GPC, and which multiprocessors of a GPC are switched off differs from card to card. Clusters that do not fit wait for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ClustersAtOnce([u16; Self::MOST_BLOCKS]);
+
+impl ClustersAtOnce {
+    /// Most blocks of a cluster that every card with clusters takes (CUDA C++ Programming Guide, "Thread Block Clusters").
+    pub const MOST_BLOCKS: usize = 8;
+
+    /// What is assumed of a card that is not asked. Two multiprocessors of a TPC always take a pair; of larger clusters a sixth of the multiprocessors is left free.
+    pub const fn assumed(multiprocessors: usize) -> Self {
+        let mut clusters = [0; Self::MOST_BLOCKS];
+        let mut blocks = 1;
+        while blocks <= Self::MOST_BLOCKS {
+            let room = if blocks > 2 { multiprocessors * 5 / 6 } else { multiprocessors };
+            clusters[blocks - 1] = (room / blocks) as u16;
+            blocks += 1;
+        }
+        Self(clusters)
+    }
+
+    /// Clusters of `blocks` blocks; 0 if there are none so large.
+    pub fn of(&self, blocks: usize) -> usize {
+        blocks.checked_sub(1).and_then(|index| self.0.get(index)).map_or(0, |&clusters| clusters.into())
+    }
 }
 
 impl Card {
+    /// A card whose clusters are [assumed](ClustersAtOnce::assumed()).
+    pub const fn assumed(capability: u32, multiprocessors: usize, shared_limit: usize) -> Self {
+        Self { capability, multiprocessors, shared_limit, clusters: ClustersAtOnce::assumed(multiprocessors) }
+    }
+
     /// The card behind a CubeCL client; `None` if that is no NVIDIA card.
     pub fn of(client: &Client) -> Option<Self> {
         if client.name() != "cuda" {
@@ -70,7 +111,13 @@ impl Card {
         // CubeCL's CUDA runtime names the architecture that it compiles for: ptx_sm90.
         let capability = properties.identity.fingerprint.strip_prefix("ptx_sm")?.parse().ok()?;
         let multiprocessors = properties.hardware.num_streaming_multiprocessors? as usize;
-        Some(Self { capability, multiprocessors, shared_limit: properties.hardware.max_shared_memory_size })
+        let shared_limit = properties.hardware.max_shared_memory_size;
+        let card = Self::assumed(capability, multiprocessors, shared_limit);
+        #[cfg(feature = "cuda")]
+        if capability >= CLUSTER_CAPABILITY {
+            return Some(Self { clusters: clusters::at_once(client, multiprocessors, shared_limit), ..card });
+        }
+        Some(card)
     }
 }
 
