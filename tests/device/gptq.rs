@@ -5,7 +5,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_marlin::W4A16;
 use libtest_mimic::Trial;
-use marlin_format::{FormatError, GroupSize, QuantSpec, Sparsity};
+use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_quant::{Gptq, GptqCalibrator, GptqOptions, HessianSums, QuantError, Quantizer, RowOrder, gptq_beside};
 use marlin_tests::relative_error;
 use rand::rngs::StdRng;
@@ -99,17 +99,22 @@ fn losses(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let sparse = GptqOptions { sparsity: Sparsity::TwoFour, ..GptqOptions::default() };
     let of = |order| GptqOptions { order, ..GptqOptions::default() };
+    let bf16 = |group| QuantSpec::int4(group).with_scale_dtype(ScaleDtype::BF16);
+    // Weights of size 1, and some so small that their scales are subnormal in f16.
     let cases = [
-        (QuantSpec::int4(GroupSize::G128), GptqOptions::default(), 300, 70),
-        (QuantSpec::int4(GroupSize::G32), of(RowOrder::ActOrder), 128, 64),
-        (QuantSpec::int4(GroupSize::G64).with_zero_points(), of(RowOrder::Natural), 200, 65),
-        (QuantSpec::int4(GroupSize::Channel), GptqOptions::default(), 300, 70),
-        (QuantSpec::int8(GroupSize::G128), GptqOptions { correction: 0.0, ..GptqOptions::default() }, 129, 3),
-        (QuantSpec::int4(GroupSize::G128), sparse, 256, 70),
-        (QuantSpec::int4(GroupSize::Channel), sparse, 132, 64),
+        (QuantSpec::int4(GroupSize::G128), GptqOptions::default(), 300, 70, 1.0),
+        (QuantSpec::int4(GroupSize::G32), of(RowOrder::ActOrder), 128, 64, 1.0),
+        (QuantSpec::int4(GroupSize::G64).with_zero_points(), of(RowOrder::Natural), 200, 65, 1.0),
+        (QuantSpec::int4(GroupSize::Channel), GptqOptions::default(), 300, 70, 1.0),
+        (QuantSpec::int8(GroupSize::G128), GptqOptions { correction: 0.0, ..GptqOptions::default() }, 129, 3, 1.0),
+        (QuantSpec::int4(GroupSize::G128), sparse, 256, 70, 1.0),
+        (QuantSpec::int4(GroupSize::Channel), sparse, 132, 64, 1.0),
+        (bf16(GroupSize::G64), GptqOptions::default(), 128, 66, 1.0),
+        (QuantSpec::int4(GroupSize::G64), GptqOptions { correction: 0.0, ..GptqOptions::default() }, 128, 66, 1e-4),
     ];
-    for (case, (spec, options, k, n)) in cases.into_iter().enumerate() {
-        let (weight, tokens) = (random(k * n, &mut rng), 2 * k);
+    for (case, (spec, options, k, n, size)) in cases.into_iter().enumerate() {
+        let (mut weight, tokens) = (random(k * n, &mut rng), 2 * k);
+        weight.iter_mut().for_each(|value| *value *= size);
         let (activations, residual) = (activations(tokens, k, &mut rng), random(tokens * n, &mut rng));
         let residual = case.is_multiple_of(2).then_some(&residual[..]);
         let [expected, found] =

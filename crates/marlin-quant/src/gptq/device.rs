@@ -12,7 +12,7 @@ use crate::{HessianSums, QuantError};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, s};
 use burn_marlin::device::apart;
-use marlin_format::{QuantSpec, ScaleDtype};
+use marlin_format::QuantSpec;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,8 +24,8 @@ const FIRST_ROWS: usize = 32;
 
 /// As [`gptq_beside`](super::gptq_beside), of a weight in f32 on the device of the sums, and the quantised values there, f32 [K, N].
 ///
-/// None for what the host does: on a device that rounds no weights, or has no scales of the spec's dtype; of a weight of another shape, or with 2:4 columns; and
-/// where a weight is no number or a scale overflows, of which the host tells the place.
+/// None for what the host does: on a device that rounds no weights; of a weight of another shape, or with 2:4 columns; and where a weight is no number or a scale
+/// overflows, of which the host tells the place.
 pub(super) fn gptq(
     weight: Tensor<2>,
     sums: &HessianSums,
@@ -34,14 +34,6 @@ pub(super) fn gptq(
 ) -> Result<Option<(Gptq, Tensor<2>)>, QuantError> {
     let (device, [k, n]) = (sums.device(), weight.dims());
     if !rounds(&device) || k != sums.features() || n == 0 || !is_finite(&weight)? || has_two_four_columns(&weight)? {
-        return Ok(None);
-    }
-    let scale = match spec.scale_dtype {
-        ScaleDtype::F16 => DType::F16,
-        ScaleDtype::BF16 => DType::BF16,
-        ScaleDtype::F32 => DType::F32,
-    };
-    if !device.supports_dtype(scale) {
         return Ok(None);
     }
     let layer = Layer::new(&sums.diagonal()?, n, spec, options)?;
@@ -97,7 +89,7 @@ pub(super) fn gptq(
     }
     let (scales, zeros): (Vec<Tensor<1>>, Vec<Tensor<1>>) = grids.into_iter().flatten().unzip();
     let scales = read(Tensor::cat(scales, 0))?;
-    if scales.iter().any(|scale| !scale.is_finite()) {
+    if scales.iter().any(|scale| !spec.scale_dtype.round_scale(scale.abs()).is_finite()) {
         return Ok(None);
     }
     let zeros = read(Tensor::cat(zeros, 0))?.into_iter().map(|zero| zero as u8).collect();

@@ -5,7 +5,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::ptx::F4;
-use marlin_kernels::{ActivationDtype, Runtime, Target};
+use marlin_kernels::{Runtime, Target};
 
 /// Most rows of a block. Their errors are in shared memory: 32 KiB for a cube of [`UNITS`].
 pub(super) const MAX_ROWS: usize = 128;
@@ -19,7 +19,7 @@ const UNITS: usize = 64;
 pub struct Levels {
     top: u32,
     has_zero_points: bool,
-    scale: ActivationDtype,
+    scale: ScaleDtype,
     /// How many grids a search tries.
     candidates: u32,
     /// True if two of every four rows are pruned.
@@ -31,11 +31,7 @@ impl Levels {
         Self {
             top: spec.bits.max().into(),
             has_zero_points: spec.zero_points,
-            scale: match spec.scale_dtype {
-                ScaleDtype::F16 => ActivationDtype::F16,
-                ScaleDtype::BF16 => ActivationDtype::BF16,
-                ScaleDtype::F32 => ActivationDtype::F32,
-            },
+            scale: spec.scale_dtype,
             candidates: Grid::candidates(spec) as u32,
             is_sparse: sparsity == Sparsity::TwoFour,
         }
@@ -62,10 +58,9 @@ pub(super) fn group_losses(client: &Client, levels: Levels, group: Rows, factor:
     let (units, dim) = units(client);
     let count = CubeCount::Static(group.n.div_ceil(units) as u32, levels.candidates, 1);
     let Rows { weight, moments, rows, n } = group;
-    let scale = levels.scale.elem();
     match factor {
-        Some(factor) => compensated_losses::launch(client, count, dim, weight, factor, moments, losses, n, rows, levels, units, scale),
-        None => weighted_losses::launch(client, count, dim, weight, moments, losses, n, rows, levels, units, scale),
+        Some(factor) => compensated_losses::launch(client, count, dim, weight, factor, moments, losses, n, rows, levels, units),
+        None => weighted_losses::launch(client, count, dim, weight, moments, losses, n, rows, levels, units),
     }
 }
 
@@ -73,7 +68,7 @@ pub(super) fn group_losses(client: &Client, levels: Levels, group: Rows, factor:
 pub(super) fn choose(client: &Client, levels: Levels, group: Rows, losses: BufferArg, scales: BufferArg, zeros: BufferArg) {
     let (units, dim) = units(client);
     let count = CubeCount::Static(group.n.div_ceil(units) as u32, 1, 1);
-    chosen_grids::launch(client, count, dim, group.weight, losses, scales, zeros, group.n, group.rows, levels, units, levels.scale.elem());
+    chosen_grids::launch(client, count, dim, group.weight, losses, scales, zeros, group.n, group.rows, levels, units);
 }
 
 /// What a block is rounded to.
@@ -113,7 +108,7 @@ struct Column {
 
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
-fn compensated_losses<S: Float>(
+fn compensated_losses(
     weight: &[f32],
     factor: &[F4],
     moments: &[f32],
@@ -122,7 +117,6 @@ fn compensated_losses<S: Float>(
     rows: usize,
     #[comptime] levels: Levels,
     #[comptime] units: usize,
-    #[define(S)] _scale: ElemType,
 ) {
     let mut errors = Shared::<[f32]>::new_slice(comptime!(MAX_ROWS * units));
     let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
@@ -130,7 +124,7 @@ fn compensated_losses<S: Float>(
         terminate!();
     }
     let (low, high) = range(weight, column, n, rows);
-    let scale = scale_of::<S>(low, high, CUBE_POS_Y, levels);
+    let scale = scale_of(low, high, CUBE_POS_Y, levels);
     let zero = zero_of(low, scale, CUBE_POS_Y, levels);
     let place = Column { column, n, rows, scale, zero };
     let mut values = Array::<f32>::new(STEP);
@@ -146,7 +140,7 @@ fn compensated_losses<S: Float>(
 
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
-fn weighted_losses<S: Float>(
+fn weighted_losses(
     weight: &[f32],
     moments: &[f32],
     losses: &mut [f32],
@@ -154,14 +148,13 @@ fn weighted_losses<S: Float>(
     rows: usize,
     #[comptime] levels: Levels,
     #[comptime] units: usize,
-    #[define(S)] _scale: ElemType,
 ) {
     let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
     if column >= n {
         terminate!();
     }
     let (low, high) = range(weight, column, n, rows);
-    let scale = scale_of::<S>(low, high, CUBE_POS_Y, levels);
+    let scale = scale_of(low, high, CUBE_POS_Y, levels);
     let zero = zero_of(low, scale, CUBE_POS_Y, levels);
     let mut loss = 0.0f32.runtime();
     for row in 0..rows {
@@ -174,7 +167,7 @@ fn weighted_losses<S: Float>(
 
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "the operands of the kernel")]
-fn chosen_grids<S: Float>(
+fn chosen_grids(
     weight: &[f32],
     losses: &[f32],
     scales: &mut [f32],
@@ -183,7 +176,6 @@ fn chosen_grids<S: Float>(
     rows: usize,
     #[comptime] levels: Levels,
     #[comptime] units: usize,
-    #[define(S)] _scale: ElemType,
 ) {
     let column = CUBE_POS_X as usize * units + UNIT_POS as usize;
     if column >= n {
@@ -199,7 +191,7 @@ fn chosen_grids<S: Float>(
         }
     }
     let (low, high) = range(weight, column, n, rows);
-    let scale = scale_of::<S>(low, high, best, levels);
+    let scale = scale_of(low, high, best, levels);
     scales[column] = scale;
     zeros[column] = zero_of(low, scale, best, levels);
 }
@@ -351,19 +343,19 @@ fn part(index: u32, #[comptime] levels: Levels) -> f32 {
 
 /// The scale of grid `index` of a range, rounded to its dtype: [`Grid::candidate`].
 #[cube]
-fn scale_of<S: Float>(low: f32, high: f32, index: u32, #[comptime] levels: Levels) -> f32 {
+fn scale_of(low: f32, high: f32, index: u32, #[comptime] levels: Levels) -> f32 {
     // The least positive number of the dtype, where all weights are zero.
     let least = comptime!(match levels.scale {
-        ActivationDtype::F16 => 5.9604645e-8f32,
-        ActivationDtype::BF16 | ActivationDtype::F32 => f32::MIN_POSITIVE,
+        ScaleDtype::F16 => 5.9604645e-8f32,
+        ScaleDtype::BF16 | ScaleDtype::F32 => f32::MIN_POSITIVE,
     });
     let part = part(index, levels);
     if comptime!(levels.has_zero_points) {
         let exact = (high - low) * part / comptime!(levels.top as f32);
-        max(f32::cast_from(S::cast_from(exact)), least)
+        max(rounded_to(exact, levels.scale), least)
     } else {
         let exact = max(high, -low) * part / comptime!(levels.top as f32 / 2.0);
-        let scale = max(f32::cast_from(S::cast_from(exact)), least);
+        let scale = max(rounded_to(exact, levels.scale), least);
         if index & 1 == 0 { scale } else { -scale }
     }
 }
@@ -372,7 +364,7 @@ fn scale_of<S: Float>(low: f32, high: f32, index: u32, #[comptime] levels: Level
 #[cube]
 fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Levels) -> f32 {
     if comptime!(levels.has_zero_points) {
-        clamp(to_even(-low * part(index, levels) / scale, levels), 0.0, comptime!(levels.top as f32))
+        clamp((-low * part(index, levels) / scale).round(), 0.0, comptime!(levels.top as f32))
     } else {
         comptime!(levels.top.div_ceil(2) as f32).runtime()
     }
@@ -381,14 +373,20 @@ fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Levels) -> f32 
 /// The q of the nearest level.
 #[cube]
 fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels) -> f32 {
-    clamp(to_even(value / scale, levels) + zero, 0.0, comptime!(levels.top as f32))
+    clamp((value / scale).round() + zero, 0.0, comptime!(levels.top as f32))
 }
 
-/// A value rounded to the nearest integer, to the even one of two, where it is within the levels.
+/// A value, not below 0, rounded to a dtype; above the largest of f16 to what f16 would have there with a larger exponent, for the host to refuse. In arithmetic,
+/// because NVIDIA's compiler for Vulkan drops a conversion to the dtype and back.
 #[cube]
-fn to_even(value: f32, #[comptime] levels: Levels) -> f32 {
-    let limit = comptime!(levels.top as f32 + 1.0);
-    // Above 2^23 there are only integers, and rounding to one of those is the addition's own.
-    let shift = 12582912.0f32;
-    (clamp(value, -limit, limit) + shift) - shift
+fn rounded_to(value: f32, #[comptime] dtype: ScaleDtype) -> f32 {
+    if comptime!(dtype == ScaleDtype::F32) {
+        value
+    } else {
+        // Bits after the leading one, and the least exponent: below it neighbours are no closer. bf16's would be -126, for which the step is no normal number.
+        let (bits, least) = comptime!(if dtype == ScaleDtype::F16 { (10, -14) } else { (7, -119) });
+        let exponent = max((u32::reinterpret(value) >> 23) as i32 - 127, comptime!(least as i32).runtime());
+        let step = f32::reinterpret(((exponent + comptime!(127 - bits as i32)) as u32) << 23);
+        (value / step).round() * step
+    }
 }
