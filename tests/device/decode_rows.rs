@@ -159,7 +159,7 @@ fn heads(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
     // One row, some, numbers around multiples of eight, and the maximum.
-    let counts = [1, 2, 4, 7, 8, 9, 17, usize::MAX];
+    let counts = [1, 2, 4, 7, 8, 9, 17, 33, usize::MAX];
     for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
         let RowsShape { features, dtype, .. } = shape;
         // Some columns, and on a card so many that they take many blocks.

@@ -80,7 +80,9 @@ fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
         }
         sources.push((format!("gates in {dtype}"), silu_mul_source(dtype, card.capability)?));
     }
-    for (rows, features, dtype) in [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (32, 896, BF16)] {
+    for (rows, features, dtype) in
+        [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (33, 896, BF16), (64, 4096, F16)]
+    {
         sources.push((format!("head of {rows} rows of {features} {dtype}"), head::source(rows, features, dtype, card.capability)?));
     }
     Ok(sources)

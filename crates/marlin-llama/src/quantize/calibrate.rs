@@ -155,8 +155,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Gives the device back what its allocator keeps of tensors that are gone: those that come now have other sizes.
-    fn release_memory(&self, at: &str) -> Result<(), LlamaError> {
+    /// Gives the device and the host back what the allocator keeps of tensors that are gone: those that come now have other sizes.
+    pub(super) fn release_memory(&self, at: &str) -> Result<(), LlamaError> {
         self.device.sync().map_err(|error| LlamaError::HiddenStates { block: at.into(), reason: error.to_string() })?;
         self.device.memory_cleanup();
         Ok(())

@@ -176,7 +176,7 @@ pub struct QuantizedLayer {
 /// `quantization_config`, tokenizer and generation config are copied.
 /// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
 ///
-/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to 1.3 GB of the samples' hidden
+/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to 1.6 GB of the samples' hidden
 /// states; the host holds the others, if the device is not the host itself. They are a value for each token and feature, and with GPTQ two.
 /// It keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
 /// same, and its target is the same, bit for bit, where the device's arithmetic is. If it was killed when its target was complete, its report is returned.
@@ -369,7 +369,11 @@ fn calibrate(
     let walked = (0..config.num_hidden_layers).try_for_each(|block| walk.block(block, partial, &mut source, &mut on_layer));
     // A run that is stopped leaves the block before as complete as one that goes on.
     walk.saved()?;
-    walked
+    walked?;
+    // The target is written without the hidden states, and without the pages that held them.
+    walk.batches.clear();
+    walk.behind = None;
+    walk.release_memory("model.norm")
 }
 
 /// What a run that goes on with the blocks of another must have in common with it.

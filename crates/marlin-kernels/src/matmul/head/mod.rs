@@ -20,9 +20,9 @@ use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target, overlap}
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 78 for 16, at most 118 for 32; Burn's matmul
+/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul
 /// takes 131 for 16 and 177 for 64. The weight's bytes take 60.
-const MAX_ROWS: usize = 32;
+const MAX_ROWS: usize = 64;
 /// Most rows without: 64 us for one row, 75 for two, 104 for four, 263 for eight.
 const MAX_PLANE_ROWS: usize = 4;
 /// Fewest rows for which tensor cores take less time.
@@ -80,10 +80,10 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
     let overlaps = overlap::is_supported(client);
     match kernel {
         HeadKernel::TensorCores => {
-            let count = CubeCount::Static(n.div_ceil(tensor_cores::COLUMNS) as u32, 1, 1);
+            let config = tensor_cores::Config::new(m, k, dtype);
+            let count = CubeCount::Static(n.div_ceil(config.columns()) as u32, 1, 1);
             let dim = CubeDim::new_1d(32 * tensor_cores::WARPS as u32);
             let address = AddressType::from_len(n * k / 8);
-            let config = tensor_cores::Config::new(m, k, dtype);
             // SAFETY: the lengths of all buffers were checked; columns and rows past the last are read as the last, and not written.
             unsafe {
                 tensor_cores::head::launch_unchecked(client, count, dim, address, x, weight, out, n, m, config, overlaps, dtype.elem())
