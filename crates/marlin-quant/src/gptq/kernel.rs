@@ -384,9 +384,9 @@ fn rounded_to(value: f32, #[comptime] dtype: ScaleDtype) -> f32 {
         value
     } else {
         // Bits after the leading one, and the least exponent: below it neighbours are no closer. bf16's would be -126, for which the step is no normal number.
-        let (bits, least) = comptime!(if dtype == ScaleDtype::F16 { (10, -14) } else { (7, -119) });
-        let exponent = max((u32::reinterpret(value) >> 23) as i32 - 127, comptime!(least as i32).runtime());
-        let step = f32::reinterpret(((exponent + comptime!(127 - bits as i32)) as u32) << 23);
+        let (bits, least) = comptime!(if dtype == ScaleDtype::F16 { (10, -14i32) } else { (7, -119) });
+        let exponent = max((u32::reinterpret(value) >> 23) as i32 - 127, comptime!(least).runtime());
+        let step = f32::reinterpret(((exponent + comptime!(127 - bits)) as u32) << 23);
         (value / step).round() * step
     }
 }
