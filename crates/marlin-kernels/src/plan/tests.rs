@@ -127,8 +127,8 @@ fn the_head_takes_few_rows_of_a_float_weight() {
     let (f16, f32) = (ActivationDtype::F16, ActivationDtype::F32);
     assert_eq!(kernel(1, f16, &cuda(90)), Kernel::Head(head::HeadKernel::Planes));
     assert_eq!(kernel(2, f16, &cuda(90)), Kernel::Head(head::HeadKernel::TensorCores));
-    assert_eq!(kernel(32, f16, &cuda(80)), Kernel::Head(head::HeadKernel::TensorCores));
-    assert_eq!(kernel(33, f16, &cuda(90)), Kernel::FloatMatmul);
+    assert_eq!(kernel(64, f16, &cuda(80)), Kernel::Head(head::HeadKernel::TensorCores));
+    assert_eq!(kernel(65, f16, &cuda(90)), Kernel::FloatMatmul);
     assert_eq!(kernel(4, f32, &cuda(90)), Kernel::Head(head::HeadKernel::Planes));
     assert_eq!(kernel(5, f16, &on(Runtime::Vulkan)), Kernel::FloatMatmul);
 }
