@@ -35,6 +35,12 @@ pub fn ld_shared_4(address: u32) -> u32 {
     read::<u32>(value)
 }
 
+/// `st.shared`: a float of shared memory.
+#[cube]
+pub fn st_shared_f32(address: u32, value: f32) {
+    gpu_asm!("st.shared.f32 [{a}], {v};", a = in(_) read::<u32>(address), v = in(_) read::<f32>(value));
+}
+
 /// `st.shared.v4`: 16 bytes of shared memory.
 #[cube]
 pub fn st_shared_16(address: u32, value: U4) {

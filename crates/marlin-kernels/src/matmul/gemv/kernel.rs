@@ -1,11 +1,10 @@
 use super::config::{Config, Lengths, THREADS, WARPS};
 use super::input::{RawInput, stage};
-use super::output::{PART, leave_in_first_block, write};
+use super::output::{PART, expect_sums, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
 use crate::overlap::{start_next, wait};
 use crate::ptx::{
-    F4, U4, bar_warp_sync, cluster_arrive_relaxed, fence_mbarrier_init, lane, ldmatrix_x4, mbarrier_arrive_expect_tx, mbarrier_init,
-    mbarrier_wait_first_phase_cluster, mma_m16n8k16, mma_sp_m16n8k32, shared_address,
+    F4, U4, bar_warp_sync, lane, ldmatrix_x4, mbarrier_wait_first_phase_cluster, mma_m16n8k16, mma_sp_m16n8k32, shared_address,
 };
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::lengths::NibbleMasks;
@@ -40,13 +39,7 @@ pub(super) fn gemv<F: Float, N: Size>(
     let sums = Shared::<[f32]>::new_slice(comptime!(config.cluster() * PART));
     let barrier = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
     let barrier = shared_address::<u64>(&barrier);
-    // In the first block of a cluster it tells that the sums of all blocks are there. Those that store there wait until it has begun.
-    if UNIT_POS_X == 0 {
-        mbarrier_init(barrier, 1usize);
-        mbarrier_arrive_expect_tx(barrier, comptime!((config.cluster() * PART * 4) as u32).runtime());
-        fence_mbarrier_init();
-    }
-    cluster_arrive_relaxed();
+    expect_sums(barrier, config);
 
     let blocks = comptime!(config.blocks as u32);
     let (place, rank) = (CUBE_POS_X / comptime!(config.cluster() as u32), CUBE_POS_X % comptime!(config.cluster() as u32));

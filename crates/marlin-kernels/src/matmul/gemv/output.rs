@@ -1,13 +1,33 @@
 //! From the warps' sums to the output: added along K in a block, then in the cluster, then normalised, biased and written.
 
 use super::config::{COLUMNS, Config, Lengths, WARPS};
-use crate::ptx::{cluster_wait, lane, shared_address, st_async_first_block};
+use crate::ptx::{
+    cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, lane, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init,
+    shared_address, st_async_first_block, st_shared_f32,
+};
 use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
 use cubecl::prelude::*;
 
 /// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
+
+/// Makes the `barrier` that tells, in the first block of a cluster, that the sums of all blocks are there: it counts the bytes that they store, or, in a block by
+/// itself, the threads that have stored one.
+#[cube]
+pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
+    if UNIT_POS_X == 0 {
+        if comptime!(config.cluster() > 1) {
+            mbarrier_init(barrier, 1usize);
+            mbarrier_arrive_expect_tx(barrier, comptime!((config.cluster() * PART * 4) as u32).runtime());
+        } else {
+            mbarrier_init(barrier, PART);
+        }
+        fence_mbarrier_init();
+    }
+    // Threads that store wait until the first block has begun.
+    cluster_arrive_relaxed();
+}
 
 /// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there, and `barrier` counts
 /// their bytes.
@@ -36,7 +56,7 @@ pub(super) fn leave_in_first_block(
         parts[(own + comptime!(COLUMNS as u32)) as usize] = square;
     }
     sync_cube();
-    // The first block has begun.
+    // The first block has begun, and made its barrier.
     cluster_wait();
     if UNIT_POS_X < comptime!(PART as u32) {
         let mut total = 0.0f32;
@@ -44,7 +64,13 @@ pub(super) fn leave_in_first_block(
         for warp in 0..WARPS {
             total += parts[(UNIT_POS_X + comptime!((warp * PART) as u32)) as usize];
         }
-        st_async_first_block(shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4, total, barrier);
+        let place = shared_address::<f32>(sums) + (rank * comptime!(PART as u32) + UNIT_POS_X) * 4;
+        if comptime!(config.cluster() > 1) {
+            st_async_first_block(place, total, barrier);
+        } else {
+            st_shared_f32(place, total);
+            mbarrier_arrive(barrier);
+        }
     }
 }
 
