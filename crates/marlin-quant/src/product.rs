@@ -38,8 +38,9 @@ pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     a.matmul(b)
 }
 
-/// A product of factors in f32, each as the sum of three in bf16. The six products of these take six times the memory of the result: it is computed in panels, of
-/// rows or of columns, whichever are more.
+/// A product of factors in f32, each as the sum of three in bf16. The six products of these take six times the memory of the result, and the parts one and a half
+/// times that of the factors: a large product is computed in panels. They are of K where the result is narrow, since a part of its rows would have fewer tiles of a
+/// matmul than a card has multiprocessors, and otherwise of its rows or columns, whichever are more.
 #[cfg(feature = "cubecl-runtime")]
 fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     let parts = |x: Tensor<2>| {
@@ -57,6 +58,13 @@ fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     let (lines, width) = (m.max(n), k.max(m.min(n)));
     if lines <= panel(width) {
         return sum(&parts(a), &parts(b));
+    }
+    if m.min(n) <= panel(lines) {
+        let zeros = Tensor::zeros([m, n], (&a.device(), DType::F32));
+        return panels(0..k, lines).fold(zeros, |found, inner| {
+            let (a, b) = (a.clone().slice(s![.., inner.clone()]), b.clone().slice(s![inner, ..]));
+            found + sum(&parts(a), &parts(b))
+        });
     }
     let mut found = Tensor::empty([m, n], (&a.device(), DType::F32));
     if m < n {
