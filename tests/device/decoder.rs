@@ -18,6 +18,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     if device.name == "cpu" {
         return;
     }
+    if device.name == "cuda" {
+        tests.push(trial(device, "decoder::kernels_compiled_ahead_give_the_same_tokens", compiled_ahead));
+    }
     tests.push(trial(device, "decoder::it_goes_on_on_another_thread", on_other_threads));
     tests.push(trial(device, "decoder::sequences_go_on_while_a_long_prompt_is_read", while_read));
     tests.push(trial(device, "decoder::sequences_go_on_in_passes_of_prompts", in_passes_of_prompts));
@@ -119,6 +122,18 @@ fn same_seed(device: &Device) {
     let first = decode(&llama, sampling, 40);
     assert_eq!(decode(&llama, sampling, 40), first);
     assert_ne!(decode(&llama, Sampling { temperature: 1.5, ..sampling }, 40), first);
+}
+
+/// Checks that all operations of a step and of a prompt run on further servers of the card, and leave its own as it was.
+fn compiled_ahead(device: &Device) {
+    let (_guard, folder) = quantised();
+    let llama = open(&folder, device, if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 });
+    let mut decoder = Decoder::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = decoder.compile_ahead(30);
+    assert!(compiled.operations > 0 && compiled.failed == 0, "{compiled:?}");
+    let found = decode(&llama, Sampling::GREEDY, 40);
+    assert_eq!(decoder.compile_ahead(1).failed, 0, "operations that could not run");
+    assert_eq!(decode(&llama, Sampling::GREEDY, 40), found);
 }
 
 fn on_other_threads(device: &Device) {

@@ -67,6 +67,11 @@ impl QuantLinear {
         self.weight.matmul_bias(x, bias)
     }
 
+    /// True for a layer with a bias.
+    pub fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
     /// The bias `[N]` in the activations' dtype.
     pub fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
         self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(dtype)))

@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Names another folder, or is `off`.
@@ -18,6 +19,14 @@ const VARIABLE: &str = "BURN_MARLIN_CACHE";
 const ROOM: usize = 32 << 20;
 /// Environments that had no new kernel for so long, of drivers and versions before, are removed when there is a new one.
 const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// True where the cache is on and has no kernel yet.
+static IS_EMPTY: AtomicBool = AtomicBool::new(false);
+
+/// Returns true if the cache was switched on and no process has used it before: every kernel must be compiled.
+pub fn is_empty() -> bool {
+    IS_EMPTY.load(Ordering::Relaxed)
+}
 
 /// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for a device.
 ///
@@ -41,16 +50,21 @@ fn configure() {
         return;
     }
     let name = environment(&versions());
-    if let Err(error) = prepare(&folder, &name) {
-        tracing::warn!(folder = %folder.display(), %error, "compiled kernels are not kept; {VARIABLE} names another folder, or is off");
-        return;
-    }
+    let is_new = match prepare(&folder, &name) {
+        Ok(is_new) => is_new,
+        Err(error) => {
+            tracing::warn!(folder = %folder.display(), %error, "compiled kernels are not kept; {VARIABLE} names another folder, or is off");
+            return;
+        }
+    };
     config.compilation.cache = true;
     config.environment.path = CacheConfig::Directory(folder);
     config.environment.name = name;
     if !CubeClRuntimeConfig::try_set(config) {
         tracing::warn!("compiled kernels are not kept: CubeCL is configured already");
+        return;
     }
+    IS_EMPTY.store(is_new, Ordering::Relaxed);
 }
 
 /// The folder of the cache; none if it is off or the user has no cache folder.
@@ -69,9 +83,9 @@ fn environment(versions: &[String]) -> String {
     name.trim_end_matches('-').chars().map(|character| if is_plain(character) { character } else { '_' }).collect()
 }
 
-/// Makes the folder, tests that there is room for an environment, and removes old ones if this one is new. CubeCL would panic where it can read the file but not
-/// write it.
-fn prepare(folder: &Path, name: &str) -> io::Result<()> {
+/// Makes the folder, tests that there is room for an environment, and removes old ones if this one is new, which it returns. CubeCL would panic where it can read
+/// the file but not write it.
+fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     fs::create_dir_all(folder)?;
     let is_new = !folder.join(format!("{name}.db")).exists();
     let probe = folder.join(format!("probe-{}", std::process::id()));
@@ -91,7 +105,7 @@ fn prepare(folder: &Path, name: &str) -> io::Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(is_new)
 }
 
 /// The driver's version, NVRTC's, and the cards, `8xNVIDIA H200`; empty without CUDA.
@@ -143,7 +157,7 @@ mod tests {
     fn a_folder_is_made_and_probed() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("a/b");
-        prepare(&folder, "x").unwrap();
+        assert!(prepare(&folder, "x").unwrap());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the probe is removed");
         let file = parent.path().join("file");
         fs::write(&file, "").unwrap();
@@ -167,7 +181,7 @@ mod tests {
             with_age(name, 2 * OLD);
         }
         with_age("young.db", OLD / 2);
-        prepare(folder.path(), "young").unwrap();
+        assert!(!prepare(folder.path(), "young").unwrap());
         assert_eq!(names(), ["notes.txt", "old.db", "old.db-wal", "young.db"]);
         prepare(folder.path(), "new").unwrap();
         assert_eq!(names(), ["notes.txt", "young.db"]);

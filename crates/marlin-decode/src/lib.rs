@@ -7,6 +7,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`ahead`] | compilation of a pass's kernels on all cores |
 //! | [`kernels`] | the kernels in CubeCL, without Burn |
 //! | `host` | the same in Rust, for Burn's Flex backend |
 //! | [`ops`] | the kernels and `host` as operations of a Burn backend extension |
@@ -14,6 +15,7 @@
 //! | `kv` | the KV cache of a layer |
 //! | `rows` | the rows of a step, written and read by the host |
 
+pub mod ahead;
 mod attention_parts;
 mod device;
 mod error;

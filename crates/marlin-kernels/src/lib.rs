@@ -31,7 +31,7 @@ pub mod ptx;
 pub mod repack;
 pub mod tile;
 
-pub use device::{Card, ClustersAtOnce, Runtime, Target};
+pub use device::{Card, ClustersAtOnce, Runtime, Target, further_server};
 pub use error::KernelError;
 pub use launch::{NormOperands, Operands, WeightBuffers, dequantize, launch};
 pub use plan::{EpilogueStage, Kernel, Plan, PrologueStage, Reason, held_on, plan, plan_converted};

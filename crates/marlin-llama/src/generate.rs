@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use marlin_decode::ahead::CompiledAhead;
 use marlin_text::TextStream;
 
 use crate::LlamaError;
@@ -22,6 +23,8 @@ pub struct GenerateOptions {
     pub seed: u64,
     /// True to call [`Decoder::warm_up`] with the prompt's length first, so that the times of prefill and decode do not include compilation.
     pub warm_up: bool,
+    /// True to call [`Decoder::compile_ahead`] before, for a process that finds no compiled kernels on disk.
+    pub compile_ahead: bool,
     /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
     /// transformers.
     pub answer: bool,
@@ -36,7 +39,7 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// The time of the warm-up; zero if there was none.
+    /// The time of the warm-up, with what was compiled before it; zero if there was none.
     pub warm_up: Duration,
     /// The time from the prompt's tokens to the first new token on the host.
     pub prefill: Duration,
@@ -56,6 +59,7 @@ impl Llama {
             stop_tokens: generation.eos_token_ids.clone(),
             seed: 0,
             warm_up: false,
+            compile_ahead: false,
             answer: false,
         }
     }
@@ -81,9 +85,10 @@ impl Llama {
         mut on_text: impl FnMut(&str),
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
-        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, answer } = *options;
+        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, compile_ahead, answer } = *options;
         let mut decoder = Decoder::new(self.model.clone(), 1)?;
-        let warm_up = if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
+        let compiled = if compile_ahead { compile(&mut decoder, prompt.len()) } else { Duration::ZERO };
+        let warm_up = compiled + if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
         decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
         let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;
@@ -116,4 +121,16 @@ impl Llama {
         let decode = start.elapsed().saturating_sub(prefill);
         Ok(Generation { text, tokens, prompt_tokens: prompt.len(), warm_up, prefill, decode, stop_reason })
     }
+}
+
+/// Compiles ahead, and returns the time that it took: zero where the device has nothing to compile so.
+fn compile(decoder: &mut Decoder, prompt_tokens: usize) -> Duration {
+    let start = Instant::now();
+    let CompiledAhead { operations, failed } = decoder.compile_ahead(prompt_tokens);
+    if operations == 0 {
+        return Duration::ZERO;
+    }
+    let took = start.elapsed();
+    tracing::debug!(operations, failed, seconds = took.as_secs_f64(), "kernels compiled on all cores");
+    took
 }

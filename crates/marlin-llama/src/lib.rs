@@ -38,6 +38,7 @@ pub use error::LlamaError;
 pub use evaluate::{Against, Evaluation, Evaluations, Mean, evaluate};
 pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
+pub use marlin_decode::ahead::CompiledAhead;
 pub use marlin_quant::{LayerLoss, RowOrder};
 pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};

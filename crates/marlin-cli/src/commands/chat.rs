@@ -1,6 +1,7 @@
 use super::{generate_options, open};
 use crate::args::ChatArgs;
 use crate::error::CliError;
+use crate::kernel_cache;
 use crate::output;
 use marlin_llama::{ChatTemplate, Llama, Message};
 use std::io::{self, BufRead};
@@ -17,6 +18,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     let template = ChatTemplate::open(&args.model.dir)?;
     // After a template the answer is a text of its own; plain turns continue after `Assistant:`.
     options.answer = template.is_some();
+    options.compile_ahead = kernel_cache::is_empty();
     match &template {
         Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),
         None => eprintln!("The model has no chat template: its turns are plain `{}` and `{ASSISTANT}`.", USER.trim_end()),
@@ -35,6 +37,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
         messages.push(Message::assistant(answer.finish()?));
         output::line("")?;
         options.seed = options.seed.wrapping_add(1);
+        options.compile_ahead = false;
     }
 }
 

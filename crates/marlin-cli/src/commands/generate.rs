@@ -1,6 +1,7 @@
 use super::{generate_options, open, rate};
 use crate::args::GenerateArgs;
 use crate::error::CliError;
+use crate::kernel_cache;
 use crate::output;
 use marlin_llama::{Generation, StopReason};
 use serde_json::json;
@@ -9,6 +10,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     options.warm_up = true;
+    options.compile_ahead = kernel_cache::is_empty();
     if args.json {
         let generation = llama.generate(&args.prompt, &options, |_| {})?;
         return output::json(&json!({

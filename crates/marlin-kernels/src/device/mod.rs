@@ -8,6 +8,10 @@ use crate::tile::config::ATOM_K;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+#[cfg(feature = "cuda")]
+use cubecl_common::device::DeviceId;
+#[cfg(feature = "cuda")]
+use cubecl_cuda::CudaRuntime;
 use std::fmt;
 
 /// The compute capability, 80 for 8.0, that brought `cp.async` and `mma.m16n8k16`.
@@ -147,6 +151,20 @@ impl Target {
         };
         Self { runtime, card: Card::of(client) }
     }
+}
+
+/// The client of a further server of a CUDA card, which has a thread, streams and memory of its own: what is launched through it is compiled beside what the card's
+/// other servers compile. The same number gives the same server, which stays until the process ends. `None` on other runtimes, and past [`u16::MAX`] servers.
+#[cfg_attr(not(feature = "cuda"), allow(unused_variables, reason = "only CUDA's runtime has several servers of a card"))]
+pub fn further_server(client: &Client, number: usize) -> Option<Client> {
+    #[cfg(feature = "cuda")]
+    if client.name() == "cuda" {
+        let card = client.service_id().device;
+        // CubeCL tells the servers of a runtime apart by both numbers of a device, of which CUDA's runtime takes the card from the second alone.
+        let further = DeviceId::new(u16::try_from(number + 1).ok()?, card.index_id);
+        return Some(Client::load::<<CudaRuntime as cubecl_runtime::runtime::Runtime>::Server>(further));
+    }
+    None
 }
 
 /// The cubes and units of a kernel with one unit for each element.

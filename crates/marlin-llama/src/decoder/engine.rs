@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Graph, Int, Tensor, capture};
+use marlin_decode::ahead::CompiledAhead;
+use marlin_decode::kernels::attention::AttentionPass;
 use marlin_decode::{self as decode, Row, RowState, RowsRead};
 
 use super::scheduler::{Engine, PromptChunk};
@@ -135,6 +137,19 @@ impl ModelEngine {
         }
         self.record(Pass::Step { rows: 1 });
         start.elapsed()
+    }
+
+    /// As [`Decoder::compile_ahead`](super::Decoder::compile_ahead).
+    pub(super) fn compile_ahead(&self, prompt_tokens: usize) -> CompiledAhead {
+        let shape = |pass, rows, ends| self.model.pass_shape(pass, rows, ends, self.slots);
+        let mut passes = vec![shape(AttentionPass::Step, 1, 1)];
+        if self.prompts != PromptRows::Last {
+            let [rows, ends] = self.rounded(prompt_tokens.clamp(1, self.chunk(false)), 1);
+            passes.push(shape(AttentionPass::Prompt, rows, ends));
+        }
+        // A recording would fail where another server allocates.
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        decode::ahead::compile(&self.model.device(), &passes)
     }
 
     /// As [`Decoder::set_prefill_chunk`](super::Decoder::set_prefill_chunk).

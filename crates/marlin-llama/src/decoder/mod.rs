@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::StreamId;
+use marlin_decode::ahead::CompiledAhead;
 
 use self::engine::ModelEngine;
 use self::scheduler::Scheduler;
@@ -107,6 +108,17 @@ impl Decoder {
     pub fn warm_up(&mut self, prompt_tokens: usize) -> Duration {
         assert!(self.sequences() == 0, "a sequence has joined");
         self.stream.executes(|| self.scheduler.engine_mut().warm_up(prompt_tokens))
+    }
+
+    /// Compiles the kernels of a step of one sequence, and of a prompt of `prompt_tokens` tokens, on all cores, where the device is CUDA's; elsewhere it does nothing.
+    ///
+    /// CubeCL compiles on one core what it does not find in its cache on disk, so the cache must be on (`compilation.cache` of its configuration); in a process whose
+    /// kernels are there already this is of no use. A [`warm_up`](Self::warm_up) afterwards finds nearly all of its kernels compiled.
+    ///
+    /// Each operation runs once, on as many further streams of the card as the machine has cores, with memory for its operands until it is done: the weight of the
+    /// head and the caches of one layer among them.
+    pub fn compile_ahead(&mut self, prompt_tokens: usize) -> CompiledAhead {
+        self.stream.executes(|| self.scheduler.engine_mut().compile_ahead(prompt_tokens))
     }
 
     /// Sets the most tokens of prompts that a step reads while other sequences are running, which wait for them: fewer tokens are a shorter wait, more are read

@@ -1,10 +1,12 @@
 use burn_marlin::ActivationDtype;
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::device::target;
-use marlin_kernels::{FloatProblem, Plan, Problem, plan};
+use marlin_decode::ahead::{LinearShape, LinearWeight, PassShape};
+use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
+use marlin_kernels::{Epilogue, FloatProblem, Plan, Problem, Prologue, plan};
 
 use super::assemble::Product;
-use super::{LlamaModel, Projection};
+use super::{Layer, LlamaModel, Projection};
 
 /// A matmul of a model and its plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,5 +48,54 @@ impl LlamaModel {
             }
         };
         self.layer_products().map(layer_plan).chain([head]).collect()
+    }
+
+    /// What the kernels of a pass depend on: of `rows` rows, `ends` of which have logits, with a cache for `slots` sequences of [`max_len`](Self::max_len)
+    /// positions. Equal layers come once.
+    pub(crate) fn pass_shape(&self, pass: AttentionPass, rows: usize, ends: usize, slots: usize) -> PassShape {
+        let [rotary, _] = self.rope.tables();
+        let (mut attention, mut layers) = (Vec::new(), Vec::new());
+        for Layer { self_attn, .. } in &self.layers {
+            let shape = AttentionShape {
+                rows,
+                pass,
+                heads: self_attn.heads,
+                kv_heads: self_attn.kv_heads,
+                head_dim: self_attn.head_dim,
+                rotary_dim: 2 * rotary.dims()[1],
+                slots,
+                max_len: self.max_len(),
+                max_positions: self.rope.length(),
+                window: self_attn.window,
+                norm_epsilon: self_attn.q_norm.as_ref().map(|norm| norm.epsilon as f32),
+                dtype: activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32),
+            };
+            push_new(&mut attention, shape);
+        }
+        self.layer_products().for_each(|product| push_new(&mut layers, linear_shape(&product)));
+        let head = match &self.lm_head {
+            Some(head) => linear_shape(&Product::plain("lm_head", head)),
+            None => LinearShape {
+                weight: LinearWeight::Float([self.config.hidden_size, self.config.vocab_size]),
+                bias: false,
+                prologue: Prologue::None,
+                epilogue: Epilogue::None,
+            },
+        };
+        PassShape { attention, ends, layers, head }
+    }
+}
+
+fn linear_shape(product: &Product<'_>) -> LinearShape {
+    let (weight, bias) = match product.projection {
+        Projection::Dense(linear) => (LinearWeight::Float(product.projection.dims()), linear.bias.is_some()),
+        Projection::Quant(linear) => (LinearWeight::Quantized(linear.weight().descriptor()), linear.has_bias()),
+    };
+    LinearShape { weight, bias, prologue: product.prologue, epilogue: product.epilogue }
+}
+
+fn push_new<T: PartialEq>(values: &mut Vec<T>, value: T) {
+    if !values.contains(&value) {
+        values.push(value);
     }
 }

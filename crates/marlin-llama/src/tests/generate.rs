@@ -20,7 +20,15 @@ fn llama(max_len: usize) -> Llama {
 }
 
 fn options_for(max_new_tokens: usize) -> GenerateOptions {
-    GenerateOptions { max_new_tokens, sampling: Sampling::GREEDY, stop_tokens: vec![], seed: 1, warm_up: true, answer: false }
+    GenerateOptions {
+        max_new_tokens,
+        sampling: Sampling::GREEDY,
+        stop_tokens: vec![],
+        seed: 1,
+        warm_up: true,
+        compile_ahead: true,
+        answer: false,
+    }
 }
 
 #[test]
