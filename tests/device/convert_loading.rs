@@ -3,7 +3,7 @@
 use crate::convert::{SAME_WEIGHTS_IN_BURN, cast, close, convert, convert_to, dense, on_flex};
 use crate::layer::values;
 use crate::models::Mlp;
-use crate::setup::{Named, computes, trial};
+use crate::setup::{Named, computes, float_dtype, trial};
 use burn::module::{Module, Quantizer};
 use burn::nn::LinearLayout;
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -11,7 +11,7 @@ use burn::store::{KeyRemapper, ModuleRecord, ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_marlin::convert::reset_placeholders;
-use burn_marlin::{Error, GroupSize, QuantLinear, QuantSpec, QuantizedWeight, ScaleDtype, W4A16};
+use burn_marlin::{ActivationDtype, Error, GroupSize, QuantLinear, QuantSpec, QuantizedWeight, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
@@ -115,7 +115,7 @@ fn unloaded(device: &Device) {
     let loaded = reset_placeholders(empty).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
 
-    let layer = QuantLinear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), burn_marlin::ActivationDtype::F32, device);
+    let layer = QuantLinear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), ActivationDtype::F32, device);
     let layer = layer.unwrap_or_else(|error| panic!("{error}"));
     let linear = burn::nn::LinearConfig::new(64, 40).init(device);
     let saved = QuantLinear::from_linear(&linear, &QuantSpec::int4(GroupSize::G64)).unwrap_or_else(|error| panic!("{error}"));
@@ -208,10 +208,8 @@ fn casts(device: &Device) {
     for scales in [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32] {
         let (model, _) = convert_to(QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales), fresh(device));
         let expected = weight_of(&model).to_plain().unwrap_or_else(|error| panic!("{error}"));
-        for dtype in [FloatDType::F16, FloatDType::BF16] {
-            if !device.supports_dtype(dtype) {
-                continue;
-            }
+        let dtypes = [ActivationDtype::F16, ActivationDtype::BF16];
+        for dtype in dtypes.into_iter().filter(|&dtype| computes(device, dtype)).map(float_dtype) {
             let there = cast(model.clone(), dtype);
             assert_eq!(there.up.weight.val().dtype(), DType::from(dtype), "activations are in the new dtype");
             let back = cast(there, FloatDType::F32);
@@ -260,7 +258,7 @@ fn double(device: &Device) {
 
 /// Trains the biases with AdamW and weight decay: the packed weights neither decay nor get gradients.
 fn trained_beside(device: &Device) {
-    if !computes(device, burn_marlin::ActivationDtype::F32) {
+    if !computes(device, ActivationDtype::F32) {
         return;
     }
     let (model, _) = convert(fresh(device), GroupSize::G32);

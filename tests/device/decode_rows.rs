@@ -1,7 +1,7 @@
 //! The kernels of a decode step that compute row by row, against f64, on outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, client, values, words};
-use crate::setup::{Named, computes, trial};
+use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
@@ -69,7 +69,7 @@ fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
 /// Rows of fewer and more logits than a cube has units, of any size; rows without a token, and tokens outside of the vocabulary.
 fn likelihoods(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype)) {
+    for dtype in DTYPES.into_iter().filter(|&dtype| computes(device, dtype)).map(|dtype| DType::from(float_dtype(dtype))) {
         for (rows, vocab) in [(1, 1), (3, 2), (7, 255), (5, 257), (4, 32_000)] {
             let mut logits: Vec<f32> = (0..rows * vocab).map(|_| rng.random_range(-20.0..20.0)).collect();
             // A row whose exponentials are all out of range.

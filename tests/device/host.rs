@@ -1,10 +1,11 @@
 //! Tensors that wait on the host, and tensors with memory of their own.
 
-use crate::setup::{Named, trial};
+use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_marlin::device::apart;
 use burn_marlin::host::HostTensor;
 use libtest_mimic::Trial;
+use marlin_kernels::ActivationDtype;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "host::tensors_come_back_as_they_were", tensors_come_back));
@@ -13,7 +14,8 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 
 /// Of sizes that runtimes pad, and some that they do not; in views, and after work that has not run yet.
 fn tensors_come_back(device: &Device) {
-    for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype)) {
+    let dtypes = [ActivationDtype::F32, ActivationDtype::F16, ActivationDtype::BF16];
+    for dtype in dtypes.into_iter().filter(|&dtype| computes(device, dtype)).map(|dtype| DType::from(float_dtype(dtype))) {
         for shape in [[1, 1, 1], [3, 5, 7], [2, 64, 256], [1, 300, 1000]] {
             let random = || Tensor::<3>::random(shape, Distribution::Default, (device, dtype));
             let (first, second) = (random(), random());

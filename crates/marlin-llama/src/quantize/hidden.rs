@@ -5,7 +5,6 @@ use burn_marlin::device::target;
 use burn_marlin::host::{HostTensor, ReadError};
 use marlin_kernels::Runtime;
 
-use super::calibrate::Walk;
 use crate::LlamaError;
 use crate::model;
 
@@ -109,54 +108,6 @@ impl Batch {
 
     pub(super) fn float(&mut self) -> Option<&mut Hidden> {
         self.float.as_mut()
-    }
-}
-
-impl Walk<'_> {
-    /// The hidden states of a batch on the device, as the float layers have left them.
-    pub(super) fn float(&mut self, index: usize) -> Result<Option<Tensor<3>>, ReadError> {
-        self.batches[index].float.as_mut().map(|float| float.get(self.device)).transpose()
-    }
-
-    /// The hidden states of a batch on the device, as the quantised layers have left them: past the part that they had yet to pass.
-    fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
-        let hidden = self.batches[index].quantized.get(self.device)?;
-        let Some((part, layer)) = &self.behind else { return Ok(hidden) };
-        let outputs = self.outputs(*part, layer, &hidden, self.batches[index].rows.as_ref());
-        let hidden = hidden + outputs;
-        self.put(Batch::quantized, index, hidden.clone())?;
-        Ok(hidden)
-    }
-
-    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host the next batch is computed, and no further one: each has its place
-    /// on the device until it has arrived.
-    pub(super) fn put(&mut self, of: fn(&mut Batch) -> Option<&mut Hidden>, index: usize, states: Tensor<3>) -> Result<(), ReadError> {
-        if let Some(hidden) = of(&mut self.batches[index]) {
-            hidden.set(states)?;
-        }
-        match index.checked_sub(1).and_then(|before| of(&mut self.batches[before])) {
-            Some(before) => before.arrive(),
-            None => Ok(()),
-        }
-    }
-
-    /// Calls `look` with the quantised hidden states of each batch, and the batch's index. `at` is the layer or the block that errors are of.
-    pub(super) fn look(
-        &mut self,
-        at: &str,
-        mut look: impl FnMut(&mut Self, usize, Tensor<3>) -> Result<(), LlamaError>,
-    ) -> Result<(), LlamaError> {
-        for index in 0..self.batches.len() {
-            let hidden = self.quantized(index).map_err(|error| unread(at, &error))?;
-            look(self, index, hidden)?;
-        }
-        self.behind = None;
-        Ok(())
-    }
-
-    /// Takes the quantised hidden states past the part that they have yet to pass, where nothing has looked at them since.
-    pub(super) fn catch_up(&mut self, block: &str) -> Result<(), LlamaError> {
-        if self.behind.is_some() { self.look(block, |_, _, _| Ok(())) } else { Ok(()) }
     }
 }
 

@@ -9,6 +9,7 @@ mod plan;
 pub(crate) mod resume;
 mod samples;
 mod scaling;
+mod walk;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -22,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use self::calibrate::Walk;
 use self::overrides::Overrides;
 use self::plan::{Plan, Target, plan};
 use self::resume::Partial;
+use self::walk::Walk;
 use crate::LlamaError;
 use crate::config::{LlamaConfig, quantization_field, read_json};
 use crate::folder::{FileWeights, choose_dtype};

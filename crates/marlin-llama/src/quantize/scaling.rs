@@ -6,10 +6,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use marlin_format::checkpoint::{Checkpoint, Dtype, TensorData as FileTensor, TensorSpec, TensorView};
 use marlin_quant::{HessianSums, awq_scales};
 
-use super::calibrate::{Walk, rows, side_by_side};
 use super::part::Part;
 use super::plan::{Plan, Target};
 use super::refused;
+use super::walk::{Walk, rows, side_by_side};
 use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::folder::float_dtype;
