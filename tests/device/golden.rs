@@ -1,7 +1,7 @@
 //! Weights that the formats' own packers wrote, on the device: `tests/golden`, whose README describes how they are made.
 
-use crate::setup::{Named, computes, trial};
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use crate::setup::{Named, computes, float_dtype, trial};
+use burn::tensor::{Device, Distribution, Tensor};
 use burn_marlin::QuantizedWeight;
 use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
@@ -60,11 +60,7 @@ fn multiplies(device: &Device) {
         if !computes(device, dtype) {
             continue;
         }
-        let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device).cast(match dtype {
-            ActivationDtype::F16 => FloatDType::F16,
-            ActivationDtype::BF16 => FloatDType::BF16,
-            ActivationDtype::F32 => FloatDType::F32,
-        });
+        let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device).cast(float_dtype(dtype));
         let values = |tensor: Tensor<2>| {
             let data = tensor.into_data().convert::<f64>();
             data.try_into_vec::<f64>().unwrap_or_else(|error| panic!("{name}: {error:?}"))

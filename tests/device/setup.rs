@@ -1,5 +1,6 @@
 use burn::backend::DispatchDevice;
-use burn::tensor::{Device, DeviceKind, FloatDType};
+use burn::tensor::{Device, DeviceKind};
+pub use burn_marlin::backend::float_dtype;
 use cubecl::ir::features::Plane;
 use libtest_mimic::{Failed, Trial};
 use marlin_kernels::ActivationDtype;
@@ -64,15 +65,6 @@ pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'st
             Failed::from(message.unwrap_or_else(|| "panicked".into()))
         })
     })
-}
-
-/// Burn's name of a dtype.
-pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
-    match dtype {
-        ActivationDtype::F16 => FloatDType::F16,
-        ActivationDtype::BF16 => FloatDType::BF16,
-        ActivationDtype::F32 => FloatDType::F32,
-    }
 }
 
 /// Returns true if a device is a GPU, whose units exchange values in a plane. Work that a GPU does in a moment takes a processor minutes, also through

@@ -1,5 +1,6 @@
 //! Burn devices as the kernels see them.
 
+use crate::backend::float_dtype;
 #[cfg(feature = "cubecl-runtime")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device};
@@ -55,10 +56,6 @@ pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
 
 /// The dtype in which a device holds scales of a format: the format's own where the device has it, f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
-    let dtype = match dtype {
-        ScaleDtype::F16 => DType::F16,
-        ScaleDtype::BF16 => DType::BF16,
-        ScaleDtype::F32 => DType::F32,
-    };
+    let dtype = DType::from(float_dtype(dtype.into()));
     if device.supports_dtype(dtype) { dtype } else { DType::F32 }
 }

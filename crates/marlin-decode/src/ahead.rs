@@ -86,10 +86,10 @@ mod servers {
     use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
     use burn_cubecl::tensor::CubeTensor;
     use burn_cubecl::{CubeBackend, CubeDevice};
-    use burn_marlin::backend::{OptionalFloat, QuantBackend};
+    use burn_marlin::backend::{OptionalFloat, QuantBackend, float_dtype};
     use cubecl::bytes::Bytes;
     use cubecl::client::Client;
-    use marlin_format::{ScaleDtype, TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
+    use marlin_format::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
     use marlin_kernels::{ActivationDtype, Epilogue, Prologue, further_server};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
@@ -206,12 +206,7 @@ mod servers {
     impl Tensors {
         /// Undefined values.
         fn floats<const D: usize>(&self, shape: [usize; D], dtype: ActivationDtype) -> CubeTensor {
-            let dtype = match dtype {
-                ActivationDtype::F16 => DType::F16,
-                ActivationDtype::BF16 => DType::BF16,
-                ActivationDtype::F32 => DType::F32,
-            };
-            empty_device_contiguous_dtype(self.client.clone(), self.device.clone(), Shape::new(shape), dtype)
+            self.undefined(Shape::new(shape), float_dtype(dtype).into())
         }
 
         /// Undefined values [K, N], transposed.
@@ -245,13 +240,14 @@ mod servers {
                 }
                 let dtype = match tensor.dtype {
                     TensorDtype::Words => DType::I32,
-                    TensorDtype::Scale(ScaleDtype::F16) => DType::F16,
-                    TensorDtype::Scale(ScaleDtype::BF16) => DType::BF16,
-                    TensorDtype::Scale(ScaleDtype::F32) => DType::F32,
+                    TensorDtype::Scale(scale) => float_dtype(scale.into()).into(),
                 };
-                let shape = Shape::from(tensor.shape().to_vec());
-                empty_device_contiguous_dtype(self.client.clone(), self.device.clone(), shape, dtype)
+                self.undefined(Shape::from(tensor.shape().to_vec()), dtype)
             })
+        }
+
+        fn undefined(&self, shape: Shape, dtype: DType) -> CubeTensor {
+            empty_device_contiguous_dtype(self.client.clone(), self.device.clone(), shape, dtype)
         }
     }
 }

@@ -1,4 +1,6 @@
+use crate::kernels::attention::{AttentionPass, AttentionShape};
 use burn::tensor::Tensor;
+use marlin_kernels::ActivationDtype;
 
 /// The parameters of a layer's attention, besides its cache.
 #[derive(Debug, Clone)]
@@ -11,4 +13,26 @@ pub struct AttentionParts {
     pub norms: Option<([Tensor<1>; 2], f64)>,
     /// Length of the sliding window in positions, if the model has one.
     pub window: Option<usize>,
+}
+
+impl AttentionParts {
+    /// The shape of the attention of `rows` rows in `dtype`, over a cache [slots, kv_heads, max_len, head_dim].
+    pub fn shape(&self, pass: AttentionPass, rows: usize, cache: [usize; 4], dtype: ActivationDtype) -> AttentionShape {
+        let [slots, kv_heads, max_len, head_dim] = cache;
+        let [max_positions, pairs] = self.rope[0].dims();
+        AttentionShape {
+            rows,
+            heads: self.heads,
+            kv_heads,
+            head_dim,
+            rotary_dim: 2 * pairs,
+            slots,
+            max_len,
+            max_positions,
+            window: self.window,
+            norm_epsilon: self.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
+            dtype,
+            pass,
+        }
+    }
 }

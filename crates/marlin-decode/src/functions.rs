@@ -9,7 +9,7 @@
 use crate::attention_parts::AttentionParts;
 use crate::device::{is_flex, takes};
 use crate::kernels::Row;
-use crate::kernels::attention::{AttentionPass, AttentionShape};
+use crate::kernels::attention::AttentionPass;
 use crate::kv::LayerCache;
 use crate::ops::DecodeBackend;
 use crate::portable;
@@ -175,28 +175,15 @@ fn attend(
     parts: &AttentionParts,
 ) -> Tensor<2> {
     let [count, columns] = qkv.dims();
-    let [slots, kv_heads, max_len, head_dim] = cache.keys.dims();
+    let [_, kv_heads, _, head_dim] = cache.keys.dims();
     let heads = parts.heads;
     assert!(
         columns == (heads + 2 * kv_heads) * head_dim && rows.dims() == [count, Row::WORDS] && cache.values.dims() == cache.keys.dims(),
         "{columns} features do not fit {heads} heads, {kv_heads} of keys, of {head_dim}"
     );
     let [cos, sin] = &parts.rope;
-    let (max_positions, rotary_dim) = (cos.dims()[0], 2 * cos.dims()[1]);
-    let shape = AttentionShape {
-        rows: count,
-        heads,
-        kv_heads,
-        head_dim,
-        rotary_dim,
-        slots,
-        max_len,
-        max_positions,
-        window: parts.window,
-        norm_epsilon: parts.norms.as_ref().map(|(_, epsilon)| *epsilon as f32),
-        dtype: activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32),
-        pass,
-    };
+    let dtype = activation_dtype(qkv.dtype()).unwrap_or(ActivationDtype::F32);
+    let shape = parts.shape(pass, count, cache.keys.dims(), dtype);
     if !takes(&qkv) || shape.check().is_err() {
         return portable::attention(qkv, rows, cache, parts);
     }

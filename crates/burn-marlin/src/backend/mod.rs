@@ -223,6 +223,15 @@ pub fn linear_shape(x: &Shape, n: usize) -> Shape {
     shape
 }
 
+/// Burn's name for a dtype of activations.
+pub fn float_dtype(dtype: ActivationDtype) -> FloatDType {
+    match dtype {
+        ActivationDtype::F16 => FloatDType::F16,
+        ActivationDtype::BF16 => FloatDType::BF16,
+        ActivationDtype::F32 => FloatDType::F32,
+    }
+}
+
 /// The kernels' name for a float dtype; `None` for dtypes that no kernel takes.
 pub fn activation_dtype(dtype: DType) -> Option<ActivationDtype> {
     match dtype {

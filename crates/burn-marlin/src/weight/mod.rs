@@ -7,7 +7,7 @@ mod tensors;
 pub(crate) use module::REPARAMETERIZATION;
 
 use crate::Error;
-use crate::backend::{QuantBackend, activation_dtype};
+use crate::backend::{QuantBackend, activation_dtype, float_dtype};
 use crate::device::{scale_dtype, target};
 use attached::Attached;
 use burn::backend::Dispatch;
@@ -281,11 +281,7 @@ impl QuantizedWeight {
 
     /// The dtype of activations that it is laid out for.
     pub fn activations(&self) -> FloatDType {
-        match self.activations {
-            ActivationDtype::F16 => FloatDType::F16,
-            ActivationDtype::BF16 => FloatDType::BF16,
-            ActivationDtype::F32 => FloatDType::F32,
-        }
+        float_dtype(self.activations)
     }
 
     /// The problem of multiplying `m` rows of activations with this weight.

@@ -69,16 +69,21 @@ impl Attention {
 
     /// As [`forward_rows`](Self::forward_rows), before the last projection: [rows, heads * head_dim].
     pub(crate) fn mix_rows(&self, qkv: Tensor<2>, rope: &Rope, cache: &mut KeyValues, batch: &Batch) -> Tensor<2> {
-        let norms = match (&self.q_norm, &self.k_norm) {
-            (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
-            _ => None,
-        };
-        let parts = AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window };
+        let parts = self.parts(rope);
         let cache = decode::LayerCache { keys: &mut cache.keys, values: &mut cache.values };
         match &batch.work {
             Work::Step { tickets } => decode::attention(qkv, &batch.rows, cache, tickets, &parts),
             Work::Prompts { tiles, .. } => decode::prompt_attention(qkv, &batch.rows, cache, tiles, &parts),
         }
+    }
+
+    /// What the attention of rows takes besides its cache.
+    pub(super) fn parts(&self, rope: &Rope) -> AttentionParts {
+        let norms = match (&self.q_norm, &self.k_norm) {
+            (Some(q_norm), Some(k_norm)) => Some(([q_norm.weight.val(), k_norm.weight.val()], q_norm.epsilon)),
+            _ => None,
+        };
+        AttentionParts { heads: self.heads, rope: rope.tables(), norms, window: self.window }
     }
 
     /// softmax(q k^T / sqrt(head_dim)) v: [batch, heads, seq, head_dim].

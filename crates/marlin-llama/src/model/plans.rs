@@ -2,7 +2,7 @@ use burn_marlin::ActivationDtype;
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::device::target;
 use marlin_decode::ahead::{LinearShape, LinearWeight, PassShape};
-use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
+use marlin_decode::kernels::attention::AttentionPass;
 use marlin_kernels::{Epilogue, FloatProblem, Plan, Problem, Prologue, plan};
 
 use super::assemble::Product;
@@ -53,24 +53,11 @@ impl LlamaModel {
     /// What the kernels of a pass depend on: of `rows` rows, `ends` of which have logits, with a cache for `slots` sequences of [`max_len`](Self::max_len)
     /// positions. Equal layers come once.
     pub(crate) fn pass_shape(&self, pass: AttentionPass, rows: usize, ends: usize, slots: usize) -> PassShape {
-        let [rotary, _] = self.rope.tables();
+        let dtype = activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32);
         let (mut attention, mut layers) = (Vec::new(), Vec::new());
         for Layer { self_attn, .. } in &self.layers {
-            let shape = AttentionShape {
-                rows,
-                pass,
-                heads: self_attn.heads,
-                kv_heads: self_attn.kv_heads,
-                head_dim: self_attn.head_dim,
-                rotary_dim: 2 * rotary.dims()[1],
-                slots,
-                max_len: self.max_len(),
-                max_positions: self.rope.length(),
-                window: self_attn.window,
-                norm_epsilon: self_attn.q_norm.as_ref().map(|norm| norm.epsilon as f32),
-                dtype: activation_dtype(self.dtype().into()).unwrap_or(ActivationDtype::F32),
-            };
-            push_new(&mut attention, shape);
+            let cache = [slots, self_attn.kv_heads, self.max_len(), self_attn.head_dim];
+            push_new(&mut attention, self_attn.parts(&self.rope).shape(pass, rows, cache, dtype));
         }
         self.layer_products().for_each(|product| push_new(&mut layers, linear_shape(&product)));
         let head = match &self.lm_head {
