@@ -1,7 +1,6 @@
 //! The kernels of a decode step other than its quantised matmuls: a few configurations of each for every card, which must not use local memory.
 
-use crate::cache::Cache;
-use crate::listing::{Code, Usage};
+use crate::batch::{self, Kernel};
 use crate::rules;
 use crate::toolchain::Toolchain;
 use crate::{CARDS, Card};
@@ -34,17 +33,10 @@ fn trial(card: Card, kernel: &'static str, sources: Sources, toolchain: Option<A
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
-        for (name, source) in sources(card)? {
-            let entry = cache.entry(&source.text, card.arch);
-            if Cache::has(&entry) {
-                continue;
-            }
-            let before = broken.len();
-            let compiled = toolchain.compile(&source.text, card.arch)?;
-            let usage = Usage::parse(&compiled.assembler_log)?;
-            let code = Code::parse(&compiled.listing)?;
-            let shared = source.shared_bytes + usage.static_shared;
+        let mut broken = Vec::new();
+        for compiled in batch::compile(sources(card)?, card, &toolchain)?.kernels {
+            let Kernel { of: name, usage, code, .. } = &compiled;
+            let (shared, before) = (compiled.shared_bytes(), broken.len());
             println!("{} {name}: {} registers, {shared} B shared, {} instructions", card.arch, usage.registers, code.len());
             let mut state_words = 0;
             let is_there = |load: &str| match kernel {
@@ -58,13 +50,13 @@ fn trial(card: Card, kernel: &'static str, sources: Sources, toolchain: Option<A
                 }
                 _ => false,
             };
-            let rules = rules::local_memory(&usage, &code).into_iter().chain(rules::early_loads(card.capability, &code, is_there));
+            let rules = rules::local_memory(usage, code).into_iter().chain(rules::early_loads(card.capability, code, is_there));
             broken.extend(rules.map(|rule| format!("{name}: {rule}")));
             if shared > shared_limit(card.capability) {
                 broken.push(format!("{name}: {shared} bytes of shared memory where a block may have {}", shared_limit(card.capability)));
             }
             if broken.len() == before {
-                Cache::add(&entry);
+                compiled.passed();
             }
         }
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }

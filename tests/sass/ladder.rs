@@ -1,7 +1,6 @@
 //! The kernels of `examples/ladder`: each step for every card, with few rows of activations and with many.
 
-use crate::cache::Cache;
-use crate::listing::{Code, Usage};
+use crate::batch::{self, Kernel};
 use crate::rules;
 use crate::toolchain::Toolchain;
 use crate::{CARDS, Card};
@@ -25,27 +24,31 @@ fn trial(card: Card, step: usize, toolchain: Option<Arc<Toolchain>>) -> Trial {
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
-        for m in ROWS {
-            broken.extend(prove(card, step, m, &toolchain, &cache)?.into_iter().map(|rule| format!("M = {m}: {rule}")));
-        }
+        let broken = prove(card, step, &toolchain)?;
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
     })
 }
 
-/// Compiles a step, and returns the rules that it breaks, in words.
-fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain, cache: &Cache) -> Result<Vec<String>, Box<dyn Error>> {
-    let source = source(step, m, card.capability)?;
-    let entry = cache.entry(&source.text, card.arch);
-    if Cache::has(&entry) {
-        return Ok(Vec::new());
+/// Compiles a step for every number of rows; returns the rules that are broken.
+fn prove(card: Card, step: usize, toolchain: &Toolchain) -> Result<Vec<String>, Box<dyn Error>> {
+    let sources = ROWS.iter().map(|&m| Ok((m, source(step, m, card.capability)?))).collect::<Result<_, Box<dyn Error>>>()?;
+    let mut all_broken = Vec::new();
+    for kernel in batch::compile(sources, card, toolchain)?.kernels {
+        let broken = broken(card, step, &kernel);
+        if broken.is_empty() {
+            kernel.passed();
+        }
+        all_broken.extend(broken.into_iter().map(|rule| format!("M = {}: {rule}", kernel.of)));
     }
-    let compiled = toolchain.compile(&source.text, card.arch)?;
-    let usage = Usage::parse(&compiled.assembler_log)?;
-    let code = Code::parse(&compiled.listing)?;
-    let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(card.capability));
+    Ok(all_broken)
+}
+
+/// Returns the rules that a step breaks, in words.
+fn broken(card: Card, step: usize, kernel: &Kernel<usize>) -> Vec<String> {
+    let Kernel { of: m, usage, code, .. } = kernel;
+    let (shared, limit) = (kernel.shared_bytes(), shared_limit(card.capability));
     println!("{} step {step}, M = {m}: {} registers, {shared} B shared, {} instructions", card.arch, usage.registers, code.len());
-    let mut broken = rules::local_memory(&usage, &code);
+    let mut broken = rules::local_memory(usage, code);
     let mut rule = |holds: bool, message: String| {
         if !holds {
             broken.push(message);
@@ -61,8 +64,5 @@ fn prove(card: Card, step: usize, m: usize, toolchain: &Toolchain, cache: &Cache
     let conversions = code.count("I2FP", &[]) + code.count("I2F", &[]);
     rule((conversions >= 32) == (step <= 2 && step > 1), format!("{conversions} conversions from integers"));
     println!("  {products} HMMA, {copies} LDGSTS, {matrices} LDSM, {conversions} I2F");
-    if broken.is_empty() {
-        Cache::add(&entry);
-    }
-    Ok(broken)
+    broken
 }

@@ -1,5 +1,7 @@
 //! Parsers for the output of ptxas and nvdisasm.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 /// The error for a text that is not the output for a compiled kernel.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
@@ -9,6 +11,53 @@ pub enum ListingError {
     /// A listing without instructions.
     #[error("the listing of nvdisasm has no instruction; its form has changed, or nothing was compiled")]
     Empty,
+    /// A listing with other functions than the kernels that were compiled.
+    #[error("the listing of nvdisasm has the functions {found:?} where the kernels {expected:?} were compiled; was one not inlined?")]
+    Functions {
+        /// The kernels.
+        expected: Vec<String>,
+        /// The functions of the listing.
+        found: Vec<String>,
+    },
+}
+
+/// Returns the lines of `ptxas -v` on each of `kernels`, which were compiled together: those after its name, and what came before any name.
+pub fn logs_of(log: &str, kernels: &[&str]) -> Vec<String> {
+    let (mut common, mut logs, mut current) = (String::new(), vec![String::new(); kernels.len()], None);
+    for line in log.lines() {
+        if let Some((_, name)) = line.split_once("Compiling entry function '") {
+            current = kernels.iter().position(|kernel| name.split('\'').next() == Some(*kernel));
+        }
+        let part = current.map_or(&mut common, |kernel: usize| &mut logs[kernel]);
+        part.push_str(line);
+        part.push('\n');
+    }
+    logs.into_iter().map(|log| common.clone() + &log).collect()
+}
+
+/// Returns the lines of nvdisasm's listing on each of `kernels`, which were compiled together.
+pub fn listings_of(listing: &str, kernels: &[&str]) -> Result<Vec<String>, ListingError> {
+    let (mut functions, mut current) = (BTreeMap::<&str, String>::new(), None);
+    for line in listing.lines() {
+        if line.starts_with("//---") {
+            // The ruler above the next section.
+            current = None;
+        } else if let Some(name) = line.strip_prefix(".text.").and_then(|label| label.strip_suffix(':')) {
+            current = Some(name);
+        }
+        if let Some(name) = current {
+            let part = functions.entry(name).or_default();
+            part.push_str(line);
+            part.push('\n');
+        }
+    }
+    if !functions.keys().eq(&BTreeSet::from_iter(kernels.iter().copied())) {
+        return Err(ListingError::Functions {
+            expected: kernels.iter().map(ToString::to_string).collect(),
+            found: functions.keys().map(ToString::to_string).collect(),
+        });
+    }
+    Ok(kernels.iter().filter_map(|kernel| functions.remove(kernel)).collect())
 }
 
 /// The resources of a kernel, as reported by ptxas.
@@ -27,7 +76,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Parses the output of `ptxas -v`. For several functions, takes the maximum of the registers, and the sum of everything else.
+    /// Parses the output of `ptxas -v` on a kernel. For several functions, takes the maximum of the registers, and the sum of everything else.
     pub fn parse(log: &str) -> Result<Self, ListingError> {
         let missing = |what| ListingError::NoLine(what, log.to_owned());
         let (mut usage, mut frames) = (Self::default(), 0);

@@ -4,6 +4,7 @@
 //! that has passed is not compiled again (`cache.rs`). `cargo xtask proof` installs the compiler and runs only these tests; `cargo xtask test` runs all
 //! tests.
 
+mod batch;
 mod cache;
 mod decode;
 mod ladder;
@@ -15,6 +16,7 @@ mod rules;
 mod samples;
 mod toolchain;
 
+use batch::Batch;
 use cache::Cache;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use marlin_format::{Bits, GroupSize, Sparsity};
@@ -90,53 +92,39 @@ fn tile_trial(card: Card, tile: Tile, configs: Vec<Config>, toolchain: Option<Ar
         let Some(toolchain) = toolchain else {
             return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
         };
-        let (cache, mut broken) = (Cache::new(&toolchain), Vec::new());
-        for config in configs {
-            let name = report::name(card, &config);
-            match prove(card, config, &toolchain, &cache) {
-                Ok(None) => report.add_cached(),
-                Ok(Some(proof)) => {
-                    broken.extend(proof.broken.iter().map(|rule| format!("{name}: {rule}")));
-                    report.add(proof);
-                }
-                Err(error) => broken.push(format!("{name}: {error}")),
-            }
-        }
+        let broken = prove(card, configs, &toolchain, &report)?;
         if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
     })
 }
 
-/// Checks the machine code of a configuration; `None` if it has passed before.
-fn prove(card: Card, config: Config, toolchain: &Toolchain, cache: &Cache) -> Result<Option<Proof>, Box<dyn Error>> {
-    let of_sources = cache.entry_of_sources(&format!("{config:?}"), card.arch);
+/// Checks the machine code of the configurations of a tile; returns the rules that are broken.
+fn prove(card: Card, configs: Vec<Config>, toolchain: &Toolchain, report: &Report) -> Result<Vec<String>, Box<dyn Error>> {
+    let cache = Cache::new(toolchain);
+    let (of_sources, count) = (cache.entry_of_sources(&format!("{configs:?}"), card.arch), configs.len());
     if Cache::has(&of_sources) {
-        return Ok(None);
+        report.add_cached(count);
+        return Ok(Vec::new());
     }
     let clock = Instant::now();
-    let source = source(&config, card)?;
+    let sources = configs.into_iter().map(|config| Ok((config, source(&config, card)?))).collect::<Result<_, Box<dyn Error>>>()?;
     let text_time = clock.elapsed();
-    let entry = cache.entry(&source.text, card.arch);
-    if Cache::has(&entry) {
-        Cache::add(&of_sources);
-        return Ok(None);
+    let Batch { kernels, times } = batch::compile(sources, card, toolchain)?;
+    report.add_times([text_time, times.nvrtc, times.ptxas, times.nvdisasm]);
+    report.add_cached(count - kernels.len());
+    let mut all_broken = Vec::new();
+    for kernel in kernels {
+        let name = report::name(card, &kernel.of);
+        let broken = rules::broken(card.capability, &kernel.of, &kernel.source, &kernel.usage, &kernel.code);
+        if broken.is_empty() {
+            kernel.passed();
+        }
+        all_broken.extend(broken.iter().map(|rule| format!("{name}: {rule}")));
+        report.add(Proof::new(card, kernel, broken));
     }
-    let compiled = toolchain.compile(&source.text, card.arch)?;
-    let usage = listing::Usage::parse(&compiled.assembler_log)?;
-    let code = listing::Code::parse(&compiled.listing)?;
-    let broken = rules::broken(card.capability, &config, &source, &usage, &code);
-    if broken.is_empty() {
-        Cache::add(&entry);
+    if all_broken.is_empty() {
         Cache::add(&of_sources);
     }
-    Ok(Some(Proof::new(
-        card,
-        config,
-        source.shared_bytes,
-        usage,
-        &code,
-        broken,
-        [text_time, compiled.nvrtc, compiled.ptxas, compiled.nvdisasm],
-    )))
+    Ok(all_broken)
 }
 
 /// Returns the CUDA text of a configuration.

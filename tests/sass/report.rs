@@ -1,7 +1,8 @@
 //! The printed report: one line for each configuration, and a summary for each card.
 
 use crate::Card;
-use crate::listing::{Code, Usage};
+use crate::batch::Kernel;
+use crate::listing::Usage;
 use crate::rules::Counts;
 use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::Config;
@@ -22,22 +23,13 @@ pub struct Proof {
     instructions: usize,
     /// The rules that it breaks.
     pub broken: Vec<String>,
-    times: [Duration; STEPS.len()],
 }
 
 impl Proof {
-    /// Makes the result of a configuration; `times` are in the order of [`STEPS`].
-    pub fn new(
-        card: Card,
-        config: Config,
-        dynamic_shared: usize,
-        usage: Usage,
-        code: &Code,
-        broken: Vec<String>,
-        times: [Duration; STEPS.len()],
-    ) -> Self {
-        let shared = dynamic_shared + usage.static_shared;
-        Self { card, config, shared, usage, counts: Counts::of(&config, code), instructions: code.len(), broken, times }
+    /// Makes the result of a configuration.
+    pub fn new(card: Card, kernel: Kernel<Config>, broken: Vec<String>) -> Self {
+        let (shared, counts) = (kernel.shared_bytes(), Counts::of(&kernel.of, &kernel.code));
+        Self { card, config: kernel.of, shared, usage: kernel.usage, counts, instructions: kernel.code.len(), broken }
     }
 
     fn line(&self) -> String {
@@ -69,6 +61,7 @@ pub fn name(card: Card, config: &Config) -> String {
 #[derive(Default)]
 pub struct Report {
     proofs: Mutex<Vec<Proof>>,
+    times: Mutex<[Duration; STEPS.len()]>,
     cached: AtomicUsize,
 }
 
@@ -78,9 +71,15 @@ impl Report {
         self.proofs.lock().unwrap_or_else(PoisonError::into_inner).push(proof);
     }
 
-    /// Counts a configuration whose text has passed before.
-    pub fn add_cached(&self) {
-        self.cached.fetch_add(1, Ordering::Relaxed);
+    /// Adds the times of compiling some configurations, in the order of [`STEPS`].
+    pub fn add_times(&self, times: [Duration; STEPS.len()]) {
+        let mut sums = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.iter_mut().zip(times).for_each(|(sum, time)| *sum += time);
+    }
+
+    /// Counts configurations whose text has passed before.
+    pub fn add_cached(&self, count: usize) {
+        self.cached.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Prints a line for each configuration and one for each card, in the order of `cards`, if anything was compiled.
@@ -107,8 +106,8 @@ impl Report {
             println!("{cached} configurations have passed before, with the same sources or text, toolchain and rules");
         }
         if !proofs.is_empty() {
-            let sum = |step: usize| proofs.iter().map(|proof| proof.times[step]).sum::<Duration>().as_secs_f64();
-            let times: Vec<_> = STEPS.iter().enumerate().map(|(i, step)| format!("{step} {:.0} s", sum(i))).collect();
+            let sums = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+            let times: Vec<_> = STEPS.iter().zip(*sums).map(|(step, time)| format!("{step} {:.0} s", time.as_secs_f64())).collect();
             println!("time over all threads: {}", times.join(", "));
         }
     }

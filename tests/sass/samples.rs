@@ -1,6 +1,6 @@
 //! Tests of the parsers and the rules, on texts with and without faults.
 
-use crate::listing::{Code, ListingError, Usage};
+use crate::listing::{Code, ListingError, Usage, listings_of, logs_of};
 use crate::rules::broken;
 use libtest_mimic::Trial;
 use marlin_kernels::inspect::{Source, shared_limit};
@@ -43,6 +43,8 @@ pub fn trials() -> Vec<Trial> {
         ("a_log_in_other_words_is_refused", foreign_log),
         ("instructions_are_told_apart", instructions),
         ("a_listing_without_instructions_is_refused", no_instructions),
+        ("logs_of_two_kernels_are_told_apart", two_logs),
+        ("listings_of_two_kernels_are_told_apart", two_listings),
         ("a_sound_kernel_breaks_no_rule", sound_kernel),
         ("each_fault_breaks_its_rule", faulty_kernels),
         ("each_fault_of_warpgroups_breaks_its_rule", faulty_warpgroups),
@@ -101,6 +103,24 @@ fn instructions() {
 
 fn no_instructions() {
     assert!(matches!(Code::parse(".target sm_80\n        /* nothing */\n"), Err(ListingError::Empty)));
+}
+
+fn two_logs() {
+    let other = LOG.replace("44ad3521", "b424523b").replace("Used 77", "Used 96");
+    let (_, other) = other.split_once('\n').unwrap_or_default();
+    let logs = logs_of(&format!("ptxas info    : (C7508) of all\n{LOG}{other}"), &["matmul_f_f16_b424523b", "matmul_f_f16_44ad3521"]);
+    let usages: Vec<Usage> = logs.iter().map(|log| Usage::parse(log).unwrap_or_else(|error| panic!("{error}"))).collect();
+    assert_eq!(usages.iter().map(|usage| (usage.registers, usage.remarks.len())).collect::<Vec<_>>(), [(96, 1), (77, 1)]);
+}
+
+fn two_listings() {
+    let both = LISTING.to_owned()
+        + "//--------------------- .nv.shared.f ----\n\t.zero 1024\n.text.f:\n        /*0000*/                   EXIT ;\n";
+    let listings = listings_of(&both, &["f", "matmul_f_f16_b424523b"]).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(listings.iter().map(|listing| code(listing).len()).collect::<Vec<_>>(), [1, 14]);
+    for kernels in [vec!["f"], vec!["f", "g"], vec!["f", "matmul_f_f16_b424523b", "g"]] {
+        assert!(matches!(listings_of(&both, &kernels), Err(ListingError::Functions { .. })), "{kernels:?}");
+    }
 }
 
 fn code(listing: &str) -> Code {

@@ -4,10 +4,10 @@
 //! host's code.
 
 use crate::llvm;
-use crate::process::{Error, cargo, root, run, show, target};
+use crate::process::{Error, build, run, target};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 /// Builds the device tests and the benches, strips them, and packs them with xz into the folder `out`.
 ///
@@ -28,35 +28,4 @@ fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
     fs::remove_file(&stripped).map_err(Error::file(&stripped))?;
     println!("xtask: {}", packed.display());
     Ok(())
-}
-
-/// Builds a binary with the features of the workspace, and returns its path.
-fn build(command: &[&str]) -> Result<PathBuf, Error> {
-    let mut build = cargo(command.iter().chain(&["--message-format", "json"]));
-    let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
-    if !output.status.success() {
-        return Err(Error::Failed { command: show(&build), status: output.status });
-    }
-    executable(&String::from_utf8_lossy(&output.stdout))
-        .map(|path| root().join(path))
-        .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
-}
-
-/// Returns the last executable in cargo's messages.
-fn executable(messages: &str) -> Option<&str> {
-    let (_, after) = messages.rsplit_once("\"executable\":\"")?;
-    after.split_once('"').map(|(path, _)| path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::executable;
-
-    #[test]
-    fn the_executable_is_the_last_one_named() {
-        let messages =
-            "{\"executable\":null}\n{\"target\":{},\"executable\":\"/a/device-1\",\"fresh\":true}\n{\"reason\":\"build-finished\"}";
-        assert_eq!(executable(messages), Some("/a/device-1"));
-        assert_eq!(executable("{}"), None);
-    }
 }

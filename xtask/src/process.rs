@@ -61,6 +61,24 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
 }
 
+/// Builds a binary by a command of cargo, with the features of the workspace, and returns its path.
+pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
+    let mut build = cargo(command.iter().chain(&["--message-format", "json"]));
+    let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
+    if !output.status.success() {
+        return Err(Error::Failed { command: show(&build), status: output.status });
+    }
+    executable(&String::from_utf8_lossy(&output.stdout))
+        .map(|path| root().join(path))
+        .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
+}
+
+/// Returns the last executable in cargo's messages.
+fn executable(messages: &str) -> Option<&str> {
+    let (_, after) = messages.rsplit_once("\"executable\":\"")?;
+    after.split_once('"').map(|(path, _)| path)
+}
+
 /// Runs one named step, printing its name before and its duration after.
 pub fn step<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     println!("=== {name}");
@@ -108,4 +126,17 @@ fn is_root() -> bool {
 pub fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::executable;
+
+    #[test]
+    fn the_executable_is_the_last_one_named() {
+        let messages =
+            "{\"executable\":null}\n{\"target\":{},\"executable\":\"/a/device-1\",\"fresh\":true}\n{\"reason\":\"build-finished\"}";
+        assert_eq!(executable(messages), Some("/a/device-1"));
+        assert_eq!(executable("{}"), None);
+    }
 }
