@@ -5,7 +5,6 @@ use crate::cache::Cache;
 use crate::listing::{Code, Usage};
 use crate::toolchain::{Times, Toolchain};
 use marlin_kernels::inspect::Source;
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -43,12 +42,11 @@ pub struct Batch<T> {
     pub times: Times,
 }
 
-/// Compiles those of `sources` whose text has not passed before, and none twice.
+/// Compiles those of `sources` whose text has not passed before.
 pub fn compile<T>(sources: Vec<(T, Source)>, card: Card, toolchain: &Toolchain) -> Result<Batch<T>, Box<dyn Error>> {
     let cache = Cache::new(toolchain);
-    let mut seen = BTreeSet::new();
     let entries = sources.into_iter().map(|(of, source)| (cache.entry(&source.text, card.arch), of, source));
-    let new: Vec<_> = entries.filter(|(entry, _, _)| !Cache::has(entry) && seen.insert(entry.clone())).collect();
+    let new: Vec<_> = entries.filter(|(entry, _, _)| !Cache::has(entry)).collect();
     if new.is_empty() {
         return Ok(Batch { kernels: Vec::new(), times: Times::default() });
     }

@@ -111,11 +111,14 @@ impl Toolchain {
         ];
         let scratch = tempfile::tempdir().map_err(|source| ToolchainError::File { path: std::env::temp_dir(), source })?;
         let clock = Instant::now();
-        let mut files = Vec::new();
+        let (mut entries, mut files) = (Vec::new(), Vec::new());
         for (i, source) in sources.iter().enumerate() {
+            // Kernels for different sizes may have the same name.
+            let entry = format!("{}_{i}", source.entry);
+            let text = source.text.replace(&source.entry, &entry);
+            entries.push(entry);
             let file = scratch.path().join(format!("{i}.ptx"));
-            fs::write(&file, self.nvrtc.ptx(&source.text, &options)?)
-                .map_err(|source| ToolchainError::File { path: file.clone(), source })?;
+            fs::write(&file, self.nvrtc.ptx(&text, &options)?).map_err(|source| ToolchainError::File { path: file.clone(), source })?;
             files.push(file);
         }
         let nvrtc = clock.elapsed();
@@ -132,7 +135,7 @@ impl Toolchain {
         let (listing, _) = self.run("nvdisasm", &["-c".as_ref(), "-ndf".as_ref(), &cubin])?;
         let times = Times { nvrtc, ptxas, nvdisasm: clock.elapsed() };
 
-        let entries: Vec<&str> = sources.iter().map(|source| source.entry.as_str()).collect();
+        let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
         let listings = listing::listings_of(&listing, &entries)?;
         let both = listing::logs_of(&log, &entries).into_iter().zip(listings);
         let compiled = both.map(|(assembler_log, listing)| Compiled { assembler_log, listing });
