@@ -140,14 +140,6 @@ impl Code {
         self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
     }
 
-    /// Returns true if the instructions have the mnemonics and operands of another kernel's. Of modifiers nvdisasm leaves out some for some cards.
-    pub fn has_the_instructions_of(&self, other: &Self) -> bool {
-        fn parts(code: &Code) -> impl Iterator<Item = (Option<&str>, &str)> {
-            code.instructions.iter().map(|instruction| (instruction.opcode.split('.').next(), instruction.operands.as_str()))
-        }
-        parts(self).eq(parts(other))
-    }
-
     /// Returns the loads from global memory, of any kind, before the first `griddepcontrol.wait`; `None` if there is no such wait.
     pub fn loads_before_wait(&self) -> Option<Vec<&str>> {
         let wait = self.instructions.iter().position(|instruction| instruction.opcode.starts_with("ACQBULK"))?;

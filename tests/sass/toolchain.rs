@@ -99,8 +99,8 @@ impl Toolchain {
         &self.version
     }
 
-    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas and nvdisasm, which takes 0.3 s to start, take all at once.
-    pub fn compile(&self, sources: &[&Source], arch: &str) -> Result<(Vec<Compiled>, Times), ToolchainError> {
+    /// Compiles a text to PTX for the architecture `arch`.
+    pub fn ptx(&self, text: &str, arch: &str) -> Result<String, ToolchainError> {
         let include = self.folder.join("include");
         // As in `compile_to_ptx` of cubecl-cuda 0.11.3, but for `-lineinfo`: the machine code is the same without it, and ptxas takes line information of
         // one text only.
@@ -109,6 +109,11 @@ impl Toolchain {
             format!("--include-path={}", include.display()),
             format!("--include-path={}", include.join("cccl").display()),
         ];
+        Ok(self.nvrtc.ptx(text, &options)?)
+    }
+
+    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas and nvdisasm, which takes 0.3 s to start, take all at once.
+    pub fn compile(&self, sources: &[&Source], arch: &str) -> Result<(Vec<Compiled>, Times), ToolchainError> {
         let scratch = tempfile::tempdir().map_err(|source| ToolchainError::File { path: std::env::temp_dir(), source })?;
         let clock = Instant::now();
         let (mut entries, mut files) = (Vec::new(), Vec::new());
@@ -118,7 +123,7 @@ impl Toolchain {
             let text = source.text.replace(&source.entry, &entry);
             entries.push(entry);
             let file = scratch.path().join(format!("{i}.ptx"));
-            fs::write(&file, self.nvrtc.ptx(&text, &options)?).map_err(|source| ToolchainError::File { path: file.clone(), source })?;
+            fs::write(&file, self.ptx(&text, arch)?).map_err(|source| ToolchainError::File { path: file.clone(), source })?;
             files.push(file);
         }
         let nvrtc = clock.elapsed();
