@@ -96,8 +96,8 @@ impl Weights {
 pub struct Row {
     /// Always "step", for a whole step.
     routine: &'static str,
-    /// The digest of the sources of a step's kernels: [`marlin_decode::kernels::digest`].
-    digest: String,
+    /// The digest of the sources of a step's kernels: [`STEP_DIGEST`](record::STEP_DIGEST).
+    digest: &'static str,
     model: String,
     weights: String,
     batch: usize,
@@ -307,7 +307,7 @@ fn report(
     let read_fraction = rates.map(|rates| rate / rates.read);
     let row = Row {
         routine: "step",
-        digest: marlin_decode::kernels::digest(),
+        digest: record::STEP_DIGEST,
         model: value_name(model),
         weights: value_name(weights),
         batch,

@@ -8,7 +8,7 @@ use crate::{BenchError, KernelArgs};
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightLayout};
-use marlin_kernels::inspect::{Routine, digest};
+use marlin_kernels::inspect::source_of;
 use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile};
 
 /// The rates of a card, from which the floor is computed.
@@ -64,7 +64,7 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
             for plan in plans {
                 let floor = floor(&problem, rates(&name));
                 let us = time_plan(&client, &problem, &plan, &weights, floor)?;
-                rows.push(report(&shape, &problem, &plan, us, floor));
+                rows.push(report(&shape, &problem, &plan, card.capability, us, floor));
             }
         }
     }
@@ -104,20 +104,20 @@ fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
 }
 
-fn report(shape: &Shape, problem: &QuantProblem, plan: &Plan, us: f64, floor_us: Option<f64>) -> Row {
+fn report(shape: &Shape, problem: &QuantProblem, plan: &Plan, capability: u32, us: f64, floor_us: Option<f64>) -> Row {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
     let kernel = plan.kernel.to_string();
     let routine = match plan.kernel {
-        Kernel::Gemv { .. } => Routine::Gemv,
-        Kernel::Marlin(launch) if launch.tile.is_wgmma() => Routine::Wgmma,
-        _ => Routine::MmaSync,
+        Kernel::Gemv { .. } => "gemv",
+        Kernel::Marlin(launch) if launch.tile.is_wgmma() => "wgmma",
+        _ => "mma_sync",
     };
     let rate = 2.0 * (m * n * k) as f64 / us / 1e6;
     let (floor, share) = floor_us.map_or(("-".into(), "-".into()), |floor| (format!("{floor:.2}"), format!("{:.1}%", floor / us * 100.0)));
     println!("{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}", shape.name);
     Row {
-        routine: routine.name(),
-        digest: digest(routine),
+        routine,
+        text: source_of(problem, &plan.kernel, capability).ok().flatten().map(|source| source.digest()),
         kernel,
         shape: shape.name,
         k,

@@ -62,7 +62,7 @@ struct Row {
     /// Always "step": the kernels of prompts are those of a step.
     routine: &'static str,
     /// As of a decode step.
-    digest: String,
+    digest: &'static str,
     model: String,
     weights: String,
     prompts: usize,
@@ -79,7 +79,7 @@ struct Row {
 struct RunningRow {
     /// As of a [`Row`].
     routine: &'static str,
-    digest: String,
+    digest: &'static str,
     model: String,
     weights: String,
     /// Sequences that decode.
@@ -114,7 +114,7 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
                     let [(step_ms, longest_step_ms), (joining_step_ms, longest_joining_step_ms)] = interfere(&built, running, prompts)?;
                     running_rows.push(RunningRow {
                         routine: "step",
-                        digest: marlin_decode::kernels::digest(),
+                        digest: record::STEP_DIGEST,
                         model: value_name(model),
                         weights: value_name(weights),
                         running,
@@ -136,7 +136,7 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
                 let (median, best) = (times[times.len() / 2], times[0]);
                 let row = Row {
                     routine: "step",
-                    digest: marlin_decode::kernels::digest(),
+                    digest: record::STEP_DIGEST,
                     model: value_name(model),
                     weights: value_name(weights),
                     prompts: prompts.count,

@@ -6,13 +6,16 @@ use std::path::Path;
 use std::process::Command;
 use time::OffsetDateTime;
 
+/// The digest of the sources of a decode step, for rows of whole models; `build.rs` computes it.
+pub const STEP_DIGEST: &str = env!("STEP_DIGEST");
+
 /// One figure.
 #[derive(Debug, Serialize)]
 pub struct Row {
     /// The routine that was timed.
     pub routine: &'static str,
-    /// The digest of the routine's sources: [`marlin_kernels::inspect::digest`].
-    pub digest: String,
+    /// The digest of the kernel's CUDA text: [`digest`](marlin_kernels::inspect::Source::digest).
+    pub text: Option<String>,
     pub kernel: String,
     pub shape: &'static str,
     pub k: usize,

@@ -1,10 +1,8 @@
-//! The kernels of a decode step other than its quantised matmuls: a few configurations of each for every card, which must not use local memory.
+//! The kernels of a decode step other than the Marlin kernels: a few configurations of each for every card.
 
-use crate::batch::{self, Kernel};
+use crate::Card;
 use crate::rules;
-use crate::toolchain::Toolchain;
-use crate::{CARDS, Card};
-use libtest_mimic::{Completion, Failed, Trial};
+use crate::toolchain::Compiled;
 use marlin_decode::kernels::attention::{self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
 use marlin_decode::kernels::{flash, rms_norm_source, silu_mul_source};
 use marlin_format::{Bits, GroupSize, Sparsity};
@@ -12,79 +10,128 @@ use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
 use marlin_kernels::inspect::{Source, shared_limit};
 use marlin_kernels::matmul::{gemv, head};
 use marlin_kernels::{Epilogue, Prologue};
+use source_digest::Routine;
 use std::error::Error;
-use std::sync::Arc;
 
-/// Returns one test for each kernel and card.
-pub fn trials(toolchain: Option<&Arc<Toolchain>>) -> Vec<Trial> {
-    let kernels: [(&'static str, Sources); 4] =
-        [("attention", attention_sources), ("flash", flash_sources), ("rows", row_sources), ("gemv", gemv_sources)];
-    let trials = |&card: &Card| kernels.map(|(kernel, sources)| trial(card, kernel, sources, toolchain.cloned()));
-    CARDS.iter().flat_map(trials).collect()
+/// What is compiled.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// The norm of rows.
+    Norm { features: usize, dtype: ActivationDtype },
+    /// Gates and ups, multiplied.
+    Gates { dtype: ActivationDtype },
+    /// The logits of a float head.
+    Head { rows: usize, features: usize, dtype: ActivationDtype },
+    /// The matmul of one row, for cards with clusters.
+    Gemv(gemv::Config),
+    /// Attention of a step, and of prompts without tensor cores.
+    Attention { group: usize, head_dim: usize, has_norm: bool, dtype: ActivationDtype, pass: AttentionPass },
+    /// Attention of prompts on tensor cores.
+    Flash { head_dim: usize, dtype: ActivationDtype },
 }
 
-/// A source, and the name of its configuration.
-type Named = (String, Source);
-/// A function that returns the sources of a kernel for a card.
-type Sources = fn(Card) -> Result<Vec<Named>, Box<dyn Error>>;
-
-fn trial(card: Card, kernel: &'static str, sources: Sources, toolchain: Option<Arc<Toolchain>>) -> Trial {
-    Trial::ignorable_test(format!("{}::decode::{kernel}", card.arch), move || {
-        let Some(toolchain) = toolchain else {
-            return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
-        };
-        let mut broken = Vec::new();
-        for compiled in batch::compile(sources(card)?, card, &toolchain)?.kernels {
-            let Kernel { of: name, usage, code, .. } = &compiled;
-            let (shared, before) = (compiled.shared_bytes(), broken.len());
-            println!("{} {name}: {} registers, {shared} B shared, {} instructions", card.arch, usage.registers, code.len());
-            let mut state_words = 0;
-            let is_there = |load: &str| match kernel {
-                // The first of the weight, past the first-level cache.
-                "gemv" => load.contains("NA"),
-                // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
-                "attention" if name.starts_with("Step") => {
-                    let is_constant = load.contains("CONSTANT");
-                    state_words += usize::from(is_constant);
-                    load == "LDG.E.128" || is_constant && state_words <= 2
-                }
-                _ => false,
-            };
-            let rules = rules::local_memory(usage, code).into_iter().chain(rules::early_loads(card.capability, code, is_there));
-            broken.extend(rules.map(|rule| format!("{name}: {rule}")));
-            if shared > shared_limit(card.capability) {
-                broken.push(format!("{name}: {shared} bytes of shared memory where a block may have {}", shared_limit(card.capability)));
-            }
-            if broken.len() == before {
-                compiled.passed();
-            }
+impl Subject {
+    /// The routine whose sources the text is made of.
+    pub fn routine(&self) -> Routine {
+        match self {
+            Self::Norm { .. } | Self::Gates { .. } => Routine::Rows,
+            Self::Head { .. } => Routine::Head,
+            Self::Gemv(_) => Routine::Gemv,
+            Self::Attention { .. } => Routine::Attention,
+            Self::Flash { .. } => Routine::Flash,
         }
-        if broken.is_empty() { Ok(Completion::Completed) } else { Err(Failed::from(broken.join("\n"))) }
-    })
+    }
+
+    /// The CUDA text.
+    pub fn source(&self, capability: u32) -> Result<Source, Box<dyn Error>> {
+        Ok(match *self {
+            Self::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
+            Self::Gates { dtype } => silu_mul_source(dtype, capability)?,
+            Self::Head { rows, features, dtype } => head::source(rows, features, dtype, capability)?,
+            Self::Gemv(config) => gemv::source(&config, capability)?,
+            Self::Attention { group, head_dim, has_norm, dtype, pass } => {
+                let config = AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?.config;
+                attention::source(&config, has_norm, dtype, capability)?
+            }
+            Self::Flash { head_dim, dtype } => flash::source(head_dim, dtype, capability)?,
+        })
+    }
+
+    /// The rules that the machine code breaks, in words.
+    pub fn broken(&self, capability: u32, compiled: &Compiled) -> Vec<String> {
+        let Compiled { usage, code, shared_bytes } = compiled;
+        let mut state_words = 0;
+        let is_there = |load: &str| match self {
+            // The first of the weight, past the first-level cache.
+            Self::Gemv(_) => load.contains("NA"),
+            // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
+            Self::Attention { pass: AttentionPass::Step, .. } => {
+                let is_constant = load.contains("CONSTANT");
+                state_words += usize::from(is_constant);
+                load == "LDG.E.128" || is_constant && state_words <= 2
+            }
+            _ => false,
+        };
+        let mut broken = rules::local_memory(usage, code);
+        broken.extend(rules::early_loads(capability, code, is_there));
+        let limit = shared_limit(capability);
+        if *shared_bytes > limit {
+            broken.push(format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
+        }
+        broken
+    }
 }
 
-/// Returns the sources of the norm, the gates and the head of small and large models.
-fn row_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
-    let mut sources = Vec::new();
+/// The card that attention is planned for.
+const TARGET: AttentionTarget = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
+
+/// A row of one group of query heads.
+fn shape([heads, head_dim]: [usize; 2], has_norm: bool, dtype: ActivationDtype, pass: AttentionPass) -> AttentionShape {
+    AttentionShape {
+        rows: 1,
+        heads,
+        kv_heads: 1,
+        head_dim,
+        rotary_dim: head_dim,
+        slots: 1,
+        max_len: 4096,
+        max_positions: 4096,
+        window: None,
+        norm_epsilon: has_norm.then_some(1e-6),
+        dtype,
+        pass,
+    }
+}
+
+/// Returns the kernels for a card, each with its name.
+pub fn subjects(card: Card) -> Vec<(String, Subject)> {
+    [rows(), heads(), gemv(card), attention(), flash()].concat()
+}
+
+/// The norm and the gates of small and large models.
+fn rows() -> Vec<(String, Subject)> {
+    let mut subjects = Vec::new();
     for dtype in [F16, BF16, F32] {
         for features in [896, 4096, 8192, 16384] {
-            sources.push((format!("norm of {features} {dtype}"), rms_norm_source(features, dtype, card.capability)?));
+            subjects.push((format!("norm of {features} {dtype}"), Subject::Norm { features, dtype }));
         }
-        sources.push((format!("gates in {dtype}"), silu_mul_source(dtype, card.capability)?));
+        subjects.push((format!("gates in {dtype}"), Subject::Gates { dtype }));
     }
-    for (rows, features, dtype) in
-        [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (33, 896, BF16), (64, 4096, F16)]
-    {
-        sources.push((format!("head of {rows} rows of {features} {dtype}"), head::source(rows, features, dtype, card.capability)?));
-    }
-    Ok(sources)
+    subjects
 }
 
-/// Returns the sources of the matmul that also computes the norm, for cards with clusters.
-fn gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
-    let mut sources = Vec::new();
+/// The head of one row to as many as it takes.
+fn heads() -> Vec<(String, Subject)> {
+    let named = |(rows, features, dtype)| (format!("head of {rows} rows of {features} {dtype}"), Subject::Head { rows, features, dtype });
+    let heads = [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (33, 896, BF16), (64, 4096, F16)];
+    heads.map(named).into()
+}
+
+/// The matmul that also computes the norm, for cards with clusters.
+fn gemv(card: Card) -> Vec<(String, Subject)> {
+    let mut subjects = Vec::new();
     if card.capability < 90 {
-        return Ok(sources);
+        return subjects;
     }
     for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
         for (blocks, zero_points, bf16) in [(1, false, false), (2, true, false), (4, false, true), (8, true, true)] {
@@ -96,17 +143,26 @@ fn gemv_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
                     let blocks = if prologue == Prologue::None { blocks.max(2) } else { blocks };
                     let config = gemv::Config { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue };
                     if gemv::takes_format(&config) {
-                        sources.push((format!("{config:?}"), gemv::source(&config, card.capability)?));
+                        subjects.push((gemv_name(&config), Subject::Gemv(config)));
                     }
                 }
             }
         }
     }
-    Ok(sources)
+    subjects
 }
 
-/// Returns the sources of attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype; and for rows of prompts.
-fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
+fn gemv_name(config: &gemv::Config) -> String {
+    let gemv::Config { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue } = config;
+    let dtype = if *bf16 { "bf16" } else { "f16" };
+    let zeros = if *zero_points { " zeros" } else { "" };
+    let norm = if *prologue == Prologue::AddRmsNorm { " norm" } else { "" };
+    let gated = if *epilogue == Epilogue::SwiGlu { " swiglu" } else { "" };
+    format!("gemv of {blocks} blocks {sparsity} {bits} {group} {dtype}{zeros}{norm}{gated}")
+}
+
+/// Attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype; and for rows of prompts.
+fn attention() -> Vec<(String, Subject)> {
     let steps = [
         (128, 1, false, F16),
         (128, 4, false, F16),
@@ -120,41 +176,18 @@ fn attention_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
         (128, 4, false, F32),
     ];
     let prompts = [(128, 1, false, F32), (40, 4, false, BF16)];
-    let target = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
-    let source = |pass| move |(head_dim, group, has_norm, dtype)| attention_source(card, &target, [head_dim, group], has_norm, dtype, pass);
-    steps.into_iter().map(source(AttentionPass::Step)).chain(prompts.into_iter().map(source(AttentionPass::Prompt))).collect()
-}
-
-/// Returns the sources of attention of prompts on tensor cores.
-fn flash_sources(card: Card) -> Result<Vec<Named>, Box<dyn Error>> {
-    let named =
-        |(head_dim, dtype)| Ok((format!("flash attention of {head_dim} in {dtype}"), flash::source(head_dim, dtype, card.capability)?));
-    [(64, F16), (80, BF16), (96, F16), (128, F16), (128, BF16), (256, F16)].into_iter().map(named).collect()
-}
-
-fn attention_source(
-    card: Card,
-    target: &AttentionTarget,
-    [head_dim, group]: [usize; 2],
-    has_norm: bool,
-    dtype: ActivationDtype,
-    pass: AttentionPass,
-) -> Result<Named, Box<dyn Error>> {
-    let shape = AttentionShape {
-        rows: 1,
-        heads: group,
-        kv_heads: 1,
-        head_dim,
-        rotary_dim: head_dim,
-        slots: 1,
-        max_len: 4096,
-        max_positions: 4096,
-        window: None,
-        norm_epsilon: has_norm.then_some(1e-6),
-        dtype,
-        pass,
+    let named = |pass| {
+        move |(head_dim, group, has_norm, dtype)| {
+            let norms = if has_norm { " with norms" } else { "" };
+            let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}").to_lowercase();
+            (name, Subject::Attention { group, head_dim, has_norm, dtype, pass })
+        }
     };
-    let config = AttentionPlan::new(&shape, target)?.config;
-    let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{}", if has_norm { " with norms" } else { "" });
-    Ok((name, attention::source(&config, has_norm, dtype, card.capability)?))
+    steps.into_iter().map(named(AttentionPass::Step)).chain(prompts.into_iter().map(named(AttentionPass::Prompt))).collect()
+}
+
+/// Attention of prompts on tensor cores.
+fn flash() -> Vec<(String, Subject)> {
+    let named = |(head_dim, dtype)| (format!("flash attention of {head_dim} in {dtype}"), Subject::Flash { head_dim, dtype });
+    [(64, F16), (80, BF16), (96, F16), (128, F16), (128, BF16), (256, F16)].map(named).into()
 }

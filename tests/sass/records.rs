@@ -1,60 +1,82 @@
-//! The figures in `benches/records`: checks that each names a routine, and warns if the sources of the routine have changed since.
+//! The figures in `benches/records`: checks that each names a routine, and warns if the kernel or the sources have changed since.
 
+use crate::ledger::Ledger;
+use crate::sources::WORKSPACE;
+use crate::tiles::root;
+use crate::{CARDS, Card};
 use libtest_mimic::{Failed, Trial};
-use marlin_kernels::inspect::{Routine, digest};
 use serde_json::Value;
+use source_digest::{Routine, step_digest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed routines are only a warning, as a new run needs the card.
+/// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed kernels are only a warning, as a new run needs the card.
 pub fn trial() -> Trial {
     Trial::test("records::name_their_routines", || check().map_err(Failed::from))
 }
 
 fn check() -> Result<(), String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/records");
-    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut paths: Vec<PathBuf> =
-        entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| is_of_a_card(path)).collect();
-    paths.sort();
+    let paths = paths()?;
     if paths.is_empty() {
-        return Err(format!("{} has no record", folder.display()));
+        return Err("benches/records has no record".into());
     }
+    let mut ledgers = Vec::new();
+    for card in CARDS {
+        ledgers.push(Ledger::read(card).map_err(|error| error.to_string())?);
+    }
+    let step = step_digest(WORKSPACE.as_ref().map_err(Clone::clone)?).map_err(|error| error.to_string())?;
+    let is_text = |text: &str| ledgers.iter().any(|ledger| ledger.texts().contains(text));
     for path in paths {
-        let stale = stale_rows(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        for (routine, rows) in stale {
+        let stale = stale_rows(&rows(&path)?, &step, is_text).map_err(|error| format!("{}: {error}", path.display()))?;
+        for (routine, count) in stale {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             println!(
-                "warning: {name}: {rows} rows are of other sources of `{routine}` than these; `cargo xtask bench --help` says how to repeat them"
+                "warning: {name}: {count} rows are of another `{routine}` than this; `cargo xtask bench --help` says how to repeat them"
             );
         }
     }
     Ok(())
 }
 
-/// Returns true if a file has times of a card's kernels; those of the processor, and perplexities of families, have none.
-fn is_of_a_card(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    name.ends_with(".json") && !["host-", "family-"].iter().any(|other| name.starts_with(other))
+/// The records with times of a card's kernels; those of the processor, of devices' tests, and perplexities of families, have none.
+pub fn paths() -> Result<Vec<PathBuf>, String> {
+    let folder = root().join("benches/records");
+    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let is_of_a_card = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.ends_with(".json") && !["device-", "host-", "family-"].iter().any(|other| name.starts_with(other))
+    };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(is_of_a_card).collect();
+    paths.sort();
+    Ok(paths)
 }
 
-/// Returns the number of rows of a record for each routine whose sources have changed since.
-fn stale_rows(path: &Path) -> Result<BTreeMap<String, usize>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let record: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    let rows = record["rows"].as_array().ok_or("no rows")?;
+/// The rows of a record.
+pub fn rows(path: &Path) -> Result<Vec<Value>, String> {
+    let error = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;
+    let record: Value = serde_json::from_str(&text).map_err(|source| error(&source))?;
+    record["rows"].as_array().cloned().ok_or_else(|| error(&"no rows"))
+}
+
+/// Returns the number of rows for each routine that are of another kernel, or of a step of other sources; those without a digest are, too.
+fn stale_rows(rows: &[Value], step: &str, is_text: impl Fn(&str) -> bool) -> Result<BTreeMap<String, usize>, String> {
     let mut stale = BTreeMap::new();
     for (number, row) in rows.iter().enumerate() {
-        let of = |key: &str| row[key].as_str().ok_or(format!("row {number} has no {key}"));
-        let (routine, found) = (of("routine")?, of("digest")?);
-        let current = match routine {
-            "step" => marlin_decode::kernels::digest(),
-            "ladder" => ladder::source::digest(),
-            name => Routine::named(name).map(digest).ok_or(format!("row {number} is of `{name}`, which is no routine"))?,
+        let routine = row["routine"].as_str().ok_or(format!("row {number} has no routine"))?;
+        let is_current = match routine {
+            "step" => row["digest"] == step,
+            name if Routine::named(name).is_some() => row["text"].as_str().is_some_and(&is_text),
+            name => return Err(format!("row {number} is of `{name}`, which is no routine")),
         };
-        if found != current {
+        if !is_current {
             *stale.entry(routine.to_owned()).or_insert(0) += 1;
         }
     }
     Ok(stale)
+}
+
+/// The records are of cards of this capability.
+pub fn is_recorded(card: Card) -> bool {
+    card.capability == 90
 }

@@ -1,8 +1,9 @@
 //! The rules for the machine code of a configuration.
 
 use crate::listing::{Code, Usage};
+use crate::toolchain::Compiled;
 use marlin_format::{Bits, GroupSize};
-use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Product};
 
 /// Registers of a quarter of a multiprocessor, on every card from compute capability 8.0 to 9.0.
@@ -92,7 +93,8 @@ pub fn early_loads(capability: u32, code: &Code, mut is_there: impl FnMut(&str) 
 }
 
 /// Returns the rules that a compiled configuration breaks, in words.
-pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, code: &Code) -> Vec<String> {
+pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<String> {
+    let Compiled { usage, code, shared_bytes } = compiled;
     let tile = &config.tile;
     let mut broken = Vec::new();
     let mut rule = |holds: bool, message: String| {
@@ -108,8 +110,8 @@ pub fn broken(capability: u32, config: &Config, source: &Source, usage: &Usage, 
         quarter <= REGISTERS,
         format!("{quarter} registers for a quarter of {warps} warps where a quarter of a multiprocessor has {REGISTERS}"),
     );
-    let (shared, limit) = (source.shared_bytes + usage.static_shared, shared_limit(capability));
-    rule(shared <= limit, format!("{shared} bytes of shared memory where a block may have {limit}"));
+    let limit = shared_limit(capability);
+    rule(*shared_bytes <= limit, format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
 
     for message in local_memory(usage, code) {
         rule(false, message);

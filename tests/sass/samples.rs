@@ -2,8 +2,9 @@
 
 use crate::listing::{Code, ListingError, Usage, listings_of, logs_of};
 use crate::rules::broken;
+use crate::toolchain::Compiled;
 use libtest_mimic::Trial;
-use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::inspect::shared_limit;
 use marlin_kernels::tile::{Config, Tile, configs};
 
 /// A log of ptxas 13.5 for a kernel without faults.
@@ -171,9 +172,9 @@ fn line(instruction: &str) -> String {
 
 /// Returns the rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes below the limit.
 fn rules(config: &Config, log: &str, listing: &str, spare: usize) -> Vec<String> {
-    let source = Source { entry: String::new(), shared_bytes: shared_limit(80) - spare, text: String::new() };
     let usage = Usage::parse(log).unwrap_or_else(|error| panic!("{error}"));
-    broken(80, config, &source, &usage, &code(listing))
+    let shared_bytes = shared_limit(80) - spare + usage.static_shared;
+    broken(80, config, &Compiled { usage, code: code(listing), shared_bytes })
 }
 
 fn sound_kernel() {

@@ -1,12 +1,11 @@
 //! NVIDIA's compiler as a pipeline: from CUDA text to PTX, to machine code, and to a listing.
 
-use crate::listing::{self, ListingError};
+use crate::listing::{self, Code, ListingError, Usage};
 use crate::nvrtc::{Nvrtc, NvrtcError};
 use marlin_kernels::inspect::Source;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// An error of the pipeline.
 #[derive(Debug, thiserror::Error)]
@@ -54,22 +53,14 @@ pub struct Toolchain {
 }
 
 /// A kernel compiled for one card.
+#[derive(Debug)]
 pub struct Compiled {
-    /// What `ptxas -v` says of it.
-    pub assembler_log: String,
-    /// The listing of its machine code by nvdisasm.
-    pub listing: String,
-}
-
-/// The time of each step.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Times {
-    /// The time in NVRTC.
-    pub nvrtc: Duration,
-    /// The time in ptxas.
-    pub ptxas: Duration,
-    /// The time in nvdisasm.
-    pub nvdisasm: Duration,
+    /// Its resources.
+    pub usage: Usage,
+    /// Its machine code.
+    pub code: Code,
+    /// The shared memory of a block in bytes.
+    pub shared_bytes: usize,
 }
 
 impl Toolchain {
@@ -90,7 +81,8 @@ impl Toolchain {
         let Some(library) = library else { return Err(ToolchainError::Missing { what: "libnvrtc.so", folder: lib }) };
         let nvrtc = Nvrtc::load(&library)?;
         let mut toolchain = Self { folder, nvrtc, version: String::new() };
-        toolchain.version = toolchain.run("ptxas", &["--version".as_ref()])?.0;
+        let version = toolchain.run("ptxas", &["--version".as_ref()])?.0;
+        toolchain.version = version.lines().last().unwrap_or_default().trim().to_owned();
         Ok(toolchain)
     }
 
@@ -112,10 +104,21 @@ impl Toolchain {
         Ok(self.nvrtc.ptx(text, &options)?)
     }
 
-    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas and nvdisasm, which takes 0.3 s to start, take all at once.
-    pub fn compile(&self, sources: &[&Source], arch: &str) -> Result<(Vec<Compiled>, Times), ToolchainError> {
+    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas and nvdisasm, which takes 0.3 s to start, take all at once. Where
+    /// they fail, each kernel is compiled by itself, so that the error is that of the kernel which has it.
+    pub fn compile(&self, sources: &[&Source], arch: &str) -> Vec<Result<Compiled, ToolchainError>> {
+        match self.compile_together(sources, arch) {
+            Ok(compiled) => compiled.into_iter().map(Ok).collect(),
+            Err(error) if sources.len() == 1 => vec![Err(error)],
+            Err(_) => sources.iter().flat_map(|source| self.compile(&[source], arch)).collect(),
+        }
+    }
+
+    fn compile_together(&self, sources: &[&Source], arch: &str) -> Result<Vec<Compiled>, ToolchainError> {
+        if sources.is_empty() {
+            return Ok(Vec::new());
+        }
         let scratch = tempfile::tempdir().map_err(|source| ToolchainError::File { path: std::env::temp_dir(), source })?;
-        let clock = Instant::now();
         let (mut entries, mut files) = (Vec::new(), Vec::new());
         for (i, source) in sources.iter().enumerate() {
             // Kernels for different sizes may have the same name.
@@ -126,25 +129,23 @@ impl Toolchain {
             fs::write(&file, self.ptx(&text, arch)?).map_err(|source| ToolchainError::File { path: file.clone(), source })?;
             files.push(file);
         }
-        let nvrtc = clock.elapsed();
 
         let cubin = scratch.path().join("kernels.cubin");
         let arch = format!("-arch={arch}");
         let arguments = ["-v".as_ref(), arch.as_ref(), "-o".as_ref(), cubin.as_path()];
         let arguments: Vec<&Path> = arguments.into_iter().chain(files.iter().map(PathBuf::as_path)).collect();
-        let clock = Instant::now();
         let (_, log) = self.run("ptxas", &arguments)?;
-        let ptxas = clock.elapsed();
-        let clock = Instant::now();
         // Only code (`-c`), without the analysis of data flow (`-ndf`), which takes a third of the time and does not change the listing.
         let (listing, _) = self.run("nvdisasm", &["-c".as_ref(), "-ndf".as_ref(), &cubin])?;
-        let times = Times { nvrtc, ptxas, nvdisasm: clock.elapsed() };
 
         let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
         let listings = listing::listings_of(&listing, &entries)?;
-        let both = listing::logs_of(&log, &entries).into_iter().zip(listings);
-        let compiled = both.map(|(assembler_log, listing)| Compiled { assembler_log, listing });
-        Ok((compiled.collect(), times))
+        let compiled = sources.iter().zip(listing::logs_of(&log, &entries)).zip(listings).map(|((source, log), listing)| {
+            let usage = Usage::parse(&log)?;
+            let shared_bytes = source.shared_bytes + usage.static_shared;
+            Ok(Compiled { usage, code: Code::parse(&listing)?, shared_bytes })
+        });
+        compiled.collect()
     }
 
     /// Runs a program of the toolchain, and returns its standard output and standard error.

@@ -7,9 +7,11 @@ mod gpu;
 mod llvm;
 mod nvidia;
 mod process;
+mod runner;
 mod test;
 
 use clap::{Parser, Subcommand};
+use nvidia::Proof;
 use process::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,10 +32,19 @@ enum Command {
     Demo,
     /// Run the fast checks: format, clippy, the tests of the libraries, and the device tests on Flex.
     Check,
-    /// Run every check: format, clippy, docs, tests including the proof, doc tests, book.
+    /// Run every check but the slow ones: format, clippy, docs, tests, machine code that is not in the ledger, doc tests, book.
     Test,
-    /// Compile every kernel configuration for every card, without a GPU, and check the machine code.
-    Proof,
+    /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every configuration.
+    Slow,
+    /// Compile the kernels for every card, without a GPU, and check the machine code against the rules and the ledger, `tests/sass/ledger`.
+    Proof {
+        /// Compile only what is not in the ledger, and write what was found into it.
+        #[arg(long, conflicts_with = "all")]
+        bless: bool,
+        /// Compile the configurations that the ledger leaves out, too.
+        #[arg(long)]
+        all: bool,
+    },
     /// Build the book into `target/book`.
     Book,
     /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its cores; `--help` after either lists the options.
@@ -55,7 +66,12 @@ fn main() -> ExitCode {
         Command::Demo => demo::run_all(),
         Command::Check => test::run_quick(),
         Command::Test => test::run_all(),
-        Command::Proof => nvidia::prove(),
+        Command::Slow => test::run_slow(),
+        Command::Proof { bless, all } => nvidia::prove(match (bless, all) {
+            (true, _) => Proof::Bless,
+            (_, true) => Proof::All,
+            _ => Proof::Everything,
+        }),
         Command::Bench { args } => bench::run_bench(&args),
         Command::Book => book::build(),
         Command::PackGpu { out } => gpu::pack(&out),

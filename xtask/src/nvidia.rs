@@ -3,10 +3,10 @@
 //! `tests/sass` compiles the kernels with it for every card; that needs no GPU and no driver.
 
 use crate::llvm;
-use crate::process::{Error, build, cargo, install_packages, run, show, step, target};
-use std::fs::{self, File};
+use crate::process::{Error, cargo, install_packages, run, step, target};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
@@ -24,48 +24,38 @@ const WHEELS: [&str; 7] = [
 /// The folder of the wheels with the files of CUDA 13.
 const CUDA: &str = "cu13";
 
-/// Compiles every kernel configuration for every card and checks the machine code.
-pub fn prove() -> Result<(), Error> {
+/// The environment variable with what the proof compiles, which `tests/sass` reads.
+const MODE: &str = "BURN_MARLIN_PROOF";
+
+/// What the proof compiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// Every kernel of the ledger.
+    Everything,
+    /// Every kernel of the ledger, and every configuration that it leaves out.
+    All,
+    /// Kernels that are not in the ledger; then it is written anew.
+    Bless,
+}
+
+impl Proof {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Everything => "everything",
+            Self::All => "all",
+            Self::Bless => "bless",
+        }
+    }
+}
+
+/// Compiles kernels for every card and checks their machine code against the rules and the ledger.
+pub fn prove(proof: Proof) -> Result<(), Error> {
     let compiler = step("set-up", || {
         llvm::set_up()?;
         set_up()
     })?;
     let folder = compiler.ok_or_else(|| Error::Needs("NVIDIA's compiler is installed on Linux only; run this there".into()))?;
-    step("proof", || run(cargo(["test", "--workspace", "--test", "sass"]).env(VARIABLE, folder)))
-}
-
-/// The proof as a process of low priority, beside other work.
-pub struct Background {
-    child: Child,
-    output: PathBuf,
-}
-
-impl Background {
-    /// Starts the proof with the compiler in `folder`.
-    pub fn start(folder: &Path) -> Result<Self, Error> {
-        let binary = build(&["test", "--workspace", "--test", "sass", "--no-run"])?;
-        let output = target().join("proof.log");
-        let [out, err] = [File::create(&output), File::options().append(true).open(&output)].map(|file| file.map_err(Error::file(&output)));
-        let mut proof = Command::new("nice");
-        proof.args(["-n", "10"]).arg(binary).env(VARIABLE, folder).stdin(Stdio::null()).stdout(out?).stderr(err?);
-        let child = proof.spawn().map_err(|source| Error::Start { command: show(&proof), source })?;
-        Ok(Self { child, output })
-    }
-
-    /// Waits for the end, prints the output, and returns an error if a kernel was refused.
-    pub fn wait(mut self) -> Result<(), Error> {
-        let status = self.child.wait().map_err(|source| Error::Start { command: "cargo xtask proof".into(), source })?;
-        print!("{}", fs::read_to_string(&self.output).map_err(Error::file(&self.output))?);
-        if status.success() { Ok(()) } else { Err(Error::Failed { command: "cargo xtask proof".into(), status }) }
-    }
-}
-
-impl Drop for Background {
-    /// Stops the proof where another check has failed.
-    fn drop(&mut self) {
-        // Fails if it has ended.
-        let _ = self.child.kill();
-    }
+    step("proof", || run(cargo(["test", "--workspace", "--test", "sass"]).env(VARIABLE, folder).env(MODE, proof.name())))
 }
 
 /// Returns the folder of the compiler, after installing it if needed; `None` on systems without such wheels.

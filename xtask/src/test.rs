@@ -1,26 +1,33 @@
 //! The checks of the project, in the order in which a failure is cheapest to learn of.
 
+use crate::nvidia::Proof;
 use crate::process::{Error, cargo, run, step};
-use crate::{book, llvm, nvidia};
+use crate::{book, gpu, llvm, nvidia, runner};
 
-/// Runs every check; stops at the first that fails.
+/// Runs every check but those of [`run_slow`]; stops at the first that fails.
 pub fn run_all() -> Result<(), Error> {
     let compiler = step("set-up", || {
         llvm::set_up()?;
         nvidia::set_up()
     })?;
     format_and_clippy()?;
+    step("docs", || run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings")))?;
+    // Without the compiler's folder the tests of the machine code are left out, and say so.
+    step("tests", || runner::run_tests(compiler.as_deref().map(|folder| (nvidia::VARIABLE, folder))))?;
+    step("doc tests", || run(&mut cargo(["test", "--workspace", "--doc"])))?;
+    step("book", book::build)?;
+    gpu::print_last_runs();
+    Ok(())
+}
+
+/// Runs the checks that take long and seldom fail where the others pass.
+pub fn run_slow() -> Result<(), Error> {
+    step("set-up", llvm::set_up)?;
     // The workspace has every runtime among its features; a program that depends on a crate with `flex` only has none.
     let without_runtime =
         ["clippy", "--package", "marlin-llama", "--no-default-features", "--features", "flex", "--", "--deny", "warnings"];
     step("without a CubeCL runtime", || run(&mut cargo(without_runtime)))?;
-    step("docs", || run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings")))?;
-    // On two cores the tests by themselves use one of them most of the time. Without the compiler's folder those of the machine code are left out, and say so.
-    let proof = compiler.map(|folder| nvidia::Background::start(&folder)).transpose()?;
-    step("tests", || run(cargo(["test", "--workspace", "--all-targets"]).env_remove(nvidia::VARIABLE)))?;
-    step("doc tests", || run(&mut cargo(["test", "--workspace", "--doc"])))?;
-    step("book", book::build)?;
-    step("machine code", || proof.map_or(Ok(()), nvidia::Background::wait))
+    nvidia::prove(Proof::All)
 }
 
 /// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers and models on Flex.

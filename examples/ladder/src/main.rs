@@ -135,8 +135,11 @@ fn measure(
     let floor_us = (cli.device == Device::Cuda).then(|| floor(problem, cli.read_rate));
     let share = floor_us.map_or("-".into(), |floor| format!("{:.1}%", floor / us * 100.0));
     println!("{line} {us:>10.2} {share:>8} {error:>10.1e}");
-    let (routine, digest) = ("ladder", record::digest());
-    Ok(Some(Row { routine, digest, step: step.number, name: step.name, m, k, n, us, floor_us, relative_error: error }))
+    #[cfg(feature = "cuda")]
+    let text = ladder::source::digest(client, step.number, problem);
+    #[cfg(not(feature = "cuda"))]
+    let text = None;
+    Ok(Some(Row { routine: "ladder", text, step: step.number, name: step.name, m, k, n, us, floor_us, relative_error: error }))
 }
 
 /// The time in microseconds to read or write every operand once at `rate` TB/s.

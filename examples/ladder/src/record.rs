@@ -11,8 +11,8 @@ use time::OffsetDateTime;
 pub struct Row {
     /// Always "ladder".
     pub routine: &'static str,
-    /// The digest of the sources of all steps, including the library's kernels: [`ladder::source::digest`].
-    pub digest: Option<String>,
+    /// The digest of the kernel's CUDA text; `None` in a build without the feature `cuda`, and on other devices.
+    pub text: Option<String>,
     pub step: usize,
     pub name: &'static str,
     pub m: usize,
@@ -48,13 +48,4 @@ fn driver() -> String {
     let found =
         output.ok().filter(|output| output.status.success()).map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     found.unwrap_or_else(|| "unknown".into())
-}
-
-/// The digest for a row; `None` in a build without the feature `cuda`.
-pub fn digest() -> Option<String> {
-    #[cfg(feature = "cuda")]
-    let digest = Some(ladder::source::digest());
-    #[cfg(not(feature = "cuda"))]
-    let digest = None;
-    digest
 }

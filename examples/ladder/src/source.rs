@@ -7,10 +7,10 @@ use crate::step_2_wide::{Block, wide::Wide};
 use crate::step_3_shared::shared_tile::SharedTile;
 use crate::step_4_tensor_cores::tensor_cores::TensorCores;
 use crate::step_5_async::{Config, pipelined::Pipelined};
+use cubecl::client::Client;
 use cubecl::prelude::*;
-use marlin_kernels::inspect::{
-    Routine, Source, buffer, cuda_text, digest as digest_of_routine, digest_of, properties, settings, shared_limit, target,
-};
+use marlin_kernels::inspect::{Source, buffer, cuda_text, properties, settings, shared_limit, source_of, target};
+use marlin_kernels::{Card, QuantProblem, Target, plan};
 
 /// The text of step `number`, 1 to 5, for `m` rows of activations on a card of compute capability `capability` (80 for 8.0).
 ///
@@ -51,16 +51,13 @@ pub fn source(number: usize, m: usize, capability: u32) -> Result<Source, Ladder
     text.map_err(|error| message(error.to_string()))
 }
 
-/// The digest of the kernels of all steps, like [`marlin_kernels::inspect::digest`] for one routine.
-pub fn digest() -> String {
-    let library = [Routine::MmaSync, Routine::Wgmma].map(digest_of_routine);
-    let own = [
-        include_str!("fragment.rs"),
-        include_str!("step_1_naive.rs"),
-        include_str!("step_2_wide.rs"),
-        include_str!("step_3_shared.rs"),
-        include_str!("step_4_tensor_cores.rs"),
-        include_str!("step_5_async.rs"),
-    ];
-    digest_of(&own.into_iter().chain(library.iter().map(String::as_str)).collect::<Vec<_>>())
+/// The digest of the CUDA text of step `number` for a problem: of step 6 that of the kernel that the library plans. `None` on other devices than NVIDIA's, and for what has
+/// no kernel.
+pub fn digest(client: &Client, number: usize, problem: &QuantProblem) -> Option<String> {
+    let capability = Card::of(client)?.capability;
+    let source = match number {
+        6 => source_of(problem, &plan(*problem, &Target::of(client)).kernel, capability).ok().flatten(),
+        number => source(number, problem.m, capability).ok(),
+    };
+    source.map(|source| source.digest())
 }

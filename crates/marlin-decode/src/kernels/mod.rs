@@ -5,8 +5,6 @@
 
 pub mod attention;
 mod cache;
-#[cfg(feature = "inspect")]
-mod digest;
 mod embed;
 pub mod flash;
 mod glu;
@@ -20,8 +18,6 @@ mod shape;
 mod source;
 
 pub use cache::{CacheShape, write_cache};
-#[cfg(feature = "inspect")]
-pub use digest::digest;
 pub use embed::{EmbedArgs, embed};
 pub use glu::{SiluMulArgs, silu_mul};
 pub use likelihood::{LikelihoodArgs, log_likelihoods};

@@ -1,123 +1,45 @@
-//! The version of the kernels that a measurement is of.
+//! The digest of a kernel's CUDA text.
 
+use super::Source;
 use sha2::{Digest, Sha256};
 
-/// A routine whose figures are recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Routine {
-    /// [`mma_sync`](crate::matmul::mma_sync).
-    MmaSync,
-    /// [`wgmma`](crate::matmul::wgmma).
-    Wgmma,
-    /// [`gemv`](crate::matmul::gemv).
-    Gemv,
-    /// [`head`](crate::matmul::head).
-    Head,
-}
+/// The line on which the kernel starts, after the declarations that it uses.
+const KERNEL: &str = "__global__";
 
-/// Sources that the tile kernels share.
-const TILE: [&str; 8] = [
-    include_str!("../tile/config.rs"),
-    include_str!("../tile/epilogue.rs"),
-    include_str!("../tile/exchange.rs"),
-    include_str!("../tile/fragment.rs"),
-    include_str!("../tile/lengths.rs"),
-    include_str!("../tile/outputs.rs"),
-    include_str!("../tile/stripe.rs"),
-    include_str!("../tile/workspace.rs"),
-];
-
-impl Routine {
-    /// Every routine.
-    pub const ALL: [Self; 4] = [Self::MmaSync, Self::Wgmma, Self::Gemv, Self::Head];
-
-    /// The name of its folder.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::MmaSync => "mma_sync",
-            Self::Wgmma => "wgmma",
-            Self::Gemv => "gemv",
-            Self::Head => "head",
+impl Source {
+    /// The digest of the text, in 32 hexadecimal digits: two texts of one digest are compiled to the same machine code.
+    ///
+    /// The kernel's name does not change it. The declarations before the kernel are sorted, as CubeCL writes them in an order that changes from run to run;
+    /// of the kernel itself the order counts.
+    pub fn digest(&self) -> String {
+        let text = self.text.replace(&self.entry, "kernel");
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let start = lines.iter().position(|line| line.contains(KERNEL)).unwrap_or(0);
+        let (declarations, kernel) = lines.split_at(start);
+        let mut declarations = declarations.to_vec();
+        declarations.sort_unstable();
+        let mut digest = Sha256::new();
+        for line in declarations.iter().chain(kernel) {
+            digest.update(line);
+            digest.update([0]);
         }
-    }
-
-    /// The routine of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|routine| routine.name() == name)
-    }
-
-    /// The sources of its kernels. The choice among tiles is left out: a record names the tile of each row.
-    fn sources(self) -> Vec<&'static str> {
-        match self {
-            Self::MmaSync => [
-                &TILE[..],
-                &[
-                    include_str!("../matmul/mma_sync/copy.rs"),
-                    include_str!("../matmul/mma_sync/kernel.rs"),
-                    include_str!("../matmul/mma_sync/multiply.rs"),
-                    include_str!("../matmul/mma_sync/multiply_sparse.rs"),
-                    include_str!("../ptx/copy.rs"),
-                    include_str!("../ptx/half.rs"),
-                    include_str!("../ptx/matrix.rs"),
-                    include_str!("../ptx/memory.rs"),
-                    include_str!("../ptx/mod.rs"),
-                ],
-            ]
-            .concat(),
-            Self::Wgmma => [
-                &TILE[..],
-                &[
-                    include_str!("../matmul/wgmma/kernel.rs"),
-                    include_str!("../matmul/wgmma/pipeline.rs"),
-                    include_str!("../matmul/wgmma/warpgroup.rs"),
-                    include_str!("../ptx/barrier.rs"),
-                    include_str!("../ptx/copy.rs"),
-                    include_str!("../ptx/half.rs"),
-                    include_str!("../ptx/memory.rs"),
-                    include_str!("../ptx/mod.rs"),
-                    include_str!("../ptx/warpgroup.rs"),
-                ],
-            ]
-            .concat(),
-            Self::Gemv => vec![
-                include_str!("../matmul/gemv/config.rs"),
-                include_str!("../matmul/gemv/input.rs"),
-                include_str!("../matmul/gemv/kernel.rs"),
-                include_str!("../matmul/gemv/output.rs"),
-                include_str!("../matmul/gemv/plan.rs"),
-                include_str!("../matmul/gemv/weight.rs"),
-                include_str!("../ptx/cluster.rs"),
-                include_str!("../ptx/half.rs"),
-                include_str!("../ptx/matrix.rs"),
-                include_str!("../ptx/memory.rs"),
-                include_str!("../ptx/mod.rs"),
-                include_str!("../tile/epilogue.rs"),
-                include_str!("../tile/fragment.rs"),
-            ],
-            Self::Head => vec![
-                include_str!("../matmul/head/mod.rs"),
-                include_str!("../matmul/head/planes.rs"),
-                include_str!("../matmul/head/tensor_cores.rs"),
-                include_str!("../ptx/matrix.rs"),
-                include_str!("../ptx/memory.rs"),
-                include_str!("../ptx/mod.rs"),
-            ],
-        }
+        digest.update(self.shared_bytes.to_le_bytes());
+        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// A digest of a routine's sources without their comments. It changes with the code, so that a stale record can be recognised.
-///
-/// It is not of the CUDA text that CubeCL makes of them: that is in another order each time.
-pub fn digest(routine: Routine) -> String {
-    digest_of(&routine.sources())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A digest of sources without their comments.
-pub fn digest_of(sources: &[&str]) -> String {
-    let mut digest = Sha256::new();
-    for line in sources.iter().flat_map(|source| source.lines()).map(str::trim).filter(|line| !line.starts_with("//")) {
-        digest.update(line);
+    fn digest(entry: &str, text: &str) -> String {
+        Source { entry: entry.into(), shared_bytes: 0, text: text.into() }.digest()
     }
-    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+
+    #[test]
+    fn the_order_of_statements_counts_and_that_of_declarations_and_the_name_do_not() {
+        let plain = digest("f", "#include <a>\n#include <b>\nextern \"C\" __global__ void f() {\n  x = 1;\n  y = 2;\n}");
+        assert_eq!(plain, digest("g", "#include <b>\n#include <a>\nextern \"C\" __global__ void g() {\n  x = 1;\n  y = 2;\n}"));
+        assert_ne!(plain, digest("f", "#include <a>\n#include <b>\nextern \"C\" __global__ void f() {\n  y = 2;\n  x = 1;\n}"));
+    }
 }

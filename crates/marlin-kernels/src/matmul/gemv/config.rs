@@ -36,7 +36,7 @@ pub struct Config {
 
 impl Config {
     /// The configuration of a format, where K is split among `blocks` blocks.
-    pub(super) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
+    pub(crate) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
         let Format { group, bits, zero_points, bf16, sparsity, epilogue } = *format;
         Self { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue }
     }

@@ -1,0 +1,157 @@
+//! Digests of the Rust sources that a function is made of: its own, and those of everything that it names, directly or through others.
+//!
+//! A kernel's text and a measurement of it are stale if the digest has changed. Sources are found by walking `mod`s, `use`s and paths from the function, item
+//! by item, so that no list of files has to be kept; comments, documentation and tests are left out. Names are resolved in the scope of their file without
+//! types: where that is not enough, more is taken than is used. So of a type all `impl` blocks are.
+//!
+//! ```no_run
+//! use source_digest::Sources;
+//! use std::path::Path;
+//!
+//! let sources = Sources::read(&[("marlin_kernels", Path::new("crates/marlin-kernels/src/lib.rs"))])?;
+//! let gemv = sources.reached_from(&["marlin_kernels::matmul::gemv::source"])?;
+//! println!("{} of {} files", gemv.digest(), gemv.files().len());
+//! # Ok::<(), source_digest::Error>(())
+//! ```
+
+mod module;
+mod resolve;
+mod routine;
+mod tokens;
+
+pub use routine::{Routine, step_digest, workspace};
+
+use module::{Item, Module};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Why sources have no digest.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be read.
+    #[error("{path}: {source}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file is not Rust that the parser takes.
+    #[error("{path}: {source}", path = path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: syn::Error,
+    },
+    /// A module is declared, and has no file.
+    #[error("{path}: no file of `mod {module};`", path = path.display())]
+    NoModule {
+        /// The file with the declaration.
+        path: PathBuf,
+        /// The module.
+        module: String,
+    },
+    /// Nothing has the name of a root.
+    #[error("nothing is named `{0}`: it starts with the name of a crate that was read, and ends with that of a module or an item")]
+    NoRoot(String),
+}
+
+/// The parsed sources of some crates.
+#[derive(Debug, Default)]
+pub struct Sources {
+    modules: Vec<Module>,
+    items: Vec<Item>,
+    /// The root module of each crate, by the name that paths have.
+    crates: BTreeMap<String, usize>,
+    /// Macros by name, which are visible wherever they are used.
+    macros: BTreeMap<String, Vec<usize>>,
+    /// The `impl` blocks of each type, or of each trait for types of other crates.
+    impls: BTreeMap<usize, Vec<usize>>,
+}
+
+impl Sources {
+    /// Reads the sources of crates: for each the name that paths have, and the file of its root module.
+    ///
+    /// # Errors
+    /// A file cannot be read or parsed.
+    pub fn read(crates: &[(&str, &Path)]) -> Result<Self, Error> {
+        let mut sources = Self::default();
+        for (name, file) in crates {
+            let root = sources.read_crate(name, file)?;
+            sources.crates.insert((*name).to_owned(), root);
+        }
+        sources.find_impls();
+        Ok(sources)
+    }
+
+    /// Returns everything that is reached from `roots`, each a path of an item, or of a module, of which all items are roots.
+    ///
+    /// # Errors
+    /// A root does not exist.
+    pub fn reached_from(&self, roots: &[&str]) -> Result<Reached<'_>, Error> {
+        let mut waiting = Vec::new();
+        for root in roots {
+            let found = self.items_of_root(root);
+            if found.is_empty() {
+                return Err(Error::NoRoot((*root).to_owned()));
+            }
+            waiting.extend(found);
+        }
+        let mut reached = BTreeSet::new();
+        while let Some(item) = waiting.pop() {
+            if reached.insert(item) {
+                waiting.extend(self.named_by(item));
+                waiting.extend(self.impls.get(&item).into_iter().flatten());
+            }
+        }
+        Ok(Reached { sources: self, items: reached })
+    }
+}
+
+/// The items that are reached from some roots.
+#[derive(Debug)]
+pub struct Reached<'a> {
+    sources: &'a Sources,
+    items: BTreeSet<usize>,
+}
+
+impl Reached<'_> {
+    /// The digest of the items, in 32 hexadecimal digits. Neither the order of items in a file nor comments change it.
+    pub fn digest(&self) -> String {
+        let mut texts: Vec<(&str, &str)> = self.items.iter().map(|&item| self.place_and_text(item)).collect();
+        texts.sort_unstable();
+        let mut digest = Sha256::new();
+        for (place, text) in texts {
+            for part in [place, text] {
+                digest.update(part);
+                digest.update([0]);
+            }
+        }
+        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The files of the items.
+    pub fn files(&self) -> BTreeSet<&Path> {
+        self.items.iter().map(|&item| self.sources.modules[self.sources.items[item].module].file.as_path()).collect()
+    }
+
+    /// The names of the items with the paths of their modules; `impl` blocks have none.
+    pub fn names(&self) -> BTreeSet<String> {
+        let names = |&item: &usize| {
+            let item = &self.sources.items[item];
+            item.names.iter().map(|name| format!("{}::{name}", self.sources.modules[item.module].path))
+        };
+        self.items.iter().flat_map(names).collect()
+    }
+
+    /// The path of an item's module, and its text.
+    fn place_and_text(&self, item: usize) -> (&str, &str) {
+        let item = &self.sources.items[item];
+        (&self.sources.modules[item.module].path, &item.text)
+    }
+}
+
+#[cfg(test)]
+mod tests;

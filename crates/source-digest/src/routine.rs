@@ -1,0 +1,97 @@
+//! The routines of this workspace, and where their sources begin.
+
+use crate::{Error, Reached, Sources};
+use std::path::Path;
+
+/// The crates with kernels: the name that paths have, and the file of the root module.
+const CRATES: [(&str, &str); 4] = [
+    ("ladder", "examples/ladder/src/lib.rs"),
+    ("marlin_decode", "crates/marlin-decode/src/lib.rs"),
+    ("marlin_format", "crates/marlin-format/src/lib.rs"),
+    ("marlin_kernels", "crates/marlin-kernels/src/lib.rs"),
+];
+
+/// Kernels that the ledger of machine code keeps under one name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Routine {
+    /// Marlin with `mma.sync`.
+    MmaSync,
+    /// Marlin with `wgmma`.
+    Wgmma,
+    /// The matmul of one row, on clusters of blocks.
+    Gemv,
+    /// The logits of a float head.
+    Head,
+    /// The norm and the gates.
+    Rows,
+    /// Attention of a step, and of prompts without tensor cores.
+    Attention,
+    /// Attention of prompts on tensor cores.
+    Flash,
+    /// The steps of `examples/ladder`.
+    Ladder,
+}
+
+impl Routine {
+    /// Every routine.
+    pub const ALL: [Self; 8] = [Self::MmaSync, Self::Wgmma, Self::Gemv, Self::Head, Self::Rows, Self::Attention, Self::Flash, Self::Ladder];
+
+    /// The name in the ledger and in records.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MmaSync => "mma_sync",
+            Self::Wgmma => "wgmma",
+            Self::Gemv => "gemv",
+            Self::Head => "head",
+            Self::Rows => "rows",
+            Self::Attention => "attention",
+            Self::Flash => "flash",
+            Self::Ladder => "ladder",
+        }
+    }
+
+    /// The routine of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|routine| routine.name() == name)
+    }
+
+    /// The functions that make the CUDA text of its kernels.
+    pub const fn roots(self) -> &'static [&'static str] {
+        match self {
+            Self::MmaSync => &["marlin_kernels::matmul::mma_sync::source"],
+            Self::Wgmma => &["marlin_kernels::matmul::wgmma::source"],
+            Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
+            Self::Head => &["marlin_kernels::matmul::head::source"],
+            Self::Rows => &["marlin_decode::kernels::rms_norm_source", "marlin_decode::kernels::silu_mul_source"],
+            Self::Attention => &["marlin_decode::kernels::attention::source"],
+            Self::Flash => &["marlin_decode::kernels::flash::source"],
+            Self::Ladder => &["ladder::source::source"],
+        }
+    }
+
+    /// Its sources.
+    ///
+    /// # Errors
+    /// One of its functions is not in `sources`.
+    pub fn sources(self, sources: &Sources) -> Result<Reached<'_>, Error> {
+        sources.reached_from(self.roots())
+    }
+}
+
+/// Reads the crates with kernels of the workspace in the folder `root`.
+///
+/// # Errors
+/// A file cannot be read or parsed.
+pub fn workspace(root: &Path) -> Result<Sources, Error> {
+    let files = CRATES.map(|(name, file)| (name, root.join(file)));
+    Sources::read(&files.each_ref().map(|(name, file)| (*name, file.as_path())))
+}
+
+/// Returns the digest of all kernels of a decode step and of what launches them: that of figures of whole models.
+///
+/// # Errors
+/// One of the functions is not in `sources`.
+pub fn step_digest(sources: &Sources) -> Result<String, Error> {
+    let matmuls = [Routine::MmaSync, Routine::Wgmma, Routine::Gemv, Routine::Head].map(Routine::roots).concat();
+    Ok(sources.reached_from(&[&matmuls[..], &["marlin_decode::kernels"]].concat())?.digest())
+}

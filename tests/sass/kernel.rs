@@ -1,0 +1,111 @@
+//! The kernels of the proof.
+
+use crate::listing::Code;
+use crate::toolchain::Compiled;
+use crate::{Card, Coverage, decode, ladder, pairs, tiles};
+use ::ladder::source::source as ladder_source;
+use marlin_kernels::inspect::Source;
+use marlin_kernels::tile::Config;
+use source_digest::Routine;
+use std::error::Error;
+
+/// A kernel that is compiled for a card.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The card.
+    pub card: Card,
+    /// The name in the card's ledger.
+    pub name: String,
+    /// The kernels that are compiled together: a tile's, or a routine's.
+    pub unit: String,
+    /// What is compiled.
+    pub subject: Subject,
+}
+
+/// What is compiled.
+#[derive(Debug, Clone)]
+pub enum Subject {
+    /// A configuration of a Marlin kernel.
+    Tile(Config),
+    /// A kernel of a decode step other than those.
+    Decode(decode::Subject),
+    /// A step of `examples/ladder`.
+    Ladder {
+        /// The number of the step, 1 to 5.
+        step: usize,
+        /// Rows of activations.
+        m: usize,
+    },
+}
+
+impl Kernel {
+    /// The routine whose sources the text is made of.
+    pub fn routine(&self) -> Routine {
+        match &self.subject {
+            Subject::Tile(config) if config.tile.is_wgmma() => Routine::Wgmma,
+            Subject::Tile(_) => Routine::MmaSync,
+            Subject::Decode(subject) => subject.routine(),
+            Subject::Ladder { .. } => Routine::Ladder,
+        }
+    }
+
+    /// The CUDA text.
+    pub fn source(&self) -> Result<Source, Box<dyn Error>> {
+        let capability = self.card.capability;
+        Ok(match &self.subject {
+            Subject::Tile(config) => tiles::source(config, capability)?,
+            Subject::Decode(subject) => subject.source(capability)?,
+            Subject::Ladder { step, m } => ladder_source(*step, *m, capability)?,
+        })
+    }
+
+    /// The rules that the machine code breaks, in words.
+    pub fn broken(&self, compiled: &Compiled) -> Vec<String> {
+        let capability = self.card.capability;
+        match &self.subject {
+            Subject::Tile(config) => crate::rules::broken(capability, config, compiled),
+            Subject::Decode(subject) => subject.broken(capability, compiled),
+            Subject::Ladder { step, .. } => ladder::broken(capability, *step, compiled),
+        }
+    }
+
+    /// The number of pairs of weights that the machine code makes; 0 for kernels that are no Marlin.
+    pub fn pairs(&self, code: &Code) -> usize {
+        match &self.subject {
+            Subject::Tile(config) => crate::rules::Counts::of(config, code).pairs,
+            _ => 0,
+        }
+    }
+}
+
+/// Returns every kernel that is compiled for a card; with `whole` every configuration of a tile, in place of those that the card's coverage takes.
+pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    let recorded = tiles::recorded(card)?;
+    for of_tile in tiles::by_tile(card) {
+        let chosen = match card.coverage {
+            _ if whole => of_tile,
+            Coverage::Pairs => {
+                let chosen = pairs::cover(&of_tile);
+                of_tile.into_iter().filter(|config| chosen.contains(config) || recorded.contains(config)).collect()
+            }
+            Coverage::SamePtx(_) | Coverage::One => of_tile.into_iter().take(1).collect(),
+        };
+        let kernel = |config: Config| {
+            let (name, unit) = (tiles::name(&config), tiles::unit(&config));
+            Kernel { card, name, unit, subject: Subject::Tile(config) }
+        };
+        kernels.extend(chosen.into_iter().map(kernel));
+    }
+    kernels.extend(decode::subjects(card).into_iter().map(|(name, subject)| {
+        let unit = subject.routine().name().to_owned();
+        Kernel { card, name, unit, subject: Subject::Decode(subject) }
+    }));
+    kernels.extend(ladder::STEPS.into_iter().flat_map(|step| ladder::ROWS.map(|m| (step, m))).map(|(step, m)| Kernel {
+        card,
+        name: format!("ladder step {step} of {m} rows"),
+        unit: Routine::Ladder.name().to_owned(),
+        subject: Subject::Ladder { step, m },
+    }));
+    Ok(kernels)
+}

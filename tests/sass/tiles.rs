@@ -1,0 +1,109 @@
+//! The configurations of the Marlin kernels.
+
+use crate::Card;
+use cubecl_runtime::compiler::CompilationError;
+use libtest_mimic::{Failed, Trial};
+use marlin_format::{Bits, GroupSize, Sparsity};
+use marlin_kernels::inspect::{Source, shared_limit};
+use marlin_kernels::matmul::{mma_sync, wgmma};
+use marlin_kernels::tile::{Config, Tile, configs};
+use serde_json::Value;
+use std::path::Path;
+
+/// The CUDA text of a configuration.
+pub fn source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+    match config.tile.is_wgmma() {
+        true => wgmma::source(config, capability),
+        false => mma_sync::source(config, capability),
+    }
+}
+
+/// The name of a configuration: tile, width, group, dtype, zero points, epilogue.
+pub fn name(config: &Config) -> String {
+    let tile = &config.tile;
+    let cluster = if tile.is_clustered() { format!(" clusters of {}", tile.cluster) } else { String::new() };
+    format!("{}{cluster} {} stages {}", unit(config), tile.stages, format(config))
+}
+
+/// The name of a configuration's format.
+pub fn format(config: &Config) -> String {
+    let dtype = if config.bf16 { "bf16" } else { "f16" };
+    let zeros = if config.zero_points { " zeros" } else { "" };
+    let epilogue = if config.is_gated() { " swiglu" } else { "" };
+    format!("{} {} {dtype}{zeros}{epilogue}", config.bits, config.group)
+}
+
+/// The name of a tile, whatever its stages and its clusters.
+pub fn unit(config: &Config) -> String {
+    let tile = &config.tile;
+    format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product)
+}
+
+/// Every configuration of a card, by tile.
+pub fn by_tile(card: Card) -> Vec<Vec<Config>> {
+    grouped(&configs(card.capability, shared_limit(card.capability)))
+}
+
+/// Configurations by tile, whatever its stages and its clusters.
+pub fn grouped(configs: &[Config]) -> Vec<Vec<Config>> {
+    let tile = |config: &Config| Tile { stages: 0, cluster: 1, ..config.tile };
+    let mut groups: Vec<(Tile, Vec<Config>)> = Vec::new();
+    for config in configs {
+        match groups.iter_mut().find(|(of, _)| *of == tile(config)) {
+            Some((_, group)) => group.push(*config),
+            None => groups.push((tile(config), vec![*config])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// The configurations of a card that `benches/records` has times of, so that the ledger tells whether they are stale.
+pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
+    let all = configs(card.capability, shared_limit(card.capability));
+    let mut found = Vec::new();
+    for path in crate::records::paths()?.iter().filter(|_| crate::records::is_recorded(card)) {
+        for row in crate::records::rows(path)? {
+            found.extend(all.iter().filter(|config| is_of(&row, config)).copied());
+        }
+    }
+    Ok(found)
+}
+
+/// Returns true if a row of a record is of a configuration.
+fn is_of(row: &Value, config: &Config) -> bool {
+    row["kernel"] == format!("marlin ({})", config.tile)
+        && row["bits"] == config.bits.count()
+        && row["group"] == config.group.as_i64()
+        && row["zero_points"] == config.zero_points
+        && row["dtype"] == config.dtype().name()
+        && !config.is_gated()
+}
+
+/// Returns a test that every format has a configuration on a card: the other tests would pass without one.
+pub fn every_format(card: Card) -> Trial {
+    Trial::test(format!("{}::every_format_has_a_configuration", card.arch), move || {
+        let limit = shared_limit(card.capability);
+        let configs = configs(card.capability, limit);
+        let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+        for (bits, sparsity, group) in values.flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group))) {
+            for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
+                let is_there = |config: &Config| {
+                    let Config { tile, group: of, bits: width, zero_points: zeros, bf16: dtype, .. } = *config;
+                    (of, width, zeros, dtype, tile.sparsity()) == (group, bits, zero_points, bf16, sparsity)
+                };
+                if !configs.iter().any(is_there) {
+                    return Err(Failed::from(format!(
+                        "no configuration of {sparsity} {bits} weights fits {limit} bytes of shared memory with group {group}, zero points \
+                         {zero_points}, bf16 {bf16}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The folder of the workspace.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}

@@ -1,0 +1,155 @@
+//! Builds all tests and runs their binaries, as many at once as there are cores.
+//!
+//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread: they share a device.
+
+use crate::process::{Error, cargo, show, target};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+/// The name of the binary of the device tests, which runs once for each device.
+const DEVICE: &str = "device";
+/// Devices that every machine has, the slower one first.
+const DEVICES: [&str; 2] = ["cpu", "flex"];
+/// The binary that compiles kernels: the longest after the device tests.
+const PROOF: &str = "sass";
+
+/// A binary of tests.
+struct Binary {
+    /// The name of its target.
+    name: String,
+    /// The file.
+    path: PathBuf,
+    /// The folder of its package, where cargo runs it.
+    folder: PathBuf,
+}
+
+/// A run of a binary.
+struct Job {
+    name: String,
+    command: Command,
+}
+
+/// Builds the tests of the workspace, and runs them with the environment variable `variable`. `variable` is for the proof alone.
+///
+/// # Errors
+/// A test fails; the output of its binary has been printed.
+pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
+    let mut jobs: Vec<Job> = build()?.iter().flat_map(|binary| jobs(binary, variable)).collect();
+    // The longest first, so that no core waits for it at the end.
+    jobs.sort_by_key(|job| !(job.name.starts_with(DEVICE) || job.name == PROOF));
+    let logs = target().join("test-logs");
+    fs::create_dir_all(&logs).map_err(Error::file(&logs))?;
+    let (waiting, failures) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                while let Some(job) = next() {
+                    if let Err(error) = run(job, &logs) {
+                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                    }
+                }
+            });
+        }
+    });
+    match failures.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+/// Builds the tests; returns their binaries.
+fn build() -> Result<Vec<Binary>, Error> {
+    let mut build = cargo(["test", "--workspace", "--all-targets", "--no-run", "--message-format", "json-render-diagnostics"]);
+    let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
+    if !output.status.success() {
+        return Err(Error::Failed { command: show(&build), status: output.status });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
+}
+
+/// Returns the binary of tests that a message of cargo names, if it does.
+fn binary(message: &str) -> Option<Binary> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    let is_test = message["profile"]["test"].as_bool()?;
+    let target = &message["target"];
+    let (name, kind) = (target["name"].as_str()?, target["kind"][0].as_str()?);
+    let package = folder.file_name()?.to_string_lossy().into_owned();
+    let name = match kind {
+        "test" => name.to_owned(),
+        kind => format!("{package} ({kind})"),
+    };
+    is_test.then_some(Binary { name, path, folder })
+}
+
+/// The runs of a binary.
+fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
+    let command = || {
+        let mut command = Command::new(&binary.path);
+        command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder);
+        command
+    };
+    if binary.name == DEVICE {
+        let on = |device| {
+            let mut command = command();
+            command.args(["--device", device]);
+            Job { name: format!("{DEVICE} {device}"), command }
+        };
+        return DEVICES.map(on).into();
+    }
+    let mut command = command();
+    if let Some((name, value)) = variable.filter(|_| binary.name == PROOF) {
+        command.env(name, value);
+    }
+    vec![Job { name: binary.name.clone(), command }]
+}
+
+/// Runs a job with its output in a file, and prints its result; where it fails, the whole output.
+fn run(job: Job, logs: &Path) -> Result<(), Error> {
+    let Job { name, mut command } = job;
+    let log = logs.join(format!("{}.log", name.replace(' ', "-")));
+    let [out, err] = [File::create(&log), File::options().append(true).open(&log)].map(|file| file.map_err(Error::file(&log)));
+    command.stdin(Stdio::null()).stdout(out?).stderr(err?);
+    let clock = Instant::now();
+    let status = command.status().map_err(|source| Error::Start { command: show(&command), source })?;
+    let seconds = clock.elapsed().as_secs_f64();
+    let output = fs::read_to_string(&log).map_err(Error::file(&log))?;
+    if !status.success() {
+        println!("{output}\n--- {name}: failed after {seconds:.1} s");
+        return Err(Error::Failed { command: show(&command), status });
+    }
+    let is_remark = |line: &&str| ["warning:", "proof:", "test result:"].iter().any(|start| line.starts_with(start));
+    let remarks: Vec<&str> = output.lines().filter(is_remark).collect();
+    println!("--- {name}: ok in {seconds:.1} s\n{}", remarks.join("\n"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_binaries_of_tests_run() {
+        let message = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{{"kind":["test"],"name":"device"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let found = binary(&message(true, r#""/w/target/device-1""#));
+        assert!(matches!(&found, Some(Binary { name, folder, .. }) if name == "device" && folder == Path::new("/w/tests")));
+        assert!(binary(&message(false, r#""/w/target/device-1""#)).is_none());
+        assert!(binary(&message(true, "null")).is_none());
+        let jobs = found.map(|binary| jobs(&binary, None)).unwrap_or_default();
+        assert_eq!(
+            jobs.iter().map(|job| show(&job.command)).collect::<Vec<_>>(),
+            ["/w/target/device-1 --device cpu", "/w/target/device-1 --device flex"]
+        );
+    }
+}
