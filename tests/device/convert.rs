@@ -14,8 +14,7 @@ use burn_marlin::fusion::fusion_count;
 use burn_marlin::{Error, GroupSize, QuantLinear, QuantSpec, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
 use marlin_format::{FormatError, Sparsity, check_two_four};
-use marlin_kernels::Kernel;
-use marlin_tests::relative_error;
+use marlin_tests::{relative_error, runs_on_tensor_cores};
 
 /// The largest relative error to a model with the same weights in float: from the rounding of f32 sums, and of the activations computed from them.
 pub const SAME_WEIGHTS: f64 = 2e-4;
@@ -172,7 +171,7 @@ fn half_precision(device: &Device) {
             let float = cast(Mlp::new(sizes, LinearLayout::Row, true, device), dtype);
             let (model, report) = W4A16::new(spec).quantize(float).unwrap_or_else(|error| panic!("{error}"));
             let on_tensor_cores = |layer: &LayerReport| match &layer.outcome {
-                Outcome::Quantized { plan, .. } => matches!(plan.kernel, Kernel::Marlin(_)),
+                Outcome::Quantized { plan, .. } => runs_on_tensor_cores(plan),
                 Outcome::Left(_) => false,
             };
             // Cards from Ampere on; tests run on no other.

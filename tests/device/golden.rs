@@ -7,30 +7,24 @@ use libtest_mimic::Trial;
 use marlin_format::PlainWeight;
 use marlin_format::checkpoint::{Checkpoint, LayerFormat, Quantization, read_layer};
 use marlin_kernels::{ActivationDtype, Prologue};
-use marlin_tests::{relative_error, tolerance};
+use marlin_tests::{relative_error, repository_file, tolerance};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "golden::every_format_comes_back_from_the_device", comes_back));
     tests.push(trial(device, "golden::every_format_multiplies_as_f64_does", multiplies));
 }
 
-/// Returns the golden folder: in this crate, or in the current folder if the binary was copied to another machine.
-fn folder() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
-    if built.exists() { built } else { PathBuf::from("tests/golden") }
-}
-
 /// Reads the first layer of each format and shape in each folder, by name.
 fn weights() -> BTreeMap<String, PlainWeight> {
     let must = |error: &dyn std::fmt::Display| -> ! { panic!("{error}") };
-    let text = std::fs::read(folder().join("index.json")).unwrap_or_else(|error| must(&error));
+    let folder = repository_file("tests/golden");
+    let text = std::fs::read(folder.join("index.json")).unwrap_or_else(|error| must(&error));
     let index: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_else(|error| must(&error));
     let mut weights = BTreeMap::new();
     for entry in index {
         let (Some(name), Some(layers)) = (entry["name"].as_str(), entry["layers"].as_object()) else { panic!("{entry}") };
-        let dir = folder().join(name);
+        let dir = folder.join(name);
         let Some(quantization) = Quantization::read(&dir).unwrap_or_else(|error| must(&error)) else { continue };
         let checkpoint = Checkpoint::open(&dir).unwrap_or_else(|error| must(&error));
         for layer in layers.keys() {

@@ -10,8 +10,8 @@ use burn_marlin::backend::{OptionalFloat, QuantBackend, QuantTensors};
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 use marlin_format::{PlainWeight, ScaleDtype, Scales, Sparsity, WeightLayout};
-use marlin_kernels::{ActivationDtype, Epilogue, Kernel, Prologue};
-use marlin_tests::{Case, Operands, cases, relative_error, tolerance};
+use marlin_kernels::{ActivationDtype, Epilogue, Prologue};
+use marlin_tests::{Case, Operands, cases, relative_error, runs_on_tensor_cores, tolerance};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "layer::forward_agrees_with_f64", move |device| forward_agrees(device, seed)));
@@ -196,7 +196,7 @@ fn plans(device: &Device, seed: u64) {
         let weight = QuantizedWeight::from_plain_for(&Operands::random(&Case { m: 1, ..*case }, seed).weight, case.activations, device);
         let on_tensor_cores = has_tensor_cores && case.activations != ActivationDtype::F32;
         let plan = weight.plan(case.m, case.activations, Prologue::None);
-        assert_eq!(matches!(plan.kernel, Kernel::Marlin(_)), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
+        assert_eq!(runs_on_tensor_cores(&plan), on_tensor_cores, "{case}: {}, because {}", plan.kernel, plan.reason);
         assert_eq!(weight.layout() == WeightLayout::Tile, on_tensor_cores, "{case}: laid out {}", weight.layout());
     }
 }

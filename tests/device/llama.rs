@@ -6,7 +6,7 @@ use burn_marlin::fusion::fusion_count;
 use burn_marlin::{GroupSize, QuantSpec, W4A16};
 use libtest_mimic::Trial;
 use marlin_llama::{Calibration, Llama, LlamaModel, Method, OpenOptions, QuantizeOptions, RowOrder, perplexity, quantize_folder};
-use marlin_tests::relative_error;
+use marlin_tests::{relative_error, repository_file};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,10 +26,9 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
 
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G128);
 
-/// Returns the example's folder: beside this crate, or in the current folder if the binary was copied to another machine.
+/// Returns the folder of the example with the shipped model.
 pub fn example() -> PathBuf {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/train-tiny-llama");
-    if built.exists() { built } else { PathBuf::from("examples/train-tiny-llama") }
+    repository_file("examples/train-tiny-llama")
 }
 
 fn open(dir: &Path, device: &Device, dtype: Option<FloatDType>) -> Llama {
