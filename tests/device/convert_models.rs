@@ -3,7 +3,7 @@
 use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense};
 use crate::layer::values;
 use crate::models::{Containers, Mlp, Shared, Tied, Tried, with_same_id};
-use crate::setup::{Named, trial};
+use crate::setup::{Named, is_cpu_runtime, trial};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::transformer::{TransformerDecoder, TransformerEncoder};
 use burn::nn::{Gru, Linear, LinearConfig, Lstm};
@@ -96,7 +96,7 @@ fn of_model<T: Tried>(device: &Device) {
     // Training: the optimiser leaves the packed weights unchanged.
     let trained = Module::train(model);
     // CubeCL's CPU runtime would take minutes to compile and time Burn's matmuls for every shape of every model.
-    if *device != Device::cpu() {
+    if !is_cpu_runtime(device) {
         check_within(SAME_WEIGHTS_IN_BURN, "train", &trained, Tensor::from_data(x.to_data(), &device.clone().autodiff()));
     }
     let mut optimizer = AdamWConfig::new().with_weight_decay(0.1).init();

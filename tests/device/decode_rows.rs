@@ -1,7 +1,7 @@
 //! The kernels of a decode step that compute row by row, against f64, on outputs filled with NaN.
 
 use crate::kernels::{buffer, bytes, client, values, words};
-use crate::setup::{Named, computes, float_dtype, trial};
+use crate::setup::{Named, computes, float_dtype, is_cpu_runtime, trial};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
@@ -34,7 +34,7 @@ const DTYPES: [ActivationDtype; 3] = [ActivationDtype::F32, ActivationDtype::F16
 /// Returns rows and features for vectors of every width, and for rows with fewer and more elements than a cube has units.
 fn shapes(device: &Device) -> Vec<RowsShape> {
     let all = [(1, 64), (3, 100), (2, 33), (1, 4096), (5, 896), (2, 14_336)];
-    let few = if *device == Device::cpu() { 3 } else { all.len() };
+    let few = if is_cpu_runtime(device) { 3 } else { all.len() };
     let dtypes = DTYPES.into_iter().filter(|&dtype| computes(device, dtype));
     dtypes.flat_map(|dtype| all[..few].iter().map(move |&(rows, features)| RowsShape { rows, features, dtype })).collect()
 }
@@ -163,7 +163,7 @@ fn heads(device: &Device, seed: u64) {
     for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
         let RowsShape { features, dtype, .. } = shape;
         // Some columns, and on a card so many that they take many blocks.
-        let columns = if features == 4096 && *device != Device::cpu() { 1_027 } else { 37 };
+        let columns = if features == 4096 && !is_cpu_runtime(device) { 1_027 } else { 37 };
         let problem = |m| FloatProblem { m, k: features, n: columns, dtype };
         let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
             Kernel::Head(kernel) => Some(kernel),

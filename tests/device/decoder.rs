@@ -1,7 +1,7 @@
 //! Decode of several sequences with the shipped model: the device's tokens against those of Flex, and replayed graphs.
 
 use crate::llama::{example, logits, quantised};
-use crate::setup::{Named, is_card, trial};
+use crate::setup::{Named, is_card, is_cpu_runtime, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
 use marlin_llama::{Decoded, Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, StopReason};
@@ -104,7 +104,7 @@ fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>>
 
 /// Returns true if the runtime of a device records graphs; CubeCL's CPU runtime does not.
 fn records_graphs(device: &Device) -> bool {
-    marlin_decode::has_kernels(device) && *device != Device::cpu()
+    marlin_decode::has_kernels(device) && !is_cpu_runtime(device)
 }
 
 fn as_on_the_host(device: &Device) {

@@ -1,7 +1,10 @@
 //! Tests that run on a device: `cargo test -p marlin-tests --test device -- --device cuda`.
 //!
-//! All tests are one binary, which can be copied to a machine without a Rust toolchain. Without `--device`, they run on Flex and on CubeCL's CPU
-//! runtime, which every machine has. The seed of the random data is printed; the environment variable `MARLIN_TEST_SEED` sets it.
+//! Without `--device`, they run on Flex and on CubeCL's CPU runtime, which every machine has. The seed of the random data is printed; the environment variable
+//! `MARLIN_TEST_SEED` sets it.
+//!
+//! The binary is the benches and the program, too, where its first argument is `burn-marlin-bench` or `burn-marlin`: `cargo xtask pack-gpu` packs it for a machine
+//! without a Rust toolchain, and Burn once is 20 MB packed.
 
 mod convert;
 mod convert_loading;
@@ -31,6 +34,17 @@ use setup::Options;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // The process may be a worker, whose first argument is none of these.
+    marlin_llama::init();
+    let mut args = std::env::args_os().skip(1).peekable();
+    match args.peek().and_then(|first| first.to_str()) {
+        Some("burn-marlin") => marlin_cli::main(args),
+        Some("burn-marlin-bench") => marlin_benches::main(args),
+        _ => run_tests(),
+    }
+}
+
+fn run_tests() -> ExitCode {
     let (options, rest) = match Options::parse(std::env::args()) {
         Ok(parsed) => parsed,
         Err(message) => {

@@ -40,7 +40,10 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     tests.push(trial(device, "marlin::the_driver_says_how_many_clusters_fit", clusters_fit));
     tests.push(trial(device, "marlin::waves_agree_with_f64", move |device| waves(device, seed)));
     tests.push(trial(device, "marlin::large_sums_do_not_overflow", move |device| large_sums(device, seed)));
-    tests.push(trial(device, "marlin::a_thousand_runs_give_the_same_bits", move |device| repeats(device, seed)));
+    for m in [1, 16, 64] {
+        let name = format!("marlin::a_thousand_runs_give_the_same_bits::{m}");
+        tests.push(trial(device, &name, move |device| repeats(device, m, seed)));
+    }
     tests.push(trial(device, "marlin::wrong_operands_are_refused", move |device| refusals(device, seed)));
     // After the fault, nothing else runs on the device: `--ignored` runs this test, in a process of its own.
     tests.push(trial(device, "marlin::a_fault_is_an_error_at_the_next_sync", fault).with_ignored_flag(true));
@@ -235,10 +238,9 @@ fn large_sums(device: &Device, seed: u64) {
 }
 
 /// Checks that the planned tile gives the same bits in 1000 runs, and each other tile in 50.
-fn repeats(device: &Device, seed: u64) {
+fn repeats(device: &Device, m: usize, seed: u64) {
     let bench = Bench::new(device);
-    let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
-    for (m, (bits, sparsity)) in [1, 16, 64].into_iter().flat_map(|m| values.clone().map(move |values| (m, values))) {
+    for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
         let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
         let case = Case { m, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
         let operands = Operands::random(&case, seed);

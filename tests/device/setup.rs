@@ -32,7 +32,10 @@ impl Options {
             }
         }
         if devices.is_empty() {
-            devices = vec!["flex".into(), "cpu".into()];
+            devices.push("flex".into());
+            if cfg!(feature = "cpu") {
+                devices.push("cpu".into());
+            }
         }
         let seed = marlin_tests::seed();
         let devices = devices.iter().map(|name| named(name, seed)).collect::<Result<_, _>>()?;
@@ -47,10 +50,11 @@ impl Options {
 fn named(name: &str, seed: u64) -> Result<Named, String> {
     let (name, device) = match name {
         "flex" => ("flex", Device::flex()),
+        #[cfg(feature = "cpu")]
         "cpu" => ("cpu", Device::cpu()),
         "cuda" => ("cuda", Device::cuda(0)),
         "vulkan" => ("vulkan", Device::vulkan(DeviceKind::DefaultDevice)),
-        other => return Err(format!("--device: `{other}` is none of flex, cpu, cuda, vulkan")),
+        other => return Err(format!("--device: `{other}` is none of flex, cuda, vulkan, and cpu in builds with that feature")),
     };
     Ok(Named { name, device, seed })
 }
@@ -76,12 +80,17 @@ pub fn is_card(device: &Device) -> bool {
     }
 }
 
+/// Returns true for CubeCL's CPU runtime, in builds that have it.
+pub fn is_cpu_runtime(device: &Device) -> bool {
+    matches!(device.as_dispatch(), DispatchDevice::Cube(device) if device.client().name() == "cpu")
+}
+
 /// Returns true if kernels in a dtype run on a device.
 ///
 /// CubeCL's CPU runtime reports bf16 as supported on every machine. But if the processor has no instruction that rounds to bf16, LLVM calls
 /// `__truncsfbf2`, which libgcc has since version 13; Debian 12 has version 12.
 pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {
-    let lacks_bf16 = dtype == ActivationDtype::BF16 && *device == Device::cpu() && !rounds_to_bf16();
+    let lacks_bf16 = dtype == ActivationDtype::BF16 && is_cpu_runtime(device) && !rounds_to_bf16();
     device.supports_dtype(float_dtype(dtype)) && !lacks_bf16
 }
 

@@ -1,31 +1,100 @@
-//! Packs test and bench binaries for a machine with a GPU and no Rust toolchain.
+//! Packs the device tests, the benches and the program for a machine with a GPU and no Rust toolchain, and keeps the results of the tests there.
 //!
-//! They are built in the dev profile, like the tests: kernels are compiled on the other machine, and the speed of replayed graphs does not depend on the
+//! They are built without optimisation, like the tests here: kernels are compiled on the other machine, and the speed of replayed graphs does not depend on the
 //! host's code.
 
-use crate::llvm;
-use crate::process::{Error, build, run, target};
-use std::fs;
-use std::path::Path;
-use std::process::Command;
+mod record;
 
-/// Builds the device tests and the benches, strips them, and packs them with xz into the folder `out`.
+pub use record::{print_last_runs, record};
+
+use crate::llvm;
+use crate::process::{Error, build, root, run, show};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What the tests read, by its path in the repository.
+const FILES: [&str; 4] =
+    ["tests/golden", "examples/train-tiny-llama/model", "examples/train-tiny-llama/model-24", "examples/train-tiny-llama/heldout.txt"];
+/// Where processes that run side by side keep what they have tuned, in CubeCL's configuration; `run.sh` empties it.
+const ENVIRONMENT: &str = "\n[environment]\npath = { directory = \"cache\" }\n";
+/// The name of the binary in the pack.
+const BINARY: &str = "device";
+/// The programs that the binary is, too, where its first argument is one of these.
+const PROGRAMS: [&str; 2] = ["burn-marlin", "burn-marlin-bench"];
+
+/// Builds one binary of the device tests, the benches and the program, without CubeCL's CPU runtime, and puts it into the folder `out` with all that it needs, and
+/// the folder into `out`.tar.xz.
 ///
-/// To run them on the other machine, from a checkout of this repository: `unxz *.xz && chmod +x device bench`, then `./device --device cuda` and `./bench kernels`.
+/// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` says how, and `burn-marlin` and `burn-marlin-bench` are the programs.
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
+    let commit = commit_of_tree()?;
+    let binary = build(&["test", "--package", "marlin-tests", "--no-default-features", "--test", "device", "--no-run"])?;
+    if out.exists() {
+        // Only what this command has made.
+        if !out.join("run.sh").exists() {
+            return Err(Error::Needs(format!("{}: exists, and is no folder that pack-gpu has made; name another", out.display())));
+        }
+        fs::remove_dir_all(out).map_err(Error::file(out))?;
+    }
     fs::create_dir_all(out).map_err(Error::file(out))?;
-    pack_one(&build(&["test", "--workspace", "--test", "device", "--no-run"])?, "device", out)?;
-    pack_one(&build(&["build", "--workspace", "--bin", "burn-marlin-bench"])?, "bench", out)
-}
+    run(Command::new("strip").arg("-o").arg(out.join(BINARY)).arg(binary))?;
+    for file in FILES {
+        let to = out.join(file);
+        let parent = to.parent().unwrap_or(out);
+        fs::create_dir_all(parent).map_err(Error::file(parent))?;
+        run(Command::new("cp").arg("-r").arg(root().join(file)).arg(parent))?;
+    }
+    let script = root().join("tests/device/run.sh");
+    fs::copy(&script, out.join("run.sh")).map_err(Error::file(&script))?;
+    let config = root().join("tests/cubecl.toml");
+    let config = fs::read_to_string(&config).map_err(Error::file(&config))? + ENVIRONMENT;
+    fs::write(out.join("cubecl.toml"), config).map_err(Error::file(out))?;
+    for program in PROGRAMS {
+        let script = format!("#!/bin/sh\nexec \"$(dirname \"$0\")/{BINARY}\" {program} \"$@\"\n");
+        write_script(&out.join(program), &script)?;
+    }
+    fs::write(out.join("commit"), commit).map_err(Error::file(out))?;
 
-fn pack_one(binary: &Path, name: &str, out: &Path) -> Result<(), Error> {
-    let stripped = target().join(name);
-    run(Command::new("strip").arg("-o").arg(&stripped).arg(binary))?;
-    let packed = out.join(format!("{name}.xz"));
-    let file = fs::File::create(&packed).map_err(Error::file(&packed))?;
-    run(Command::new("xz").args(["-T0", "-c"]).arg(&stripped).stdout(file))?;
-    fs::remove_file(&stripped).map_err(Error::file(&stripped))?;
-    println!("xtask: {}", packed.display());
+    let mut packed = out.as_os_str().to_owned();
+    packed.push(".tar.xz");
+    let name = out.file_name().ok_or_else(|| Error::Needs(format!("{}: is no name of a folder", out.display())))?;
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    run(Command::new("tar").env("XZ_OPT", "-T0").arg("-cJf").arg(&packed).arg("-C").arg(parent).arg(name))?;
+    let bytes = fs::metadata(&packed).map_err(Error::file(&packed))?.len();
+    println!(
+        "xtask: {}, {:.1} MiB: unpack it on the other machine with tar, then {}/run.sh",
+        packed.display(),
+        bytes as f64 / 1048576.0,
+        name.display()
+    );
     Ok(())
 }
+
+fn write_script(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text).map_err(Error::file(path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).map_err(Error::file(path))
+}
+
+/// The commit that is checked out, and `with uncommitted changes` if the files are not its own.
+fn commit_of_tree() -> Result<String, Error> {
+    let commit = git(&["rev-parse", "HEAD"])?;
+    let changes = git(&["status", "--porcelain"])?;
+    Ok(if changes.is_empty() { format!("{commit}\n") } else { format!("{commit} with uncommitted changes\n") })
+}
+
+/// Returns what a command of git prints.
+fn git(args: &[&str]) -> Result<String, Error> {
+    let mut command = Command::new("git");
+    command.args(args).current_dir(root());
+    let output = command.stderr(Stdio::null()).output().map_err(|source| Error::Start { command: show(&command), source })?;
+    if !output.status.success() {
+        return Err(Error::Failed { command: show(&command), status: output.status });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests;

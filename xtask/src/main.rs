@@ -53,10 +53,15 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         args: Vec<String>,
     },
-    /// Build the test and bench binaries for a machine without a Rust toolchain and pack them into a folder.
+    /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain: a folder, and the same as an archive; its `run.sh` runs the tests.
     PackGpu {
-        /// Folder for the packed binaries.
+        /// The folder; the archive is beside it, with `.tar.xz` after its name.
         out: PathBuf,
+    },
+    /// Record a whole run of the device tests on a card as the last of its kind.
+    RecordGpu {
+        /// What `run.sh` has printed.
+        output: PathBuf,
     },
 }
 
@@ -75,6 +80,7 @@ fn main() -> ExitCode {
         Command::Bench { args } => bench::run_bench(&args),
         Command::Book => book::build(),
         Command::PackGpu { out } => gpu::pack(&out),
+        Command::RecordGpu { output } => gpu::record(&output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,55 @@
+//! The program `burn-marlin`: look into Llama checkpoints, quantise them to 4 bits, run them.
+//!
+//! A library of one function, [`main`], so that a binary of several programs can have this one too.
+
+mod args;
+mod commands;
+mod device;
+mod error;
+mod kernel_cache;
+mod output;
+mod plot;
+
+use args::{Cli, Command};
+use clap::Parser;
+use error::CliError;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an error; the devices present are listed
+/// when one is requested.
+const LOG: &str = "warn,wgpu_hal=off";
+
+/// Runs the program with its arguments, the first of which is its name, and returns its exit status. To be called before anything else in a binary's `main`: the
+/// process may be a worker of [`marlin_llama::init`].
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    marlin_llama::init();
+    let cli = Cli::parse_from(args);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader has closed the pipe, as in `burn-marlin inspect model | head`.
+        Err(CliError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", output::message(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), CliError> {
+    burn_marlin::install()?;
+    match &cli.command {
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
+        Command::Generate(args) => commands::generate::run(args),
+        Command::Chat(args) => commands::chat::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Evaluate(args) => commands::evaluate::run(args),
+        Command::Logits(args) => commands::logits::run(args),
+        Command::Kernels(args) => commands::kernels::run(args),
+    }
+}

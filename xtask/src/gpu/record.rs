@@ -1,0 +1,142 @@
+//! The last whole run of the device tests on each kind of device: `benches/records/device-tests.json`.
+
+use super::git;
+use crate::process::{Error, root};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The kinds of devices that no other check runs on.
+const DEVICES: [&str; 2] = ["cuda", "vulkan"];
+/// What changes what a device runs: the code that makes and launches kernels, and the versions of what it stands on.
+const DEVICE_CODE: [&str; 6] = [
+    "crates/burn-marlin/src",
+    "crates/marlin-decode/src",
+    "crates/marlin-kernels/src",
+    "crates/marlin-llama/src",
+    "crates/marlin-quant/src",
+    "Cargo.lock",
+];
+
+/// A run, as `run.sh` prints it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Run {
+    device: String,
+    commit: String,
+    uncommitted_changes: bool,
+    card: String,
+    date: String,
+    passed: usize,
+    failed: usize,
+    seconds: u64,
+}
+
+/// The runs by device.
+type Runs = BTreeMap<String, Run>;
+
+fn path() -> PathBuf {
+    root().join("benches/records/device-tests.json")
+}
+
+fn read(path: &Path) -> Result<Runs, Error> {
+    if !path.exists() {
+        return Ok(Runs::new());
+    }
+    let text = fs::read_to_string(path).map_err(Error::file(path))?;
+    serde_json::from_str(&text).map_err(|error| Error::Needs(format!("{}: no record of device tests: {error}", path.display())))
+}
+
+/// Takes the run whose line of JSON is the last in `output`, what `run.sh` has printed, as the last of its device.
+pub fn record(output: &Path) -> Result<(), Error> {
+    let text = fs::read_to_string(output).map_err(Error::file(output))?;
+    let run = last_run(&text).map_err(|why| Error::Needs(format!("{}: {why}", output.display())))?;
+    let path = path();
+    let mut runs = read(&path)?;
+    println!("xtask: {}, in {}", summary(&run), path.display());
+    runs.insert(run.device.clone(), run);
+    let text = serde_json::to_string_pretty(&runs).map_err(|error| Error::Needs(error.to_string()))?;
+    fs::write(&path, text + "\n").map_err(Error::file(&path))
+}
+
+pub(super) fn last_run(text: &str) -> Result<Run, String> {
+    let line = text.lines().rev().find(|line| line.starts_with('{')).ok_or("has no line of JSON, which run.sh prints after a whole run")?;
+    serde_json::from_str(line).map_err(|error| format!("its last line of JSON is no run of device tests: {error}"))
+}
+
+/// Prints for each kind of device what its last whole run gave, and how many commits ago that was.
+pub fn print_last_runs() {
+    let runs = read(&path());
+    for device in DEVICES {
+        let line = match &runs {
+            Ok(runs) => runs.get(device).map_or_else(
+                || {
+                    format!(
+                        "device tests on {device}: no whole run is recorded; `cargo xtask pack-gpu` packs them for a machine with a card"
+                    )
+                },
+                |run| format!("{}, {}", summary(run), age(&run.commit, |args| git(args).ok())),
+            ),
+            Err(error) => error.to_string(),
+        };
+        println!("xtask: {line}");
+    }
+}
+
+fn summary(run: &Run) -> String {
+    let Run { device, card, date, passed, failed, seconds, commit, .. } = run;
+    let commit = commit.get(..12).unwrap_or(commit);
+    let changes = if run.uncommitted_changes { " with uncommitted changes" } else { "" };
+    format!("device tests on {device} ({card}, {date}): {passed} passed, {failed} failed in {seconds} s at {commit}{changes}")
+}
+
+/// How many commits ago a commit was, by the history that `git` tells of.
+fn age(commit: &str, git: impl Fn(&[&str]) -> Option<String>) -> String {
+    let range = format!("{commit}..HEAD");
+    let count = |paths: &[&str]| git(&[&["rev-list", "--count", &range, "--"], paths].concat())?.parse::<usize>().ok();
+    match (count(&[]), count(&DEVICE_CODE)) {
+        (Some(0), _) => "the commit that is checked out".into(),
+        (Some(all), Some(of_device_code)) => format!("{all} commits ago, of which {of_device_code} touched device code"),
+        _ => "of which git does not say how many commits ago it was".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"device": "cuda", "commit": "0123456789abcdef", "uncommitted_changes": false, "card": "NVIDIA H100 80GB HBM3", "date": "2026-11-27", "passed": 170, "failed": 1, "seconds": 312}"#;
+
+    #[test]
+    fn the_last_line_of_json_is_the_run() {
+        let earlier = LINE.replace("170", "3");
+        let run = last_run(&format!("ok 1.0 s layer\n{earlier}\n{LINE}\n\n")).unwrap();
+        assert_eq!((run.passed, run.failed, run.seconds), (170, 1, 312));
+        assert!(last_run("ok 1.0 s layer\n").unwrap_err().contains("no line of JSON"));
+        assert!(last_run("{\"device\": \"cuda\"}").unwrap_err().contains("no run of device tests"));
+        assert_eq!(
+            summary(&run),
+            "device tests on cuda (NVIDIA H100 80GB HBM3, 2026-11-27): 170 passed, 1 failed in 312 s at 0123456789ab"
+        );
+    }
+
+    #[test]
+    fn the_age_is_told_where_there_is_a_history() {
+        let found = age("0123", |args| {
+            assert_eq!(args[..4], ["rev-list", "--count", "0123..HEAD", "--"]);
+            Some(if args.len() == 4 { "7".into() } else { "2".into() })
+        });
+        assert_eq!(found, "7 commits ago, of which 2 touched device code");
+        assert_eq!(age("0123", |_| Some("0".into())), "the commit that is checked out");
+        assert_eq!(age("0123", |_| None), "of which git does not say how many commits ago it was");
+    }
+
+    #[test]
+    fn what_is_called_device_code_exists() {
+        for path in DEVICE_CODE {
+            assert!(root().join(path).exists(), "{path}");
+        }
+        assert!(read(&path()).is_ok());
+    }
+}
