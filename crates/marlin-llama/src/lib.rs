@@ -32,6 +32,7 @@ mod tokens;
 
 pub use config::{
     Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
+    YarnRopeScaling,
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;

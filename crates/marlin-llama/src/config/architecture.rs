@@ -74,6 +74,8 @@ pub(crate) struct Defaults {
     pub(crate) head_dim: Option<usize>,
     pub(crate) rms_norm_eps: f64,
     pub(crate) max_position_embeddings: usize,
+    /// `None`: that of the rotary scaling.
+    pub(crate) original_max_position_embeddings: Option<usize>,
     pub(crate) sliding_window: Option<usize>,
     pub(crate) max_window_layers: usize,
 }
@@ -97,6 +99,7 @@ const LLAMA: Declaration = Declaration {
         head_dim: None,
         rms_norm_eps: 1e-6,
         max_position_embeddings: 2048,
+        original_max_position_embeddings: None,
         sliding_window: None,
         max_window_layers: 0,
     },
@@ -149,7 +152,12 @@ const PHI3: Declaration = Declaration {
     attention_bias: Bias::Never,
     mlp_bias: Bias::Never,
     window: Window::AllLayers,
-    defaults: Defaults { rms_norm_eps: 1e-5, max_position_embeddings: 4096, ..LLAMA.defaults },
+    defaults: Defaults {
+        rms_norm_eps: 1e-5,
+        max_position_embeddings: 4096,
+        original_max_position_embeddings: Some(4096),
+        ..LLAMA.defaults
+    },
     ..LLAMA
 };
 

@@ -51,6 +51,22 @@ pub enum LlamaConfigError {
         /// The kind of scaling.
         rope_type: &'static str,
     },
+    /// A field of the rotary scaling of another type.
+    #[error("`{field}` of the rotary scaling cannot be read")]
+    RopeField {
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A field of the rotary scaling that changes logits, and is not read.
+    #[error("`{}` of the rotary scaling is {}; this version does not compute with it, and the logits would be others", field.escape_debug(), found.escape_debug())]
+    UnreadRopeField {
+        /// The field.
+        field: String,
+        /// Its JSON.
+        found: String,
+    },
     /// Rotary factors for another number of frequencies.
     #[error("`{field}` has {found} numbers; there are {expected} frequencies, half of the rotated features of a head")]
     RopeFactors {

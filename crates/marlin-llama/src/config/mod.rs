@@ -4,6 +4,7 @@ mod architecture;
 mod error;
 mod generation;
 mod raw;
+mod raw_rope;
 mod rope;
 
 use std::io::ErrorKind;
@@ -20,14 +21,14 @@ pub use error::LlamaConfigError;
 pub use generation::GenerationConfig;
 pub(crate) use generation::{quantization_field, read_json};
 use raw::{RawClass, RawConfig};
-pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling};
+pub use rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
 
 use crate::LlamaError;
 
 /// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
 ///
 /// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the [`Architecture`] writes, old and new:
-/// `rope_scaling` or `rope_parameters`, `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the same default as
+/// `rope_scaling` or `rope_parameters` (of both the first counts), `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the same default as
 /// there.
 ///
 /// ```
@@ -161,6 +162,11 @@ impl LlamaConfig {
         }
         if let Some(scaling) = &self.rope_scaling {
             scaling.validate(self)?;
+            // `Phi3Config` reads no other, so that what is written with one would not open.
+            if self.architecture == Architecture::Phi3 && !matches!(scaling, RopeScaling::LongRope(_)) {
+                let found = scaling.rope_type().into();
+                return Err(LlamaConfigError::NotOfArchitecture { field: "rope_type", found, architecture: self.architecture });
+            }
         }
         self.validate_for_architecture()
     }

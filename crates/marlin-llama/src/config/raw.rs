@@ -4,7 +4,7 @@ use burn::tensor::FloatDType;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::architecture::{Architecture, Bias, Window};
-use super::rope::RawRope;
+use super::raw_rope::{Beside, RawRope, Rope};
 use super::{LlamaConfig, LlamaConfigError, RopeScaling, SlidingWindow};
 
 const ACTIVATION: &str = "silu";
@@ -26,7 +26,9 @@ pub(super) struct RawConfig {
     intermediate_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
-    num_key_value_heads: Option<usize>,
+    /// Absent is the class's default, `null` is as many as query heads.
+    #[serde(default, deserialize_with = "present")]
+    num_key_value_heads: Option<Option<usize>>,
     head_dim: Option<usize>,
     hidden_act: Option<String>,
     rms_norm_eps: Option<f64>,
@@ -108,8 +110,16 @@ impl TryFrom<RawConfig> for LlamaConfig {
                 window.filter(|_| raw.use_sliding_window.unwrap_or(false)).map(|size| SlidingWindow { size, first_layer })
             }
         };
-        let rope = raw.rope_parameters.or(raw.rope_scaling);
-        let in_rope = |field: fn(&RawRope) -> Option<f64>| rope.as_ref().and_then(field);
+        let max_position_embeddings = raw.max_position_embeddings.unwrap_or(defaults.max_position_embeddings);
+        let beside = Beside {
+            architecture,
+            rope_theta: raw.rope_theta,
+            partial_rotary_factor: raw.partial_rotary_factor,
+            original_max_position_embeddings: raw.original_max_position_embeddings.or(defaults.original_max_position_embeddings),
+            max_position_embeddings,
+        };
+        let rope = RawRope::choose(raw.rope_scaling, raw.rope_parameters, &beside).unwrap_or_default();
+        let Rope { theta, partial_rotary_factor, scaling } = rope.read(&beside)?;
         let config = Self {
             architecture,
             vocab_size: raw.vocab_size,
@@ -117,13 +127,13 @@ impl TryFrom<RawConfig> for LlamaConfig {
             intermediate_size: raw.intermediate_size,
             num_hidden_layers: raw.num_hidden_layers,
             num_attention_heads: heads,
-            num_key_value_heads: raw.num_key_value_heads.or(defaults.num_key_value_heads).unwrap_or(heads),
+            num_key_value_heads: raw.num_key_value_heads.unwrap_or(defaults.num_key_value_heads).unwrap_or(heads),
             head_dim,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(defaults.rms_norm_eps),
-            rope_theta: in_rope(|rope| rope.rope_theta).or(raw.rope_theta).unwrap_or(10_000.0),
-            partial_rotary_factor: in_rope(|rope| rope.partial_rotary_factor).or(raw.partial_rotary_factor).unwrap_or(1.0),
-            rope_scaling: rope.map(|rope| rope.scaling(raw.original_max_position_embeddings)).transpose()?.flatten(),
-            max_position_embeddings: raw.max_position_embeddings.unwrap_or(defaults.max_position_embeddings),
+            rope_theta: theta,
+            partial_rotary_factor,
+            rope_scaling: scaling,
+            max_position_embeddings,
             sliding_window,
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             attention_bias: declaration.attention_bias.resolve(raw.attention_bias),
@@ -164,14 +174,14 @@ impl From<LlamaConfig> for RawConfig {
             intermediate_size: config.intermediate_size,
             num_hidden_layers: config.num_hidden_layers,
             num_attention_heads: config.num_attention_heads,
-            num_key_value_heads: Some(config.num_key_value_heads),
+            num_key_value_heads: Some(Some(config.num_key_value_heads)),
             head_dim: Some(config.head_dim),
             hidden_act: Some(ACTIVATION.into()),
             rms_norm_eps: Some(config.rms_norm_eps),
             rope_theta: Some(config.rope_theta),
             original_max_position_embeddings: match &config.rope_scaling {
                 Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
-                Some(RopeScaling::Llama3(_)) | None => None,
+                Some(RopeScaling::Llama3(_) | RopeScaling::Yarn(_)) | None => None,
             },
             rope_scaling: config.rope_scaling.map(RawRope::from),
             rope_parameters: None,

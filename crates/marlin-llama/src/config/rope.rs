@@ -1,6 +1,6 @@
-//! The scaling of rotary frequencies for long contexts, and its JSON.
+//! The scaling of rotary frequencies for long contexts.
 
-use serde::{Deserialize, Serialize};
+use std::f64::consts::TAU;
 
 use super::{LlamaConfig, LlamaConfigError, positive, size};
 
@@ -9,6 +9,8 @@ use super::{LlamaConfig, LlamaConfigError, positive, size};
 pub enum RopeScaling {
     /// Llama 3.1 and later (`rope_type: llama3`).
     Llama3(Llama3RopeScaling),
+    /// YaRN (`rope_type: yarn`).
+    Yarn(YarnRopeScaling),
     /// Phi-3 and later (`longrope`, once called `su`).
     LongRope(LongRopeScaling),
 }
@@ -27,6 +29,60 @@ pub struct Llama3RopeScaling {
     pub original_max_position_embeddings: usize,
 }
 
+/// YaRN (arXiv 2309.00071): frequencies of few rotations within the original context are divided by `factor`, those of many are kept, those between are
+/// interpolated, and cosines and sines are scaled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct YarnRopeScaling {
+    /// The divisor of low frequencies.
+    pub factor: f64,
+    /// Positions of the context before it was stretched.
+    pub original_max_position_embeddings: usize,
+    /// Frequencies of more rotations than this within the original context are kept.
+    pub beta_fast: f64,
+    /// Frequencies of fewer rotations than this within the original context are divided by `factor`.
+    pub beta_slow: f64,
+    /// The factor of cosines and sines; `None`: `m(mscale) / m(mscale_all_dim)` where both are there and not 0, else `m(1)`, with
+    /// `m(scale) = 0.1 scale ln(factor) + 1`, or 1 where `factor` is at most 1.
+    pub attention_factor: Option<f64>,
+    /// The numerator's scale of `attention_factor`.
+    pub mscale: Option<f64>,
+    /// The denominator's scale of `attention_factor`.
+    pub mscale_all_dim: Option<f64>,
+    /// True to round the range of frequencies that are interpolated to whole ones, outwards.
+    pub truncate: bool,
+}
+
+impl YarnRopeScaling {
+    /// [`beta_fast`](Self::beta_fast) where a config has none.
+    pub const DEFAULT_BETA_FAST: f64 = 32.0;
+    /// [`beta_slow`](Self::beta_slow) where a config has none.
+    pub const DEFAULT_BETA_SLOW: f64 = 1.0;
+
+    /// Returns the factor of cosines and sines.
+    pub fn attention_factor(&self) -> f64 {
+        let magnitude = |scale: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * scale * self.factor.ln() + 1.0 };
+        let given = |scale: Option<f64>| scale.filter(|&scale| scale != 0.0);
+        self.attention_factor.unwrap_or_else(|| match (given(self.mscale), given(self.mscale_all_dim)) {
+            (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+            _ => magnitude(1.0),
+        })
+    }
+
+    /// Returns the first and the last frequency that are interpolated, of those of `rotary_dim` features and the base `rope_theta`. They may lie between
+    /// frequencies.
+    pub(crate) fn interpolated(&self, rotary_dim: usize, rope_theta: f64) -> [f64; 2] {
+        let dim = rotary_dim as f64;
+        // The index of the frequency that makes so many rotations within the original context.
+        let index =
+            |rotations: f64| dim * (self.original_max_position_embeddings as f64 / (rotations * TAU)).ln() / (2.0 * rope_theta.ln());
+        let (mut first, mut last) = (index(self.beta_fast), index(self.beta_slow));
+        if self.truncate {
+            (first, last) = (first.floor(), last.ceil());
+        }
+        [first.max(0.0), last.min(dim - 1.0)]
+    }
+}
+
 /// LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own, and cosines and sines are scaled.
 ///
 /// There are two sets of factors. Which of them counts is decided once, by the positions that a model is opened for: keys in the cache were
@@ -39,7 +95,9 @@ pub struct LongRopeScaling {
     pub long_factor: Vec<f64>,
     /// Positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
-    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(s) / ln(original))`, where the context was stretched by `s > 1`.
+    /// How far the context was stretched; `None`: `max_position_embeddings / original_max_position_embeddings`.
+    pub factor: Option<f64>,
+    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(factor) / ln(original))`, or 1 where `factor` is at most 1.
     pub attention_factor: Option<f64>,
 }
 
@@ -48,13 +106,22 @@ impl LongRopeScaling {
     pub fn attention_factor(&self, max_position_embeddings: usize) -> f64 {
         self.attention_factor.unwrap_or_else(|| {
             let original = self.original_max_position_embeddings as f64;
-            let stretched = max_position_embeddings as f64 / original;
+            let stretched = self.factor.unwrap_or(max_position_embeddings as f64 / original);
             if stretched <= 1.0 { 1.0 } else { (1.0 + stretched.ln() / original.ln()).sqrt() }
         })
     }
 }
 
 impl RopeScaling {
+    /// `rope_type` in a config.
+    pub(super) fn rope_type(&self) -> &'static str {
+        match self {
+            Self::Llama3(_) => "llama3",
+            Self::Yarn(_) => "yarn",
+            Self::LongRope(_) => "longrope",
+        }
+    }
+
     /// Checks that the constants make sense for a config.
     pub(super) fn validate(&self, config: &LlamaConfig) -> Result<(), LlamaConfigError> {
         const ORIGINAL: &str = "rope_scaling.original_max_position_embeddings";
@@ -68,6 +135,21 @@ impl RopeScaling {
                     return Err(LlamaConfigError::FrequencyFactors { low: scaling.low_freq_factor, high: scaling.high_freq_factor });
                 }
             }
+            Self::Yarn(scaling) => {
+                positive("rope_scaling.factor", scaling.factor)?;
+                positive("rope_scaling.beta_fast", scaling.beta_fast)?;
+                positive("rope_scaling.beta_slow", scaling.beta_slow)?;
+                size(ORIGINAL, scaling.original_max_position_embeddings)?;
+                positive("rope_scaling.attention_factor", scaling.attention_factor())?;
+                // Frequencies are found by its logarithm.
+                if config.rope_theta == 1.0 {
+                    return Err(LlamaConfigError::Unsupported {
+                        field: "rope_theta",
+                        found: "1".into(),
+                        expected: "a base other than 1 with yarn",
+                    });
+                }
+            }
             Self::LongRope(scaling) => {
                 let expected = config.rotary_dim() / 2;
                 for (field, factors) in
@@ -79,92 +161,11 @@ impl RopeScaling {
                     factors.iter().try_for_each(|&factor| positive(field, factor))?;
                 }
                 size(ORIGINAL, scaling.original_max_position_embeddings)?;
+                positive("rope_scaling.factor", scaling.factor.unwrap_or(1.0))?;
                 // The logarithm of a context of one position is 0.
                 positive("rope_scaling.attention_factor", scaling.attention_factor(config.max_position_embeddings))?;
             }
         }
         Ok(())
-    }
-}
-
-/// `rope_scaling`, or the newer `rope_parameters`, which holds the base and the rotated part of a head as well.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct RawRope {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rope_type: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    old_type: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) rope_theta: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) partial_rotary_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    low_freq_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    high_freq_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    short_factor: Option<Vec<f64>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    long_factor: Option<Vec<f64>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    attention_factor: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    original_max_position_embeddings: Option<usize>,
-}
-
-impl RawRope {
-    /// `original` is the `original_max_position_embeddings` beside `rope_scaling`, where Phi-3 has it.
-    pub(super) fn scaling(self, original: Option<usize>) -> Result<Option<RopeScaling>, LlamaConfigError> {
-        const ORIGINAL: &str = "original_max_position_embeddings";
-        match self.rope_type.or(self.old_type).as_deref() {
-            None | Some("default") => Ok(None),
-            Some("llama3") => {
-                let missing = |field| LlamaConfigError::MissingRopeField { field, rope_type: "llama3" };
-                Ok(Some(RopeScaling::Llama3(Llama3RopeScaling {
-                    factor: self.factor.ok_or(missing("factor"))?,
-                    low_freq_factor: self.low_freq_factor.ok_or(missing("low_freq_factor"))?,
-                    high_freq_factor: self.high_freq_factor.ok_or(missing("high_freq_factor"))?,
-                    original_max_position_embeddings: self.original_max_position_embeddings.ok_or(missing(ORIGINAL))?,
-                })))
-            }
-            Some("longrope" | "su") => {
-                let missing = |field| LlamaConfigError::MissingRopeField { field, rope_type: "longrope" };
-                Ok(Some(RopeScaling::LongRope(LongRopeScaling {
-                    short_factor: self.short_factor.ok_or(missing("short_factor"))?,
-                    long_factor: self.long_factor.ok_or(missing("long_factor"))?,
-                    original_max_position_embeddings: original.or(self.original_max_position_embeddings).ok_or(missing(ORIGINAL))?,
-                    attention_factor: self.attention_factor,
-                })))
-            }
-            Some(found) => {
-                Err(LlamaConfigError::Unsupported { field: "rope_type", found: found.into(), expected: "default, llama3 or longrope" })
-            }
-        }
-    }
-}
-
-impl From<RopeScaling> for RawRope {
-    fn from(scaling: RopeScaling) -> Self {
-        match scaling {
-            RopeScaling::Llama3(scaling) => Self {
-                rope_type: Some("llama3".into()),
-                factor: Some(scaling.factor),
-                low_freq_factor: Some(scaling.low_freq_factor),
-                high_freq_factor: Some(scaling.high_freq_factor),
-                original_max_position_embeddings: Some(scaling.original_max_position_embeddings),
-                ..Self::default()
-            },
-            // Hugging Face's `Phi3Config` takes these three fields and no other; the original context stands beside them.
-            RopeScaling::LongRope(scaling) => Self {
-                old_type: Some("longrope".into()),
-                short_factor: Some(scaling.short_factor),
-                long_factor: Some(scaling.long_factor),
-                attention_factor: scaling.attention_factor,
-                ..Self::default()
-            },
-        }
     }
 }

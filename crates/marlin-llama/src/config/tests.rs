@@ -97,7 +97,7 @@ fn every_refusal_names_its_field() {
     assert!(nameless.contains("not named") && Architecture::ALL.iter().all(|known| nameless.contains(known.class())), "{nameless}");
     assert!(matches!(refused(json!({ "hidden_act": "gelu" })), E::Unsupported { field: "hidden_act", found, .. } if found == "gelu"));
     assert!(
-        matches!(refused(json!({ "rope_scaling": { "type": "yarn" } })), E::Unsupported { field: "rope_type", found, .. } if found == "yarn")
+        matches!(refused(json!({ "rope_scaling": { "type": "dynamic" } })), E::Unsupported { field: "rope_type", found, .. } if found == "dynamic")
     );
     assert!(matches!(
         refused(json!({ "rope_scaling": { "rope_type": "llama3" } })),
@@ -151,6 +151,7 @@ fn value() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         any::<f64>().prop_map(Value::from),
         "[a-z0-9]{0,8}".prop_map(Value::from),
+        proptest::sample::select(vec!["yarn", "llama3", "longrope"]).prop_map(Value::from),
     ];
     scalar.prop_recursive(2, 8, 4, |inner| {
         let names = proptest::sample::select(vec![
@@ -162,6 +163,11 @@ fn value() -> impl Strategy<Value = Value> {
             "high_freq_factor",
             "short_factor",
             "long_factor",
+            "original_max_position_embeddings",
+            "beta_fast",
+            "attention_factor",
+            "mscale",
+            "truncate",
         ]);
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
@@ -177,7 +183,7 @@ proptest! {
     fn mutated_configs_never_panic(which in any::<proptest::sample::Index>(), index in any::<proptest::sample::Index>(), other in any::<proptest::sample::Index>(), value in value(), second in value()) {
         let texts: Vec<&str> = [LLAMA_2, LLAMA_3_2].into_iter().chain(OTHERS).collect();
         let mut json: Value = serde_json::from_str(texts[which.index(texts.len())]).unwrap();
-        let fields: Vec<String> = json.as_object().unwrap().keys().cloned().chain(["rope_parameters", "dtype", "sliding_window", "layer_types", "partial_rotary_factor"].map(String::from)).collect();
+        let fields: Vec<String> = json.as_object().unwrap().keys().cloned().chain(["rope_parameters", "original_max_position_embeddings", "dtype", "sliding_window", "layer_types", "partial_rotary_factor"].map(String::from)).collect();
         json[index.get(&fields)] = value;
         json[other.get(&fields)] = second;
         if let Ok(config) = parse(&json) {

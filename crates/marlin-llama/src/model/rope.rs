@@ -1,5 +1,5 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with the scaling of Llama 3 and of
-//! LongRoPE.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with the scaling of Llama 3, of
+//! YaRN and of LongRoPE.
 
 use std::f64::consts::TAU;
 
@@ -67,6 +67,16 @@ fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
     match &config.rope_scaling {
         None => (plain.collect(), 1.0),
         Some(RopeScaling::Llama3(scaling)) => (plain.map(|frequency| scaled(frequency, scaling)).collect(), 1.0),
+        Some(RopeScaling::Yarn(scaling)) => {
+            let [first, last] = scaling.interpolated(rotary_dim, config.rope_theta);
+            // As transformers, where both ends are one.
+            let last = if first == last { first + 0.001 } else { last };
+            let interpolated = |(i, frequency): (usize, f64)| {
+                let part = ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
+                frequency * (1.0 - part + part / scaling.factor)
+            };
+            (plain.enumerate().map(interpolated).collect(), scaling.attention_factor())
+        }
         Some(RopeScaling::LongRope(scaling)) => {
             let long = length > scaling.original_max_position_embeddings;
             let factors = if long { &scaling.long_factor } else { &scaling.short_factor };

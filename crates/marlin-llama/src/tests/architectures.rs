@@ -76,6 +76,38 @@ fn long_rope_matches_the_reference() {
 }
 
 #[test]
+fn the_factor_of_long_rope_matches_the_reference() {
+    for factor in [0.5, 32.0] {
+        let mut fields = long_rope(32);
+        fields["rope_scaling"]["factor"] = json!(factor);
+        check(&config_of(Architecture::Phi3, fields), 40);
+    }
+}
+
+#[test]
+fn yarn_matches_the_reference() {
+    // Of five frequencies, with a base of 10,000, a context of 48 keeps the first and divides the last two or three.
+    for fields in [
+        json!({ "factor": 4.0 }),
+        json!({ "factor": 4.0, "beta_fast": 6.5, "beta_slow": 0.01, "truncate": false }),
+        json!({ "factor": 40.0, "beta_fast": 3, "beta_slow": 0.5, "mscale": 0.707, "mscale_all_dim": 1.4 }),
+        json!({ "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.0 }),
+        json!({ "factor": 0.5, "attention_factor": 1.7 }),
+        json!({ "factor": 4.0, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": false }),
+        json!({ "factor": 4.0, "beta_fast": 0.01, "beta_slow": 9.0, "truncate": false }),
+    ] {
+        let mut scaling = json!({ "rope_type": "yarn", "original_max_position_embeddings": 48 });
+        scaling.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        println!("{scaling}");
+        check(&config_of(Architecture::Llama, json!({ "rope_scaling": scaling })), 40);
+    }
+    let scaling = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24 });
+    for architecture in [Architecture::Mistral, Architecture::Qwen2, Architecture::Qwen3] {
+        check(&config_of(architecture, json!({ "rope_theta": 300.0, "rope_scaling": scaling, "partial_rotary_factor": 0.8 })), 40);
+    }
+}
+
+#[test]
 fn the_positions_of_a_model_decide_its_long_rope_factors() {
     let mut rng = rng();
     let config = config_of(Architecture::Phi3, long_rope(32));

@@ -103,7 +103,7 @@ fn rotate(x: &mut Vector, position: usize, head_dim: usize, frequencies: &[f64],
     }
 }
 
-/// `_compute_llama3_parameters` and `_compute_longrope_parameters` of Hugging Face's `modeling_rope_utils.py`, for a model that is opened for all
+/// `_compute_llama3_parameters`, `_compute_yarn_parameters` and `_compute_longrope_parameters` of Hugging Face's `modeling_rope_utils.py`, for a model that is opened for all
 /// the positions it was made for.
 fn frequency(config: &LlamaConfig, rotary_dim: usize, i: usize) -> f64 {
     let frequency = 1.0 / config.rope_theta.powf((2 * i) as f64 / rotary_dim as f64);
@@ -112,6 +112,20 @@ fn frequency(config: &LlamaConfig, rotary_dim: usize, i: usize) -> f64 {
         Some(RopeScaling::LongRope(scaling)) => {
             let long = config.max_position_embeddings > scaling.original_max_position_embeddings;
             frequency / if long { scaling.long_factor[i] } else { scaling.short_factor[i] }
+        }
+        Some(RopeScaling::Yarn(scaling)) => {
+            let (dim, original) = (rotary_dim as f64, scaling.original_max_position_embeddings as f64);
+            let correction = |rotations: f64| dim * (original / (rotations * 2.0 * PI)).ln() / (2.0 * config.rope_theta.ln());
+            let (mut low, mut high) = (correction(scaling.beta_fast), correction(scaling.beta_slow));
+            if scaling.truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            (low, high) = (low.max(0.0), high.min(dim - 1.0));
+            if low == high {
+                high += 0.001;
+            }
+            let extrapolated = 1.0 - ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            frequency / scaling.factor * (1.0 - extrapolated) + frequency * extrapolated
         }
         Some(RopeScaling::Llama3(scaling)) => {
             let old_context = scaling.original_max_position_embeddings as f64;
@@ -129,9 +143,21 @@ fn frequency(config: &LlamaConfig, rotary_dim: usize, i: usize) -> f64 {
 }
 
 fn attention_factor(config: &LlamaConfig) -> f64 {
-    let Some(RopeScaling::LongRope(scaling)) = &config.rope_scaling else { return 1.0 };
-    let original = scaling.original_max_position_embeddings as f64;
-    let factor = config.max_position_embeddings as f64 / original;
-    let computed = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
-    scaling.attention_factor.unwrap_or(computed)
+    match &config.rope_scaling {
+        Some(RopeScaling::Yarn(scaling)) => {
+            let mscale = |scale: f64| if scaling.factor <= 1.0 { 1.0 } else { 0.1 * scale * scaling.factor.ln() + 1.0 };
+            let computed = match (scaling.mscale, scaling.mscale_all_dim) {
+                (Some(scale), Some(all_dim)) if scale != 0.0 && all_dim != 0.0 => mscale(scale) / mscale(all_dim),
+                _ => mscale(1.0),
+            };
+            scaling.attention_factor.unwrap_or(computed)
+        }
+        Some(RopeScaling::LongRope(scaling)) => {
+            let original = scaling.original_max_position_embeddings as f64;
+            let factor = scaling.factor.unwrap_or(config.max_position_embeddings as f64 / original);
+            let computed = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+            scaling.attention_factor.unwrap_or(computed)
+        }
+        Some(RopeScaling::Llama3(_)) | None => 1.0,
+    }
 }
