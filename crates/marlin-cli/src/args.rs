@@ -169,7 +169,7 @@ pub struct QuantizeArgs {
     /// Form of the files: llm-compressor's, GPTQModel's, or of 2:4 weights; by default compressed-tensors, with --sparse24 marlin-24.
     #[arg(long, value_enum)]
     pub format: Option<FormatName>,
-    /// Layers to leave as they are: a name, or `re:` and a regular expression. May be given several times.
+    /// Layers to leave as they are: a name, or `re:` and a regular expression, that the model has. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
     /// Layers to quantise otherwise: a pattern as of --exclude, and `bits:8`, `group:g32`, both with a comma, or `skip`. May be given several times; the

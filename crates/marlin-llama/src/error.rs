@@ -135,12 +135,14 @@ pub enum LlamaError {
         /// Output features.
         n: usize,
     },
-    /// An override for layers that the model does not have.
+    /// An exclusion or an override of layers that the model does not have.
     #[error(
-        "the override of `{}` matches no layer; layers are named as `model.layers.0.mlp.down_proj`, and `re:` begins a regular expression",
+        "`{}` of `{option}` matches no layer; layers are named as `model.layers.0.mlp.down_proj`, and `re:` begins a regular expression",
         excerpt(pattern)
     )]
-    OverrideOfNone {
+    PatternOfNone {
+        /// The option: `exclude` or `override`.
+        option: &'static str,
         /// The pattern.
         pattern: String,
     },

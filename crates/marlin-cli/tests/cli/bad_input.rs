@@ -141,6 +141,8 @@ fn a_quantised_model_is_not_quantised_again() {
 #[test]
 fn excluding_by_a_broken_pattern_is_refused() {
     let folder = Folder::tiny();
+    let misspelt = "model.layers.0.mlp.downproj";
+    refuse(&args!["quantize", &folder.source, &folder.target, "--exclude", misspelt], &[misspelt, "exclude", "no layer"]);
     refuse(&args!["quantize", &folder.source, &folder.target, "--exclude", "re:(mlp"], &["`(mlp`", "regular expression"]);
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 }

@@ -51,6 +51,9 @@ const COPIED_FILES: [&str; 10] = [
     "chat_template.json",
 ];
 
+/// The output head, which is never quantised.
+const HEAD: &str = "lm_head";
+
 /// The layers to quantise, how, and the form to write.
 #[derive(Debug, Clone, Default)]
 pub struct QuantizeOptions {
@@ -59,7 +62,7 @@ pub struct QuantizeOptions {
     /// 2:4 prunes every layer: of every four weights of an output feature two stay.
     pub sparsity: Sparsity,
     /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
-    /// of the name.
+    /// of the name. Each matches a layer of the model.
     pub exclude: Vec<String>,
     /// Layers that are quantised otherwise than by the spec, by patterns as those of `exclude`: the first that matches counts. `exclude` counts before all.
     pub overrides: Vec<(String, Override)>,
@@ -202,15 +205,15 @@ pub fn quantize_folder(
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
     let act_order = options.method.act_order();
-    // The head is never quantised; other readers require it in the config.
-    let ignore = [vec!["lm_head".to_string()], options.exclude.clone()].concat();
+    // Other readers require it in the config.
+    let ignore = [vec![HEAD.to_string()], options.exclude.clone()].concat();
     let invalid = |source| LlamaError::QuantizationConfig { path: target.join("config.json"), source };
     let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?.with_act_order(act_order);
-    let overrides = Overrides::new(*spec, &options.overrides).map_err(invalid)?;
+    let overrides = Overrides::new(*spec, &options.exclude, &options.overrides).map_err(invalid)?;
 
     let checkpoint = Checkpoint::open(source)?;
     let mut excluded = Vec::new();
-    let plans = plan(&checkpoint, spec, options, overrides, &quantization, &mut excluded)?;
+    let plans = plan(&checkpoint, spec, options, overrides, &mut excluded)?;
     let calibration = options.method.calibration();
     let partial = match calibration {
         None => None,

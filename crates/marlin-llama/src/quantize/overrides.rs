@@ -75,25 +75,30 @@ impl fmt::Display for Override {
     }
 }
 
-/// Overrides with their patterns compiled.
+/// Exclusions and overrides with their patterns compiled.
 pub(super) struct Overrides {
     spec: QuantSpec,
     entries: Vec<Entry>,
 }
 
 struct Entry {
+    /// The field of [`QuantizeOptions`](super::QuantizeOptions) that has it.
+    option: &'static str,
     pattern: LayerPattern,
     change: Override,
     /// True once it has matched a layer, also one that an entry before it matches.
     is_used: bool,
 }
 
+const EXCLUDE: &str = "exclude";
+
 impl Overrides {
-    /// `spec` is that of layers that no entry matches.
-    pub fn new(spec: QuantSpec, entries: &[(String, Override)]) -> Result<Self, ConfigError> {
-        let entry =
-            |(pattern, change): &(String, Override)| Ok(Entry { pattern: LayerPattern::new(pattern)?, change: *change, is_used: false });
-        Ok(Self { spec, entries: entries.iter().map(entry).collect::<Result<_, ConfigError>>()? })
+    /// `spec` is that of layers that no entry matches; exclusions count before overrides.
+    pub fn new(spec: QuantSpec, exclude: &[String], overrides: &[(String, Override)]) -> Result<Self, ConfigError> {
+        let entry = |option, pattern: &str, change| Ok(Entry { option, pattern: LayerPattern::new(pattern)?, change, is_used: false });
+        let exclude = exclude.iter().map(|pattern| entry(EXCLUDE, pattern, Override::Skip));
+        let overrides = overrides.iter().map(|(pattern, change)| entry("override", pattern, *change));
+        Ok(Self { spec, entries: exclude.chain(overrides).collect::<Result<_, ConfigError>>()? })
     }
 
     /// The spec of a layer by the first entry that matches one of its names; none if it stays as it is.
@@ -112,10 +117,17 @@ impl Overrides {
         }
     }
 
+    /// Tells of a layer that is never quantised, such as the head: to exclude it asks for nothing else.
+    pub fn stays(&mut self, name: &str) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.option == EXCLUDE && entry.pattern.matches(name)) {
+            entry.is_used = true;
+        }
+    }
+
     /// Checks, when all layers are known, that each entry has matched one.
     pub fn check_used(&self) -> Result<(), LlamaError> {
         match self.entries.iter().find(|entry| !entry.is_used) {
-            Some(entry) => Err(LlamaError::OverrideOfNone { pattern: entry.pattern.entry().into() }),
+            Some(entry) => Err(LlamaError::PatternOfNone { option: entry.option, pattern: entry.pattern.entry().into() }),
             None => Ok(()),
         }
     }

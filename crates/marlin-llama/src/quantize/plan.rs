@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView};
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
 use rayon::prelude::*;
 
 use super::overrides::Overrides;
-use super::{FileFormat, QuantizeOptions};
+use super::{FileFormat, HEAD, QuantizeOptions};
 use crate::LlamaError;
 use crate::model::QUANTIZABLE_PROJECTIONS;
 
@@ -30,13 +29,12 @@ pub(super) enum Target {
     Quantize(String),
 }
 
-/// Plans every tensor. Refuses layers that cannot be written, and overrides that match none.
+/// Plans every tensor. Refuses layers that cannot be written, and exclusions and overrides that match none.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     spec: &QuantSpec,
     options: &QuantizeOptions,
     mut overrides: Overrides,
-    quantization: &QuantizationConfig,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
     let (format, sparsity) = (options.format, options.sparsity);
@@ -48,6 +46,7 @@ pub(super) fn plan<'a>(
         }
         let projection = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
         let (Some(source), &[n, k]) = (projection, view.shape()) else {
+            overrides.stays(name.strip_suffix(".weight").unwrap_or(name));
             plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()), spec: *spec });
             continue;
         };
@@ -55,9 +54,7 @@ pub(super) fn plan<'a>(
         let n = n / layers.len();
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
-            let overridden = overrides.spec_of([source, &layer]);
-            let is_excluded = quantization.ignores(source) || quantization.ignores(&layer);
-            if let Some(spec) = overridden.filter(|_| !is_excluded) {
+            if let Some(spec) = overrides.spec_of([source, &layer]) {
                 let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_sparsity(sparsity), k, n);
                 descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
@@ -73,6 +70,8 @@ pub(super) fn plan<'a>(
             }
         }
     }
+    // A head that is tied has no tensor.
+    overrides.stays(HEAD);
     overrides.check_used()?;
     Ok(plans)
 }

@@ -232,7 +232,7 @@ fn layers_of_gptq_files_of_phi3_have_both_names() {
 }
 
 #[test]
-fn overrides_of_no_layer_are_refused() {
+fn overrides_and_exclusions_of_no_layer_are_refused() {
     let config = config_of_64();
     let ((_a, source), (_b, target)) = (temporary(), temporary());
     write_folder(&source, &config, &random_weights(&config, &mut rng()), Dtype::F16);
@@ -243,13 +243,18 @@ fn overrides_of_no_layer_are_refused() {
     // Neither norms nor the head are layers that can be quantised, and a name is not a part of one.
     for pattern in ["re:.*norm", "lm_head", "down_proj", "re:down_proj", ""] {
         let error = quantize(&[("re:.*down_proj", "bits:8"), (pattern, "skip")], &[]).expect_err(pattern);
-        assert!(matches!(&error, LlamaError::OverrideOfNone { pattern: found } if found == pattern), "{error}");
+        assert!(matches!(&error, LlamaError::PatternOfNone { option: "override", pattern: found } if found == pattern), "{error}");
+    }
+    // What is never quantised may be excluded.
+    for pattern in ["down_proj", "re:down_proj", "", "model.layers.0.mlp.down_proj.weight", "model.layers.2.mlp.down_proj"] {
+        let error = quantize(&[], &["lm_head", "re:.*norm", "model.embed_tokens", pattern]).expect_err(pattern);
+        assert!(matches!(&error, LlamaError::PatternOfNone { option: "exclude", pattern: found } if found == pattern), "{error}");
     }
     assert!(matches!(quantize(&[("re:(", "skip")], &[]), Err(LlamaError::QuantizationConfig { .. })));
     assert!(!target.exists());
     // One that never comes first has matched all the same; what is excluded is not quantised.
     let entries = [("re:.*down_proj", "bits:8"), ("model.layers.0.mlp.down_proj", "skip")];
-    let report = quantize(&entries, &["model.layers.1.mlp.down_proj"]).unwrap();
+    let report = quantize(&entries, &["model.layers.1.mlp.down_proj", "lm_head", "model.norm"]).unwrap();
     assert_eq!(report.excluded, ["model.layers.1.mlp.down_proj"]);
     let of_eight: Vec<_> =
         report.quantized.iter().filter(|layer| layer.spec.bits == Bits::Eight).map(|layer| layer.name.as_str()).collect();
