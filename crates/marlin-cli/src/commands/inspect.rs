@@ -52,7 +52,7 @@ struct Summary {
     faults: Vec<String>,
 }
 
-/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a time.
+/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a time, and a sample of every other tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
     let progress = output::progress_of_bytes(0);
@@ -110,8 +110,19 @@ fn rows(
             Part::Layer { name, format, tensors } => {
                 let bytes =
                     tensors.iter().map(|name| Ok(checkpoint.tensor(name)?.bytes().len())).sum::<Result<usize, CheckpointError>>()?;
+                let unread = || Row {
+                    name: name.clone(),
+                    format: format.to_string(),
+                    shape: Vec::new(),
+                    quantized: None,
+                    bytes,
+                    bits_per_weight: 0.0,
+                };
                 let row = layers.remove(&name).map_or_else(
                     || {
+                        if checkpoint.is_hollow() {
+                            return Ok(unread());
+                        }
                         let weight = read_layer(checkpoint, &name, &format)?;
                         let row = quantized_row(&name, &format, &weight, device);
                         checkpoint.recycle(weight);
@@ -124,7 +135,7 @@ fn rows(
                     Ok(row) => Row { bytes, ..row },
                     Err(error) => {
                         keep(&error);
-                        Row { name, format: format.to_string(), shape: Vec::new(), quantized: None, bytes, bits_per_weight: 0.0 }
+                        unread()
                     }
                 }
             }
@@ -136,7 +147,7 @@ fn rows(
 
 fn tensor_row(tensor: TensorView<'_>) -> Row {
     let (bytes, shape) = (tensor.bytes().len(), tensor.shape().to_vec());
-    let sparsity = if tensor.is_two_four() { " 2:4" } else { "" };
+    let sparsity = if tensor.looks_two_four() { " 2:4" } else { "" };
     let format = format!("{:?}{sparsity}", tensor.dtype()).to_lowercase();
     let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
     Row { name: tensor.name().into(), format, shape, quantized: None, bytes, bits_per_weight }

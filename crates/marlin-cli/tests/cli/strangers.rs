@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
+use marlin_format::{GroupSize, QuantSpec};
 use serde_json::{Value, json};
 
 use crate::support::{Folder, args, command, faults, read_json, read_safetensors, succeed, write_safetensors};
@@ -58,6 +60,17 @@ fn generate(dir: &Path) -> Vec<OsString> {
 
 fn chat(dir: &Path) -> Vec<OsString> {
     args!["chat", dir, "--device", "flex", "--max-new-tokens", "2"]
+}
+
+fn inspect(dir: &Path) -> Vec<OsString> {
+    args!["inspect", dir, "--device", "flex"]
+}
+
+/// Writes a file whose tensors are a hole of so many bytes; false if the file system has none.
+fn write_hole(path: &Path, header: &Value, bytes: usize) -> bool {
+    write_safetensors(path, header, &[]);
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(file.metadata().unwrap().len() + bytes as u64).is_ok()
 }
 
 #[cfg(unix)]
@@ -112,14 +125,12 @@ fn links_to_what_is_not_of_the_folder_are_refused() {
 fn what_a_header_declares_is_not_allocated() {
     let folder = Folder::tiny();
     let path = folder.source.join("model.safetensors");
-    let (mut header, data) = read_safetensors(&path);
+    let (mut header, _) = read_safetensors(&path);
     // 256 GB of an embedding, of which the file is only a hole.
     let (vocab, hidden) = (1usize << 20, 1usize << 16);
     header = json!({ "model.embed_tokens.weight": { "dtype": "F32", "shape": [vocab, hidden], "data_offsets": [0, vocab * hidden * 4] },
         "__metadata__": header["__metadata__"] });
-    write_safetensors(&path, &header, &data[..0]);
-    let file = File::options().write(true).open(&path).unwrap();
-    if file.set_len(file.metadata().unwrap().len() + (vocab * hidden * 4) as u64).is_err() {
+    if !write_hole(&path, &header, vocab * hidden * 4) {
         println!("the file system of temporary files has no holes");
         return;
     }
@@ -128,14 +139,35 @@ fn what_a_header_declares_is_not_allocated() {
         config["hidden_size"] = hidden.into();
     });
     refuse_soon(&generate(&folder.source), b"", &["274877906944 bytes", "free"]);
-    faults(&folder.source, &["274877906944 bytes", "model.layers.0.mlp.down_proj.weight"]);
+    // It looks at a sample of the embedding, and nothing else: the memory of the pages that it reads counts as its own.
+    refuse_soon(&inspect(&folder.source), b"", &["274877906944 bytes", "model.layers.0.mlp.down_proj.weight"]);
 
-    // The same of a layer that is to be quantised.
+    // The same twice, the second as a head, which is compared with the embedding where the config ties them.
+    let bytes = vocab * hidden * 4;
+    let mut twice = header.clone();
+    twice["lm_head.weight"] = json!({ "dtype": "F32", "shape": [vocab, hidden], "data_offsets": [bytes, 2 * bytes] });
+    write_hole(&path, &twice, 2 * bytes);
+    refuse_soon(&inspect(&folder.source), b"", &["549755813888 bytes"]);
+
+    // Quantised layers, of which each would fit the memory; the model has two of them.
+    let (n, words) = (1usize << 15, 1usize << 13);
+    let (packed, all) = (n * words * 4, n * words * 4 + n * 4);
+    let mut layers = json!({});
+    for layer in 0..100 {
+        let (name, start) = (format!("model.layers.{layer}.mlp.up_proj"), layer * all);
+        layers[format!("{name}.weight_packed")] = json!({ "dtype": "I32", "shape": [n, words], "data_offsets": [start, start + packed] });
+        layers[format!("{name}.weight_scale")] = json!({ "dtype": "F32", "shape": [n, 1], "data_offsets": [start + packed, start + all] });
+    }
+    write_hole(&path, &layers, 100 * all);
+    let quantization = QuantizationConfig::new(QuantSpec::int4(GroupSize::Channel), vec![]).unwrap().to_json();
+    folder.edit_config(|config| config["quantization_config"] = quantization);
+    refuse_soon(&inspect(&folder.source), b"", &["free", "model.norm.weight"]);
+    folder.edit_config(|config| drop(config.as_object_mut().unwrap().remove("quantization_config")));
+
+    // A layer that is to be quantised.
     let name = "model.layers.0.mlp.up_proj.weight";
     header = json!({ name: header["model.embed_tokens.weight"] });
-    write_safetensors(&path, &header, &[]);
-    let file = File::options().write(true).open(&path).unwrap();
-    file.set_len(file.metadata().unwrap().len() + (vocab * hidden * 4) as u64).unwrap();
+    write_hole(&path, &header, vocab * hidden * 4);
     refuse_soon(&args!["quantize", &folder.source, &folder.target], b"", &["up_proj", "68719476736 elements"]);
 }
 

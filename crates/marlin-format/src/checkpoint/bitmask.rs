@@ -17,6 +17,7 @@ use safetensors::Dtype;
 
 use super::header::Entry;
 use super::{CheckpointError, TensorView, is_float};
+use crate::memory_short_of;
 
 /// The names of the three tensors, after the layer's.
 pub(super) const TENSORS: [&str; 3] = ["shape", "compressed", "bitmask"];
@@ -80,7 +81,12 @@ fn expand(matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, Ch
     let row_bytes = stored.len() / n;
     let size = row_bytes / (k / 2);
     let mask_bytes = bitmask.shape()[1];
-    let mut values = vec![0; 2 * stored.len()];
+    // A file may have holes, which take no space on a disk.
+    let needed = 2 * stored.len();
+    if let Some(available) = memory_short_of(needed) {
+        return Err(CheckpointError::LayerTooLarge { layer: matrix.name().into(), needed, available });
+    }
+    let mut values = vec![0; needed];
     let rows = values.par_chunks_exact_mut(2 * row_bytes).zip(stored.par_chunks_exact(row_bytes));
     rows.zip(bitmask.bytes().par_chunks_exact(mask_bytes)).enumerate().try_for_each(|(row, ((values, stored), mask))| {
         for (four, (values, stored)) in values.chunks_exact_mut(4 * size).zip(stored.chunks_exact(2 * size)).enumerate() {

@@ -51,6 +51,19 @@ pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((File::open(path)?, metadata))
 }
 
+/// The bytes that a file takes on the disk, where the system reports them.
+#[cfg(unix)]
+pub(super) fn on_disk(metadata: &Metadata) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    // Blocks of `stat` have this size, whatever those of the disk have.
+    Some(metadata.blocks().saturating_mul(512))
+}
+
+#[cfg(not(unix))]
+pub(super) fn on_disk(_: &Metadata) -> Option<u64> {
+    None
+}
+
 /// The folder that the links of a snapshot in the hub's cache point to: `models--a--b/blobs` for `models--a--b/snapshots/<revision>`.
 fn blobs(dir: &Path) -> Option<PathBuf> {
     let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;

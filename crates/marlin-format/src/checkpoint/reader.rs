@@ -25,6 +25,8 @@ use crate::{JoinError, PlainWeight};
 pub struct Checkpoint {
     dir: PathBuf,
     files: Vec<(PathBuf, Mmap)>,
+    /// Bytes that all files take on the disk, where the system reports them.
+    on_disk: Option<u64>,
     /// By name: the index into `files`, and the tensor's entry in that file's header.
     tensors: BTreeMap<String, (usize, Entry)>,
     /// By name, those of `tensors` that are matrices of a bitmask: the entry has their shape, and the range of their stored values.
@@ -67,8 +69,14 @@ impl Checkpoint {
     /// missing, lack a tensor the index names, or share one; and files that are truncated, too long, or whose headers lie.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let dir = dir.as_ref();
-        let mut checkpoint =
-            Self { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), bitmasked: BTreeMap::new(), spare: Mutex::default() };
+        let mut checkpoint = Self {
+            dir: dir.into(),
+            files: Vec::new(),
+            on_disk: Some(0),
+            tensors: BTreeMap::new(),
+            bitmasked: BTreeMap::new(),
+            spare: Mutex::default(),
+        };
         let (single, index) = (dir.join(WEIGHTS_FILE), dir.join(INDEX_FILE));
         if dir.is_file() {
             checkpoint.dir = dir.parent().map(Path::to_path_buf).unwrap_or_default();
@@ -142,6 +150,13 @@ impl Checkpoint {
     /// Bytes of all tensors.
     pub fn size_bytes(&self) -> usize {
         self.tensors.values().map(|(_, entry)| entry.end - entry.start).sum()
+    }
+
+    /// Returns true if the files take less than an eighth of their bytes on the disk: nearly all of them is holes, which are read as zeros. A download that was
+    /// not finished may be so, and a file that is to keep its readers busy. False where the system does not report it.
+    pub fn is_hollow(&self) -> bool {
+        let bytes: usize = self.files.iter().map(|(_, map)| map.len()).sum();
+        self.on_disk.is_some_and(|on_disk| on_disk > 0 && on_disk < bytes as u64 / 8)
     }
 
     /// Lets the system take back the memory that a tensor's pages are in. It stays readable, from the file.
@@ -244,7 +259,7 @@ impl Checkpoint {
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
-        let map = map(&path)?;
+        let (map, on_disk) = map(&path)?;
         if map.starts_with(LFS_POINTER) {
             return Err(CheckpointError::LfsPointer { path });
         }
@@ -258,13 +273,16 @@ impl Checkpoint {
             self.tensors.insert(entry.name.clone(), (file, entry));
         }
         self.files.push((path, map));
+        self.on_disk = self.on_disk.zip(on_disk).map(|(before, bytes)| before + bytes);
         Ok(())
     }
 }
 
-fn map(path: &Path) -> Result<Mmap, CheckpointError> {
-    let (file, _) = files::open(path).map_err(|source| CheckpointError::io("open", path, source))?;
+/// A file, and the bytes that it takes on the disk.
+fn map(path: &Path) -> Result<(Mmap, Option<u64>), CheckpointError> {
+    let (file, metadata) = files::open(path).map_err(|source| CheckpointError::io("open", path, source))?;
     // SAFETY: the map is read-only and lives as long as the views into it. That no process truncates the file in the meantime is a condition
     // that `Checkpoint` documents; there is no way to map a file without it.
-    unsafe { Mmap::map(&file) }.map_err(|source| CheckpointError::io("map", path, source))
+    let map = unsafe { Mmap::map(&file) }.map_err(|source| CheckpointError::io("map", path, source))?;
+    Ok((map, files::on_disk(&metadata)))
 }

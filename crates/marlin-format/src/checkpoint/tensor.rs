@@ -1,5 +1,6 @@
 //! One tensor of a checkpoint: read, declared, or to be written.
 
+use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -89,15 +90,28 @@ impl<'a> TensorView<'a> {
 
     /// Returns true for a float matrix [N, K] of which at most two of every four values along K are other than zero, 2:4. What is not is soon known.
     pub fn is_two_four(&self) -> bool {
+        self.has_two_of_four(&[0..self.bytes.len()])
+    }
+
+    /// As [`is_two_four`](Self::is_two_four), of a sample: of a large matrix, whatever its header declares, a mebibyte from all over it is read.
+    pub fn looks_two_four(&self) -> bool {
+        self.has_two_of_four(&sample(self.bytes.len()))
+    }
+
+    /// Looks at ranges of bytes that begin with four values.
+    fn has_two_of_four(&self, ranges: &[Range<usize>]) -> bool {
         let &[_, k] = self.shape else { return false };
         if !k.is_multiple_of(4) || k == 0 {
             return false;
         }
-        match self.dtype {
-            Dtype::F16 | Dtype::BF16 => has_two_of_four(self.bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0),
-            Dtype::F32 => has_two_of_four(self.bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0),
-            _ => false,
-        }
+        ranges.iter().all(|range| {
+            let bytes = &self.bytes[range.clone()];
+            match self.dtype {
+                Dtype::F16 | Dtype::BF16 => has_two_of_four(bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0),
+                Dtype::F32 => has_two_of_four(bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0),
+                _ => false,
+            }
+        })
     }
 
     /// The values of an `I32` tensor.
@@ -160,6 +174,18 @@ impl<'a> TensorView<'a> {
     }
 }
 
+/// Ranges of `bytes` bytes: all of them, or a mebibyte in 64 pieces that lie equally far apart, from the first to the last.
+fn sample(bytes: usize) -> Vec<Range<usize>> {
+    const PIECES: usize = 64;
+    // Each is a whole number of fours of values of any size.
+    const PIECE: usize = 16 << 10;
+    if bytes <= PIECES * PIECE {
+        return vec![0..bytes];
+    }
+    let apart = (bytes - PIECE) / (PIECES - 1) / 16 * 16;
+    (0..PIECES).map(|piece| piece * apart..piece * apart + PIECE).collect()
+}
+
 /// Returns true if at most two of every four values, each of `SIZE` bytes, are other than zero.
 fn has_two_of_four<const SIZE: usize>(bytes: &[u8], is_not_zero: impl Fn([u8; SIZE]) -> bool + Sync) -> bool {
     let fits = |four: &[[u8; SIZE]; 4]| four.iter().filter(|&&value| is_not_zero(value)).count() <= 2;
@@ -206,4 +232,23 @@ pub struct TensorData {
     pub spec: TensorSpec,
     /// Its bytes: elements in row-major order, little-endian.
     pub bytes: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample;
+
+    #[test]
+    fn a_sample_is_small_and_from_all_over() {
+        for bytes in [0, 16, 1 << 20] {
+            assert_eq!(sample(bytes), [0..bytes]);
+        }
+        for bytes in [(1 << 20) + 16, 3_000_016, 256 << 30] {
+            let ranges = sample(bytes);
+            assert_eq!(ranges.iter().map(ExactSizeIterator::len).sum::<usize>(), 1 << 20);
+            assert!(ranges.iter().all(|range| range.start % 16 == 0 && range.end <= bytes), "{ranges:?}");
+            let farthest = ranges.windows(2).map(|pair| pair[1].start - pair[0].start).max().unwrap();
+            assert!(farthest <= bytes / 63 && bytes - ranges[63].end < 64 * 16, "{bytes}: {ranges:?}");
+        }
+    }
 }

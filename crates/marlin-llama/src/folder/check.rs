@@ -21,7 +21,8 @@ const MOST_FAULTS: usize = 1000;
 /// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every
 /// fault that is found, and none for a folder that can be opened, chatted with, and has room on the device.
 ///
-/// `on_layer` gets every quantised layer that can be read, by its name.
+/// `on_layer` gets every quantised layer that can be read, by its name. Values are not read of files that the device has no room for and that are nearly all
+/// holes ([`Checkpoint::is_hollow`]): what they declare has no end.
 pub fn check_folder(
     dir: &Path,
     device: &Device,
@@ -43,15 +44,19 @@ pub fn check_folder(
     let checkpoint = faults.keep(Checkpoint::open(dir));
     let (Some(mut config), Some(checkpoint)) = (config, checkpoint) else { return faults.0 };
     let dtype = faults.keep(choose_dtype(options.dtype, &checkpoint, device));
-    if let (Some(dtype), Some(max_len)) = (dtype, max_len) {
-        faults.keep(check_memory(&config, &checkpoint, dtype, max_len, device));
+    let fits = match (dtype, max_len) {
+        (Some(dtype), Some(max_len)) => faults.keep(check_memory(&config, &checkpoint, dtype, max_len, device)).is_some(),
+        _ => false,
+    };
+    let reads_values = fits || !checkpoint.is_hollow();
+    if reads_values {
+        faults.keep(use_own_head(&mut config, &checkpoint));
     }
-    faults.keep(use_own_head(&mut config, &checkpoint));
     let mut ignored = |_: super::OpenProgress<'_>| {};
     let files = FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(FloatDType::F32), device, &mut ignored);
-    let mut source = CheckedWeights { files, device, faults, on_layer: &mut on_layer };
+    let mut source = CheckedWeights { files, device, faults, reads_values, on_layer: &mut on_layer };
     // The rotary tables have one position here: the requested ones are checked above.
-    if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() {
+    if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() && reads_values {
         source.faults.keep(source.files.refuse_surplus(&config));
     }
     source.faults.0
@@ -90,6 +95,8 @@ struct CheckedWeights<'a> {
     files: FileWeights<'a>,
     device: &'a Device,
     faults: Faults,
+    /// False to look at headers only.
+    reads_values: bool,
     on_layer: &'a mut dyn FnMut(&str, &LayerFormat, &PlainWeight),
 }
 
@@ -133,6 +140,11 @@ impl WeightSource for CheckedWeights<'_> {
 
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
+        let checkpoint = self.files.checkpoint;
+        if !self.reads_values && checkpoint.contains_layer(name) && !checkpoint.contains(&format!("{name}.weight")) {
+            self.skip(name);
+            return Ok(Projection::Dense(Linear { weight: self.placeholder(), bias: None }));
+        }
         let read = self.files.plain(layer);
         match self.faults.keep(read) {
             Some(Some((format, plain))) => {
