@@ -234,8 +234,12 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Text to continue.
-    #[arg(long)]
-    pub prompt: String,
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_file")]
+    pub prompt: Option<String>,
+
+    /// File with the text to continue, UTF-8, of any length; `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub prompt_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Print JSON at the end instead of text as it comes.
@@ -248,8 +252,12 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// The system message, given to the model before the conversation.
-    #[arg(long)]
+    #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+
+    /// File with the system message, UTF-8, of any length.
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    pub system_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }

@@ -1,5 +1,6 @@
 //! Text from a prompt.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use marlin_decode::ahead::CompiledAhead;
@@ -64,11 +65,17 @@ impl Llama {
         }
     }
 
-    /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come.
+    /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come; if it breaks, the text ends there, with
+    /// [`StopReason::Stopped`].
     ///
     /// # Errors
     /// As [`generate_from`](Self::generate_from).
-    pub fn generate(&self, prompt: &str, options: &GenerateOptions, on_text: impl FnMut(&str)) -> Result<Generation, LlamaError> {
+    pub fn generate(
+        &self,
+        prompt: &str,
+        options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, LlamaError> {
         self.generate_from(self.tokenizer()?.encode(prompt)?, options, on_text)
     }
 
@@ -82,7 +89,7 @@ impl Llama {
         &self,
         prompt: Vec<u32>,
         options: &GenerateOptions,
-        mut on_text: impl FnMut(&str),
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
         let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, compile_ahead, answer } = *options;
@@ -94,15 +101,15 @@ impl Llama {
         let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;
         let mut text = String::new();
         let mut show = |piece: Option<String>| {
-            if let Some(piece) = piece {
-                on_text(&piece);
+            piece.map_or(ControlFlow::Continue(()), |piece| {
                 text.push_str(&piece);
-            }
+                on_text(&piece)
+            })
         };
 
         let mut tokens = Vec::new();
         let mut prefill = None;
-        let stop_reason = loop {
+        let mut stop_reason = loop {
             if max_new_tokens == 0 {
                 break StopReason::MaxNewTokens;
             }
@@ -110,13 +117,18 @@ impl Llama {
             prefill.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {
                 tokens.push(token);
-                show(stream.push(token)?);
+                if show(stream.push(token)?).is_break() {
+                    break StopReason::Stopped;
+                }
             }
             if let Some(end) = end {
                 break end?;
             }
         };
-        show(stream.finish()?);
+        if stop_reason != StopReason::Stopped && show(stream.finish()?).is_break() {
+            stop_reason = StopReason::Stopped;
+        }
+        tracing::debug!(tokens = tokens.len(), ?stop_reason, "the text ended");
         let prefill = prefill.unwrap_or_default();
         let decode = start.elapsed().saturating_sub(prefill);
         Ok(Generation { text, tokens, prompt_tokens: prompt.len(), warm_up, prefill, decode, stop_reason })

@@ -8,11 +8,16 @@
 //! - [`LlamaModel`] is the model itself, one definition for float and 4-bit weights; it can be trained, and saved with [`save_float`].
 //!
 //! ```no_run
+//! use std::ops::ControlFlow;
+//!
 //! use burn::tensor::Device;
 //! use marlin_llama::{Llama, OpenOptions};
 //!
 //! let llama = Llama::open("path/to/Llama-3.2-1B-W4A16", &Device::flex(), &OpenOptions::default())?;
-//! let generation = llama.generate("The capital of France is", &llama.default_options(64), |text| print!("{text}"))?;
+//! let generation = llama.generate("The capital of France is", &llama.default_options(64), |text| {
+//!     print!("{text}");
+//!     ControlFlow::Continue(())
+//! })?;
 //! println!("\n{} tokens in {:?}", generation.tokens.len(), generation.decode);
 //! # Ok::<(), marlin_llama::LlamaError>(())
 //! ```

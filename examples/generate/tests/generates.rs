@@ -1,5 +1,6 @@
 //! The program prints the text of `Llama::generate`; a missing folder is an error that names it.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -25,7 +26,7 @@ fn greedy_text_is_that_of_the_library() {
 
     let llama = Llama::open(shipped(), &Device::flex(), &OpenOptions::default()).unwrap_or_else(|error| panic!("{error}"));
     let options = GenerateOptions { sampling: Sampling::GREEDY, ..llama.default_options(20) };
-    let expected = llama.generate(PROMPT, &options, |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let expected = llama.generate(PROMPT, &options, |_| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(expected.tokens.len(), 20, "the model stops earlier: take another prompt");
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{PROMPT}{}\n", expected.text));
     assert!(report.contains(" 20 tokens, ") && report.contains("first token after "), "{report}");

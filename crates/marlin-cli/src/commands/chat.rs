@@ -1,10 +1,11 @@
-use super::{generate_options, open};
+use super::{generate_options, open, read_text};
 use crate::args::ChatArgs;
 use crate::error::CliError;
 use crate::kernel_cache;
 use crate::output;
 use marlin_llama::{ChatTemplate, Llama, Message};
 use std::io::{self, BufRead};
+use std::ops::ControlFlow;
 
 /// The prefixes of turns for a model that has no chat template.
 const USER: &str = "User: ";
@@ -13,6 +14,7 @@ const SYSTEM: &str = "System: ";
 
 /// Reads a line, lets the model answer it, until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
+    let system = args.system_file.as_deref().map(read_text).transpose()?.or_else(|| args.system.clone());
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
@@ -23,7 +25,7 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
         Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),
         None => eprintln!("The model has no chat template: its turns are plain `{}` and `{ASSISTANT}`.", USER.trim_end()),
     }
-    let mut messages: Vec<Message> = args.system.iter().map(Message::system).collect();
+    let mut messages: Vec<Message> = system.iter().map(Message::system).collect();
     let mut lines = io::stdin().lock().lines();
     eprintln!("A line is a turn; an empty line or the end of input ends the conversation.");
     loop {
@@ -77,12 +79,14 @@ impl Answer {
         Self { text: String::new(), printed: 0, plain, result: Ok(()) }
     }
 
-    fn push(&mut self, piece: &str) {
+    /// Breaks where the answer is at its end, or nobody reads it any more.
+    fn push(&mut self, piece: &str) -> ControlFlow<()> {
         self.text.push_str(piece);
         let end = self.end();
         // What could be the beginning of the user's next turn waits.
         let safe = if self.plain && end == self.text.len() { end - held_back(&self.text) } else { end };
         self.print_to(safe);
+        if end < self.text.len() || self.result.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     fn finish(mut self) -> io::Result<String> {
@@ -119,9 +123,8 @@ mod tests {
     #[test]
     fn an_answer_ends_where_the_users_turn_begins() {
         let mut answer = Answer::new(true);
-        for piece in [" Hello", " there\nUs", "er", ": more"] {
-            answer.push(piece);
-        }
+        let steps = [" Hello", " there\nUs", "er", ": more"].map(|piece| answer.push(piece).is_break());
+        assert_eq!(steps, [false, false, false, true]);
         assert_eq!(answer.printed, " Hello there".len());
         assert_eq!(answer.finish().unwrap(), " Hello there");
     }
@@ -129,17 +132,16 @@ mod tests {
     #[test]
     fn a_beginning_that_leads_nowhere_is_printed() {
         let mut answer = Answer::new(true);
-        answer.push("a\nUs");
+        assert!(answer.push("a\nUs").is_continue());
         assert_eq!(answer.printed, 1);
-        answer.push("e");
-        answer.push(" it");
+        assert!(answer.push("e").is_continue() && answer.push(" it").is_continue());
         assert_eq!(answer.finish().unwrap(), "a\nUse it");
     }
 
     #[test]
     fn with_a_template_the_text_of_an_answer_is_free() {
         let mut answer = Answer::new(false);
-        answer.push("as in\nUser: name");
+        assert!(answer.push("as in\nUser: name").is_continue());
         assert_eq!(answer.finish().unwrap(), "as in\nUser: name");
     }
 

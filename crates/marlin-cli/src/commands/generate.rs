@@ -1,20 +1,24 @@
-use super::{generate_options, open, rate};
+use super::{generate_options, open, rate, read_text, read_text_from};
 use crate::args::GenerateArgs;
 use crate::error::CliError;
 use crate::kernel_cache;
 use crate::output;
 use marlin_llama::{Generation, StopReason};
 use serde_json::json;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::Path;
 
 pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
+    let prompt = prompt(args)?;
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     options.warm_up = true;
     options.compile_ahead = kernel_cache::is_empty();
     if args.json {
-        let generation = llama.generate(&args.prompt, &options, |_| {})?;
+        let generation = llama.generate(&prompt, &options, |_| ControlFlow::Continue(()))?;
         return output::json(&json!({
-            "prompt": args.prompt,
+            "prompt": prompt,
             "text": generation.text,
             "tokens": generation.tokens,
             "prompt_tokens": generation.prompt_tokens,
@@ -25,11 +29,11 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
         }));
     }
     // The prompt is printed with the first new text: by then it is known to be one that the model takes.
-    let (mut before, mut result) = (args.prompt.as_str(), Ok(()));
-    let generation = llama.generate(&args.prompt, &options, |text| {
-        if result.is_ok() {
-            result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
-        }
+    let (mut before, mut result) = (prompt.as_str(), Ok(()));
+    let generation = llama.generate(&prompt, &options, |text| {
+        result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
+        // Nobody reads any more.
+        if result.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     result?;
     output::line(before)?;
@@ -48,10 +52,20 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The text to continue.
+fn prompt(args: &GenerateArgs) -> Result<String, CliError> {
+    match &args.prompt_file {
+        None => Ok(args.prompt.clone().unwrap_or_default()),
+        Some(path) if path == Path::new("-") => read_text_from(io::stdin().lock(), Path::new("standard input")),
+        Some(path) => read_text(path),
+    }
+}
+
 fn stop_reason(generation: &Generation) -> String {
     match generation.stop_reason {
         StopReason::StopToken(token) => format!("stopped at token {token}"),
         StopReason::MaxNewTokens => "as many tokens as asked for".into(),
         StopReason::CacheFull => "the cache is full".into(),
+        StopReason::Stopped => "the output was closed".into(),
     }
 }

@@ -16,6 +16,8 @@ use crate::output;
 use burn::tensor::FloatDType;
 use marlin_format::{Bits, GroupSize, QuantSpec};
 use marlin_llama::{GenerateOptions, Llama, LlamaError, OpenOptions};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// Opens the model of a command.
@@ -50,11 +52,22 @@ fn dtype(name: DtypeName) -> FloatDType {
     }
 }
 
+/// A text file, UTF-8.
+fn read_text(path: &Path) -> Result<String, CliError> {
+    let file = File::open(path).map_err(|source| CliError::File { path: path.into(), source })?;
+    read_text_from(file, path)
+}
+
+/// The rest of a file, UTF-8; `path` is its name in errors.
+fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|source| CliError::File { path: path.into(), source })?;
+    String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })
+}
+
 /// The first tokens of a text file, `max` at most.
 fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32>, CliError> {
-    let bytes = std::fs::read(path).map_err(|source| CliError::File { path: path.into(), source })?;
-    let text = String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })?;
-    let mut tokens = llama.tokenizer()?.encode(&text)?;
+    let mut tokens = llama.tokenizer()?.encode(&read_text(path)?)?;
     tokens.truncate(max.unwrap_or(usize::MAX));
     // Here the text has a name.
     match tokens.len() {

@@ -1,11 +1,12 @@
 //! `generate`, `chat`, `perplexity`, `logits` and `kernels`.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{Folder, args, cells, command, heldout, run_with_input, shipped, succeed, succeed_json};
+use crate::support::{Folder, args, cells, command, heldout, refuse, run_with_input, shipped, succeed, succeed_json};
 
 const PROMPT: &str = "Once upon a time";
 
@@ -76,6 +77,64 @@ fn chat(dir: &Path, more: &[&str]) -> Vec<OsString> {
     let mut args = args!["chat", dir, "--device", "flex", "--temperature", "0", "--max-new-tokens", "12"];
     args.extend(more.iter().map(OsString::from));
     args
+}
+
+/// A prompt may be longer than an argument, of which Linux takes 128 kB.
+#[test]
+fn a_prompt_comes_from_a_file_or_from_standard_input() {
+    let folder = Folder::tiny();
+    let with = |more: &[OsString]| {
+        let mut args = args!["generate", shipped(), "--device", "flex", "--temperature", "0", "--max-new-tokens", "8"];
+        args.extend(more.iter().cloned());
+        args
+    };
+    let prompt = "/// Returns the number of\n\t\"ü\"\n";
+    let expected = succeed(&with(&args!["--prompt", prompt]));
+    let path = folder.beside("prompt.txt");
+    std::fs::write(&path, prompt).unwrap();
+    assert_eq!(succeed(&with(&args!["--prompt-file", &path])), expected);
+    let run = run_with_input(&with(&args!["--prompt-file", "-"]), prompt.as_bytes());
+    assert_eq!((run.code, run.stdout), (Some(0), expected), "{}", run.stderr);
+
+    // All of it is read: 200 kB are more tokens than the model has positions.
+    let long = "word ".repeat(40_000);
+    std::fs::write(&path, &long).unwrap();
+    refuse(&with(&args!["--prompt-file", &path]), &["the prompt has ", "512"]);
+    let run = run_with_input(&with(&args!["--prompt-file", "-"]), long.as_bytes());
+    assert!(run.code == Some(1) && run.stderr.contains("the prompt has "), "{}", run.stderr);
+
+    std::fs::write(&path, b"caf\xe9").unwrap();
+    refuse(&with(&args!["--prompt-file", &path]), &["prompt.txt", "not UTF-8"]);
+    let run = run_with_input(&with(&args!["--prompt-file", "-"]), b"caf\xe9");
+    assert!(run.code == Some(1) && run.stderr.contains("standard input: the text is not UTF-8"), "{}", run.stderr);
+    refuse(&with(&args!["--prompt-file", folder.beside("missing.txt")]), &["missing.txt", "No such file"]);
+    for both in [args!["--prompt-file", &path, "--prompt", "A"], args![]] {
+        let run = run_with_input(&with(&both), b"");
+        assert!(run.code == Some(2) && run.stderr.contains("--prompt"), "{}", run.stderr);
+    }
+
+    std::fs::write(&path, "Be brief.").unwrap();
+    let chat = |more: &[OsString]| {
+        let mut args = chat(&shipped(), &[]);
+        args.extend(more.iter().cloned());
+        let run = run_with_input(&args, b"Where is the dog?\n");
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        run.stdout
+    };
+    assert_eq!(chat(&args!["--system-file", &path]), chat(&args!["--system", "Be brief."]));
+}
+
+#[test]
+fn the_text_ends_where_nobody_reads_it() {
+    let args = generate(&shipped(), &["--temperature", "0", "--repetition-penalty", "1.3", "--max-new-tokens", "400"]);
+    let mut child = command(&args).env("RUST_LOG", "marlin_llama=debug").spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("error:") && !stderr.contains("decode: "), "{stderr}");
+    let end = stderr.lines().find(|line| line.contains("the text ended")).unwrap();
+    assert!(end.contains("Stopped"), "{end}");
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub enum StopReason {
     MaxNewTokens,
     /// The cache has no room for more.
     CacheFull,
+    /// The caller that gets the text wanted no more ([`Llama::generate`](crate::Llama::generate)).
+    Stopped,
 }
 
 /// The outcome of a step for one sequence.

@@ -1,5 +1,6 @@
 //! Text from prompts, on random models with a byte-level tokenizer.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -9,6 +10,8 @@ use serde_json::json;
 use super::support::*;
 use crate::tokens::token_tensor;
 use crate::{GenerateOptions, Llama, LlamaError, OpenOptions, Sampling, SamplingError, StopReason};
+
+const CONTINUE: ControlFlow<()> = ControlFlow::Continue(());
 
 /// A random model with room for `max_len` positions.
 fn llama(max_len: usize) -> Llama {
@@ -35,7 +38,12 @@ fn options_for(max_new_tokens: usize) -> GenerateOptions {
 fn greedy_generation_takes_the_most_likely_token_of_the_full_pass() {
     let llama = llama(96);
     let mut pieces = String::new();
-    let generation = llama.generate("Hi, Bären", &options_for(12), |text| pieces.push_str(text)).unwrap();
+    let generation = llama
+        .generate("Hi, Bären", &options_for(12), |text| {
+            pieces.push_str(text);
+            CONTINUE
+        })
+        .unwrap();
     let mut tokens = llama.tokenizer().unwrap().encode("Hi, Bären").unwrap();
     assert_eq!((tokens[0], tokens.len(), generation.prompt_tokens), (256, 11, 11));
     for &token in &generation.tokens {
@@ -55,7 +63,7 @@ fn greedy_generation_takes_the_most_likely_token_of_the_full_pass() {
 fn the_seed_decides_what_is_sampled() {
     let llama = llama(96);
     let sampling = Sampling { temperature: 1.0, ..Sampling::GREEDY };
-    let run = |seed| llama.generate("a", &GenerateOptions { sampling, seed, ..options_for(20) }, |_| {}).unwrap().tokens;
+    let run = |seed| llama.generate("a", &GenerateOptions { sampling, seed, ..options_for(20) }, |_| CONTINUE).unwrap().tokens;
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
 }
@@ -63,16 +71,16 @@ fn the_seed_decides_what_is_sampled() {
 #[test]
 fn it_stops_at_stop_tokens_the_limit_and_the_end_of_the_cache() {
     let llama = llama(20);
-    let first = llama.generate("abc", &options_for(3), |_| {}).unwrap();
+    let first = llama.generate("abc", &options_for(3), |_| CONTINUE).unwrap();
     let stop = first.tokens[2];
     let position = first.tokens.iter().position(|&token| token == stop).unwrap();
-    let stopped = llama.generate("abc", &GenerateOptions { stop_tokens: vec![stop], ..options_for(3) }, |_| {}).unwrap();
+    let stopped = llama.generate("abc", &GenerateOptions { stop_tokens: vec![stop], ..options_for(3) }, |_| CONTINUE).unwrap();
     assert_eq!((stopped.tokens, stopped.stop_reason), (first.tokens[..position].to_vec(), StopReason::StopToken(stop)));
 
     // 4 prompt tokens fill 4 of 20 positions; the 17th new token is chosen from the logits of the last position and is not in the cache.
-    let full = llama.generate("abc", &options_for(100), |_| {}).unwrap();
+    let full = llama.generate("abc", &options_for(100), |_| CONTINUE).unwrap();
     assert_eq!((full.tokens.len(), full.stop_reason), (17, StopReason::CacheFull));
-    let exact = llama.generate("abc", &options_for(17), |_| {}).unwrap();
+    let exact = llama.generate("abc", &options_for(17), |_| CONTINUE).unwrap();
     assert_eq!((exact.tokens, exact.stop_reason), (full.tokens, StopReason::MaxNewTokens));
     let none = llama.generate("abc", &options_for(0), |_| panic!("no text")).unwrap();
     assert_eq!((none.tokens.len(), none.stop_reason), (0, StopReason::MaxNewTokens));
@@ -80,15 +88,39 @@ fn it_stops_at_stop_tokens_the_limit_and_the_end_of_the_cache() {
 }
 
 #[test]
+fn the_caller_can_stop_it() {
+    let llama = llama(96);
+    let whole = llama.generate("abc", &options_for(40), |_| CONTINUE).unwrap();
+    let mut pieces = Vec::new();
+    let stopped = llama
+        .generate("abc", &options_for(40), |text| {
+            pieces.push(text.to_owned());
+            if pieces.len() == 3 { ControlFlow::Break(()) } else { CONTINUE }
+        })
+        .unwrap();
+    assert_eq!((pieces.len(), stopped.stop_reason), (3, StopReason::Stopped));
+    assert_eq!(stopped.text, pieces.concat());
+    assert!(stopped.tokens.len() < 40 && whole.tokens.starts_with(&stopped.tokens), "{stopped:?}");
+    // Where it is the last piece that it does not want, the text is whole.
+    let mut left = whole.text.len();
+    let last = llama.generate("abc", &options_for(40), |text| {
+        left -= text.len();
+        if left == 0 { ControlFlow::Break(()) } else { CONTINUE }
+    });
+    let last = last.unwrap();
+    assert_eq!((&last.text, last.stop_reason), (&whole.text, StopReason::Stopped));
+}
+
+#[test]
 fn prompts_that_cannot_be_continued_are_refused() {
     let llama = llama(20);
-    let error = llama.generate(&"x".repeat(20), &options_for(1), |_| {}).expect_err("21 tokens");
+    let error = llama.generate(&"x".repeat(20), &options_for(1), |_| CONTINUE).expect_err("21 tokens");
     assert!(matches!(error, LlamaError::PromptTooLong { tokens: 21, room: 20 }));
     assert!(error.to_string().contains("21") && error.to_string().contains("20"));
-    assert_eq!(llama.generate(&"x".repeat(19), &options_for(5), |_| {}).unwrap().tokens.len(), 1);
+    assert_eq!(llama.generate(&"x".repeat(19), &options_for(5), |_| CONTINUE).unwrap().tokens.len(), 1);
 
     let options = GenerateOptions { sampling: Sampling { top_p: 2.0, ..Sampling::GREEDY }, ..options_for(1) };
-    let error = llama.generate("x", &options, |_| {}).expect_err("top_p");
+    let error = llama.generate("x", &options, |_| CONTINUE).expect_err("top_p");
     assert!(matches!(error, LlamaError::Sampling(SamplingError::Option { option: "top_p", .. })));
 
     // Without a token that starts texts, an empty prompt has none.
@@ -98,9 +130,9 @@ fn prompts_that_cannot_be_continued_are_refused() {
     let path = parent.path().join("tokenizer.json");
     std::fs::write(&path, tokenizer.to_string()).unwrap();
     let llama = Llama { tokenizer: Some(crate::Tokenizer::open(&path).unwrap()), ..llama };
-    assert!(matches!(llama.generate("", &options_for(1), |_| {}), Err(LlamaError::EmptyPrompt)));
+    assert!(matches!(llama.generate("", &options_for(1), |_| CONTINUE), Err(LlamaError::EmptyPrompt)));
     let llama = Llama { tokenizer: None, ..llama };
-    assert!(matches!(llama.generate("x", &options_for(1), |_| {}), Err(LlamaError::NoTokenizer)));
+    assert!(matches!(llama.generate("x", &options_for(1), |_| CONTINUE), Err(LlamaError::NoTokenizer)));
 }
 
 #[test]
@@ -108,14 +140,14 @@ fn broken_weights_are_an_error_and_no_text() {
     let mut llama = llama(20);
     let norm = llama.model.norm.weight.val();
     Arc::make_mut(&mut llama.model).norm.weight = crate::model::loaded(norm.slice_fill(0..1, f32::NAN));
-    let error = llama.generate("x", &options_for(1), |_| {}).expect_err("NaN");
+    let error = llama.generate("x", &options_for(1), |_| CONTINUE).expect_err("NaN");
     assert!(matches!(error, LlamaError::Sampling(SamplingError::NoToken)));
 }
 
 #[test]
 fn an_answer_is_a_text_by_itself() {
     let llama = llama(20);
-    let text = llama.generate("abc", &options_for(6), |_| {}).unwrap().text;
+    let text = llama.generate("abc", &options_for(6), |_| CONTINUE).unwrap().text;
     // A tokenizer that takes away the character which the text begins with, as SentencePiece's take a space away.
     let mut tokenizer = byte_level_tokenizer();
     let first = text.chars().next().unwrap();
@@ -125,7 +157,7 @@ fn an_answer_is_a_text_by_itself() {
     let path = dir.path().join("tokenizer.json");
     std::fs::write(&path, tokenizer.to_string()).unwrap();
     let llama = Llama { tokenizer: Some(crate::Tokenizer::open(&path).unwrap()), ..llama };
-    let generate = |answer| llama.generate("abc", &GenerateOptions { answer, ..options_for(6) }, |_| {}).unwrap();
+    let generate = |answer| llama.generate("abc", &GenerateOptions { answer, ..options_for(6) }, |_| CONTINUE).unwrap();
     assert_eq!(generate(false).text, text);
     let answer = generate(true);
     assert_eq!(answer.text, text[first.len_utf8()..]);
