@@ -69,6 +69,11 @@ fn inspect(dir: &Path) -> Vec<OsString> {
 /// Writes a file whose tensors are a hole of so many bytes; false if the file system has none.
 fn write_hole(path: &Path, header: &Value, bytes: usize) -> bool {
     write_safetensors(path, header, &[]);
+    extend(path, bytes)
+}
+
+/// Adds a hole of so many bytes to a file; false if the file system has none.
+fn extend(path: &Path, bytes: usize) -> bool {
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(file.metadata().unwrap().len() + bytes as u64).is_ok()
 }
@@ -163,6 +168,19 @@ fn what_a_header_declares_is_not_allocated() {
     folder.edit_config(|config| config["quantization_config"] = quantization);
     refuse_soon(&inspect(&folder.source), b"", &["free", "model.norm.weight"]);
     folder.edit_config(|config| drop(config.as_object_mut().unwrap().remove("quantization_config")));
+
+    // A matrix with a bitmask, whose values would take more memory than there is.
+    let data = [(n as i64).to_le_bytes(), (1i64 << 22).to_le_bytes()].concat();
+    let (values, mask) = (n << 23, n << 19);
+    let name = "model.layers.0.mlp.up_proj";
+    let matrix = json!({
+        format!("{name}.shape"): { "dtype": "I64", "shape": [2], "data_offsets": [0, 16] },
+        format!("{name}.compressed"): { "dtype": "F32", "shape": [n, 1 << 21], "data_offsets": [16, 16 + values] },
+        format!("{name}.bitmask"): { "dtype": "U8", "shape": [n, 1 << 19], "data_offsets": [16 + values, 16 + values + mask] },
+    });
+    write_safetensors(&path, &matrix, &data);
+    extend(&path, values + mask);
+    refuse_soon(&inspect(&folder.source), b"", &["up_proj", "takes 549755813888 bytes of memory"]);
 
     // A layer that is to be quantised.
     let name = "model.layers.0.mlp.up_proj.weight";
