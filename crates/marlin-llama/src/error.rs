@@ -238,7 +238,7 @@ pub enum LlamaError {
         dtype: FloatDType,
     },
     /// More positions than the model was made for, or none.
-    #[error("{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings)")]
+    #[error("{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings, or YaRN's context)")]
     MaxLen {
         /// Positions asked for.
         asked: usize,

@@ -93,7 +93,7 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.calibration.is_empty() {
         return Err(CliError::NoCalibration);
     }
-    let limit = LlamaConfig::read(&args.dir.join("config.json"))?.max_position_embeddings;
+    let limit = LlamaConfig::read(&args.dir.join("config.json"))?.positions();
     let max_len = args.max_len.unwrap_or(SampleOptions::default().max_len.min(limit));
     let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?;
     let template = ChatTemplate::open(&args.dir)?;

@@ -190,6 +190,16 @@ impl LlamaConfig {
         }
     }
 
+    /// Positions that the model takes: `max_position_embeddings`, or those of YaRN's stretched context where a config has added it and left that field as
+    /// it was.
+    pub fn positions(&self) -> usize {
+        let stretched = match &self.rope_scaling {
+            Some(RopeScaling::Yarn(scaling)) => (scaling.original_max_position_embeddings as f64 * scaling.factor) as usize,
+            _ => 0,
+        };
+        self.max_position_embeddings.max(stretched.min(Self::MAX_SIZE))
+    }
+
     /// Features of each head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         (self.head_dim as f64 * self.partial_rotary_factor) as usize

@@ -40,7 +40,7 @@ impl OpenOptions {
 impl OpenOptions {
     /// Positions of the cache.
     fn positions(&self, config: &LlamaConfig) -> Result<usize, LlamaError> {
-        let limit = config.max_position_embeddings;
+        let limit = config.positions();
         let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
         if asked == 0 || asked > limit { Err(LlamaError::MaxLen { asked, limit }) } else { Ok(asked) }
     }

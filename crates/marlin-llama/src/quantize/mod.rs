@@ -324,7 +324,7 @@ fn of_layers(config: QuantizationConfig, excluded: &[String], others: &[(String,
 
 /// Checks that a model takes all samples.
 fn check_samples(config: &LlamaConfig, samples: &[Vec<u32>]) -> Result<(), LlamaError> {
-    let limit = config.max_position_embeddings;
+    let limit = config.positions();
     for (index, sample) in samples.iter().enumerate() {
         if sample.is_empty() || sample.len() > limit {
             return Err(LlamaError::SampleLength { sample: index, tokens: sample.len(), limit });

@@ -8,7 +8,9 @@ use std::ops::ControlFlow;
 use super::model::{TOLERANCE, check, full};
 use super::support::*;
 use crate::tokens::token_tensor;
-use crate::{Architecture, Llama, LlamaConfig, LlamaModel, OpenOptions, Projection, QuantizeOptions, quantize_folder, save_float};
+use crate::{
+    Architecture, Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, Projection, QuantizeOptions, quantize_folder, save_float,
+};
 use burn::tensor::{Device, FloatDType};
 
 #[test]
@@ -105,6 +107,20 @@ fn yarn_matches_the_reference() {
     for architecture in [Architecture::Mistral, Architecture::Qwen2, Architecture::Qwen3] {
         check(&config_of(architecture, json!({ "rope_theta": 300.0, "rope_scaling": scaling, "partial_rotary_factor": 0.8 })), 40);
     }
+}
+
+#[test]
+fn yarn_takes_its_stretched_context() {
+    // As Qwen's instructions have it: the scaling is added, and nothing else is changed.
+    let scaling = json!({ "rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 96 });
+    let config = config_of(Architecture::Qwen2, json!({ "rope_scaling": scaling }));
+    let (_parent, dir) = temporary();
+    write_folder(&dir, &config, &random_weights(&config, &mut rng()), Dtype::F32);
+    let with = |max_len| Llama::open(&dir, &Device::flex(), &OpenOptions { max_len, ..options() });
+    assert_eq!(with(None).unwrap().model.max_len(), 240);
+    assert!(matches!(with(Some(241)), Err(LlamaError::MaxLen { asked: 241, limit: 240 })));
+    let tokens = random_tokens(240, config.vocab_size, &mut rng());
+    assert!(full(&with(Some(240)).unwrap().model, &tokens, 1).iter().all(|logit| logit.is_finite()));
 }
 
 #[test]
