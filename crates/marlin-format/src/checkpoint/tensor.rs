@@ -90,22 +90,22 @@ impl<'a> TensorView<'a> {
 
     /// Returns true for a float matrix [N, K] of which at most two of every four values along K are other than zero, 2:4. What is not is soon known.
     pub fn is_two_four(&self) -> bool {
-        self.has_two_of_four(&[0..self.bytes.len()])
+        self.has_two_of_four(std::iter::once(0..self.bytes.len()))
     }
 
     /// As [`is_two_four`](Self::is_two_four), of a sample: of a large matrix, whatever its header declares, a mebibyte from all over it is read.
     pub fn looks_two_four(&self) -> bool {
-        self.has_two_of_four(&sample(self.bytes.len()))
+        self.has_two_of_four(sample(self.bytes.len()))
     }
 
     /// Looks at ranges of bytes that begin with four values.
-    fn has_two_of_four(&self, ranges: &[Range<usize>]) -> bool {
+    fn has_two_of_four(&self, mut ranges: impl Iterator<Item = Range<usize>>) -> bool {
         let &[_, k] = self.shape else { return false };
         if !k.is_multiple_of(4) || k == 0 {
             return false;
         }
-        ranges.iter().all(|range| {
-            let bytes = &self.bytes[range.clone()];
+        ranges.all(|range| {
+            let bytes = &self.bytes[range];
             match self.dtype {
                 Dtype::F16 | Dtype::BF16 => has_two_of_four(bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0),
                 Dtype::F32 => has_two_of_four(bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0),
@@ -175,15 +175,13 @@ impl<'a> TensorView<'a> {
 }
 
 /// Ranges of `bytes` bytes: all of them, or a mebibyte in 64 pieces that lie equally far apart, from the first to the last.
-fn sample(bytes: usize) -> Vec<Range<usize>> {
+fn sample(bytes: usize) -> impl Iterator<Item = Range<usize>> {
     const PIECES: usize = 64;
     // Each is a whole number of fours of values of any size.
     const PIECE: usize = 16 << 10;
-    if bytes <= PIECES * PIECE {
-        return vec![0..bytes];
-    }
-    let apart = (bytes - PIECE) / (PIECES - 1) / 16 * 16;
-    (0..PIECES).map(|piece| piece * apart..piece * apart + PIECE).collect()
+    let (pieces, piece, apart) =
+        if bytes <= PIECES * PIECE { (1, bytes, 0) } else { (PIECES, PIECE, (bytes - PIECE) / (PIECES - 1) / 16 * 16) };
+    (0..pieces).map(move |index| index * apart..index * apart + piece)
 }
 
 /// Returns true if at most two of every four values, each of `SIZE` bytes, are other than zero.
@@ -241,10 +239,10 @@ mod tests {
     #[test]
     fn a_sample_is_small_and_from_all_over() {
         for bytes in [0, 16, 1 << 20] {
-            assert_eq!(sample(bytes), [0..bytes]);
+            assert!(sample(bytes).eq(std::iter::once(0..bytes)));
         }
         for bytes in [(1 << 20) + 16, 3_000_016, 256 << 30] {
-            let ranges = sample(bytes);
+            let ranges: Vec<_> = sample(bytes).collect();
             assert_eq!(ranges.iter().map(ExactSizeIterator::len).sum::<usize>(), 1 << 20);
             assert!(ranges.iter().all(|range| range.start % 16 == 0 && range.end <= bytes), "{ranges:?}");
             let farthest = ranges.windows(2).map(|pair| pair[1].start - pair[0].start).max().unwrap();
