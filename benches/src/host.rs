@@ -1,7 +1,7 @@
 //! Times 4-bit weights and float weights on the host's cores, through Burn's Flex backend: layers, and decode of a model.
 
 use crate::BenchError;
-use burn::module::{Module, ModuleDisplay};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
@@ -216,7 +216,7 @@ fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
     std::iter::once(first).chain((1..count).map(|_| module())).collect()
 }
 
-fn converted<M: Module + ModuleDisplay>(modules: &[M], convert: &W4A16) -> Result<Vec<M>, BenchError> {
+fn converted<M: Module>(modules: &[M], convert: &W4A16) -> Result<Vec<M>, BenchError> {
     modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
 }
 

@@ -4,7 +4,7 @@ use crate::convert_models::outcome;
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, computes, trial};
-use burn::module::{Module, ModuleDisplay, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
@@ -36,11 +36,11 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "convert::a_second_conversion_leaves_the_first", twice));
 }
 
-pub fn convert<M: Module + ModuleDisplay>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {
+pub fn convert<M: Module>(model: M, group: GroupSize) -> (M, burn_marlin::Report) {
     convert_to(QuantSpec::int4(group), model)
 }
 
-pub fn convert_to<M: Module + ModuleDisplay>(spec: QuantSpec, model: M) -> (M, burn_marlin::Report) {
+pub fn convert_to<M: Module>(spec: QuantSpec, model: M) -> (M, burn_marlin::Report) {
     W4A16::new(spec).quantize(model).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -20,6 +20,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "models::a_tied_head_leaves_the_embedding", tied));
     tests.push(trial(device, "models::patterns_hold_for_layers_that_share_an_id", excluded_twin));
     tests.push(trial(device, "models::another_type_named_linear_is_left", other_linear));
+    tests.push(trial(device, "models::a_parameter_elsewhere_with_a_weights_id_changes_nothing", id_elsewhere));
     tests.push(trial(device, "models::specs_by_pattern", specs));
     tests.push(trial(device, "models::a_layer_without_features_is_left", no_features));
     tests.push(trial(device, "models::strict", strict));
@@ -172,6 +173,24 @@ mod pytorch {
     }
 }
 
+mod shown_otherwise {
+    use super::{Module, Param, Tensor};
+    use burn::module::{Content, ModuleDisplay};
+
+    /// A user's own layer, which shows its sizes in place of its parameters, as Burn's `Linear` does.
+    #[derive(Module, Debug)]
+    #[module(custom_display)]
+    pub struct Linear {
+        pub weight: Param<Tensor<2>>,
+    }
+
+    impl ModuleDisplay for Linear {
+        fn custom_content(&self, content: Content) -> Option<Content> {
+            content.add("d_output", &self.weight.lazy_shape()[0]).optional()
+        }
+    }
+}
+
 #[derive(Module, Debug)]
 struct Own {
     weight: Param<Tensor<2>>,
@@ -181,6 +200,7 @@ struct Own {
 struct Mixed {
     burn: Linear,
     pytorch: pytorch::Linear,
+    shown: shown_otherwise::Linear,
     own: Own,
 }
 
@@ -189,6 +209,7 @@ fn mixed(device: &Device) -> Mixed {
     Mixed {
         burn: LinearConfig::new(64, 64).init(device),
         pytorch: pytorch::Linear { weight: square(), bias: None },
+        shown: shown_otherwise::Linear { weight: square() },
         own: Own { weight: square() },
     }
 }
@@ -199,14 +220,41 @@ pub fn outcome<'a>(report: &'a Report, path: &str) -> &'a Outcome {
 }
 
 fn other_linear(device: &Device) {
-    let (_, report) = convert(mixed(device), GROUP);
-    assert!(matches!(outcome(&report, "burn.weight"), Outcome::Quantized { .. }), "{report:#}");
-    assert_eq!(*outcome(&report, "pytorch.weight"), Outcome::Left(LeftReason::OtherLinear));
-    assert_eq!(*outcome(&report, "own.weight"), Outcome::Left(LeftReason::NotLinear));
-    assert!(report.to_string().contains("also"), "the report says what to do: {report}");
-    let asked = W4A16::new(QuantSpec::int4(GROUP)).also::<Own>().also::<pytorch::Linear>();
+    let w4a16 = W4A16::new(QuantSpec::int4(GROUP));
+    for converted in [w4a16.quantize(mixed(device)), w4a16.unloaded(mixed(device))] {
+        let (_, report) = converted.unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(outcome(&report, "burn.weight"), Outcome::Quantized { .. }), "{report:#}");
+        assert_eq!(*outcome(&report, "pytorch.weight"), Outcome::Left(LeftReason::OtherLinear));
+        assert_eq!(*outcome(&report, "shown.weight"), Outcome::Left(LeftReason::OtherLinear));
+        assert_eq!(*outcome(&report, "own.weight"), Outcome::Left(LeftReason::NotLinear));
+        assert!(report.to_string().contains("also"), "the report says what to do: {report}");
+    }
+    let asked = w4a16.also::<Own>().also::<pytorch::Linear>();
     let (_, report) = asked.quantize(mixed(device)).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(report.quantized(), 3, "{report:#}");
+    assert_eq!(report.quantized(), 4, "{report:#}");
+}
+
+/// A head tied to a table of the user's own type, and an average of the weights of an encoder, kept under their ids.
+#[derive(Module, Debug)]
+struct Averaged {
+    table: Own,
+    head: Linear,
+    encoder: TransformerEncoder,
+    averages: Vec<Own>,
+}
+
+fn id_elsewhere(device: &Device) {
+    let table = Own { weight: Param::initialized(ParamId::new(), random([32, 64], device)) };
+    let head = Linear { weight: table.weight.clone().map(|weight| weight.transpose()), bias: None };
+    let encoder = <TransformerEncoder as Tried>::new(device);
+    let weights = encoder.layers.iter().flat_map(|layer| [&layer.mha.query, &layer.pwff.linear_inner]);
+    let averages = weights.map(|layer| Own { weight: Param::initialized(layer.weight.id, layer.weight.val() * 0.5) }).collect();
+    let model = Averaged { table, head, encoder, averages };
+    let kept: Vec<Vec<f64>> = [&model.table].into_iter().chain(&model.averages).map(|own| values(own.weight.val())).collect();
+    let (model, report) = W4A16::new(QuantSpec::int4(GROUP)).strict().quantize(model).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((report.quantized(), report.left()), (13, 0), "{report:#}");
+    let after: Vec<Vec<f64>> = [&model.table].into_iter().chain(&model.averages).map(|own| values(own.weight.val())).collect();
+    assert!(after == kept, "what is not linear stays float");
 }
 
 fn specs(device: &Device) {
@@ -230,7 +278,7 @@ fn no_features(device: &Device) {
 }
 
 fn strict(device: &Device) {
-    let w4a16 = W4A16::new(QuantSpec::int4(GROUP)).exclude("own").exclude("pytorch");
+    let w4a16 = W4A16::new(QuantSpec::int4(GROUP)).exclude("shown").exclude("pytorch");
     assert!(w4a16.clone().strict().quantize(mixed(device)).is_ok(), "what was excluded may be left");
     let refused = |w4a16: W4A16, expected: &str| {
         let before = mixed(device);

@@ -149,7 +149,7 @@ impl W4A16 {
     /// # Errors
     /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
     /// returns the model.
-    pub fn quantize<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
+    pub fn quantize<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded, &mut |_| None)
     }
 
@@ -158,7 +158,7 @@ impl W4A16 {
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize); [`Error::WeightShape`].
-    pub fn quantize_with<M: Module + ModuleDisplay>(
+    pub fn quantize_with<M: Module>(
         &self,
         model: M,
         mut weights: impl FnMut(&str) -> Option<PlainWeight>,
@@ -170,7 +170,7 @@ impl W4A16 {
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize).
-    pub fn select<M: Module + ModuleDisplay>(&self, model: &M) -> Result<Vec<SelectedLayer>, Error> {
+    pub fn select<M: Module>(&self, model: &M) -> Result<Vec<SelectedLayer>, Error> {
         let found = survey(model, Types { also: &self.also, initialize: true });
         let choices = self.choose(&Rules::new(self)?, &found, model, Weights::Rounded)?;
         let layers = found.candidates.into_iter().zip(choices.layers).filter_map(|(candidate, choice)| match choice {
@@ -186,15 +186,15 @@ impl W4A16 {
     /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its weights: to load the record of a converted model
     /// into. What it computes is NaN until then.
     ///
-    /// The record decides on each layer's format. Types named `Linear` are all taken for Burn's.
+    /// The record decides on each layer's format.
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize), but for values.
-    pub fn unloaded<M: Module + ModuleDisplay>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
+    pub fn unloaded<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Unloaded, &mut |_| None)
     }
 
-    fn convert<M: Module + ModuleDisplay>(
+    fn convert<M: Module>(
         &self,
         model: M,
         weights: Weights,

@@ -1,8 +1,10 @@
 use super::report::LeftReason;
 use crate::weight::REPARAMETERIZATION;
-use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::{DType, Tensor};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
+use burn::nn::LinearConfig;
+use burn::tensor::{DType, Device, Tensor};
 use std::collections::HashSet;
+use std::panic::Location;
 
 /// A parameter that could be the weight of a layer: two dimensions or more.
 pub(super) struct Candidate {
@@ -35,11 +37,8 @@ pub(super) struct Types<'a> {
 }
 
 /// Every candidate of a model, in the model's order.
-pub(super) fn survey<M: Module + ModuleDisplay>(model: &M, types: Types<'_>) -> Survey {
-    // Burn's `Linear` shows its features in place of its parameters; a type of the same name that was derived shows them, with their ids. Showing a
-    // model initialises it.
-    let shown = if types.initialize { model.format(DisplaySettings::new().with_show_param_id(true)) } else { String::new() };
-    let mut visitor = Visitor { types, shown, stack: Vec::new(), inside: 0, found: Survey::new() };
+pub(super) fn survey<M: Module>(model: &M, types: Types<'_>) -> Survey {
+    let mut visitor = Visitor { types, stack: Vec::new(), inside: 0, found: Survey::new() };
     model.visit(&mut visitor);
     visitor.found
 }
@@ -50,17 +49,46 @@ impl Survey {
     }
 }
 
+/// The source code that a type's `#[derive(Module)]` stands in: every visitor of a value of the type is called from there, so that it tells types of one
+/// name apart. Where the compiler leaves locations out (`-Z location-detail=none`), only names do.
+type DerivedAt = &'static Location<'static>;
+
+/// Where Burn's `Linear` is derived.
+fn burn_linear(device: &Device) -> Option<DerivedAt> {
+    struct Caller(Option<DerivedAt>);
+    impl ModuleVisitor for Caller {
+        #[track_caller]
+        fn enter_module(&mut self, _name: &str, _container: &str) {
+            self.0 = Some(Location::caller());
+        }
+    }
+    let mut caller = Caller(None);
+    // Its weight is never drawn.
+    LinearConfig::new(1, 1).with_bias(false).init(device).visit(&mut caller);
+    caller.0
+}
+
+/// A module that a visitor has entered.
+struct Entered {
+    /// The name of the field, or the index.
+    name: String,
+    /// The kind and name of the type that has it, such as `Struct:Linear`.
+    container: String,
+    /// Where that type is derived.
+    derived_at: DerivedAt,
+}
+
 struct Visitor<'a> {
     types: Types<'a>,
-    shown: String,
-    /// Field name and container of every module entered.
-    stack: Vec<(String, String)>,
+    /// Every module entered.
+    stack: Vec<Entered>,
     /// Entered reparameterisations: nothing inside them is a layer of the model.
     inside: usize,
     found: Survey,
 }
 
 impl ModuleVisitor for Visitor<'_> {
+    #[track_caller]
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION {
             self.inside += 1;
@@ -72,7 +100,7 @@ impl ModuleVisitor for Visitor<'_> {
                 }
             }
         }
-        self.stack.push((name.to_owned(), container.to_owned()));
+        self.stack.push(Entered { name: name.to_owned(), container: container.to_owned(), derived_at: Location::caller() });
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
@@ -103,7 +131,7 @@ impl ModuleVisitor for Visitor<'_> {
             return;
         }
         let left = match self.stack.last() {
-            Some((name, container)) if D == 2 && name == "weight" => self.left(container, param.id, dtype),
+            Some(field) if D == 2 && field.name == "weight" => self.left(field, &param.lazy_device(), dtype),
             _ => Some(LeftReason::NotLinear),
         };
         self.found.candidates.push(Candidate { id: param.id, path, shape, size_bytes, left });
@@ -112,17 +140,17 @@ impl ModuleVisitor for Visitor<'_> {
 
 impl Visitor<'_> {
     fn path(&self) -> String {
-        self.stack.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+        self.stack.iter().map(|entered| entered.name.as_str()).collect::<Vec<_>>().join(".")
     }
 
-    /// Returns the reason why the field `weight` of a container is left; `None` if it is the weight of a linear layer.
-    fn left(&self, container: &str, id: ParamId, dtype: DType) -> Option<LeftReason> {
-        let Some(name) = container.strip_prefix("Struct:") else { return Some(LeftReason::NotLinear) };
+    /// Returns the reason why the field `weight` of a type is left; `None` if it is the weight of a linear layer.
+    fn left(&self, field: &Entered, device: &Device, dtype: DType) -> Option<LeftReason> {
+        let Some(name) = field.container.strip_prefix("Struct:") else { return Some(LeftReason::NotLinear) };
         let asked = self.types.also.iter().any(|also| also == name);
         if name != "Linear" && !asked {
             return Some(LeftReason::NotLinear);
         }
-        if !asked && self.shown.contains(&format!("id: {id}}}")) {
+        if !asked && burn_linear(device) != Some(field.derived_at) {
             return Some(LeftReason::OtherLinear);
         }
         matches!(dtype, DType::QFloat(_)).then_some(LeftReason::AlreadyQuantized)

@@ -11,7 +11,7 @@ mod tests;
 use std::collections::HashMap;
 
 use burn::backend::DispatchDevice;
-use burn::module::{Module, ModuleDisplay};
+use burn::module::Module;
 use burn::tensor::Device;
 use burn_marlin::W4A16;
 use burn_marlin::convert::{ConvertError, Report};
@@ -79,7 +79,7 @@ impl GptqCalibrator {
     ///
     /// # Errors
     /// A [`CalibrationError`], with the model as it was.
-    pub fn quantize<M: Module + ModuleDisplay, T>(
+    pub fn quantize<M: Module, T>(
         &self,
         model: M,
         batches: impl IntoIterator<Item = T>,
@@ -96,7 +96,7 @@ impl GptqCalibrator {
     }
 
     /// The weights of all layers, by path.
-    fn find<M: Module + ModuleDisplay, T>(
+    fn find<M: Module, T>(
         &self,
         model: &M,
         batches: impl IntoIterator<Item = T>,
