@@ -9,7 +9,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_marlin::convert::{LayerReport, LeftReason, Outcome};
+use burn_marlin::convert::{LayerReport, LeftReason, Outcome, reset_placeholders};
 use burn_marlin::fusion::fusion_count;
 use burn_marlin::{Error, GroupSize, QuantLinear, QuantSpec, ScaleDtype, W4A16};
 use libtest_mimic::Trial;
@@ -47,6 +47,11 @@ pub fn convert_to<M: Module>(spec: QuantSpec, model: M) -> (M, burn_marlin::Repo
 /// Returns the formats of both bit widths, each with the range of the error that its rounding causes in a small model.
 fn widths(group: GroupSize) -> [(QuantSpec, std::ops::Range<f64>); 2] {
     [(QuantSpec::int4(group), 1e-3..0.25), (QuantSpec::int8(group), 1e-4..0.02)]
+}
+
+/// Resets the placeholders of a model whose converted layers all hold a weight.
+pub fn reset<M: Module>(model: M) -> M {
+    reset_placeholders(model).unwrap_or_else(|error| panic!("{error}"))
 }
 
 pub fn close(found: &[f64], expected: &[f64], limit: f64, what: &str) {

@@ -1,6 +1,6 @@
 //! Converted models that are saved, loaded, cast, materialised, or read without `val()`.
 
-use crate::convert::{SAME_WEIGHTS_IN_BURN, cast, close, convert, convert_to, dense, on_flex};
+use crate::convert::{SAME_WEIGHTS_IN_BURN, cast, close, convert, convert_to, dense, on_flex, reset};
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, computes, float_dtype, trial};
@@ -20,6 +20,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "loading::an_unloaded_model_takes_a_record", unloaded));
     tests.push(trial(device, "loading::an_exported_model_loads_into_a_float_one", exported));
     tests.push(trial(device, "loading::float_checkpoints_are_rounded_or_refused", float_checkpoint));
+    tests.push(trial(device, "loading::float_checkpoints_that_cannot_be_rounded_stay_float", unroundable));
     tests.push(trial(device, "loading::the_placeholder_never_looks_like_a_weight", placeholder));
     tests.push(trial(device, "loading::one_number_of_parameters_always", parameters));
     tests.push(trial(device, "loading::casts_keep_the_weights", casts));
@@ -95,7 +96,7 @@ fn any_time(device: &Device) {
     let expected = values(saved.forward(x.clone()));
     for (what, used) in uses {
         let model = used(convert(fresh(device), GroupSize::G32).0, device);
-        let loaded = reset_placeholders(model).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("after {what}: {error}"));
+        let loaded = reset(model).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("after {what}: {error}"));
         assert!(values(loaded.forward(x.clone())) == expected, "after {what}");
         // Without the reset, Burn either returns an error or loads the whole record.
         let model = used(convert(fresh(device), GroupSize::G32).0, device);
@@ -112,7 +113,7 @@ fn unloaded(device: &Device) {
     let (empty, report) = W4A16::new(QuantSpec::int4(GroupSize::G64)).unloaded(fresh(device)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.quantized(), 2, "{report}");
     assert!(values(empty.clone().forward(x.clone())).iter().all(|value| value.is_nan()), "no values that look right");
-    let loaded = reset_placeholders(empty).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
+    let loaded = reset(empty).try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
 
     let layer = QuantLinear::unloaded([64, 40], true, QuantSpec::int4(GroupSize::G32), ActivationDtype::F32, device);
@@ -155,7 +156,7 @@ fn float_checkpoint(device: &Device) {
             assert!(used, "a fresh converted model has no place for float weights");
             close(&values(loaded.forward(x.clone())), &expected, 1e-6, "a float record, rounded");
             // Resetting the placeholders removes the float values; the packed weights stay.
-            let reset = reset_placeholders(loaded);
+            let reset = reset(loaded);
             assert!(reset.up.weight.lazy_shape().num_elements() == 1, "the float values are gone");
             close(&values(reset.forward(x.clone())), &expected, 1e-6, "rounded, and reset");
         }
@@ -167,6 +168,39 @@ fn float_checkpoint(device: &Device) {
             Ok(_) => close(&values(loaded.forward(x.clone())), &expected, 1e-6, "a float file, rounded"),
             Err(error) => assert!(!used, "{error}"),
         }
+    }
+}
+
+/// Loads float checkpoints whose weights no quantised one can hold into a converted model that was used.
+fn unroundable(device: &Device) {
+    let x = batch(device);
+    type Edit = fn(Tensor<2>) -> Tensor<2>;
+    let edits: [(&str, Edit); 3] = [
+        ("a first row that is not a number", |weight| {
+            let [_, n] = weight.dims();
+            let row = Tensor::full([1, n], f32::NAN, &weight.device());
+            weight.slice_assign([0..1, 0..n], row)
+        }),
+        ("no number at all", |weight| weight.mul_scalar(f32::NAN)),
+        ("scales that overflow f16", |weight| weight.mul_scalar(1e8)),
+    ];
+    for (what, edit) in edits {
+        let mut float = fresh(device);
+        float.up.weight = float.up.weight.map(edit);
+        let (model, _) = convert(fresh(device), GroupSize::G32);
+        let _ = values(model.forward(x.clone()));
+        let loaded = model.try_load_record(record_of(&float).allow_partial(true)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let (expected, kept) = (values(float.up.weight.val()), |model: &Mlp| values(model.up.weight.val()));
+        // Infinite in place of one value where none is a number.
+        let same = |found: Vec<f64>| {
+            found.iter().zip(&expected).all(|(found, &value)| if value.is_nan() { !found.is_finite() } else { *found == value })
+        };
+        assert!(same(kept(&loaded)), "{what}: the layer is float");
+        let refused = reset_placeholders(loaded).err().unwrap_or_else(|| panic!("{what}: accepted"));
+        assert!(refused.error.to_string().starts_with("up.weight: "), "{what}: {}", refused.error);
+        assert!(same(kept(&refused.model)), "{what}: the layer is still float");
+        let down = values(refused.model.down.weight.val());
+        assert!(down.iter().all(|value| value.is_finite()), "{what}: the other layer is rounded");
     }
 }
 
@@ -196,7 +230,7 @@ fn parameters(device: &Device) {
     let loaded = fresh_again.load_record(record_of(&model));
     assert_eq!((loaded.num_params(), other.num_params()), (expected, expected), "after a load, and of a clone from before it");
     assert_eq!(loaded.valid().num_params(), expected, "of a valid model");
-    assert_eq!(reset_placeholders(loaded).num_params(), expected, "with new placeholders");
+    assert_eq!(reset(loaded).num_params(), expected, "with new placeholders");
     assert_eq!(model.materialize().num_params(), expected, "materialised");
 }
 

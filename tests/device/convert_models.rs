@@ -1,6 +1,6 @@
 //! Conversion of models of several structures: the converted weights, and everything that Burn does with converted models.
 
-use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense};
+use crate::convert::{SAME_WEIGHTS, SAME_WEIGHTS_IN_BURN, close, convert, dense, reset};
 use crate::layer::values;
 use crate::models::{Containers, Mlp, Shared, Tied, Tried, with_same_id};
 use crate::setup::{Named, is_cpu_runtime, trial};
@@ -10,7 +10,7 @@ use burn::nn::{Gru, Linear, LinearConfig, Lstm};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::{BurnToPyTorchAdapter, BurnpackStore, ModuleRecord, ModuleSnapshot, PyTorchToBurnAdapter, SafetensorsStore};
 use burn::tensor::{Bytes, Device, Distribution, Tensor};
-use burn_marlin::convert::{ConvertError, LeftReason, Outcome, reset_placeholders};
+use burn_marlin::convert::{ConvertError, LeftReason, Outcome};
 use burn_marlin::{Error, GroupSize, QuantSpec, QuantizedWeight, Report, W4A16};
 use libtest_mimic::Trial;
 
@@ -65,7 +65,7 @@ fn of_model<T: Tried>(device: &Device) {
     check("valid", &model.valid(), x.clone());
     let there = model.clone().to_device(&Device::flex());
     check("to Flex", &there, Tensor::from_data(x.to_data(), &Device::flex()));
-    check("to Flex and back", &reset_placeholders(there).to_device(device), x.clone());
+    check("to Flex and back", &reset(there).to_device(device), x.clone());
 
     // Records and files, loaded into a model with other values.
     let target = || convert(T::new(device), GROUP).0;

@@ -1,6 +1,6 @@
 //! LoRA adapters on 4-bit weights, attached with Burn's `apply_lora`.
 
-use crate::convert::{SAME_WEIGHTS_IN_BURN, close, convert, dense};
+use crate::convert::{SAME_WEIGHTS_IN_BURN, close, convert, dense, reset};
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, trial};
@@ -10,7 +10,6 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use burn_marlin::convert::reset_placeholders;
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, QuantizedWeight};
 use libtest_mimic::Trial;
 
@@ -161,7 +160,7 @@ fn paths(device: &Device) {
     let expected = values(adapted.forward(x.clone()));
     let bytes = adapted.clone().into_record().into_bytes().unwrap_or_else(|error| panic!("{error}"));
     let record = ModuleRecord::from_bytes(bytes).unwrap_or_else(|error| panic!("{error}"));
-    let target = reset_placeholders(convert(mlp(device), GroupSize::G32).0.apply_lora(all()));
+    let target = reset(convert(mlp(device), GroupSize::G32).0.apply_lora(all()));
     close(&values(target.load_record(record).forward(x.clone())), &expected, 1e-6, "a record with adapters");
     let factors = ParamGroup::from_predicate("lora");
     let record = adapted.into_record_group(factors);

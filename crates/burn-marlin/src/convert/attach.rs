@@ -5,7 +5,7 @@ use super::report::{LeftReason, Outcome};
 use super::{Rules, Weights};
 use crate::backend::activation_dtype;
 use crate::{Error, QuantizedWeight};
-use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
+use burn::module::{Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 use marlin_format::{PlainWeight, QuantSpec, WeightFormat};
 use marlin_kernels::ActivationDtype;
@@ -48,7 +48,7 @@ impl Reparameterizer for &mut Attach<'_> {
             Ok((outcome, weight)) => {
                 self.outcomes.insert(path.to_owned(), outcome);
                 let Some(weight) = weight else { return (param, None) };
-                let (placeholder, weight) = weight.attach(&param, param.base().dtype());
+                let (placeholder, weight) = weight.attach(path, &param, param.base().dtype());
                 (placeholder, Some(weight))
             }
             Err(error) => {
@@ -111,55 +111,5 @@ impl Attach<'_> {
         let weight = QuantizedWeight::from_plain_for(&plain, activations, &device);
         made.push(Made { path: path.to_owned(), plain, weight: weight.clone() });
         Ok((weight, format, None))
-    }
-}
-
-/// Resets the placeholders of converted layers to their state after the conversion.
-pub(super) struct Reset {
-    /// Paths of converted weights.
-    pub converted: HashSet<String>,
-    pub path: Vec<String>,
-    /// Float values that had been loaded into a layer.
-    pub found: Option<FoundValues>,
-}
-
-/// Float values found in place of a placeholder, for the attached weight, which is visited next.
-pub(super) struct FoundValues {
-    path: String,
-    values: Tensor<2>,
-}
-
-impl Reset {
-    pub fn of<M: Module>(model: M, converted: HashSet<String>) -> M {
-        model.map(&mut Self { converted, path: Vec::new(), found: None })
-    }
-}
-
-impl ModuleMapper for Reset {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
-        if let Some(found) = self.found.take_if(|found| found.path == path) {
-            // The weight's own offer of the float parameter: taking it, it rounds the values.
-            return Param::initialized(param.id, found.values.reshape(param.lazy_shape()));
-        }
-        if !self.converted.contains(&path) || !param.is_initialized() {
-            return param;
-        }
-        let base = param.base();
-        let dims = base.dims();
-        let shape = [dims[0], dims[D - 1]];
-        self.converted.remove(&path);
-        if QuantizedWeight::holds_values(&base) {
-            self.found = Some(FoundValues { path, values: base.clone().reshape(shape) });
-        }
-        QuantizedWeight::renew(&param, base.dtype(), shape)
     }
 }

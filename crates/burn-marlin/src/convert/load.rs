@@ -221,7 +221,7 @@ impl Reparameterizer for Attach {
     fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
         match self.layers.remove(path) {
             Some((weight, dtype)) => {
-                let (placeholder, weight) = weight.attach(&param, dtype);
+                let (placeholder, weight) = weight.attach(path, &param, dtype);
                 (placeholder, Some(weight))
             }
             None => (param, None),

@@ -7,16 +7,18 @@ mod load;
 mod load_error;
 mod places;
 mod report;
+mod reset;
 mod survey;
 
 pub use export_error::ExportError;
 pub use load_error::LoadError;
 pub use report::{LayerReport, LeftReason, Outcome, Report};
+pub use reset::reset_placeholders;
 
 pub use crate::error::ConvertError;
 use crate::{Error, QuantizedWeight};
-use attach::{Attach, Reset};
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param, ParamId};
+use attach::Attach;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{ElementConversion, Tensor};
 use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
 use regex::Regex;
@@ -287,15 +289,6 @@ impl W4A16 {
         let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
         (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict { left, unmatched: unmatched.to_vec() })
     }
-}
-
-/// Resets the placeholders under converted weights to their state right after the conversion: ready for a record, and small.
-///
-/// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
-/// loaded into converted layers are rounded to the layers' specs, and freed. The weights stay as they are.
-pub fn reset_placeholders<M: Module + ModuleDisplay>(model: M) -> M {
-    let found = survey(&model, Types { also: &[], initialize: false });
-    Reset::of(model, found.converted)
 }
 
 /// The choices for a model's parameters.

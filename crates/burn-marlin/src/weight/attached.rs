@@ -1,6 +1,7 @@
 //! A quantised weight in an unmodified model: attached to the float parameter of an ordinary `Linear`, which it replaces.
 
 use super::QuantizedWeight;
+use crate::Error;
 use burn::module::{Param, ParamId, Reparameterization};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use std::cell::RefCell;
@@ -18,6 +19,8 @@ type Unread = Weak<()>;
 /// The state that an attached weight keeps about its parameter.
 #[derive(Debug, Clone)]
 pub(super) struct Attached {
+    /// Path of the parameter in the model that was converted.
+    path: Arc<str>,
     unread: Unread,
     /// The number of times float values were loaded into a parameter of this one's family of clones, and that number when it was last read.
     loads: Arc<AtomicU64>,
@@ -38,9 +41,9 @@ enum Base {
 }
 
 impl Attached {
-    fn new(Placeholder { unread, loads, .. }: &Placeholder) -> Self {
+    fn new(path: Arc<str>, Placeholder { unread, loads }: &Placeholder) -> Self {
         let seen = loads.load(Ordering::Relaxed);
-        Self { unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
+        Self { path, unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
     }
 
     /// The number of elements that the parameter counts for: its placeholder counts as one until it is read.
@@ -51,7 +54,7 @@ impl Attached {
     /// After a mapper; `loaded` where it gave the weight, and the placeholder with it.
     pub fn traversed(&self, loaded: bool) -> Self {
         if let Some(renewed) = RENEWED.take() {
-            return Self::new(&renewed);
+            return Self::new(self.path.clone(), &renewed);
         }
         let attached = if self.loads.load(Ordering::Relaxed) == self.seen { self.clone() } else { self.unknown() };
         if loaded { Self { unread: Weak::new(), ..attached } } else { attached }
@@ -91,32 +94,55 @@ fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape:
             return tensor.expand(Shape::new(shape));
         }
         loads.fetch_add(1, Ordering::Relaxed);
-        tensor
+        // Of a single value a record is no smaller than the placeholder.
+        if shape == [1, 1] { tensor } else { distinct(tensor) }
     };
     let param = Param::uninitialized(id, init, device, false, Shape::new([1; D])).save_mapper(recorded).load_mapper(loaded);
     (param, known)
 }
 
-/// Returns true if a tensor holds no weight: a whole row that is not a number, or, where Burn has quantised it, one value throughout.
+/// Returns true if a tensor holds no weight: not a number throughout, or, where Burn has quantised it, one value throughout.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let tensor = if quantized { tensor.clone().dequantize() } else { tensor.clone() }.detach();
-    let Ok(row) = tensor.slice_dim(0, 0..1).try_into_vec_as::<f32>() else { return false };
-    row.iter().all(|value| value.is_nan()) || quantized && row.iter().all(|value| *value == row[0])
+    // A row tells most weights from a placeholder.
+    let Ok(row) = tensor.clone().slice_dim(0, 0..1).try_into_vec_as::<f32>() else { return false };
+    let Some(&first) = row.first() else { return false };
+    if row.iter().all(|value| value.is_nan()) {
+        return tensor.is_nan().all().try_into_scalar::<bool>().is_ok_and(|all| all);
+    }
+    quantized && row.iter().all(|value| *value == first) && tensor.equal_elem(first).all().try_into_scalar::<bool>().is_ok_and(|all| all)
+}
+
+/// Loaded values that no placeholder equals: of a weight that is not a number throughout, one becomes infinite. It cannot be rounded either way.
+fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if matches!(tensor.dtype(), DType::QFloat(_)) || !is_placeholder(&tensor) {
+        return tensor;
+    }
+    let infinite = Tensor::full([1; D], f32::INFINITY, (&tensor.device(), tensor.dtype()));
+    tensor.slice_assign([(); D].map(|()| 0..1), infinite)
 }
 
 impl QuantizedWeight {
-    /// The weight attached in place of a parameter, and the placeholder that the parameter becomes.
-    pub(crate) fn attach<const D: usize>(mut self, param: &Param<Tensor<D>>, dtype: DType) -> (Param<Tensor<D>>, Self) {
+    /// The weight attached in place of the parameter at a path, and the placeholder that the parameter becomes.
+    pub(crate) fn attach<const D: usize>(mut self, path: &str, param: &Param<Tensor<D>>, dtype: DType) -> (Param<Tensor<D>>, Self) {
         let (param, known) = placeholder(param.id, dtype, param.lazy_device(), self.dims());
         self.format_id = param.id;
-        self.attached = Some(Attached::new(&known));
+        self.attached = Some(Attached::new(path.into(), &known));
         (param, self)
     }
 
     /// The same weight by itself.
     pub(crate) fn detached(&self) -> Self {
         Self { attached: None, ..self.clone() }
+    }
+
+    /// The weight of this one's spec for float values [K, N] that were loaded into its parameter.
+    ///
+    /// # Errors
+    /// As [`quantize`](Self::quantize).
+    pub(crate) fn requantized(&self, values: Tensor<2>) -> Result<Self, Error> {
+        Self::quantize(values.detach(), &self.spec())
     }
 
     /// A new placeholder for a parameter whose attached weight is traversed next.
@@ -139,10 +165,10 @@ impl QuantizedWeight {
             if is_placeholder(base) {
                 return Base::Placeholder;
             }
-            let float = base.clone().detach().reshape(self.dims());
-            match Self::quantize(float, &self.spec()) {
+            match self.requantized(base.clone().reshape(self.dims())) {
                 Ok(weight) => {
                     tracing::warn!(
+                        layer = %attached.path,
                         spec = %self.spec(),
                         "float values were loaded into a converted layer: they are rounded and used in place of its weight; \
                          `reset_placeholders` frees the float values"
@@ -150,7 +176,8 @@ impl QuantizedWeight {
                     Base::Rounded(Box::new(weight))
                 }
                 Err(error) => {
-                    tracing::error!(%error, "float values were loaded into a converted layer and cannot be rounded: the layer is float again");
+                    let layer = &attached.path;
+                    tracing::error!(%layer, %error, "float values were loaded into a converted layer and cannot be rounded: the layer is float again");
                     Base::Float
                 }
             }

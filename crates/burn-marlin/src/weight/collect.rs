@@ -1,4 +1,5 @@
-//! Finding quantised weights in a model. A visitor sees the tensors of a weight, never the weight itself, which is passed through a thread-local.
+//! Finding quantised weights in a model, and putting others in their place. A traversal sees the tensors of a weight, never the weight itself, which is
+//! passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;
@@ -6,6 +7,9 @@ use std::cell::RefCell;
 thread_local! {
     /// True while tensors are being collected, and the weight whose tensors are visited next.
     static OFFERED: RefCell<(bool, Option<QuantizedWeight>)> = const { RefCell::new((false, None)) };
+
+    /// What takes the place of the weight whose first tensor is being mapped.
+    static REPLACEMENT: RefCell<Option<QuantizedWeight>> = const { RefCell::new(None) };
 }
 
 impl QuantizedWeight {
@@ -26,6 +30,16 @@ impl QuantizedWeight {
     /// The weight whose first tensor is being visited; `None` for its others, and everything that is none of a weight's.
     pub(crate) fn take_offered() -> Option<Self> {
         OFFERED.with_borrow_mut(|(_, weight)| weight.take())
+    }
+
+    /// Puts this weight's values in the place of those of the weight whose first tensor a mapper is given: none of its other tensors is mapped.
+    pub(crate) fn replace_mapped(self) {
+        REPLACEMENT.set(Some(self));
+    }
+
+    /// The weight that the mapper of the first tensor has put in this one's place.
+    pub(super) fn take_replacement() -> Option<Self> {
+        REPLACEMENT.take()
     }
 
     /// Before its tensors are visited.

@@ -74,26 +74,13 @@ impl Module for QuantizedWeight {
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let (own, device) = (self.recorded(), self.device());
-        let format = mapped(mapper, "format", |mapper| mapper.map_float(record::expected(self.format_id, &device)));
-        let recorded = record::loaded(&format);
-        // A record carries its format: its tensors are read in that format.
-        let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
-        let tensors = match recorded {
-            Some(recorded) if recorded != own => {
-                tracing::warn!(model = %own, record = %recorded, "a record holds a weight in another format than the model");
-                RecordTensors::expected(&own, &recorded, &device)
-            }
-            _ => RecordTensors::of(&self),
+        let expected = record::expected(self.format_id, &self.device());
+        let format = mapped(mapper, "format", |mapper| mapper.map_float(expected));
+        let (weight, given) = match Self::take_replacement() {
+            Some(replacement) => (self.replaced_by(replacement), true),
+            None => self.map_tensors(mapper, record::loaded(&format)),
         };
-        let tensors = tensors.map(mapper);
-        let given = if target == own { tensors.is_touched() } else { tensors.is_complete() };
-        let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
-        let mut weight = Self { format_id: format.id, attached, ..self };
-        if given {
-            let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scale_dtype, &device));
-            weight = Self { tensors, descriptor: target, ..weight }.laid_out();
-        }
+        let mut weight = Self { format_id: format.id, ..weight };
         // The rest is beside the weight: the path is that of the float parameter.
         let outside = weight.attached.is_some();
         if outside {
@@ -119,6 +106,36 @@ impl QuantizedWeight {
     /// The descriptor of the weight in a record: the plain layout.
     fn recorded(&self) -> WeightDescriptor {
         self.descriptor.in_layout(WeightLayout::Plain)
+    }
+
+    /// Offers a mapper the tensors of a record, in the format that it `recorded`. Returns the weight of what the mapper gives or changes, and whether it
+    /// did.
+    fn map_tensors<Mapper: ModuleMapper>(self, mapper: &mut Mapper, recorded: Option<WeightDescriptor>) -> (Self, bool) {
+        let (own, device) = (self.recorded(), self.device());
+        // A record carries its format: its tensors are read in that format.
+        let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
+        let tensors = match recorded {
+            Some(recorded) if recorded != own => {
+                tracing::warn!(model = %own, record = %recorded, "a record holds a weight in another format than the model");
+                RecordTensors::expected(&own, &recorded, &device)
+            }
+            _ => RecordTensors::of(&self),
+        };
+        let tensors = tensors.map(mapper);
+        let given = if target == own { tensors.is_touched() } else { tensors.is_complete() };
+        let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
+        let weight = Self { attached, ..self };
+        if !given {
+            return (weight, false);
+        }
+        let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scale_dtype, &device));
+        (Self { tensors, descriptor: target, ..weight }.laid_out(), true)
+    }
+
+    /// The values of another weight in place of this one's.
+    fn replaced_by(self, Self { tensors, descriptor, .. }: Self) -> Self {
+        let attached = self.attached.as_ref().map(|attached| attached.traversed(false));
+        Self { tensors, descriptor, attached, ..self }
     }
 
     /// On another device, in the layout that its kernel reads.

@@ -1,0 +1,109 @@
+//! Placeholders in their state after the conversion.
+
+use super::ConvertError;
+use super::survey::{Types, survey};
+use crate::{Error, QuantizedWeight};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use std::collections::{HashMap, HashSet};
+
+/// Resets the placeholders under converted weights to their state right after the conversion: ready for a record, and small.
+///
+/// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
+/// loaded into converted layers are rounded to the layers' specs, and freed. The other weights stay as they are.
+///
+/// # Errors
+/// [`Error::Layer`] names the first layer that float values were loaded into which cannot be rounded: values that are not finite, or scales too large for the
+/// dtype of the layer's scales. The error returns the model as it was: that layer computes with its float values.
+pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
+    let converted = survey(&model, Types { also: &[], initialize: false }).converted;
+    let mut loaded = Loaded { converted: &converted, path: Vec::new(), values: None, weights: HashMap::new(), failed: None };
+    QuantizedWeight::collecting(|| model.visit(&mut loaded));
+    let Loaded { weights, failed, .. } = loaded;
+    match failed {
+        Some(error) => Err(ConvertError { model, error }),
+        None => Ok(model.map(&mut Reset { converted, weights, replacement: None, path: Vec::new() })),
+    }
+}
+
+/// Rounds the float values that were loaded into converted layers.
+struct Loaded<'a> {
+    /// Paths of converted weights.
+    converted: &'a HashSet<String>,
+    path: Vec<String>,
+    /// Path and float values of the parameter before, whose weight is visited next.
+    values: Option<(String, Tensor<2>)>,
+    /// The weights for such values, by the paths of the parameters.
+    weights: HashMap<String, QuantizedWeight>,
+    /// The first layer whose values cannot be rounded.
+    failed: Option<Error>,
+}
+
+impl ModuleVisitor for Loaded<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.failed.is_some() {
+            return;
+        }
+        if let Some((weight, (path, values))) = QuantizedWeight::take_offered().zip(self.values.take()) {
+            match weight.requantized(values) {
+                Ok(weight) => drop(self.weights.insert(path, weight)),
+                Err(error) => self.failed = Some(error.in_layer(&path)),
+            }
+            return;
+        }
+        let path = self.path.join(".");
+        if !self.converted.contains(&path) || !param.is_initialized() {
+            return;
+        }
+        let base = param.base();
+        if QuantizedWeight::holds_values(&base) {
+            let dims = base.dims();
+            self.values = Some((path, base.reshape([dims[0], dims[D - 1]])));
+        }
+    }
+}
+
+/// Puts new placeholders into the parameters of converted layers, and weights in the place of loaded values.
+struct Reset {
+    /// Paths of converted weights.
+    converted: HashSet<String>,
+    /// The weights for float values, by the paths of the parameters that have these.
+    weights: HashMap<String, QuantizedWeight>,
+    /// Of these the one for the parameter before, whose weight is mapped next.
+    replacement: Option<QuantizedWeight>,
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Reset {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if let Some(weight) = self.replacement.take() {
+            weight.replace_mapped();
+            return param;
+        }
+        let path = self.path.join(".");
+        // The weight offers its float parameter at the same path.
+        if !param.is_initialized() || !self.converted.remove(&path) {
+            return param;
+        }
+        self.replacement = self.weights.remove(&path);
+        let base = param.base();
+        let dims = base.dims();
+        QuantizedWeight::renew(&param, base.dtype(), [dims[0], dims[D - 1]])
+    }
+}
