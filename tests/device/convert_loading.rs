@@ -7,7 +7,7 @@ use crate::setup::{Named, computes, float_dtype, trial};
 use burn::module::{Module, Quantizer};
 use burn::nn::LinearLayout;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::store::{KeyRemapper, ModuleRecord, ModuleSnapshot, SafetensorsStore};
+use burn::store::{ModuleRecord, ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_marlin::convert::reset_placeholders;
@@ -18,7 +18,6 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "loading::materialised_models_are_saved_whole", materialized));
     tests.push(trial(device, "loading::records_load_at_any_time", any_time));
     tests.push(trial(device, "loading::an_unloaded_model_takes_a_record", unloaded));
-    tests.push(trial(device, "loading::an_exported_model_loads_into_a_float_one", exported));
     tests.push(trial(device, "loading::float_checkpoints_are_rounded_or_refused", float_checkpoint));
     tests.push(trial(device, "loading::float_checkpoints_that_cannot_be_rounded_stay_float", unroundable));
     tests.push(trial(device, "loading::the_placeholder_never_looks_like_a_weight", placeholder));
@@ -123,21 +122,6 @@ fn unloaded(device: &Device) {
     let loaded = layer.try_load_record(record_of(&saved)).unwrap_or_else(|error| panic!("{error}"));
     let x = Tensor::<2>::random([3, 64], Distribution::Normal(0.0, 1.0), device);
     assert!(values(loaded.forward(x.clone())) == values(saved.forward(x)), "the record is what is computed");
-}
-
-fn exported(device: &Device) {
-    let x = batch(device);
-    // The second layer's 96 rows are one group of 64 and an incomplete group.
-    let asymmetric = [GroupSize::Channel, GroupSize::G64].map(|group| QuantSpec::int4(group).with_zero_points());
-    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)].into_iter().chain(asymmetric) {
-        let (converted, _) = convert_to(spec, fresh(device));
-        let parent = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
-        let dir = parent.path().join("exported");
-        W4A16::export(&converted, &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
-        let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!((report.quantized(), report.unused.len()), (2, 0), "{report}");
-        assert!(values(loaded.forward(x.clone())) == values(converted.forward(x.clone())), "{spec}: the weights are the file's");
-    }
 }
 
 /// Loads a float checkpoint by a record and by a store, before and after the first use of the model.

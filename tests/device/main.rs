@@ -7,6 +7,7 @@
 //! without a Rust toolchain, and Burn once is 20 MB packed.
 
 mod convert;
+mod convert_checkpoints;
 mod convert_loading;
 mod convert_models;
 mod decode_attention;
@@ -69,6 +70,7 @@ fn run_tests() -> ExitCode {
         convert::add(&mut tests, device);
         convert_models::add(&mut tests, device);
         convert_loading::add(&mut tests, device);
+        convert_checkpoints::add(&mut tests, device);
         lora::add(&mut tests, device);
         decode_rows::add(&mut tests, device, options.seed);
         decode_matmul::add(&mut tests, device, options.seed);

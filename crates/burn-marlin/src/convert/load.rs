@@ -4,6 +4,7 @@ use super::places::{Kind, Place, burn_dtype, places, remapped};
 use super::{LayerReport, LeftReason, LoadError, Outcome, Report, W4A16};
 use crate::QuantizedWeight;
 use crate::backend::activation_dtype;
+use crate::weight::FORMAT;
 use burn::module::{Module, ModuleMapper, Param, Parameter, Reparameterizer};
 use burn::store::KeyRemapper;
 use burn::tensor::kind::Basic;
@@ -15,7 +16,7 @@ use std::path::Path;
 
 impl W4A16 {
     /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then multiply with the packed weights,
-    /// float tensors into everything else.
+    /// float tensors into everything else. A [`QuantLinear`](crate::QuantLinear) takes a quantised layer, too, in whatever format.
     ///
     /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs decide the format of each layer: GPTQ, AWQ,
     /// compressed-tensors, AutoRound, Marlin ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and parameters of
@@ -56,7 +57,8 @@ impl W4A16 {
         let checkpoint = Checkpoint::open(path)?;
         let quantization = Quantization::read(checkpoint.dir())?;
         let mut sources = sources(&checkpoint, quantization.as_ref(), keys)?;
-        let (mut tensors, mut layers, mut missing, mut report) = (HashMap::new(), HashMap::new(), Vec::new(), Report::default());
+        let (mut load, mut layers) = (Load::new(&checkpoint), HashMap::new());
+        let (mut missing, mut report) = (Vec::new(), Report::default());
         for place in places(&model) {
             let Some(part) = sources.remove(&place.name) else {
                 missing.push(place.name);
@@ -68,17 +70,21 @@ impl W4A16 {
             let outcome = match part {
                 Part::Layer { name, format, tensors } => {
                     let (outcome, weight) = quantized(&checkpoint, &place, &name, &format, &tensors)?;
-                    layers.insert(place.path.clone(), (weight, place.dtype));
+                    if place.kind == Kind::Quantized {
+                        load.weights.insert(place.path.clone(), weight);
+                    } else {
+                        layers.insert(place.path.clone(), (weight, place.dtype));
+                    }
                     outcome
                 }
                 Part::Tensor { name } => {
                     check_tensor(&checkpoint, &place, &name)?;
                     let reason = if place.linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear };
-                    tensors.insert(place.path.clone(), (name, place.clone()));
+                    load.tensors.insert(place.path.clone(), (name, place.clone()));
                     Outcome::Left(reason)
                 }
             };
-            if place.kind != Kind::Float {
+            if matches!(place.kind, Kind::Int | Kind::Bool) {
                 continue;
             }
             let float_bytes = place.shape.iter().product::<usize>() * place.dtype.size();
@@ -94,7 +100,7 @@ impl W4A16 {
         if let Some(first) = report.unused.first() {
             tracing::warn!(unused = report.unused.len(), first, "tensors of the checkpoint that the model has no parameter for");
         }
-        let model = model.map(&mut Load { checkpoint: &checkpoint, tensors, path: Vec::new() });
+        let model = model.map(&mut load);
         Ok((model.apply_reparameterization(Attach { layers }), report))
     }
 }
@@ -124,7 +130,7 @@ fn quantized(
     format: &LayerFormat,
     tensors: &[String],
 ) -> Result<(Outcome, QuantizedWeight), LoadError> {
-    if !place.linear {
+    if !place.linear && place.kind != Kind::Quantized {
         let (layer, dir, path) = (layer.to_owned(), checkpoint.dir().into(), place.path.clone());
         return Err(LoadError::NotLinear { layer, dir, format: *format, path });
     }
@@ -146,6 +152,7 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
     let view = checkpoint.tensor(name)?;
     let (tensor, file, path) = (name.to_owned(), view.path().to_owned(), place.path.clone());
     let (fits, kind) = match (place.kind, burn_dtype(view.dtype())) {
+        (Kind::Quantized, _) => return Err(LoadError::NotQuantized { tensor, file, path }),
         (Kind::Float, dtype) => (dtype.is_some_and(|dtype| dtype.is_float()), "floats"),
         (Kind::Int, dtype) => (dtype.is_some_and(|dtype| dtype.is_int() || dtype.is_uint()), "integers"),
         (Kind::Bool, dtype) => (dtype.is_some_and(|dtype| dtype.is_bool()), "booleans"),
@@ -160,15 +167,21 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
     Ok(())
 }
 
-/// Puts tensors of a checkpoint into the parameters at some paths.
+/// Puts tensors of a checkpoint into the parameters at some paths, and quantised layers in the place of quantised weights.
 struct Load<'a> {
     checkpoint: &'a Checkpoint,
     /// The name of each tensor, and its place, by its path.
     tensors: HashMap<String, (String, Place)>,
+    /// The layer for each quantised weight, by its path.
+    weights: HashMap<String, QuantizedWeight>,
     path: Vec<String>,
 }
 
-impl Load<'_> {
+impl<'a> Load<'a> {
+    fn new(checkpoint: &'a Checkpoint) -> Self {
+        Self { checkpoint, tensors: HashMap::new(), weights: HashMap::new(), path: Vec::new() }
+    }
+
     fn load<const D: usize, K: Basic>(&mut self, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
@@ -197,6 +210,13 @@ impl ModuleMapper for Load<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if let Some((last, of)) = self.path.split_last()
+            && last == FORMAT
+            && let Some(weight) = self.weights.remove(&of.join("."))
+        {
+            weight.replace_mapped();
+            return param;
+        }
         self.load(param)
     }
 

@@ -81,6 +81,20 @@ pub enum LoadError {
         /// Path of the parameter in the model.
         path: String,
     },
+    /// A float tensor whose place in the model is a quantised weight, such as that of a `QuantLinear`.
+    #[error(
+        "`{tensor}` in {} is not quantised, and `{path}` of the model is a quantised weight: quantise this layer of the checkpoint, or build the model \
+         with a Linear there and convert it",
+        file.display()
+    )]
+    NotQuantized {
+        /// The tensor, as in the files.
+        tensor: String,
+        /// The file it is in.
+        file: PathBuf,
+        /// Path of the weight in the model.
+        path: String,
+    },
     /// A parameter with a reparameterisation.
     #[error(
         "`{path}` of the model is reparameterised already (LoRA, or a quantised weight); load into a model as it is built, and attach adapters afterwards"

@@ -1,5 +1,6 @@
 //! The tensors of a model as a checkpoint of PyTorch names and shapes them.
 
+use crate::QuantizedWeight;
 use crate::weight::REPARAMETERIZATION;
 use burn::module::{Module, ModuleVisitor, Param, Parameter};
 use burn::store::{KeyRemapper, ModuleAdapter, PyTorchToBurnAdapter};
@@ -14,6 +15,8 @@ pub(super) enum Kind {
     Float,
     Int,
     Bool,
+    /// A quantised weight, [`QuantLinear`](crate::QuantLinear)'s for example.
+    Quantized,
 }
 
 /// A parameter of a model.
@@ -24,7 +27,7 @@ pub(super) struct Place {
     /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
-    /// Shape of the value; [K, N] of a linear layer's weight.
+    /// Shape of the value; [K, N] of a linear layer's weight, quantised or not.
     pub shape: Vec<usize>,
     /// True if it is the weight of Burn's `Linear`: a file has it as [N, K].
     pub linear: bool,
@@ -32,7 +35,7 @@ pub(super) struct Place {
     pub column_layout: bool,
     /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
-    /// The dtype that it has, or will have when it is first used.
+    /// The dtype that it has, or will have when it is first used; of a quantised weight that of its activations.
     pub dtype: DType,
     pub device: Device,
 }
@@ -41,7 +44,7 @@ impl Place {
     /// The shape in a file.
     pub fn file_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if self.linear {
+        if self.linear || self.kind == Kind::Quantized {
             shape.reverse();
         }
         shape
@@ -51,7 +54,7 @@ impl Place {
 /// Every parameter of a model, in the model's order. Lazy ones stay lazy.
 pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
     let mut visitor = Visitor::default();
-    model.visit(&mut visitor);
+    QuantizedWeight::collecting(|| model.visit(&mut visitor));
     let mut places = visitor.places;
     // Not those of quantised weights, whose parameters are placeholders.
     let linear = places.iter_mut().filter(|place| place.linear && !place.reparameterized);
@@ -129,6 +132,8 @@ struct Visitor {
     places: Vec<Place>,
     /// Entered reparameterisations: tensors inside them are not the model's own.
     inside: usize,
+    /// The depth of the stack at which the quantised weight began whose tensors are visited.
+    weight: Option<usize>,
 }
 
 impl Visitor {
@@ -137,13 +142,38 @@ impl Visitor {
     where
         Tensor<D, K>: Parameter,
     {
+        let offered = QuantizedWeight::take_offered();
         if self.inside > 0 {
+            return;
+        }
+        if let Some(weight) = offered {
+            self.add_weight(&weight);
+        }
+        if self.weight.is_some() {
             return;
         }
         let device = param.lazy_device();
         let dtype = if param.is_initialized() { param.base().dtype() } else { default(&device) };
         let (path, name, shape) = (path(&self.stack), pytorch_name(&self.stack), param.lazy_shape().to_vec());
         self.places.push(Place { path, name, kind, shape, linear: false, column_layout: false, reparameterized: false, dtype, device });
+    }
+
+    /// The stack has the first tensor of the weight on top.
+    fn add_weight(&mut self, weight: &QuantizedWeight) {
+        let depth = self.stack.len().saturating_sub(1);
+        self.weight = Some(depth);
+        let stack = &self.stack[..depth];
+        self.places.push(Place {
+            path: path(stack),
+            name: pytorch_name(stack),
+            kind: Kind::Quantized,
+            shape: weight.dims().to_vec(),
+            linear: false,
+            column_layout: false,
+            reparameterized: false,
+            dtype: weight.activations().into(),
+            device: weight.device(),
+        });
     }
 }
 
@@ -164,12 +194,14 @@ impl ModuleVisitor for Visitor {
             self.inside -= 1;
         }
         self.stack.pop();
+        self.weight.take_if(|depth| self.stack.len() < *depth);
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.add(param, Kind::Float, |device| device.settings().float_dtype.into());
         if D == 2
             && self.inside == 0
+            && self.weight.is_none()
             && is_linear_weight(&self.stack)
             && let Some(place) = self.places.last_mut()
         {

@@ -5,6 +5,7 @@ mod record;
 mod tensors;
 
 pub(crate) use module::REPARAMETERIZATION;
+pub(crate) use record::FORMAT;
 
 use crate::Error;
 use crate::backend::{QuantBackend, activation_dtype, float_dtype};

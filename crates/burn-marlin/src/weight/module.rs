@@ -2,7 +2,7 @@
 
 use super::QuantizedWeight;
 use super::attached::Attached;
-use super::record::{self, RecordTensors, mapped, visited};
+use super::record::{self, FORMAT, RecordTensors, mapped, visited};
 use super::tensors::DeviceTensors;
 use crate::device::scale_dtype;
 use burn::module::{
@@ -58,7 +58,7 @@ impl Module for QuantizedWeight {
         let [k, n] = self.dims();
         let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(k * n));
         let format = record::parameter(self.recorded(), self.format_id, k * n - counted, &self.device());
-        visited(visitor, "format", |visitor| visitor.visit_float(&format));
+        visited(visitor, FORMAT, |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
         // Beside the weight, where the adapter of a float weight is.
@@ -75,7 +75,7 @@ impl Module for QuantizedWeight {
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let expected = record::expected(self.format_id, &self.device());
-        let format = mapped(mapper, "format", |mapper| mapper.map_float(expected));
+        let format = mapped(mapper, FORMAT, |mapper| mapper.map_float(expected));
         let (weight, given) = match Self::take_replacement() {
             Some(replacement) => (self.replaced_by(replacement), true),
             None => self.map_tensors(mapper, record::loaded(&format)),

@@ -12,6 +12,8 @@ use marlin_format::{
 use std::sync::{Arc, OnceLock};
 
 const CONTAINER: &str = "Struct:QuantizedWeight";
+/// The parameter that describes a weight, the first.
+pub(crate) const FORMAT: &str = "format";
 
 /// The dtypes of scales by their number in a record.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
