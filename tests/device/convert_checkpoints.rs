@@ -5,11 +5,12 @@ use crate::convert_models::outcome;
 use crate::layer::values;
 use crate::models::Mlp;
 use crate::setup::{Named, trial};
+use burn::backend::Flex;
 use burn::module::{Lora, Module};
-use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::KeyRemapper;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_marlin::convert::{LoadError, Outcome};
+use burn_marlin::convert::{LeftReason, LoadError, LoadOptions, Outcome};
 use burn_marlin::{ActivationDtype, GroupSize, QuantLinear, QuantSpec, W4A16};
 use libtest_mimic::Trial;
 use std::path::PathBuf;
@@ -18,6 +19,11 @@ use tempfile::TempDir;
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "checkpoints::an_exported_model_loads_into_a_float_one", exported));
     tests.push(trial(device, "checkpoints::an_exported_quant_linear_loads_into_one", exported_layer));
+    tests.push(trial(device, "checkpoints::parameters_may_be_missing_where_an_option_says_so", missing));
+    // Only its tensors show their strides.
+    if device.name == "flex" {
+        tests.push(trial(device, "checkpoints::float_linears_are_contiguous", contiguous));
+    }
 }
 
 fn fresh(device: &Device) -> Mlp {
@@ -101,5 +107,63 @@ fn exported_layer(device: &Device) {
         let (_parent, dir) = folder(&Float { first: fresh().first, layer: LinearConfig::new(96, 40).with_bias(bias).init(device) });
         let error = W4A16::load(fresh(), &dir, &KeyRemapper::new()).err().unwrap_or_else(|| panic!("a float layer was loaded"));
         assert!(matches!(&error, LoadError::NotQuantized { path, .. } if path == "layer.weight"), "{error}");
+    }
+}
+
+/// A model with a head of its own.
+#[derive(Module, Debug)]
+struct Headed {
+    embedding: Embedding,
+    head: Linear,
+}
+
+/// The same model where the head is the embedding's weight: a file has it once.
+#[derive(Module, Debug)]
+struct Headless {
+    embedding: Embedding,
+}
+
+fn missing(device: &Device) {
+    let headed = || Headed { embedding: EmbeddingConfig::new(32, 64).init(device), head: LinearConfig::new(64, 32).init(device) };
+    let saved = Headless { embedding: headed().embedding };
+    let (_parent, dir) = folder(&saved);
+    let error = W4A16::load(headed(), &dir, &KeyRemapper::new()).err().unwrap_or_else(|| panic!("two parameters are missing"));
+    assert!(matches!(&error, LoadError::Missing { missing, .. } if missing.len() == 2), "{error}");
+    assert!(error.to_string().contains("allow_missing"), "the error says what to do: {error}");
+
+    let options = LoadOptions::new(KeyRemapper::new()).allow_missing("^head").allow_missing("^tail");
+    let model = headed();
+    let head = values(model.head.weight.val());
+    let (loaded, report) = W4A16::load_with(model, &dir, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(values(loaded.embedding.weight.val()) == values(saved.embedding.weight.val()), "what the file has is loaded");
+    assert!(values(loaded.head.weight.val()) == head, "what it has not stays as it is");
+    assert_eq!(report.missing, ["head.weight", "head.bias"]);
+    assert_eq!(report.unmatched, ["^tail"]);
+    assert_eq!(*outcome(&report, "head.weight"), Outcome::Left(LeftReason::NotInCheckpoint));
+    assert!(report.to_string().contains("head.bias"), "{report}");
+
+    // What may be missing is loaded where the file has it, and what is missing besides is an error.
+    let all = LoadOptions::new(KeyRemapper::new()).allow_missing("");
+    let (_parent, whole) = folder(&loaded);
+    let (again, report) = W4A16::load_with(headed(), &whole, &all).unwrap_or_else(|error| panic!("{error}"));
+    assert!(report.missing.is_empty() && values(again.head.weight.val()) == head, "{report}");
+    let bias = LoadOptions::new(KeyRemapper::new()).allow_missing("bias$");
+    let error = W4A16::load_with(headed(), &dir, &bias).err().unwrap_or_else(|| panic!("the weight is missing"));
+    assert!(matches!(&error, LoadError::Missing { missing, .. } if missing == &["head.weight"]), "{error}");
+    let error =
+        W4A16::load_with(headed(), &dir, &bias.allow_missing("(")).err().unwrap_or_else(|| panic!("a pattern that is none was taken"));
+    assert!(matches!(error, LoadError::Pattern { .. }), "{error}");
+}
+
+/// Checks that loaded weights lie in memory as Burn's own store leaves them, in the order of their shape.
+fn contiguous(device: &Device) {
+    let model = fresh(device);
+    let (_parent, dir) = folder(&model);
+    let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((report.quantized(), report.left()), (0, 2), "{report}");
+    for (found, expected) in [(loaded.up, model.up), (loaded.down, model.down)] {
+        assert!(values(found.weight.val()) == values(expected.weight.val()));
+        let tensor = found.weight.val().try_into_primitive::<Flex>().unwrap_or_else(|error| panic!("{error:?}"));
+        assert!(tensor.is_contiguous(), "{:?}", tensor.layout());
     }
 }

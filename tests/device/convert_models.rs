@@ -289,6 +289,9 @@ fn strict(device: &Device) {
     };
     refused(W4A16::new(QuantSpec::int4(GROUP)), "pytorch.weight");
     refused(w4a16.clone().exclude("lm_head"), "`lm_head`");
+    // It matches a parameter, but none that it could select: no linear layer.
+    refused(w4a16.clone().with_spec("^own", QuantSpec::int8(GROUP)), "`^own`");
+    refused(w4a16.clone().include("burn").include("^own"), "`^own`");
     let (_, report) = w4a16.exclude("lm_head").quantize(mixed(device)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(report.unmatched, ["lm_head"]);
     assert!(report.to_string().contains("`lm_head` matches nothing"), "{report}");

@@ -98,7 +98,7 @@ pub enum Error {
     Strict {
         /// Path of each layer that would have been left, and why.
         left: Vec<(String, LeftReason)>,
-        /// Patterns that match no parameter.
+        /// Patterns that match no linear layer.
         unmatched: Vec<String>,
     },
     /// The linear layer is converted already, to another spec.
@@ -137,7 +137,7 @@ fn list_strict(left: &[(String, LeftReason)], unmatched: &[String]) -> String {
     }
     if !unmatched.is_empty() {
         let patterns: Vec<String> = unmatched.iter().map(|pattern| format!("`{pattern}`")).collect();
-        parts.push(format!("has patterns that match nothing, {}", patterns.join(", ")));
+        parts.push(format!("has patterns that match no linear layer, {}", patterns.join(", ")));
     }
     parts.join(" and ")
 }

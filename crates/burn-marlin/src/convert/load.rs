@@ -1,7 +1,7 @@
 //! Published weights into any Burn model.
 
 use super::places::{Kind, Place, burn_dtype, places, remapped};
-use super::{LayerReport, LeftReason, LoadError, Outcome, Report, W4A16};
+use super::{LayerReport, LeftReason, LoadError, LoadOptions, Outcome, Report, W4A16};
 use crate::QuantizedWeight;
 use crate::backend::activation_dtype;
 use crate::weight::FORMAT;
@@ -54,21 +54,32 @@ impl W4A16 {
     /// # Errors
     /// [`LoadError`]: files that cannot be read, parameters without a tensor, tensors and layers of another shape or kind than their parameters.
     pub fn load<M: Module>(model: M, path: impl AsRef<Path>, keys: &KeyRemapper) -> Result<(M, Report), LoadError> {
+        Self::load_with(model, path, &LoadOptions::new(keys.clone()))
+    }
+
+    /// Loads a checkpoint as [`load`](Self::load) does, with options: one that does not hold every parameter of the model, for example.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); [`LoadError::Pattern`].
+    pub fn load_with<M: Module>(model: M, path: impl AsRef<Path>, options: &LoadOptions) -> Result<(M, Report), LoadError> {
+        let mut optional = options.optional()?;
         let checkpoint = Checkpoint::open(path)?;
         let quantization = Quantization::read(checkpoint.dir())?;
-        let mut sources = sources(&checkpoint, quantization.as_ref(), keys)?;
+        let mut sources = sources(&checkpoint, quantization.as_ref(), options.keys())?;
         let (mut load, mut layers) = (Load::new(&checkpoint), HashMap::new());
         let (mut missing, mut report) = (Vec::new(), Report::default());
         for place in places(&model) {
-            let Some(part) = sources.remove(&place.name) else {
+            let may_be_missing = optional.matches(&place.path);
+            let part = sources.remove(&place.name);
+            if part.is_none() && !may_be_missing {
                 missing.push(place.name);
                 continue;
-            };
-            if place.reparameterized {
+            }
+            if part.is_some() && place.reparameterized {
                 return Err(LoadError::Reparameterized { path: place.path });
             }
             let outcome = match part {
-                Part::Layer { name, format, tensors } => {
+                Some(Part::Layer { name, format, tensors }) => {
                     let (outcome, weight) = quantized(&checkpoint, &place, &name, &format, &tensors)?;
                     if place.kind == Kind::Quantized {
                         load.weights.insert(place.path.clone(), weight);
@@ -77,11 +88,16 @@ impl W4A16 {
                     }
                     outcome
                 }
-                Part::Tensor { name } => {
+                Some(Part::Tensor { name }) => {
                     check_tensor(&checkpoint, &place, &name)?;
                     let reason = if place.linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear };
                     load.tensors.insert(place.path.clone(), (name, place.clone()));
                     Outcome::Left(reason)
+                }
+                None => {
+                    report.missing.push(place.path.clone());
+                    let linear = place.linear || place.kind == Kind::Quantized;
+                    Outcome::Left(if linear { LeftReason::NotInCheckpoint } else { LeftReason::NotLinear })
                 }
             };
             if matches!(place.kind, Kind::Int | Kind::Bool) {
@@ -100,6 +116,14 @@ impl W4A16 {
         if let Some(first) = report.unused.first() {
             tracing::warn!(unused = report.unused.len(), first, "tensors of the checkpoint that the model has no parameter for");
         }
+        if let Some(first) = report.missing.first() {
+            tracing::warn!(
+                missing = report.missing.len(),
+                first,
+                "parameters of the model that the checkpoint has no tensor for stay as they are"
+            );
+        }
+        report.unmatched = optional.unmatched();
         let model = model.map(&mut load);
         Ok((model.apply_reparameterization(Attach { layers }), report))
     }
@@ -190,13 +214,16 @@ impl<'a> Load<'a> {
         // Both were found when the tensor was checked.
         let Ok(view) = self.checkpoint.tensor(&name) else { return param };
         let Some(dtype) = burn_dtype(view.dtype()) else { return param };
-        let data = TensorData::from_bytes_vec(view.bytes().to_vec(), view.shape().to_vec(), dtype);
+        // A record in column layout has it as the file does. In row layout it is transposed in memory: a matmul with a transposed view is slower.
+        let transposed = if place.linear && !place.column_layout { view.transposed_bytes().ok() } else { None };
+        let data = match transposed {
+            Some(bytes) => TensorData::from_bytes_vec(bytes, place.shape.clone(), dtype),
+            None => TensorData::from_bytes_vec(view.bytes().to_vec(), view.shape().to_vec(), dtype),
+        };
         let tensor = Tensor::from_data(data, (&place.device, place.dtype));
         self.checkpoint.release(&name);
-        // A record in column layout has it as the file does.
-        let recorded = if place.linear && !place.column_layout { tensor.swap_dims(0, 1) } else { tensor };
         let id = param.id;
-        param.transform_for_load(recorded, id)
+        param.transform_for_load(tensor, id)
     }
 }
 

@@ -10,8 +10,8 @@ pub enum LoadError {
     Checkpoint(#[from] CheckpointError),
     /// Parameters of the model that no tensor of the checkpoint goes into.
     #[error(
-        "{} has no tensor for {} parameters of the model, the first of them `{}`{}: map the names of the files to those of the model with the key map, or \
-         load the checkpoint of this very model",
+        "{} has no tensor for {} parameters of the model, the first of them `{}`{}: map the names of the files to those of the model with the key map, \
+         load the checkpoint of this very model, or let `LoadOptions::allow_missing` leave them as they are",
         dir.display(), missing.len(), first(missing), candidates(unused)
     )]
     Missing {
@@ -94,6 +94,14 @@ pub enum LoadError {
         file: PathBuf,
         /// Path of the weight in the model.
         path: String,
+    },
+    /// A pattern on parameter paths is no regular expression.
+    #[error("`{pattern}` is not a regular expression: {source}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The cause.
+        source: Box<regex::Error>,
     },
     /// A parameter with a reparameterisation.
     #[error(

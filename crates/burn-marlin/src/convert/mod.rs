@@ -5,6 +5,7 @@ mod export;
 mod export_error;
 mod load;
 mod load_error;
+mod load_options;
 mod places;
 mod report;
 mod reset;
@@ -12,6 +13,7 @@ mod survey;
 
 pub use export_error::ExportError;
 pub use load_error::LoadError;
+pub use load_options::LoadOptions;
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 pub use reset::reset_placeholders;
 
@@ -140,7 +142,7 @@ impl W4A16 {
         self
     }
 
-    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a pattern matches nothing.
+    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a pattern matches no linear layer.
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
@@ -246,7 +248,8 @@ impl W4A16 {
             let outcome = outcome.or_else(|| outcomes.remove(&path))?;
             Some(LayerReport { path, shape, float_bytes, outcome })
         });
-        let report = Report { layers: layers.collect(), unmatched: choices.unmatched, model_bytes: found.size_bytes, unused: Vec::new() };
+        let (layers, model_bytes) = (layers.collect(), found.size_bytes);
+        let report = Report { layers, unmatched: choices.unmatched, model_bytes, ..Report::default() };
         match self.strict_error(&report) {
             Some(error) => Err(ConvertError { model, error }),
             None => Ok((model, report)),
@@ -255,7 +258,9 @@ impl W4A16 {
 
     /// Chooses the outcome for each candidate, before anything is changed.
     fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
-        let matches_none = |pattern: &&Regex| !found.candidates.iter().any(|candidate| pattern.is_match(&candidate.path));
+        // A pattern selects linear layers only: one that matches nothing else does nothing.
+        let linear = |candidate: &&Candidate| candidate.left != Some(LeftReason::NotLinear);
+        let matches_none = |pattern: &&Regex| !found.candidates.iter().filter(linear).any(|candidate| pattern.is_match(&candidate.path));
         let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();
         let layers: Vec<Choice> = found.candidates.iter().map(|candidate| rules.choice(candidate, weights)).collect();
         if weights == Weights::Rounded {

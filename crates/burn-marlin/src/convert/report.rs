@@ -14,10 +14,12 @@ use std::fmt;
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.
     pub layers: Vec<LayerReport>,
-    /// Patterns that match no parameter.
+    /// Patterns that match no linear layer; of [`LoadOptions`](super::LoadOptions), no parameter.
     pub unmatched: Vec<String>,
     /// Bytes of all float parameters before.
     pub model_bytes: usize,
+    /// Of a checkpoint that was [loaded](crate::W4A16::load_with): paths of parameters that it has no tensor for, and that are as they were.
+    pub missing: Vec<String>,
     /// Of a checkpoint that was [loaded](crate::W4A16::load): tensors and layers that the model has no parameter for, as the files name them.
     pub unused: Vec<String>,
 }
@@ -54,7 +56,8 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, `unmatched` patterns, `unused` tensors, and the totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, `unmatched` patterns, `missing` parameters, `unused` tensors, and the
+    /// totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
@@ -115,6 +118,8 @@ pub enum LeftReason {
     OtherLinear,
     /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load) holds in float.
     FloatInCheckpoint,
+    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load_with) does not hold.
+    NotInCheckpoint,
     /// An excluding pattern matches its path.
     Excluded {
         /// The pattern.
@@ -136,7 +141,7 @@ pub enum LeftReason {
 impl LeftReason {
     /// Returns true if the caller asked for it.
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
+        matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::NotInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
     }
 }
 
@@ -146,6 +151,7 @@ impl fmt::Display for LeftReason {
             Self::NotLinear => f.write_str("not the weight of a Linear"),
             Self::OtherLinear => f.write_str("a type named Linear that is not Burn's; if its weight is [K, N], ask for it with `also`"),
             Self::FloatInCheckpoint => f.write_str("float in the checkpoint"),
+            Self::NotInCheckpoint => f.write_str("not in the checkpoint"),
             Self::Excluded { pattern } => write!(f, "excluded by `{pattern}`"),
             Self::NotIncluded => f.write_str("not included by any pattern"),
             Self::AlreadyQuantized => f.write_str("already quantised by Burn"),
@@ -185,7 +191,10 @@ impl fmt::Display for Report {
             self.write_runs(f)?;
         }
         for pattern in &self.unmatched {
-            writeln!(f, "`{pattern}` matches nothing")?;
+            writeln!(f, "`{pattern}` matches nothing that it could select")?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f, "{} parameters are not in the checkpoint: {}", self.missing.len(), self.missing.join(", "))?;
         }
         if !self.unused.is_empty() {
             writeln!(f, "{} tensors and layers of the checkpoint are unused: {}", self.unused.len(), self.unused.join(", "))?;
@@ -227,7 +236,7 @@ impl Report {
 impl Serialize for Report {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ([float, quantized], [before, after]) = (self.converted_bytes(), self.total_bytes());
-        let mut report = serializer.serialize_struct("Report", 9)?;
+        let mut report = serializer.serialize_struct("Report", 10)?;
         report.serialize_field("quantized", &self.quantized())?;
         report.serialize_field("left", &self.left())?;
         report.serialize_field("converted_bytes_before", &float)?;
@@ -235,6 +244,7 @@ impl Serialize for Report {
         report.serialize_field("bytes_before", &before)?;
         report.serialize_field("bytes_after", &after)?;
         report.serialize_field("unmatched", &self.unmatched)?;
+        report.serialize_field("missing", &self.missing)?;
         report.serialize_field("unused", &self.unused)?;
         report.serialize_field("layers", &self.layers)?;
         report.end()

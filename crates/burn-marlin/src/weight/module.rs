@@ -122,7 +122,8 @@ impl QuantizedWeight {
             _ => RecordTensors::of(&self),
         };
         let tensors = tensors.map(mapper);
-        let given = if target == own { tensors.is_touched() } else { tensors.is_complete() };
+        let refused = recorded.is_some() && tensors.refuse_other_dtypes(mapper);
+        let given = !refused && if target == own { tensors.is_touched() } else { tensors.is_complete() };
         let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
         let weight = Self { attached, ..self };
         if !given {

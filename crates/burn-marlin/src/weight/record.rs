@@ -4,7 +4,7 @@ use super::QuantizedWeight;
 use super::tensors::DeviceTensors;
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
-use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, Int, IntDType, Shape, Tensor, TensorData};
 use half::{bf16, f16};
 use marlin_format::{
     Bits, GroupSize, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors,
@@ -14,6 +14,11 @@ use std::sync::{Arc, OnceLock};
 const CONTAINER: &str = "Struct:QuantizedWeight";
 /// The parameter that describes a weight, the first.
 pub(crate) const FORMAT: &str = "format";
+const WORDS: &str = "words";
+const METADATA: &str = "metadata";
+const SCALES: &str = "scales";
+const ZERO_POINTS: &str = "zero_points";
+const ROW_PERMUTATION: &str = "row_permutation";
 
 /// The dtypes of scales by their number in a record.
 const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
@@ -161,27 +166,53 @@ impl RecordTensors {
     }
 
     pub fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        visited(visitor, "words", |visitor| visitor.visit_int(&self.words));
+        visited(visitor, WORDS, |visitor| visitor.visit_int(&self.words));
         if let Some(metadata) = &self.metadata {
-            visited(visitor, "metadata", |visitor| visitor.visit_int(metadata));
+            visited(visitor, METADATA, |visitor| visitor.visit_int(metadata));
         }
-        visited(visitor, "scales", |visitor| visitor.visit_int(&self.scales));
+        visited(visitor, SCALES, |visitor| visitor.visit_int(&self.scales));
         if let Some(zeros) = &self.zero_points {
-            visited(visitor, "zero_points", |visitor| visitor.visit_int(zeros));
+            visited(visitor, ZERO_POINTS, |visitor| visitor.visit_int(zeros));
         }
         if let Some(rows) = &self.row_permutation {
-            visited(visitor, "row_permutation", |visitor| visitor.visit_int(rows));
+            visited(visitor, ROW_PERMUTATION, |visitor| visitor.visit_int(rows));
         }
     }
 
     pub fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
         Self {
-            words: mapped(mapper, "words", |mapper| mapper.map_int(self.words)),
-            metadata: self.metadata.map(|places| mapped(mapper, "metadata", |mapper| mapper.map_int(places))),
-            scales: mapped(mapper, "scales", |mapper| mapper.map_int(self.scales)),
-            zero_points: self.zero_points.map(|zeros| mapped(mapper, "zero_points", |mapper| mapper.map_int(zeros))),
-            row_permutation: self.row_permutation.map(|rows| mapped(mapper, "row_permutation", |mapper| mapper.map_int(rows))),
+            words: mapped(mapper, WORDS, |mapper| mapper.map_int(self.words)),
+            metadata: self.metadata.map(|places| mapped(mapper, METADATA, |mapper| mapper.map_int(places))),
+            scales: mapped(mapper, SCALES, |mapper| mapper.map_int(self.scales)),
+            zero_points: self.zero_points.map(|zeros| mapped(mapper, ZERO_POINTS, |mapper| mapper.map_int(zeros))),
+            row_permutation: self.row_permutation.map(|rows| mapped(mapper, ROW_PERMUTATION, |mapper| mapper.map_int(rows))),
         }
+    }
+
+    /// Makes a mapper refuse a record whose words are integers of another dtype than i32, and returns true if there are any. It is offered such a tensor
+    /// again, as a float: Burn's stores report the dtype that the file has, and its records a tensor that is missing.
+    pub fn refuse_other_dtypes<M: ModuleMapper>(&self, mapper: &mut M) -> bool {
+        fn dtype_of<const D: usize>(tensor: &Param<Tensor<D, Int>>) -> Option<DType> {
+            tensor.is_initialized().then(|| tensor.dtype()).filter(|dtype| *dtype != DType::I32)
+        }
+        let Self { words, metadata, scales, zero_points, row_permutation } = self;
+        let found = [
+            (WORDS, dtype_of(words)),
+            (METADATA, metadata.as_ref().and_then(dtype_of)),
+            (SCALES, dtype_of(scales)),
+            (ZERO_POINTS, zero_points.as_ref().and_then(dtype_of)),
+            (ROW_PERMUTATION, row_permutation.as_ref().and_then(dtype_of)),
+        ];
+        let found = found.into_iter().filter_map(|(name, dtype)| Some((name, dtype?)));
+        let mut refused = false;
+        for (name, dtype) in found {
+            tracing::error!(tensor = name, ?dtype, "a record holds words of a quantised weight in another dtype than i32: it is refused");
+            let init = |device: &Device, _: bool| Tensor::<1>::zeros([1], device);
+            let unlike = Param::uninitialized(ParamId::new(), init, words.lazy_device(), false, Shape::new([1]));
+            mapped(mapper, name, |mapper| mapper.map_float(unlike));
+            refused = true;
+        }
+        refused
     }
 
     /// Returns true if a mapper gave or read any of them.
@@ -202,8 +233,9 @@ impl RecordTensors {
 
     /// The tensors of a weight of that format in the plain layout, its scales in `scale_dtype`.
     pub fn into_plain(self, descriptor: &WeightDescriptor, scale_dtype: DType) -> DeviceTensors {
+        // A mapper may have cast all integers of a model.
         fn held<const D: usize>(parameter: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-            Param::initialized(parameter.id, parameter.val())
+            Param::initialized(parameter.id, parameter.val().cast(IntDType::I32))
         }
         let shape = descriptor.tensors().scales.matrix_shape();
         let (id, words) = (self.scales.id, self.scales.val());

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::CheckpointError;
+use super::packed::transposed;
 use crate::{ScaleDtype, Scales};
 
 /// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may lie at any alignment.
@@ -85,6 +86,24 @@ impl<'a> TensorView<'a> {
             Dtype::BF16 => Ok(self.elements(|bytes| bf16::from_le_bytes(bytes).to_f32())),
             Dtype::F32 => Ok(self.elements(f32::from_le_bytes)),
             _ => Err(self.wrong_dtype("F16, BF16 or F32")),
+        }
+    }
+
+    /// The bytes of the transpose [C, R] of a matrix [R, C].
+    ///
+    /// # Errors
+    /// [`CheckpointError::Values`] where it is no matrix, [`CheckpointError::Dtype`] where an element is no 1, 2, 4 or 8 bytes.
+    pub fn transposed_bytes(&self) -> Result<Vec<u8>, CheckpointError> {
+        let [rows, columns] = self.expect_matrix("[R, C]")?;
+        if self.bytes.is_empty() {
+            return Ok(Vec::new());
+        }
+        match self.dtype.bitsize() {
+            8 => Ok(transposed(self.bytes, rows, columns)),
+            16 => Ok(transposed(self.bytes.as_chunks::<2>().0, rows, columns).into_flattened()),
+            32 => Ok(transposed(self.bytes.as_chunks::<4>().0, rows, columns).into_flattened()),
+            64 => Ok(transposed(self.bytes.as_chunks::<8>().0, rows, columns).into_flattened()),
+            _ => Err(self.wrong_dtype("a dtype of 1, 2, 4 or 8 bytes")),
         }
     }
 

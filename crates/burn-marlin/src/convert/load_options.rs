@@ -1,0 +1,63 @@
+use super::LoadError;
+use burn::store::KeyRemapper;
+use regex::Regex;
+
+/// How a checkpoint goes into a model: for [`W4A16::load_with`](super::W4A16::load_with).
+///
+/// ```
+/// use burn::store::KeyRemapper;
+/// use burn_marlin::convert::LoadOptions;
+///
+/// // The head of the model shares the embedding's weight, and the checkpoint holds that once.
+/// let options = LoadOptions::new(KeyRemapper::new()).allow_missing(r"^lm_head\.weight$");
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    keys: KeyRemapper,
+    missing: Vec<String>,
+}
+
+impl LoadOptions {
+    /// Renames tensors of the files to parameters of the model, as in Burn's own stores; every parameter needs a tensor.
+    pub fn new(keys: KeyRemapper) -> Self {
+        Self { keys, missing: Vec::new() }
+    }
+
+    /// Leaves parameters as they are that the checkpoint has no tensor for and whose path matches this or another such pattern: a regular expression,
+    /// searched anywhere in the path. [`Report::missing`](super::Report::missing) lists them.
+    pub fn allow_missing(mut self, pattern: impl Into<String>) -> Self {
+        self.missing.push(pattern.into());
+        self
+    }
+
+    pub(super) fn keys(&self) -> &KeyRemapper {
+        &self.keys
+    }
+
+    pub(super) fn optional(&self) -> Result<Optional, LoadError> {
+        let compile = |pattern: &String| match Regex::new(pattern) {
+            Ok(compiled) => Ok((compiled, false)),
+            Err(source) => Err(LoadError::Pattern { pattern: pattern.clone(), source: Box::new(source) }),
+        };
+        Ok(Optional(self.missing.iter().map(compile).collect::<Result<_, _>>()?))
+    }
+}
+
+/// The patterns of parameters that may be missing, and whether each has matched one.
+pub(super) struct Optional(Vec<(Regex, bool)>);
+
+impl Optional {
+    /// Returns true if the parameter at a path may be missing.
+    pub fn matches(&mut self, path: &str) -> bool {
+        self.0.iter_mut().fold(false, |any, (pattern, matched)| {
+            let matches = pattern.is_match(path);
+            *matched |= matches;
+            any || matches
+        })
+    }
+
+    /// The patterns that have matched no parameter.
+    pub fn unmatched(self) -> Vec<String> {
+        self.0.into_iter().filter(|(_, matched)| !matched).map(|(pattern, _)| pattern.to_string()).collect()
+    }
+}
