@@ -48,15 +48,20 @@ pub enum TextError {
         /// The cause.
         source: Failure,
     },
-    /// A tokenizer with tokens that the model does not have.
-    #[error("the tokenizer {} does not match the model: it has {tokenizer} tokens, the model's vocabulary has {model}", path.display())]
-    TokenizerMismatch {
+    /// A text with a token that the model does not have.
+    #[error(
+        "the text has `{token}`, token {id} of {}; the model's vocabulary has {vocab_size} tokens: leave it out, or take the tokenizer of this model",
+        path.display()
+    )]
+    TokenOutsideVocabulary {
         /// The `tokenizer.json`.
         path: PathBuf,
-        /// One more than the tokenizer's largest token.
-        tokenizer: usize,
+        /// The token's text in the tokenizer.
+        token: String,
+        /// The token.
+        id: u32,
         /// Tokens in the model's vocabulary.
-        model: usize,
+        vocab_size: usize,
     },
 }
 

@@ -13,6 +13,8 @@ pub struct Tokenizer {
     worker: Arc<Worker>,
     path: PathBuf,
     vocab_size: usize,
+    /// Tokens in the model's vocabulary; `usize::MAX` where no model is known.
+    model_vocab_size: usize,
     /// Tokens that stand for no text.
     special: Arc<BTreeSet<u32>>,
 }
@@ -30,7 +32,13 @@ impl Tokenizer {
             source => TextError::Tokenizer { path: path.into(), source },
         })?;
         let Loaded { vocab_size, special } = loaded;
-        Ok(Self { worker: Arc::new(worker), path: path.into(), vocab_size, special: Arc::new(special.into_iter().collect()) })
+        Ok(Self {
+            worker: Arc::new(worker),
+            path: path.into(),
+            vocab_size,
+            model_vocab_size: usize::MAX,
+            special: Arc::new(special.into_iter().collect()),
+        })
     }
 
     /// One more than the largest token id.
@@ -38,21 +46,29 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Checks that every token is in a model's vocabulary. The model's may be larger: it is often padded.
+    /// The tokenizer for a model with a vocabulary of this size.
     ///
-    /// # Errors
-    /// [`TextError::TokenizerMismatch`] with both sizes.
-    pub fn check_vocab(&self, model: usize) -> Result<(), TextError> {
-        let tokenizer = self.vocab_size;
-        if tokenizer <= model { Ok(()) } else { Err(TextError::TokenizerMismatch { path: self.path.clone(), tokenizer, model }) }
+    /// A tokenizer may have tokens that the model does not have, such as one for padding that a fine-tune added: that is a warning here, and a text
+    /// with such a token an error. The model's vocabulary may also be larger: it is often padded.
+    #[must_use]
+    pub fn for_model(self, vocab_size: usize) -> Self {
+        if self.vocab_size > vocab_size {
+            tracing::warn!(
+                "the tokenizer {} has {} tokens, the model's vocabulary has {vocab_size}: texts with a token from {vocab_size} on are refused",
+                self.path.display(),
+                self.vocab_size
+            );
+        }
+        Self { model_vocab_size: vocab_size, ..self }
     }
 
     /// The tokens of a text, with what the tokenizer's post-processor adds, such as a token that starts a text.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for.
+    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for, [`TextError::TokenOutsideVocabulary`] for one with a token that the
+    /// model does not have.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.call(Request::Encode { add_special_tokens: true }, text)
+        self.tokens(text, true)
     }
 
     /// The tokens of a text that holds special tokens as text, as a rendered chat template does. Nothing is added: what starts a text is in it.
@@ -60,7 +76,19 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.call(Request::Encode { add_special_tokens: false }, text)
+        self.tokens(text, false)
+    }
+
+    fn tokens(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
+        let tokens: Vec<u32> = self.call(Request::Encode { add_special_tokens }, text)?;
+        match tokens.iter().find(|&&id| id as usize >= self.model_vocab_size) {
+            None => Ok(tokens),
+            Some(&id) => {
+                let token: Option<String> = self.call(Request::TokenText { id }, "")?;
+                let (path, token) = (self.path.clone(), token.unwrap_or_default());
+                Err(TextError::TokenOutsideVocabulary { path, token, id, vocab_size: self.model_vocab_size })
+            }
+        }
     }
 
     /// Returns true if a token is a special one, which stands for no text.

@@ -93,9 +93,9 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
     if args.calibration.is_empty() {
         return Err(CliError::NoCalibration);
     }
-    let limit = LlamaConfig::read(&args.dir.join("config.json"))?.positions();
-    let max_len = args.max_len.unwrap_or(SampleOptions::default().max_len.min(limit));
-    let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?;
+    let config = LlamaConfig::read(&args.dir.join("config.json"))?;
+    let max_len = args.max_len.unwrap_or(SampleOptions::default().max_len.min(config.positions()));
+    let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?.for_model(config.vocab_size);
     let template = ChatTemplate::open(&args.dir)?;
     let options = SampleOptions { samples: args.samples, max_len, seed: args.seed };
     let samples = calibration_samples(&args.calibration, &tokenizer, template.as_ref(), &options)?;

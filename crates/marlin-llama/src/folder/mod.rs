@@ -83,7 +83,7 @@ impl Llama {
     ///
     /// # Errors
     /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
-    /// quantisation, tensors that are missing, misshaped or surplus, a tokenizer that does not match, a dtype the device does not compute in.
+    /// quantisation, tensors that are missing, misshaped or surplus, a dtype the device does not compute in.
     pub fn open(dir: impl AsRef<Path>, device: &Device, options: &OpenOptions) -> Result<Self, LlamaError> {
         Self::open_with(dir, device, options, |_| {})
     }
@@ -107,9 +107,7 @@ impl Llama {
         let quantization = Quantization::read(dir)?;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
         let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
-        if let Some(tokenizer) = &tokenizer {
-            tokenizer.check_vocab(config.vocab_size)?;
-        }
+        let tokenizer = tokenizer.map(|tokenizer| tokenizer.for_model(config.vocab_size));
         let max_len = options.positions(&config)?;
         let checkpoint = Checkpoint::open(dir)?;
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;

@@ -89,12 +89,17 @@ fn only_regular_files_of_a_sensible_size_are_read() {
 }
 
 #[test]
-fn a_tokenizer_of_another_model_is_refused_with_both_sizes() {
+fn a_token_that_only_the_tokenizer_has_is_refused_in_a_prompt() {
     let (_parent, dir) = folder(|_, _| {});
     std::fs::write(dir.join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();
-    let error = open_error(&dir, &OpenOptions { with_tokenizer: true, ..options() });
-    assert!(matches!(error, LlamaError::Text(TextError::TokenizerMismatch { tokenizer: 258, model: 71, .. })));
-    assert_says(&error, &["tokenizer.json", "258", "71", "does not match"]);
+    let options = OpenOptions { with_tokenizer: true, ..options() };
+    let llama = Llama::open(&dir, &Device::flex(), &options).unwrap();
+    let prompt = llama.tokenizer().unwrap().encode_rendered("AB").unwrap();
+    let options = llama.default_options(2);
+    assert_eq!(llama.generate_from(prompt, &options, |_| {}).unwrap().prompt_tokens, 2);
+    let error = llama.generate("AB", &options, |_| {}).expect_err("the token that starts texts is none of the model's");
+    assert!(matches!(error, LlamaError::Text(TextError::TokenOutsideVocabulary { id: 256, vocab_size: 71, .. })));
+    assert_says(&error, &["tokenizer.json", "`<s>`", "256", "71"]);
 }
 
 #[test]

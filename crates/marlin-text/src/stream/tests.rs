@@ -145,8 +145,19 @@ fn texts_are_encoded_with_what_starts_them() {
     assert_eq!(tokenizer.decode(&[256, 97, 0xc3, 0xa4, 257]).unwrap(), "aä");
     assert_eq!(tokenizer.token_id("</s>").unwrap(), Some(257));
     assert_eq!((tokenizer.vocab_size(), byte_fallback().vocab_size()), (258, 261));
-    assert!(tokenizer.check_vocab(258).is_ok() && tokenizer.check_vocab(1000).is_ok());
-    assert!(matches!(tokenizer.check_vocab(257), Err(TextError::TokenizerMismatch { tokenizer: 258, model: 257, .. })));
+}
+
+#[test]
+fn only_texts_with_a_token_that_the_model_does_not_have_are_refused() {
+    for (vocab_size, refused) in [(258, false), (1000, false), (257, true)] {
+        let tokenizer = byte_level().for_model(vocab_size);
+        assert_eq!(tokenizer.encode("a").unwrap(), [256, 97]);
+        match tokenizer.encode_rendered("b</s>") {
+            Ok(tokens) => assert!(!refused && tokens == [98, 257]),
+            Err(TextError::TokenOutsideVocabulary { token, id, vocab_size: 257, .. }) => assert_eq!((token.as_str(), id), ("</s>", 257)),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
 }
 
 #[test]

@@ -52,6 +52,7 @@ impl Engine {
             Request::Encode { add_special_tokens } => ok(tokenizer()?.encode(text()?, add_special_tokens)?),
             Request::Decode { sequences } => ok(tokenizer()?.decode(&sequences)?),
             Request::TokenId => ok(tokenizer()?.token_id(text()?)),
+            Request::TokenText { id } => ok(tokenizer()?.token_text(id)),
         }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) enum Request {
     Decode { sequences: Vec<Vec<u32>> },
     /// The token that the body is the text of, or none.
     TokenId,
+    /// The text of a token in the tokenizer's vocabulary, or none.
+    TokenText { id: u32 },
 }
 
 /// The facts of a tokenizer that are known once it is loaded.

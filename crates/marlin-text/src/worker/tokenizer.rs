@@ -30,6 +30,10 @@ impl Engine {
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.0.token_to_id(token)
     }
+
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        self.0.id_to_token(id)
+    }
 }
 
 fn described(error: tokenizers::Error) -> String {
