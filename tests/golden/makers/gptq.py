@@ -66,8 +66,8 @@ def layer_options(config: QuantizeConfig, layer: str):
     return get("bits", config.bits), get("group_size", config.group_size), get("sym", config.sym), get("desc_act", config.desc_act)
 
 
-def checkpoint(name, model, config: QuantizeConfig, *, head=False, only=None, edit=None, **write_options):
-    """Writes the model with each layer packed that `config` names."""
+def checkpoint(name, model, config: QuantizeConfig, *, head=False, only=None, edit=None, lowest_zero=None, **write_options):
+    """Writes the model with each layer packed that `config` names. v1 has zero points from 1 on where `lowest_zero` does not say 0."""
     version = "v1" if config.format == FORMAT.GPTQ else "v2"
     tensors = {key: value.half() for key, value in model.float_tensors().items()}
     weights, formats = {}, {}
@@ -77,9 +77,8 @@ def checkpoint(name, model, config: QuantizeConfig, *, head=False, only=None, ed
         if options is None or (only and not any(layer.endswith(part) for part in only)):
             continue
         bits, group, symmetric, act_order = options
-        # v1 cannot hold a zero point of 0.
-        values = codes(n, k, bits, group, name=layer, symmetric=symmetric, lowest_zero=1 if version == "v1" else 0,
-                       order=inputs_of(layer) if act_order else None)
+        lowest = lowest_zero if lowest_zero is not None else 1 if version == "v1" else 0
+        values = codes(n, k, bits, group, name=layer, symmetric=symmetric, lowest_zero=lowest, order=inputs_of(layer) if act_order else None)
         packed, weights[layer] = pack(values, config)
         del tensors[f"{layer}.weight"]
         tensors |= {f"{layer}.{key}": value for key, value in packed.items()}
@@ -170,6 +169,11 @@ def main():
         ("gptq-v2-int8-g32-asym-act-order", {}, dict(bits=8, group_size=32, sym=False, desc_act=True, format=v2), False),
     ]:
         checkpoint(name, Tiny(**sizes), quantize_config(**options), head=head, shards=2 if name == "gptq-v1-int4-g32-asym" else 1)
+
+    # v1 subtracts 1 from packed words: a zero point of 0 borrows from the one above it, and the packer's reader, which adds 1 to the words, undoes that.
+    for bits, sizes in [(4, {}), (8, two)]:
+        config = quantize_config(bits=bits, group_size=32, sym=False, desc_act=False, format=v1)
+        checkpoint(f"gptq-v1-int{bits}-g32-asym-zero-0", Tiny(**sizes), config, lowest_zero=0, note="zero points of 0, which borrow from those above them")
 
     mixed = {
         r"-:.*\.up_proj": {},

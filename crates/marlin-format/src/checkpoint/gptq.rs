@@ -10,11 +10,11 @@
 //! | `scales` | f16 or bf16 | `[G, N]` | scales |
 //! | `g_idx`, optional | i32 | `[K]` | the group of each input feature |
 //!
-//! Four traps:
+//! Three traps:
 //!
 //! * Version 1 stores z - 1, and some files that declare it store z. If the config declares a symmetric weight, z is 8 (128), whatever `qzeros` holds.
-//! * Version 1 cannot store z = 0. Packers wrote it as -1, which borrows from the zero points beside it: a stored 15 (255) is refused.
-//! * Zero points are unpacked before 1 is added, in a wider type: added to a packed word, it would carry into the next value.
+//! * Packers of version 1 subtract 1 from every value of a packed word at once: a z of 0 borrows from the value above it. Adding 1 to every value of the packed word
+//!   undoes it, carries and all, and gives z between 0 and 15 (255) for every word.
 //! * `desc_act` is unreliable. The contents of `g_idx` decide whether rows are permuted.
 //!
 //! Written is version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
@@ -25,7 +25,6 @@ use super::layer_tensors::LayerTensors;
 use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
 use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
 use crate::layout::PlainLayout;
-use crate::weight::position;
 use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
 
 pub(super) const TENSORS: [&str; 4] = [WEIGHT, ZERO_POINTS, SCALES, GROUP_INDEX];
@@ -40,8 +39,7 @@ const GROUP_INDEX: &str = "g_idx";
 /// K is the length of `g_idx`, or without one the rows of the words of `qweight`.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points of version 1
-/// that can be read in two ways.
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense.
 pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = format.spec.bits;
@@ -87,24 +85,16 @@ fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointErr
 }
 
 fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, bits: Bits, version: GptqVersion) -> Result<Vec<u8>, CheckpointError> {
-    let mut zero_points = unpack_columns(tensor.words()?, n, bits, &ascending(bits));
-    if version == GptqVersion::V1 {
-        if let Some(i) = position(&zero_points, |stored| stored == bits.max()) {
-            let max = bits.max();
-            return Err(tensor.bad_values(format!(
-                "group {}, column {} stores zero point {max}, which version 1 reads as {}, outside 0..={max}: it was a zero point of 0, packed \
-                 with a borrow that may have changed the ones beside it. Convert the checkpoint to `gptq_v2` from its source with GPTQModel; \
-                 if its weights are symmetric, set `sym` to true in its config; if its zero points are stored as they are, set \
-                 `checkpoint_format` to `gptq_v2`",
-                i / n,
-                i % n,
-                u16::from(max) + 1,
-            )));
+    let (words, shifts) = (tensor.words()?, ascending(bits));
+    match version {
+        GptqVersion::V2 => Ok(unpack_columns(words, n, bits, &shifts)),
+        GptqVersion::V1 => {
+            // 1 in each value of a word.
+            let ones = u32::MAX / u32::from(bits.max());
+            let words: Vec<[u8; 4]> = words.iter().map(|&word| u32::from_le_bytes(word).wrapping_add(ones).to_le_bytes()).collect();
+            Ok(unpack_columns(&words, n, bits, &shifts))
         }
-        // None is the maximum: nothing overflows.
-        zero_points.iter_mut().for_each(|zero_point| *zero_point += 1);
     }
-    Ok(zero_points)
 }
 
 /// The tensors of `layer` in version 2, without their bytes, in the order of [`tensors_of`].
