@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_file, read_text};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::worker::{Request, Subject, Worker};
 use crate::{TextError, Tokenizer};
@@ -108,7 +109,16 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::ChatTemplate`] with the template's own message, such as that it takes no system message.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, TextError> {
-        let request = Request::Render { messages: messages.to_vec(), add_generation_prompt };
+        let message = |Message { role, content }: &Message| json!({ "role": role, "content": content });
+        self.render_json(messages.iter().map(message).collect(), add_generation_prompt)
+    }
+
+    /// [`render`](Self::render) of messages with more fields than text has, such as `tool_calls`: each an object, which the template sees as it is.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_json(&self, messages: Vec<serde_json::Value>, add_generation_prompt: bool) -> Result<String, TextError> {
+        let request = Request::Render { messages, add_generation_prompt };
         self.worker.call(request, &[]).map_err(|source| TextError::ChatTemplate { path: self.path.clone(), source })
     }
 

@@ -284,6 +284,39 @@ fn awq_writes_the_norms_that_it_divides() {
 
 #[test]
 fn a_pruned_model_stores_two_of_every_four_weights() {
+/// Scales in f16 would round them to more than they are; the program says which option holds them.
+#[test]
+fn scales_of_small_weights_are_bf16_or_f32() {
+    let folder = Folder::tiny();
+    let path = folder.source.join("model.safetensors");
+    let (header, mut whole) = read_safetensors(&path);
+    let place = header["model.layers.1.mlp.down_proj.weight"]["data_offsets"].clone();
+    let [start, end] = [0, 1].map(|i| place[i].as_u64().unwrap() as usize);
+    // The smallest number of f16: its scale is a 7.5th.
+    whole[start..end].as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = [1, 0]);
+    write_safetensors(&path, &header, &whole);
+    let report = succeed(&args!["quantize", &folder.source, &folder.target]);
+    assert!(report.contains("1 layers have weights too small for f16 scales: --scales bf16"), "{report}");
+    for scales in ["bf16", "f32"] {
+        let target = folder.beside(scales);
+        let report = succeed_json(&args!["quantize", &folder.source, &target, "--scales", scales, "--json"]);
+        assert!(report["quantized"].as_array().unwrap().iter().all(|layer| layer["underflows"] == 0), "{report}");
+        let inspected = succeed_json(&args!["inspect", &target, "--device", "flex", "--json"]);
+        assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["quantized"]["scales"], scales);
+    }
+}
+
+/// More than the worker's memory has room for, in one call of the tokenizer.
+#[test]
+fn a_document_of_ten_megabytes_is_calibrated_on() {
+    let folder = Folder::tiny();
+    let file = folder.beside("long.jsonl");
+    std::fs::write(&file, json!({ "text": "fn main() { println!(\"a line of text\"); }\n".repeat(240_000) }).to_string()).unwrap();
+    let calibration = args!["--calibration", &file, "--samples", "8", "--max-len", "32", "--method", "gptq", "--device", "flex", "--json"];
+    let report = succeed_json(&[args!["quantize", &folder.source, &folder.target], calibration].concat());
+    assert!(report["quantized"].as_array().unwrap().iter().all(|layer| layer["calibration"]["tokens"] == 256), "{report}");
+}
+
     let folder = Folder::tiny();
     let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--sparse24", "--json"]);
     assert_eq!(report["format"], "int4 g128 f16 2:4");

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use marlin_text::{ChatTemplate, Message, TextError, Tokenizer};
+use marlin_format::with_causes;
+use marlin_text::{ChatTemplate, Failure, TextError, Tokenizer};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::LlamaError;
 
@@ -33,11 +35,23 @@ impl Default for SampleOptions {
 #[serde(untagged)]
 enum Line {
     Text { text: String },
-    Chat { messages: Vec<Message> },
+    Chat { messages: Vec<Map<String, Value>> },
+}
+
+/// Why a line is no document.
+enum Fault {
+    /// It is not what it should be.
+    Invalid(&'static str),
+    /// It is a conversation that the model does not take, as its template or a part that is no text says.
+    LeftOut(String),
+    Failed(TextError),
 }
 
 /// The tokens of samples from files: text; `.jsonl`, a document in `text` on each line; or chat `.jsonl`, a conversation in `messages` on each line, which goes
 /// through `template`.
+///
+/// A message's content is text, a list of parts `{"type": "text", "text": ..}`, or, beside `tool_calls`, `null`. A conversation with other parts, or that the template
+/// refuses, is left out, and a warning counts them. A byte order mark at the start of a file is skipped.
 ///
 /// Each document is cut into samples of `max_len` tokens, the last of them shorter: documents are not joined, and there is no padding. A last one of fewer than
 /// 16 tokens is left out.
@@ -68,33 +82,98 @@ pub fn calibration_samples(
     Ok(samples)
 }
 
-/// The tokens of each document of a file.
+/// The tokens of each document of a file. Conversations that the model does not take are left out; a warning says how many.
 fn documents(path: &Path, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Vec<Vec<u32>>, LlamaError> {
     let bytes = std::fs::read(path).map_err(|source| LlamaError::io("read", path, source))?;
     let text = String::from_utf8(bytes)
         .map_err(|error| LlamaError::io("read", path, std::io::Error::new(std::io::ErrorKind::InvalidData, error)))?;
+    // A byte order mark, as editors on Windows write it.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     if path.extension().is_none_or(|extension| extension != "jsonl") {
-        return Ok(vec![tokens_of(&text, tokenizer)?]);
+        return Ok(vec![tokens_of(text, tokenizer, Start::Text)?]);
     }
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines
-        .map(|(index, line)| {
-            let invalid = |reason: &str| LlamaError::CalibrationLine { path: path.into(), line: index + 1, reason: reason.into() };
-            let tokens: Result<Vec<u32>, TextError> = match serde_json::from_str(line) {
-                Ok(Line::Text { text }) => tokenizer.encode(&text),
-                Ok(Line::Chat { messages }) => {
-                    let template = template.ok_or_else(|| invalid("a conversation, for a model without a chat template; give text"))?;
-                    template.render(&messages, false).and_then(|text| tokenizer.encode_rendered(&text))
-                }
-                Err(_) => return Err(invalid("it is no JSON object with a string `text`, or with `messages` of `role` and `content`")),
-            };
-            Ok(tokens?)
-        })
-        .collect()
+    let mut documents = Vec::new();
+    let mut left_out: Option<(usize, String)> = None;
+    let mut count = 0;
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        match document(line, tokenizer, template) {
+            Ok(tokens) => documents.push(tokens),
+            Err(Fault::Invalid(reason)) => {
+                return Err(LlamaError::CalibrationLine { path: path.into(), line: index + 1, reason: reason.into() });
+            }
+            Err(Fault::Failed(error)) => return Err(error.into()),
+            Err(Fault::LeftOut(reason)) => {
+                count += 1;
+                left_out.get_or_insert((index + 1, reason));
+            }
+        }
+    }
+    if let Some((line, reason)) = left_out {
+        tracing::warn!(file = %path.display(), left_out = count, used = documents.len(), line, %reason, "conversations are left out of the calibration text");
+    }
+    Ok(documents)
+}
+
+/// The tokens of a line.
+fn document(line: &str, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Vec<u32>, Fault> {
+    let messages = match serde_json::from_str(line) {
+        Ok(Line::Text { text }) => return tokens_of(&text, tokenizer, Start::Text).map_err(Fault::Failed),
+        Ok(Line::Chat { messages }) => messages,
+        Err(_) => return Err(Fault::Invalid("it is no JSON object with a string `text`, or with `messages`, a list of objects")),
+    };
+    let template = template.ok_or(Fault::Invalid("a conversation, for a model without a chat template; give text"))?;
+    let messages = messages.into_iter().map(message).collect::<Result<_, _>>()?;
+    let text = match template.render_json(messages, false) {
+        Ok(text) => text,
+        Err(error @ TextError::ChatTemplate { source: Failure::Refused(_), .. }) => return Err(Fault::LeftOut(with_causes(&error))),
+        Err(error) => return Err(Fault::Failed(error)),
+    };
+    tokens_of(&text, tokenizer, Start::Rendered).map_err(Fault::Failed)
+}
+
+/// A message as chat templates take it: its content as one text, which is empty beside tool calls, and the arguments of tool calls as objects. Files also have a
+/// list of parts, `null` or nothing as content, and arguments as the text of an object, as the interface of chat completions does.
+fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
+    if !fields.get("role").is_some_and(Value::is_string) {
+        return Err(Fault::Invalid("a message has no string `role`"));
+    }
+    let has_calls = fields.get("tool_calls").is_some_and(Value::is_array);
+    let content = match fields.remove("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => parts.iter().map(text_of).collect::<Result<_, _>>()?,
+        Some(Value::Null) => String::new(),
+        None if has_calls => String::new(),
+        _ => return Err(Fault::Invalid("a message has no `content` that is text, or a list of parts")),
+    };
+    fields.insert("content".into(), content.into());
+    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
+        if let Some(object @ Value::Object(_)) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()) {
+            *arguments = object;
+        }
+    }
+    Ok(fields.into())
+}
+
+/// The text of a part of a message.
+fn text_of(part: &Value) -> Result<&str, Fault> {
+    match part.as_str().or_else(|| part["text"].as_str().filter(|_| part["type"] == "text")) {
+        Some(text) => Ok(text),
+        None => Err(Fault::LeftOut(format!("a message has a part of type {}; only text is used", part["type"]))),
+    }
+}
+
+/// What a text starts with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// The tokens that the tokenizer adds.
+    Text,
+    /// What the chat template has there.
+    Rendered,
 }
 
 /// The tokens of a text of any length, in pieces that end with a line.
-fn tokens_of(text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, TextError> {
+fn tokens_of(text: &str, tokenizer: &Tokenizer, start: Start) -> Result<Vec<u32>, TextError> {
     /// Bytes of a piece: the tokenizer's memory is limited.
     const PIECE: usize = 1 << 18;
     let mut tokens = Vec::new();
@@ -104,7 +183,8 @@ fn tokens_of(text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, TextError> {
         let end = if limit == rest.len() { limit } else { rest[..limit].rfind('\n').map_or(limit, |line| line + 1) };
         let (piece, after) = rest.split_at(end);
         // What starts a text is added to the first piece alone.
-        tokens.extend(if tokens.is_empty() { tokenizer.encode(piece)? } else { tokenizer.encode_rendered(piece)? });
+        let is_first = start == Start::Text && tokens.is_empty();
+        tokens.extend(if is_first { tokenizer.encode(piece)? } else { tokenizer.encode_rendered(piece)? });
         rest = after;
     }
     Ok(tokens)

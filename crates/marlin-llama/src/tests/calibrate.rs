@@ -18,8 +18,8 @@ use crate::config::read_json;
 use crate::quantize::hidden::ROOM;
 use crate::quantize::resume::Partial;
 use crate::{
-    Architecture, Calibration, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeProgress, QuantizeReport,
-    RowOrder, SampleOptions, Tokenizer, calibration_samples, evaluate, quantize_folder,
+    Architecture, Calibration, ChatTemplate, Evaluation, FileFormat, LlamaConfig, LlamaError, Method, QuantizeOptions, QuantizeProgress,
+    QuantizeReport, RowOrder, SampleOptions, Tokenizer, calibration_samples, evaluate, quantize_folder,
 };
 
 pub(super) const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
@@ -305,6 +305,55 @@ fn evaluation_agrees_with_perplexity() {
         let sum: f64 = both.texts.iter().map(|text| text[model].nll.mean * text[model].tokens as f64).sum();
         assert_eq!(all.tokens, 69);
         assert!((all.nll.mean - sum / 69.0).abs() < 1e-9);
+/// A conversation in each of the forms that files have, against its text as the template's author would write it.
+#[test]
+fn conversations_in_every_form_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tokenizer.json"), byte_level_tokenizer().to_string()).unwrap();
+    let tokenizer = Tokenizer::open(&dir.path().join("tokenizer.json")).unwrap();
+    let template = "{% for message in messages %}{% if message.role == 'critic' %}{{ raise_exception('no critic') }}{% endif %}<{{ message.role }}>{{ message.content }}\
+                    {% for call in message.tool_calls %}[{{ call.function.name }} {{ call.function.arguments.city }}]{% endfor %}{% endfor %}";
+    let template = ChatTemplate::compile(template, "chat_template.jinja".into(), Default::default()).unwrap();
+    let take = |text: &str, samples| {
+        let file = dir.path().join("chat.jsonl");
+        fs::write(&file, text).unwrap();
+        calibration_samples(&[file], &tokenizer, Some(&template), &SampleOptions { samples, max_len: 200, seed: 0 })
+    };
+    let line = |messages: serde_json::Value| json!({ "messages": messages }).to_string();
+    let call = |arguments: serde_json::Value| json!([{ "type": "function", "function": { "name": "weather", "arguments": arguments } }]);
+    let question = json!({ "role": "user", "content": "What is the weather?" });
+    let answer = |message: serde_json::Value| line(json!([question, message]));
+    let asked = "<user>What is the weather?<assistant>";
+    let used = [
+        (answer(json!({ "role": "assistant", "content": "It rains." })), format!("{asked}It rains.")),
+        (
+            answer(json!({ "role": "assistant", "content": [{ "type": "text", "text": "It " }, { "type": "text", "text": "rains." }] })),
+            format!("{asked}It rains."),
+        ),
+        (
+            answer(json!({ "role": "assistant", "content": null, "tool_calls": call(json!("{\"city\": \"Oslo\"}")) })),
+            format!("{asked}[weather Oslo]"),
+        ),
+        (answer(json!({ "role": "assistant", "tool_calls": call(json!({ "city": "Bergen" })) })), format!("{asked}[weather Bergen]")),
+    ];
+    for (line, expected) in &used {
+        for mark in ["", "\u{feff}"] {
+            let found = take(&format!("{mark}{line}\n"), 1).unwrap();
+            assert_eq!(found, [tokenizer.encode_rendered(expected).unwrap()], "{line}");
+        }
+    }
+    // What the model does not take is left out, and others are used.
+    let image = answer(json!({ "role": "assistant", "content": [{ "type": "image_url", "image_url": "https://example.org/a.png" }] }));
+    let critic = answer(json!({ "role": "critic", "content": "Well." }));
+    let text = [&image, &used[0].0, &critic, &used[2].0].map(String::as_str).join("\n");
+    assert_eq!(take(&text, 2).unwrap().len(), 2);
+    assert!(matches!(take(&text, 3), Err(LlamaError::FewSamples { asked: 3, found: 2, .. })));
+    for message in [json!({ "content": "no role" }), json!({ "role": "user" }), json!({ "role": "user", "content": 3 })] {
+        let error = take(&line(json!([message])), 1).expect_err("no message");
+        assert!(matches!(error, LlamaError::CalibrationLine { line: 1, .. }), "{message}: {error}");
+    }
+}
+
         let differ = |found: &Evaluation| found.against.as_ref().map_or(0, |against| against.differ);
         assert_eq!(differ(all), both.texts.iter().map(|text| differ(&text[model])).sum::<usize>());
     }

@@ -8,8 +8,7 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use crate::Message;
+use serde_json::Value;
 
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -20,7 +19,7 @@ pub(crate) enum Request {
         special_tokens: BTreeMap<String, String>,
     },
     /// The text of a conversation.
-    Render { messages: Vec<Message>, add_generation_prompt: bool },
+    Render { messages: Vec<Value>, add_generation_prompt: bool },
     /// To read the `tokenizer.json` that the body is; [`Loaded`].
     LoadTokenizer,
     /// The tokens of the text that the body is.

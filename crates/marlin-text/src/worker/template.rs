@@ -5,12 +5,10 @@ use std::io;
 
 use marlin_format::with_causes;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind as TemplateErrorKind, context};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter};
-
-use crate::Message;
 
 /// A compiled template.
 #[derive(Debug)]
@@ -42,11 +40,10 @@ impl Template {
         Ok(Self { environment, special_tokens })
     }
 
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
+    pub fn render(&self, messages: &[serde_json::Value], add_generation_prompt: bool) -> Result<String, String> {
         let template = self.environment.get_template(NAME).map_err(|error| with_causes(&error))?;
         let tokens = Value::from_pairs(self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str())));
-        let message_value = |message: &Message| context! { role => message.role.as_str(), content => message.content.as_str() };
-        let messages: Vec<Value> = messages.iter().map(message_value).collect();
+        let messages = Value::from(Serde(messages));
         let rendered = template.render(context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens });
         rendered.map_err(|error| with_causes(&error))
     }
