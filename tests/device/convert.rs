@@ -32,6 +32,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     tests.push(trial(device, "convert::record_and_device", record));
     tests.push(trial(device, "convert::pruned_to_two_of_four", pruned));
     tests.push(trial(device, "convert::gradient_passes_through", gradient));
+    tests.push(trial(device, "convert::small_weights_are_counted", small));
     tests.push(trial(device, "convert::nan_weights_are_refused", nan));
     tests.push(trial(device, "convert::a_second_conversion_leaves_the_first", twice));
 }
@@ -160,6 +161,27 @@ fn transformer(device: &Device) {
         let float = values(float.forward(TransformerEncoderInput::new(x)));
         let error = relative_error(&y, &float, &float);
         assert!(error > 1e-3 && error < 0.25, "against the float model: {error:e}");
+    }
+}
+
+/// Below 1e-8 f16 scales leave nothing of a weight, and the report says so.
+fn small(device: &Device) {
+    let mut float = Mlp::new([64, 96, 32], LinearLayout::Row, true, device);
+    float.layers[1].weight = float.layers[1].weight.map(|weight| weight.mul_scalar(1e-8));
+    for (scales, underflows) in [(ScaleDtype::F16, [0, 2 * 32 + 32]), (ScaleDtype::BF16, [0, 0])] {
+        let spec = QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales);
+        let (_, report) = W4A16::new(spec).quantize(float.clone()).unwrap_or_else(|error| panic!("{error}"));
+        let found: Vec<usize> = report
+            .layers
+            .iter()
+            .filter_map(|layer| match layer.outcome {
+                Outcome::Quantized { underflows, .. } => Some(underflows),
+                Outcome::Left(_) => None,
+            })
+            .collect();
+        assert_eq!(found, underflows, "{report}");
+        assert_eq!(format!("{report}").contains("1 layers have weights too small"), scales == ScaleDtype::F16, "{report}");
+        assert!(report.to_json().contains(&format!("\"underflowing\":{}", u8::from(scales == ScaleDtype::F16))), "{}", report.to_json());
     }
 }
 

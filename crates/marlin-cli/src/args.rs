@@ -126,6 +126,9 @@ pub struct QuantizeArgs {
     pub bits: Bits,
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
+    /// Dtype of the scales: bf16 or f32 for weights too large or too small for those of f16.
+    #[arg(long, value_enum, default_value = "f16")]
+    pub scales: DtypeName,
     pub group: GroupSize,
     /// Asymmetric: a zero point for each group.
     #[arg(long)]

@@ -269,7 +269,7 @@ pub enum FormatError {
 
 fn overflow_hint(dtype: ScaleDtype) -> &'static str {
     match dtype {
-        ScaleDtype::F16 => "bf16 scales",
+        ScaleDtype::F16 => "bf16 scales (`ScaleDtype::BF16`; `--scales bf16` on the command line)",
         ScaleDtype::BF16 | ScaleDtype::F32 => "smaller weights",
     }
 }

@@ -25,10 +25,7 @@ impl Grid {
     /// The levels of values in `low..=high`, a range that includes 0, as [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
     pub fn new([low, high]: [f32; 2], spec: &QuantSpec) -> Self {
         let top = f32::from(spec.bits.max());
-        let exact = match spec.zero_points {
-            true => ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32,
-            false => high.max(-low) / (top / 2.0),
-        };
+        let exact = spec.exact_scale(low, high);
         let scale = spec.scale_dtype.round_scale(exact);
         let zero = match spec.zero_points {
             true => (-low / scale).round_ties_even().clamp(0.0, top),

@@ -77,39 +77,40 @@ impl Attach<'_> {
             },
         };
         let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);
-        let (weight, format, shared_with) = match self.weights {
-            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, spec.into(), None),
+        let (weight, format, shared_with, underflows) = match self.weights {
+            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, spec.into(), None, 0),
             Weights::Rounded => self.round(path, param.id, base.reshape([k, n]), &spec)?,
         };
-        Ok((Outcome::quantized(path, &weight, format, activations, shared_with), Some(weight)))
+        Ok((Outcome::quantized(path, &weight, format, activations, shared_with).with_underflows(underflows), Some(weight)))
     }
 
-    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format that it was rounded to, whatever the device holds.
+    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format that it was rounded to, whatever the device holds, the path of the
+    /// layer that it shares the weight with, and the groups whose scales underflow.
     fn round(
         &mut self,
         path: &str,
         id: ParamId,
         weight: Tensor<2>,
         spec: &QuantSpec,
-    ) -> Result<(QuantizedWeight, WeightFormat, Option<String>), Error> {
+    ) -> Result<(QuantizedWeight, WeightFormat, Option<String>, usize), Error> {
         let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
-        let expected = weight.dims();
+        let (expected, float) = (weight.dims(), weight.clone());
         let plain = match (self.given)(path) {
             Some(plain) if [plain.k(), plain.n()] == expected => plain,
             Some(plain) => return Err(Error::WeightShape { path: path.to_owned(), expected, found: [plain.k(), plain.n()] }),
             None => QuantizedWeight::round(weight, spec, self.rules.sparsity).map_err(|error| error.in_layer(path))?,
         };
-        let format = plain.descriptor().format;
+        let (format, underflows) = (plain.descriptor().format, plain.underflows(|| QuantizedWeight::values(float))?);
         if !self.shared.contains(&id) {
-            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), format, None));
+            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), format, None, underflows));
         }
         // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();
         if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
-            return Ok((made.weight.clone(), format, Some(made.path.clone())));
+            return Ok((made.weight.clone(), format, Some(made.path.clone()), underflows));
         }
         let weight = QuantizedWeight::from_plain_for(&plain, activations, &device);
         made.push(Made { path: path.to_owned(), plain, weight: weight.clone() });
-        Ok((weight, format, None))
+        Ok((weight, format, None, underflows))
     }
 }

@@ -35,6 +35,11 @@ impl Report {
         self.linear().count() - self.quantized()
     }
 
+    /// Layers with weights too small for the dtype of their scales.
+    pub fn underflowing(&self) -> impl Iterator<Item = &LayerReport> {
+        self.layers.iter().filter(|layer| matches!(layer.outcome, Outcome::Quantized { underflows: 1.., .. }))
+    }
+
     /// The linear layers.
     pub fn linear(&self) -> impl Iterator<Item = &LayerReport> {
         self.layers.iter().filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
@@ -56,8 +61,8 @@ impl Report {
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, `unmatched` patterns, `missing` parameters, `unused` tensors, and the
-    /// totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, how many are `underflowing`, `unmatched` patterns, `missing` parameters,
+    /// `unused` tensors, and the totals.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
@@ -89,6 +94,9 @@ pub enum Outcome {
         plan: Plan,
         /// Path of the layer whose weight it is too, where the two were one tensor before.
         shared_with: Option<String>,
+        /// The groups of its columns that are rounded with a larger error than that of the bits, or to 0, since their scales are too small for their dtype
+        /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
+        underflows: usize,
     },
     /// The layer is as it was.
     Left(LeftReason),
@@ -105,7 +113,15 @@ impl Outcome {
     ) -> Self {
         let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
         tracing::debug!(layer = %path, %format, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-        Self::Quantized { format, size_bytes: weight.size_bytes(), plan, shared_with }
+        Self::Quantized { format, size_bytes: weight.size_bytes(), plan, shared_with, underflows: 0 }
+    }
+
+    /// The same with so many groups whose scales underflow.
+    pub(super) fn with_underflows(mut self, count: usize) -> Self {
+        if let Self::Quantized { underflows, .. } = &mut self {
+            *underflows = count;
+        }
+        self
     }
 }
 
@@ -164,8 +180,11 @@ impl fmt::Display for LeftReason {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quantized { format, plan, shared_with, .. } => {
+            Self::Quantized { format, plan, shared_with, underflows, .. } => {
                 write!(f, "{format}; {}: {}", plan.kernel, plan.reason)?;
+                if *underflows > 0 {
+                    write!(f, "; {underflows} groups too small for {} scales", format.spec.scale_dtype)?;
+                }
                 shared_with.as_ref().map_or(Ok(()), |path| write!(f, "; one with {path}"))
             }
             Self::Left(reason) => write!(f, "left: {reason}"),
@@ -189,6 +208,10 @@ impl fmt::Display for Report {
             self.write_table(f)?;
         } else {
             self.write_runs(f)?;
+        }
+        let small = self.underflowing().count();
+        if small > 0 {
+            writeln!(f, "{small} layers have weights too small for their scales; use bf16 or f32 scales (`QuantSpec::with_scale_dtype`)")?;
         }
         for pattern in &self.unmatched {
             writeln!(f, "`{pattern}` matches nothing that it could select")?;
@@ -243,6 +266,7 @@ impl Serialize for Report {
         report.serialize_field("converted_bytes_after", &quantized)?;
         report.serialize_field("bytes_before", &before)?;
         report.serialize_field("bytes_after", &after)?;
+        report.serialize_field("underflowing", &self.underflowing().count())?;
         report.serialize_field("unmatched", &self.unmatched)?;
         report.serialize_field("missing", &self.missing)?;
         report.serialize_field("unused", &self.unused)?;
@@ -253,18 +277,19 @@ impl Serialize for Report {
 
 impl Serialize for LayerReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut layer = serializer.serialize_struct("LayerReport", 9)?;
+        let mut layer = serializer.serialize_struct("LayerReport", 10)?;
         layer.serialize_field("path", &self.path)?;
         layer.serialize_field("shape", &self.shape)?;
         layer.serialize_field("float_bytes", &self.float_bytes)?;
         match &self.outcome {
-            Outcome::Quantized { format, size_bytes, plan, shared_with } => {
+            Outcome::Quantized { format, size_bytes, plan, shared_with, underflows } => {
                 layer.serialize_field("spec", &format.spec)?;
                 layer.serialize_field("sparsity", &format.sparsity.to_string())?;
                 layer.serialize_field("size_bytes", size_bytes)?;
                 layer.serialize_field("kernel", &plan.kernel.to_string())?;
                 layer.serialize_field("reason", &plan.reason.to_string())?;
                 layer.serialize_field("shared_with", shared_with)?;
+                layer.serialize_field("underflows", underflows)?;
             }
             Outcome::Left(reason) => layer.serialize_field("left", &reason.to_string())?,
         }

@@ -132,8 +132,12 @@ impl QuantizedWeight {
     /// The rounded weight on the host, of all values or of two of every four; 2:4 in any case where the float one is.
     pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, Error> {
         let [k, n] = weight.dims();
-        let values = read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())?;
-        Ok(quantize(values, k, n, spec, sparsity)?)
+        Ok(quantize(Self::values(weight)?, k, n, spec, sparsity)?)
+    }
+
+    /// The values of a float weight on the host, row-major.
+    pub(crate) fn values(weight: Tensor<2>) -> Result<Vec<f32>, Error> {
+        read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())
     }
 
     /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.

@@ -1,9 +1,9 @@
 use super::dtype;
-use crate::args::{FormatName, MethodName, QuantizeArgs};
+use crate::args::{DtypeName, FormatName, MethodName, QuantizeArgs};
 use crate::device;
 use crate::error::CliError;
 use crate::output;
-use marlin_format::{QuantSpec, Sparsity, WeightFormat};
+use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
 use marlin_llama::{
     Calibration, ChatTemplate, FileFormat, LlamaConfig, Method, QuantizeOptions, QuantizeReport, QuantizedLayer, RowOrder, SampleOptions,
     Tokenizer, calibration_samples, quantize_folder,
@@ -15,10 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
-    let mut spec = QuantSpec { bits: args.bits, ..QuantSpec::int4(args.group) };
-    if args.zero_points {
-        spec = spec.with_zero_points();
-    }
+    let scale_dtype = match args.scales {
+        DtypeName::F16 => ScaleDtype::F16,
+        DtypeName::Bf16 => ScaleDtype::BF16,
+        DtypeName::F32 => ScaleDtype::F32,
+    };
+    let spec = QuantSpec { bits: args.bits, group: args.group, zero_points: args.zero_points, scale_dtype };
     let start = Instant::now();
     let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {
@@ -56,7 +58,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
             .map(|layer| {
                 json!({
                     "name": layer.name, "k": layer.k, "n": layer.n, "format": layer.spec.to_string(), "sparsity": layer.sparsity.to_string(),
-                    "bits_per_weight": layer.bits_per_weight, "calibration": layer.loss,
+                    "bits_per_weight": layer.bits_per_weight, "underflows": layer.underflows, "calibration": layer.loss,
                 })
             })
             .collect();
@@ -75,6 +77,10 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
     let sparse = report.quantized.iter().filter(|layer| layer.sparsity == Sparsity::TwoFour).count();
     let sparse = if sparse > 0 { format!(", {sparse} of them 2:4") } else { String::new() };
+    let small = report.quantized.iter().filter(|layer| layer.underflows > 0).count();
+    if small > 0 {
+        output::line(&format!("{small} layers have weights too small for {scale_dtype} scales: --scales bf16 or f32 holds them"))?;
+    }
     let others = others(&report, &spec);
     output::line(&format!("{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));

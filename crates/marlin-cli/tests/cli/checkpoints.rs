@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Folder, args, cells, command, heldout, read_json, read_safetensors, shipped, succeed, succeed_json};
+use crate::support::{
+    Folder, args, cells, command, heldout, read_json, read_safetensors, run_with_input, shipped, succeed, succeed_json, write_safetensors,
+};
 
 /// Weights of the tiny model: those of the projections, and the others.
 const PROJECTIONS: usize = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256);

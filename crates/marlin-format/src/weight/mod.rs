@@ -15,6 +15,7 @@ mod quantize;
 mod slice;
 mod spec;
 mod two_four;
+mod underflow;
 
 pub use descriptor::{TensorDescriptor, TensorDtype, WeightDescriptor, WeightLayout, WeightTensor, WeightTensors};
 pub use format::{Sparsity, WeightFormat};

@@ -13,7 +13,7 @@ use crate::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales};
 ///   `q = clamp(round(w / scale) + z, 0, top)`.
 ///
 /// The scale is rounded to the spec's dtype first, so that values are rounded to the levels that will be read back. It is never below that
-/// dtype's smallest positive number: a group of zeros is stored exactly, and no scale divides by 0.
+/// dtype's smallest positive number: a group of zeros is stored exactly, and no scale divides by 0. [`PlainWeight::underflows`] counts the groups of smaller ones.
 ///
 /// # Errors
 /// [`QuantSpec::check_shape`]'s; [`FormatError::Length`] where `weight` does not have K * N values; [`FormatError::NonFiniteWeight`];
@@ -36,12 +36,7 @@ pub fn quantize_rtn(weight: &[f32], k: usize, n: usize, spec: &QuantSpec) -> Res
         let mut group_scales = Vec::with_capacity(n);
         let mut offsets = Vec::with_capacity(n);
         for (column, (&low, &high)) in low.iter().zip(&high).enumerate() {
-            let exact = if spec.zero_points {
-                // In f64: the range of finite f32 values can be infinite in f32.
-                ((f64::from(high) - f64::from(low)) / f64::from(top)) as f32
-            } else {
-                high.max(-low) / (top / 2.0)
-            };
+            let exact = spec.exact_scale(low, high);
             let scale = spec.scale_dtype.round_scale(exact);
             if scale.is_infinite() {
                 return Err(FormatError::ScaleOverflow { row: first_row, column, value: exact, dtype: spec.scale_dtype });

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::common::{all_specs, any_problem, cases};
+use crate::common::{all_specs, any_problem, cases, rng};
 
 /// Weights of every kind of column: mixed signs, positive, negative, tiny, zero.
 fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
@@ -192,6 +192,57 @@ fn tiny_and_huge_weights() {
     }
 }
 
+/// Of each group, whatever its magnitude: it is counted, or its values are rounded as the bits allow. All that f16 cannot hold bf16 can.
+#[test]
+fn groups_whose_scales_underflow_are_counted() {
+    let mut rng = rng();
+    let (k, n) = (96, 24);
+    let mut counted = 0;
+    for spec in all_specs() {
+        let rows = spec.group.rows(k);
+        // From above what f16 holds down to below its smallest number, columns apart.
+        let magnitudes: Vec<f32> = (0..n).map(|column| 10.0f32.powf(-3.0 - 7.0 * column as f32 / n as f32)).collect();
+        let values: Vec<f32> = (0..k * n).map(|i| magnitudes[i % n] * rng.random_range(-1.0..1.0f32)).collect();
+        let weight = quantize_rtn(&values, k, n, &spec).unwrap();
+        let of_rest = |first: usize| {
+            let only: Vec<f32> = values
+                .iter()
+                .enumerate()
+                .map(|(i, &value)| if i % n == first % n && i / n / rows == first / n { value } else { 0.0 })
+                .collect();
+            quantize_rtn(&only, k, n, &spec).unwrap().underflows(|| Ok::<_, FormatError>(only)).unwrap()
+        };
+        let back = weight.dequantize();
+        let mut expected = 0;
+        for group in 0..spec.group.count(k) {
+            for column in 0..n {
+                let places = (group * rows..k.min((group + 1) * rows)).map(|row| row * n + column);
+                let [low, high] = places.clone().fold([0.0f32; 2], |[low, high], i| [low.min(values[i]), high.max(values[i])]);
+                let error = places.map(|i| (values[i] - back[i]).abs()).fold(0.0, f32::max);
+                let count = of_rest(group * n + column);
+                expected += count;
+                // Half a level by the rounding, half by the scale; and half by the zero point, or by the clamp of a symmetric weight.
+                let limit = 1.51 * spec.exact_scale(low, high);
+                assert!(count == 1 || error <= limit, "{spec}, {low:e} to {high:e}: {error:e}, limit {limit:e}");
+                if high.max(-low) < 1e-8 && spec.scale_dtype == ScaleDtype::F16 {
+                    assert_eq!(count, 1, "{spec}, {low:e} to {high:e}");
+                }
+            }
+        }
+        let found = weight.underflows(|| Ok::<_, FormatError>(values.clone())).unwrap();
+        assert_eq!(found, expected, "{spec}");
+        assert!(spec.scale_dtype == ScaleDtype::F16 || found == 0, "{spec}: {found}");
+        counted += found;
+    }
+    println!("{counted} groups counted");
+    assert!(counted > 0);
+    // Zeros need no scale, and values that f16 holds are not asked for.
+    let spec = QuantSpec::int4(GroupSize::G32);
+    assert_eq!(quantize_rtn(&[0.0; 64], 32, 2, &spec).unwrap().underflows(|| Ok::<_, FormatError>(vec![0.0; 64])).unwrap(), 0);
+    let unread = || -> Result<Vec<f32>, FormatError> { panic!("the float weight is not looked at") };
+    assert_eq!(quantize_rtn(&[1e-4; 64], 32, 2, &spec).unwrap().underflows(unread).unwrap(), 0);
+}
+
 #[test]
 fn bad_weights_are_refused() {
     let spec = QuantSpec::int4(GroupSize::G32);
@@ -210,7 +261,7 @@ fn bad_weights_are_refused() {
     values[33 * 3 + 1] = 65504.0 * 7.6;
     let error = quantize_rtn(&values, 64, 3, &spec).unwrap_err();
     assert!(matches!(error, FormatError::ScaleOverflow { row: 32, column: 1, dtype: ScaleDtype::F16, .. }), "{error:?}");
-    assert!(error.to_string().contains("use bf16 scales"), "{error}");
+    assert!(error.to_string().contains("use bf16 scales") && error.to_string().contains("--scales bf16"), "{error}");
     assert!(quantize_rtn(&values, 64, 3, &spec.with_scale_dtype(ScaleDtype::BF16)).is_ok());
 
     let length = FormatError::Length { what: "the weight", k: 64, n: 3, expected: 192, found: 191 };

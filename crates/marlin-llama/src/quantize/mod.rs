@@ -171,6 +171,9 @@ pub struct QuantizedLayer {
     /// Bits for each weight as the file holds it, scales and zero points counted.
     pub bits_per_weight: f64,
     /// What a quantiser that looks at data says of it.
+    /// The groups of its columns that are rounded with a larger error than that of the bits, or to 0, since their scales are too small for their dtype
+    /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
+    pub underflows: usize,
     pub loss: Option<LayerLoss>,
 }
 
@@ -268,10 +271,11 @@ pub fn quantize_folder(
                         (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, &plan.spec).map_err(failed)?.weight, None)
                     }
                 };
-                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, act_order, &mut writer)?;
+                let underflows = plain.underflows(|| plan.weight())?;
+                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, &mut writer)?;
                 report.target_bytes += bytes;
                 let (name, k, n, sparsity) = (layer.clone(), plan.k(), plan.n(), plain.sparsity());
-                report.quantized.push(QuantizedLayer { name, k, n, spec: plan.spec, sparsity, bits_per_weight, loss });
+                report.quantized.push(QuantizedLayer { name, k, n, spec: plan.spec, sparsity, bits_per_weight, underflows, loss });
                 partial.is_none()
             }
         };
