@@ -5,7 +5,7 @@ use crate::plot::PlotFile;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use marlin_format::{Bits, GroupSize};
-use marlin_llama::Override;
+use marlin_llama::{OpenOptions, Override, SampleOptions};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -51,8 +51,7 @@ pub struct ModelArgs {
     /// Dtype of activations; without it the checkpoint's, where the device computes in it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
-    /// Positions of the cache; without it 4096, or the model's own limit if that is less.
-    #[arg(long)]
+    #[arg(long, help = format!("Positions of the cache; without it {}, or the model's own limit if that is less", OpenOptions::DEFAULT_MAX_LEN))]
     pub max_len: Option<usize>,
     /// Round a float output head to 4 or 8 bits, groups of 128; without it the head stays as it is.
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(i64).try_map(Bits::try_from))]
@@ -149,10 +148,9 @@ pub struct QuantizeArgs {
     #[arg(long, value_name = "FILE")]
     pub calibration: Vec<PathBuf>,
     /// gptq, awq: samples of the text.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = SampleOptions::default().samples)]
     pub samples: usize,
-    /// gptq, awq: tokens of the longest sample; without it 2048, or the model's own limit if that is less.
-    #[arg(long)]
+    #[arg(long, help = format!("gptq, awq: tokens of the longest sample; without it {}, or the model's own limit if that is less", SampleOptions::default().max_len))]
     pub max_len: Option<usize>,
     /// gptq, awq: the seed that draws the samples.
     #[arg(long, default_value_t = 0)]

@@ -50,8 +50,8 @@ pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, 
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{
-    Calibration, FileFormat, Method, Override, OverrideError, QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer,
-    SampleOptions, calibration_samples, quantize_folder,
+    Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError, QuantizeOptions, QuantizeProgress, QuantizeReport,
+    QuantizedLayer, SampleOptions, calibration_samples, quantize_folder,
 };
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;

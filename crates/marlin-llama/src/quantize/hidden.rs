@@ -8,11 +8,12 @@ use marlin_kernels::Runtime;
 use crate::LlamaError;
 use crate::model;
 
-/// Bytes of hidden states that stay on a device. For a model with 4,096 features in 16 bits they are those of 229,000 tokens.
+/// Bytes of the samples' hidden states that stay on a device while [`quantize_folder`](crate::quantize_folder) looks at data. For a model with 4,096 features
+/// in 16 bits they are those of 229,000 tokens.
 ///
 /// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in both models: 2.4 GB are on the host then, which is to need no more
 /// than 4 GB for all. A block looks at each of these four times and writes it twice.
-const DEVICE_BYTES: usize = 7 << 28;
+pub const HIDDEN_STATES_ON_DEVICE: usize = 7 << 28;
 
 /// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the host until they are looked at.
 pub(super) enum Hidden {
@@ -86,7 +87,7 @@ pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     }
     match target(device).runtime {
         Runtime::Flex | Runtime::Cpu => [usize::MAX; 2],
-        _ => [DEVICE_BYTES, DEVICE_BYTES.saturating_sub(bytes)],
+        _ => [HIDDEN_STATES_ON_DEVICE, HIDDEN_STATES_ON_DEVICE.saturating_sub(bytes)],
     }
 }
 

@@ -34,6 +34,7 @@ use crate::model::Rope;
 
 pub use self::calibrate::Calibration;
 pub use self::format::FileFormat;
+pub use self::hidden::HIDDEN_STATES_ON_DEVICE;
 pub use self::overrides::{Override, OverrideError};
 pub use self::samples::{SampleOptions, calibration_samples};
 
@@ -183,8 +184,9 @@ pub struct QuantizedLayer {
 /// `quantization_config`, tokenizer and generation config are copied.
 /// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
 ///
-/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to 1.6 GB of the samples' hidden
-/// states; the host holds the others, if the device is not the host itself. They are a value for each token and feature, and with GPTQ two.
+/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to
+/// [`HIDDEN_STATES_ON_DEVICE`] bytes of the samples' hidden states; the host holds the others, if the device is not the host itself. They are a value for each
+/// token and feature, and with GPTQ two.
 /// It keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
 /// same, and its target is the same, bit for bit, where the device's arithmetic is. If it was killed when its target was complete, its report is returned.
 ///
