@@ -93,11 +93,11 @@ pub struct InspectArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FormatName {
-    /// compressed-tensors, pack-quantized.
+    /// compressed-tensors, pack-quantized: llm-compressor's, which vLLM and transformers read.
     CompressedTensors,
-    /// GPTQ, version 2.
+    /// GPTQ, version 2: GPTQModel's.
     Gptq,
-    /// compressed-tensors, marlin-24: two of every four weights.
+    /// compressed-tensors, marlin-24: the kept weights of --sparse24 alone; compressed-tensors from 0.15 on and vLLM do not read it.
     #[value(name = "marlin-24")]
     Marlin24,
 }
@@ -125,10 +125,10 @@ pub struct QuantizeArgs {
     pub bits: Bits,
     /// Rows of K that share a scale: g32, g64, g128 or channel.
     #[arg(long, default_value = "g128")]
+    pub group: GroupSize,
     /// Dtype of the scales: bf16 or f32 for weights too large or too small for those of f16.
     #[arg(long, value_enum, default_value = "f16")]
     pub scales: DtypeName,
-    pub group: GroupSize,
     /// Asymmetric: a zero point for each group.
     #[arg(long)]
     pub zero_points: bool,
@@ -155,7 +155,8 @@ pub struct QuantizeArgs {
     /// gptq, awq: the seed that draws the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq: round the features with the largest inputs first and permute activations at run time.
+    /// gptq: round the features with the largest inputs first, over groups too; activations are permuted at run time then, for which --format gptq alone has readers
+    /// (GPTQModel, not vLLM). Without it groups with large inputs come first, and large inputs first in a group.
     #[arg(long)]
     pub act_order: bool,
     /// gptq: the part of the mean of a Hessian's diagonal that is added to it.
@@ -167,9 +168,9 @@ pub struct QuantizeArgs {
     /// gptq, awq: dtype of activations; without it the checkpoint's, where the device computes in it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
-    /// Form of the files: llm-compressor's, GPTQModel's, or of 2:4 weights; by default compressed-tensors, with --sparse24 marlin-24.
-    #[arg(long, value_enum)]
-    pub format: Option<FormatName>,
+    /// Form of the files.
+    #[arg(long, value_enum, default_value = "compressed-tensors")]
+    pub format: FormatName,
     /// Layers to leave as they are: a name, or `re:` and a regular expression, that the model has. May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,

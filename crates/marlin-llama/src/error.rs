@@ -135,6 +135,17 @@ pub enum LlamaError {
         /// Output features.
         n: usize,
     },
+    /// A layer with act-order over groups, for a form whose readers refuse it.
+    #[error(
+        "`{layer}` has {groups} groups, and compressed-tensors from 0.19 on and vLLM refuse act-order over groups: leave it out, as the default order takes \
+         large inputs first without a permutation; or ask for one group a channel, or for the form GPTQ, which GPTQModel reads"
+    )]
+    ActOrderGroups {
+        /// The layer's name in the checkpoint.
+        layer: String,
+        /// Groups along K.
+        groups: usize,
+    },
     /// An exclusion or an override of layers that the model does not have.
     #[error(
         "`{}` of `{option}` matches no layer; layers are named as `model.layers.0.mlp.down_proj`, and `re:` begins a regular expression",

@@ -67,7 +67,11 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
         match value {
             Value::Quantized(weight) => {
                 // No config has the dtype of scales.
-                let (spec, act_order) = (weight.spec().with_scale_dtype(ScaleDtype::F16), weight.is_permuted());
+                let (spec, [k, _]) = (weight.spec().with_scale_dtype(ScaleDtype::F16), weight.dims());
+                let act_order = weight.is_permuted() && spec.group.count(k) > 1;
+                if act_order {
+                    tracing::warn!(layer = %name, "has act-order over groups, which compressed-tensors from 0.19 on and vLLM refuse; burn-marlin reads it");
+                }
                 match groups.iter_mut().find(|(of, ordered, _)| (*of, *ordered) == (spec, act_order)) {
                     Some((_, _, names)) => names.push(name.clone()),
                     None => groups.push((spec, act_order, vec![name.clone()])),

@@ -259,7 +259,7 @@ impl Report {
 impl Serialize for Report {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ([float, quantized], [before, after]) = (self.converted_bytes(), self.total_bytes());
-        let mut report = serializer.serialize_struct("Report", 10)?;
+        let mut report = serializer.serialize_struct("Report", 11)?;
         report.serialize_field("quantized", &self.quantized())?;
         report.serialize_field("left", &self.left())?;
         report.serialize_field("converted_bytes_before", &float)?;

@@ -24,11 +24,9 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let start = Instant::now();
     let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {
-        Some(FormatName::CompressedTensors) => FileFormat::CompressedTensors,
-        Some(FormatName::Gptq) => FileFormat::Gptq,
-        Some(FormatName::Marlin24) => FileFormat::Marlin24,
-        None if is_sparse => FileFormat::Marlin24,
-        None => FileFormat::default(),
+        FormatName::CompressedTensors => FileFormat::CompressedTensors,
+        FormatName::Gptq => FileFormat::Gptq,
+        FormatName::Marlin24 => FileFormat::Marlin24,
     };
     let sparsity = if is_sparse { Sparsity::TwoFour } else { Sparsity::Dense };
     let (exclude, overrides) = (args.exclude.clone(), args.overrides.clone());
@@ -77,12 +75,12 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
     let sparse = report.quantized.iter().filter(|layer| layer.sparsity == Sparsity::TwoFour).count();
     let sparse = if sparse > 0 { format!(", {sparse} of them 2:4") } else { String::new() };
+    let others = others(&report, &spec);
+    output::line(&format!("{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let small = report.quantized.iter().filter(|layer| layer.underflows > 0).count();
     if small > 0 {
         output::line(&format!("{small} layers have weights too small for {scale_dtype} scales: --scales bf16 or f32 holds them"))?;
     }
-    let others = others(&report, &spec);
-    output::line(&format!("{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"))?;
     let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
     Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
 }

@@ -107,13 +107,34 @@ fn a_layer_that_two_of_four_do_not_fit_is_refused_before_anything_is_written() {
         args
     };
     let layer = "model.layers.0.mlp.";
-    refuse(&args(&[]), &[layer, "90"]);
-    refuse(&args(&["--format", "compressed-tensors"]), &[layer, "K = 90", "multiple of 4", "keep this weight dense"]);
-    refuse(&args(&["--group", "g32", "--exclude", "re:.*mlp"]), &["model.layers.0.", "marlin-24", "groups of 128", "int4 g32"]);
+    refuse(&args(&["--format", "marlin-24"]), &[layer, "90"]);
+    refuse(&args(&[]), &[layer, "K = 90", "multiple of 4", "keep this weight dense"]);
+    refuse(
+        &args(&["--format", "marlin-24", "--group", "g32", "--exclude", "re:.*mlp"]),
+        &["model.layers.0.", "marlin-24", "groups of 128", "int4 g32"],
+    );
     let dense = args!["quantize", &folder.source, &folder.target, "--format", "marlin-24", "--exclude", "re:.*mlp"];
-    refuse(&dense, &["model.layers.0.self_attn", "values that are not zero", "prune it"]);
+    // After the warning that few read the form.
+    let run = run_with_input(&dense, b"");
+    assert!(run.code == Some(1) && run.stdout.is_empty(), "{}{}", run.stdout, run.stderr);
+    for word in ["WARN", "model.layers.0.self_attn", "values that are not zero", "prune it"] {
+        assert!(run.stderr.contains(word), "{word}: {}", run.stderr);
+    }
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
     succeed(&args(&["--exclude", "re:.*mlp"]));
+}
+
+/// compressed-tensors from 0.19 on refuses `actorder: group`.
+#[test]
+fn act_order_over_groups_is_refused_before_anything_is_calibrated() {
+    let folder = Folder::tiny();
+    let sample = ["--method", "gptq", "--calibration", heldout().to_str().unwrap(), "--samples", "1", "--max-len", "32"].map(String::from);
+    let mut args = args!["quantize", &folder.source, &folder.target, "--device", "flex", "--act-order"];
+    args.extend(sample.map(Into::into));
+    refuse(&args, &["model.layers.0.", "2 groups", "act-order", "form GPTQ", "one group a channel"]);
+    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
+    args.extend(["--group".into(), "channel".into()]);
+    succeed(&args);
 }
 
 #[test]

@@ -284,8 +284,6 @@ fn awq_writes_the_norms_that_it_divides() {
     }
 }
 
-#[test]
-fn a_pruned_model_stores_two_of_every_four_weights() {
 /// Scales in f16 would round them to more than they are; the program says which option holds them.
 #[test]
 fn scales_of_small_weights_are_bf16_or_f32() {
@@ -319,24 +317,29 @@ fn a_document_of_ten_megabytes_is_calibrated_on() {
     assert!(report["quantized"].as_array().unwrap().iter().all(|layer| layer["calibration"]["tokens"] == 256), "{report}");
 }
 
+#[test]
+fn a_pruned_model_stores_two_of_every_four_weights() {
     let folder = Folder::tiny();
     let report = succeed_json(&args!["quantize", &folder.source, &folder.target, "--sparse24", "--json"]);
     assert_eq!(report["format"], "int4 g128 f16 2:4");
     let layers = report["quantized"].as_array().unwrap();
-    // Two bits of every weight, one of metadata, and a scale of 16 for 128.
-    assert!(layers.iter().all(|layer| layer["sparsity"] == "2:4" && layer["bits_per_weight"] == 3.0 + 16.0 / 128.0), "{report}");
+    // Four bits of every weight, with the zeros that readers of compressed-tensors expect, and a scale of 16 for 128.
+    assert!(layers.iter().all(|layer| layer["sparsity"] == "2:4" && layer["bits_per_weight"] == 4.0 + 16.0 / 128.0), "{report}");
     let inspected = succeed_json(&args!["inspect", &folder.target, "--device", "flex", "--json"]);
     let layer = row(&inspected, "model.layers.1.mlp.down_proj");
-    assert_eq!([&layer["format"], &layer["quantized"]["sparsity"]], ["marlin-24 int4 g128 f16 2:4", "2:4"]);
+    assert_eq!([&layer["format"], &layer["quantized"]["sparsity"]], ["pack-quantized int4 g128 f16 2:4", "2:4"]);
     assert_eq!(layer["bits_per_weight"], 3.125);
     succeed(&args!["generate", &folder.target, "--device", "flex", "--prompt", "Once", "--max-new-tokens", "2"]);
 
-    // As zeros in other files it is found again, and makes the same model.
-    let dense = folder.beside("dense");
-    succeed(&args!["quantize", &folder.source, &dense, "--sparse24", "--format", "compressed-tensors"]);
-    let inspected = succeed_json(&args!["inspect", &dense, "--device", "flex", "--json"]);
-    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "pack-quantized int4 g128 f16 2:4");
-    let [sparse, dense] = [&folder.target, &dense].map(|dir| succeed(&args!["logits", dir, "--device", "flex", "--ids", "1,2,3"]));
+    // Two bits of every weight, and one of metadata, make the same model, of which few readers are left.
+    let kept = folder.beside("kept");
+    let run = run_with_input(&args!["quantize", &folder.source, &kept, "--sparse24", "--format", "marlin-24", "--json"], &[]);
+    assert!(run.code == Some(0) && run.stderr.contains("0.15 on and vLLM read no marlin-24"), "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert!(report["quantized"].as_array().unwrap().iter().all(|layer| layer["bits_per_weight"] == 3.125), "{report}");
+    let inspected = succeed_json(&args!["inspect", &kept, "--device", "flex", "--json"]);
+    assert_eq!(row(&inspected, "model.layers.1.mlp.down_proj")["format"], "marlin-24 int4 g128 f16 2:4");
+    let [sparse, dense] = [&folder.target, &kept].map(|dir| succeed(&args!["logits", dir, "--device", "flex", "--ids", "1,2,3"]));
     assert_eq!(sparse, dense);
 }
 

@@ -35,6 +35,7 @@ proptest! {
         let (packed, zero_points, group_index) = (ints("weight_packed").unwrap(), ints("weight_zero_point"), ints("weight_g_idx"));
         let scales = &find("weight_scale").unwrap().bytes;
         let groups = spec.group.count(k);
+        prop_assert_eq!(group_index.is_some(), act_order && groups > 1);
         prop_assert_eq!(&find("weight_shape").unwrap().bytes, &[(n as u64).to_le_bytes(), (k as u64).to_le_bytes()].concat());
 
         let (per_word, max) = (spec.bits.per_word(), u32::from(spec.bits.max()));

@@ -14,6 +14,8 @@ fn configs_come_back() {
             let text = json!({ "quantization_config": config.to_json() }).to_string();
             let read = Quantization::from_config(text.as_bytes()).unwrap().unwrap();
             // No config has the scale dtype.
+            // No version of the package opens act-order with one group a channel.
+            let act_order = act_order && spec.group != GroupSize::Channel;
             let expected = LayerFormat::PackQuantized(PackQuantizedFormat { spec: spec.with_scale_dtype(ScaleDtype::F16), act_order });
             assert_eq!(read.layer("model.layers.0.mlp.up_proj").unwrap(), expected);
             for ignored in ["lm_head", "vision.layers.0.fc1"] {

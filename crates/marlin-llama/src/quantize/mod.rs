@@ -171,10 +171,10 @@ pub struct QuantizedLayer {
     pub sparsity: Sparsity,
     /// Bits for each weight as the file holds it, scales and zero points counted.
     pub bits_per_weight: f64,
-    /// What a quantiser that looks at data says of it.
     /// The groups of its columns that are rounded with a larger error than that of the bits, or to 0, since their scales are too small for their dtype
     /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
     pub underflows: usize,
+    /// What a quantiser that looks at data says of it.
     pub loss: Option<LayerLoss>,
 }
 
@@ -209,11 +209,10 @@ pub fn quantize_folder(
     if quantization_field(&config).is_some() && !is_float() {
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
-    let act_order = options.method.act_order();
     // Other readers require it in the config.
     let ignore = [vec![HEAD.to_string()], options.exclude.clone()].concat();
     let invalid = |source| LlamaError::QuantizationConfig { path: target.join("config.json"), source };
-    let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?.with_act_order(act_order);
+    let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?;
     let overrides = Overrides::new(*spec, &options.exclude, &options.overrides).map_err(invalid)?;
 
     let checkpoint = Checkpoint::open(source)?;
@@ -248,7 +247,7 @@ pub fn quantize_folder(
         Some(partial) => partial.target_writer(target)?,
     };
     let mut blocks = partial.as_ref().map(Partial::reader);
-    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format, act_order)).collect();
+    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format)).collect();
     writer.declare(specs)?;
 
     let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
@@ -292,7 +291,12 @@ pub fn quantize_folder(
         let quantization = match options.format {
             FileFormat::CompressedTensors => compressed_tensors()?.to_json(),
             FileFormat::Marlin24 => compressed_tensors()?.as_marlin_24().to_json(),
-            FileFormat::Gptq => gptq::quantization_config(spec, act_order, false, &report.excluded, &others),
+            FileFormat::Gptq => {
+                // A weight of one group has no permutation.
+                let has_groups = |layer: &QuantizedLayer| layer.spec.group.count(layer.k) > 1;
+                let act_order = options.method.act_order() && report.quantized.iter().any(has_groups);
+                gptq::quantization_config(spec, act_order, false, &report.excluded, &others)
+            }
         };
         Quantization::CONFIG_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
         config.insert("quantization_config".into(), quantization);
@@ -318,12 +322,11 @@ pub fn quantize_folder(
 /// A config with the layers that `exclude` does not name, but that are not quantised, and those of other specs.
 fn of_layers(config: QuantizationConfig, excluded: &[String], others: &[(String, QuantSpec)]) -> Result<QuantizationConfig, ConfigError> {
     let skipped: Vec<String> = excluded.iter().filter(|name| !config.ignores(name)).cloned().collect();
-    let act_order = config.act_order();
     let mut config = config.with_ignored(skipped)?;
     let mut rest = others.to_vec();
     while let [(_, spec), ..] = rest[..] {
         let layers = rest.extract_if(.., |(_, of)| *of == spec).map(|(name, _)| name).collect();
-        config = config.with_layers(spec, act_order, layers);
+        config = config.with_layers(spec, false, layers);
     }
     Ok(config)
 }

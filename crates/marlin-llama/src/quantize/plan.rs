@@ -29,7 +29,8 @@ pub(super) enum Target {
     Quantize(String),
 }
 
-/// Plans every tensor. Refuses layers that cannot be written, and exclusions and overrides that match none.
+/// Plans every tensor. Refuses layers that cannot be quantised or written so, and exclusions and overrides that match none; warns of layers that only some readers
+/// take.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     spec: &QuantSpec,
@@ -37,8 +38,9 @@ pub(super) fn plan<'a>(
     mut overrides: Overrides,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
-    let (format, sparsity) = (options.format, options.sparsity);
+    let (format, sparsity, act_order) = (options.format, options.sparsity, options.method.act_order());
     let mut plans = Vec::new();
+    let mut refusals: Vec<(&str, String, usize)> = Vec::new();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
         if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
@@ -55,14 +57,21 @@ pub(super) fn plan<'a>(
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
             if let Some(spec) = overrides.spec_of([source, &layer]) {
-                let descriptor = WeightDescriptor::plain(WeightFormat::dense(spec).with_sparsity(sparsity), k, n);
+                let weight_format = WeightFormat::dense(spec).with_sparsity(sparsity).with_permutation(act_order);
+                let descriptor = WeightDescriptor::plain(weight_format, k, n);
                 descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
                 let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
                 if let Some(available) = memory_short_of(needed) {
                     return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
                 }
-                format.check(&layer, k, n, &spec)?;
+                format.check(&layer, k, n, &spec, act_order)?;
+                if let Some(reason) = format.refusal(k, &spec, act_order) {
+                    match refusals.iter_mut().find(|(known, ..)| *known == reason) {
+                        Some((.., layers)) => *layers += 1,
+                        None => refusals.push((reason, layer.clone(), 1)),
+                    }
+                }
                 plans.push(Plan { view, rows, target: Target::Quantize(layer), spec });
             } else {
                 plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")), spec: *spec });
@@ -73,6 +82,9 @@ pub(super) fn plan<'a>(
     // A head that is tied has no tensor.
     overrides.stays(HEAD);
     overrides.check_used()?;
+    for (reason, layer, layers) in refusals {
+        tracing::warn!(%layer, layers, "not all readers will take the target: {reason}");
+    }
     Ok(plans)
 }
 
@@ -99,7 +111,7 @@ impl Plan<'_> {
     }
 
     /// The tensors to write, without their bytes.
-    pub(super) fn specs(&self, format: FileFormat, act_order: bool) -> Vec<TensorSpec> {
+    pub(super) fn specs(&self, format: FileFormat) -> Vec<TensorSpec> {
         match &self.target {
             Target::Copy(name) => {
                 let mut shape = self.view.shape().to_vec();
@@ -108,7 +120,7 @@ impl Plan<'_> {
                 }
                 vec![TensorSpec::new(name, self.view.dtype(), shape)]
             }
-            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), &self.spec, act_order),
+            Target::Quantize(layer) => format.tensor_specs(layer, self.k(), self.n(), &self.spec),
         }
     }
 
@@ -130,13 +142,12 @@ impl Plan<'_> {
         layer: &str,
         weight: &PlainWeight,
         format: FileFormat,
-        act_order: bool,
         writer: &mut CheckpointWriter,
     ) -> Result<(usize, f64), LlamaError> {
         let failed = |source| LlamaError::Quantize { layer: layer.into(), source };
         let stored = format.stored(weight).map_err(failed)?;
         let mut bytes = 0;
-        for tensor in format.tensors_of(layer, &stored, act_order).map_err(failed)? {
+        for tensor in format.tensors_of(layer, &stored).map_err(failed)? {
             bytes += tensor.bytes.len();
             writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use marlin_format::checkpoint::{Checkpoint, CheckpointError, Dtype};
-use marlin_format::{GroupSize, QuantSpec, Sparsity};
+use marlin_format::{FormatError, GroupSize, QuantSpec, Sparsity};
 use marlin_quant::QuantError;
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -113,9 +113,55 @@ fn forms_and_orders_hold_what_the_walk_has_seen() {
         assert_eq!((report.quantized.len(), report.excluded.len()), (12, 2));
         logits(&open(&target).model, &tokens)
     };
-    for order in [RowOrder::Natural, RowOrder::ActOrder, RowOrder::WithinGroups] {
+    for order in [RowOrder::Natural, RowOrder::WithinGroups] {
         assert_eq!(of(order, FileFormat::CompressedTensors), of(order, FileFormat::Gptq), "{order:?}");
     }
+}
+
+/// Over groups it is a permutation, which readers of compressed-tensors refuse; of one group a channel the files have nothing of it.
+#[test]
+fn act_order_is_written_where_readers_take_it_alone() {
+    let mut rng = rng();
+    let config = config_of_64();
+    let (_a, source) = temporary();
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F16);
+    let (samples, tokens) = (samples(&config, &mut rng), random_tokens(20, config.vocab_size, &mut rng));
+    let of = |format, spec: QuantSpec, sparsity| {
+        let (parent, target) = temporary();
+        let mut options = QuantizeOptions { format, sparsity, ..gptq(&samples) };
+        if let Method::Gptq { order, .. } = &mut options.method {
+            *order = RowOrder::ActOrder;
+        }
+        let report = quantize_folder(&source, &target, &spec, &options, |_| ControlFlow::Continue(()));
+        assert_eq!((target.exists(), target.with_file_name("model.partial").exists()), (report.is_ok(), false));
+        report.map(|_| (parent, target))
+    };
+    let channel = QuantSpec::int4(GroupSize::Channel);
+    let Err(LlamaError::ActOrderGroups { layer, groups }) = of(FileFormat::CompressedTensors, SPEC, Sparsity::Dense) else {
+        panic!("act-order over groups")
+    };
+    assert_eq!(groups, if layer.ends_with("down_proj") { 3 } else { 2 });
+    for format in [FileFormat::CompressedTensors, FileFormat::Gptq, FileFormat::Marlin24] {
+        let error = of(format, channel, Sparsity::TwoFour);
+        assert!(matches!(error, Err(LlamaError::Quantize { source: FormatError::SparsePermuted, .. })), "{format:?}");
+    }
+
+    let folders = [FileFormat::CompressedTensors, FileFormat::Gptq].map(|format| of(format, channel, Sparsity::Dense).unwrap());
+    let found: Vec<Vec<f32>> = folders.iter().map(|(_, target)| logits(&open(target).model, &tokens)).collect();
+    assert_eq!(found[0], found[1]);
+    let [(_, packed), (_, gptq)] = &folders;
+    assert!(Checkpoint::open(packed).unwrap().names().all(|name| !name.ends_with("g_idx")));
+    let config_of = |target: &Path| read_json(&target.join("config.json")).unwrap()["quantization_config"].clone();
+    assert_eq!(config_of(packed)["config_groups"]["group_0"]["weights"]["actorder"], json!(null));
+    assert_eq!(config_of(gptq)["desc_act"], json!(false));
+    // And yet the order counted.
+    let (_b, natural) = temporary();
+    let mut options = self::gptq(&samples);
+    if let Method::Gptq { order, .. } = &mut options.method {
+        *order = RowOrder::Natural;
+    }
+    quantize_folder(&source, &natural, &channel, &options, |_| ControlFlow::Continue(())).unwrap();
+    assert_ne!(logits(&open(&natural).model, &tokens), found[0]);
 }
 
 #[test]
@@ -259,52 +305,6 @@ fn samples_are_parts_of_documents() {
     }
 }
 
-#[test]
-fn evaluation_agrees_with_perplexity() {
-    let mut rng = rng();
-    let (config, other) = (config_of_64(), config());
-    let ((_a, source), (_b, target), (_c, foreign)) = (temporary(), temporary(), temporary());
-    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
-    write_folder(
-        &foreign,
-        &LlamaConfig { vocab_size: 70, ..other.clone() },
-        &random_weights(&LlamaConfig { vocab_size: 70, ..other }, &mut rng),
-        Dtype::F32,
-    );
-    run(&source, &target, &QuantizeOptions::default()).unwrap();
-    let (float, quantized) = (open(&source), open(&target));
-    let tokens = random_tokens(75, config.vocab_size, &mut rng);
-    let models = [&*float.model, &float.model, &quantized.model];
-    let [first, second] = [&tokens[..40], &tokens[40..]];
-    let found = evaluate(&models, &[&tokens], 16, |_, _| {}).unwrap();
-    assert_eq!(found.texts, std::slice::from_ref(&found.all));
-    let found = found.all;
-    for (model, found) in [&float, &float, &quantized].into_iter().zip(&found) {
-        let expected = crate::perplexity(&model.model, &tokens, 16, |_| {}).unwrap();
-        assert!((found.nll.mean - expected.nll).abs() < 1e-6 && found.tokens == expected.tokens);
-    }
-    // A model beside itself.
-    let same = found[1].against.as_ref().unwrap();
-    assert_eq!((same.nll_change.mean, same.agreement.mean, same.agreement.error, same.differ), (0.0, 1.0, 0.0, 0));
-    assert!(same.divergence.mean.abs() < 1e-7);
-    let rounded = found[2].against.as_ref().unwrap();
-    assert!((rounded.nll_change.mean - (found[2].nll.mean - found[0].nll.mean)).abs() < 1e-9);
-    assert!(rounded.divergence.mean > 0.0 && rounded.divergence.error > 0.0);
-    assert_eq!(rounded.differ, ((1.0 - rounded.agreement.mean) * found[2].tokens as f64).round() as usize);
-
-    // Texts by themselves and together: 15 + 15 + 7 tokens are predicted of the first, 15 + 15 + 2 of the second.
-    let mut progress = Vec::new();
-    let both = evaluate(&models, &[first, second], 16, |done, total| progress.push((done, total))).unwrap();
-    assert_eq!(progress.last(), Some(&(75, 75)));
-    for (index, text) in [first, second].into_iter().enumerate() {
-        let alone = evaluate(&models, &[text], 16, |_, _| {}).unwrap().all;
-        assert_eq!(both.texts[index], alone);
-        assert_eq!(alone[0].tokens, [37, 32][index]);
-    }
-    for (model, all) in both.all.iter().enumerate() {
-        let sum: f64 = both.texts.iter().map(|text| text[model].nll.mean * text[model].tokens as f64).sum();
-        assert_eq!(all.tokens, 69);
-        assert!((all.nll.mean - sum / 69.0).abs() < 1e-9);
 /// A conversation in each of the forms that files have, against its text as the template's author would write it.
 #[test]
 fn conversations_in_every_form_are_used() {
@@ -354,6 +354,52 @@ fn conversations_in_every_form_are_used() {
     }
 }
 
+#[test]
+fn evaluation_agrees_with_perplexity() {
+    let mut rng = rng();
+    let (config, other) = (config_of_64(), config());
+    let ((_a, source), (_b, target), (_c, foreign)) = (temporary(), temporary(), temporary());
+    write_folder(&source, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    write_folder(
+        &foreign,
+        &LlamaConfig { vocab_size: 70, ..other.clone() },
+        &random_weights(&LlamaConfig { vocab_size: 70, ..other }, &mut rng),
+        Dtype::F32,
+    );
+    run(&source, &target, &QuantizeOptions::default()).unwrap();
+    let (float, quantized) = (open(&source), open(&target));
+    let tokens = random_tokens(75, config.vocab_size, &mut rng);
+    let models = [&*float.model, &float.model, &quantized.model];
+    let [first, second] = [&tokens[..40], &tokens[40..]];
+    let found = evaluate(&models, &[&tokens], 16, |_, _| {}).unwrap();
+    assert_eq!(found.texts, std::slice::from_ref(&found.all));
+    let found = found.all;
+    for (model, found) in [&float, &float, &quantized].into_iter().zip(&found) {
+        let expected = crate::perplexity(&model.model, &tokens, 16, |_| {}).unwrap();
+        assert!((found.nll.mean - expected.nll).abs() < 1e-6 && found.tokens == expected.tokens);
+    }
+    // A model beside itself.
+    let same = found[1].against.as_ref().unwrap();
+    assert_eq!((same.nll_change.mean, same.agreement.mean, same.agreement.error, same.differ), (0.0, 1.0, 0.0, 0));
+    assert!(same.divergence.mean.abs() < 1e-7);
+    let rounded = found[2].against.as_ref().unwrap();
+    assert!((rounded.nll_change.mean - (found[2].nll.mean - found[0].nll.mean)).abs() < 1e-9);
+    assert!(rounded.divergence.mean > 0.0 && rounded.divergence.error > 0.0);
+    assert_eq!(rounded.differ, ((1.0 - rounded.agreement.mean) * found[2].tokens as f64).round() as usize);
+
+    // Texts by themselves and together: 15 + 15 + 7 tokens are predicted of the first, 15 + 15 + 2 of the second.
+    let mut progress = Vec::new();
+    let both = evaluate(&models, &[first, second], 16, |done, total| progress.push((done, total))).unwrap();
+    assert_eq!(progress.last(), Some(&(75, 75)));
+    for (index, text) in [first, second].into_iter().enumerate() {
+        let alone = evaluate(&models, &[text], 16, |_, _| {}).unwrap().all;
+        assert_eq!(both.texts[index], alone);
+        assert_eq!(alone[0].tokens, [37, 32][index]);
+    }
+    for (model, all) in both.all.iter().enumerate() {
+        let sum: f64 = both.texts.iter().map(|text| text[model].nll.mean * text[model].tokens as f64).sum();
+        assert_eq!(all.tokens, 69);
+        assert!((all.nll.mean - sum / 69.0).abs() < 1e-9);
         let differ = |found: &Evaluation| found.against.as_ref().map_or(0, |against| against.differ);
         assert_eq!(differ(all), both.texts.iter().map(|text| differ(&text[model])).sum::<usize>());
     }

@@ -34,7 +34,8 @@ impl QuantizationConfig {
         Ok(Self { spec, ignore, act_order: false, format: PACK_QUANTIZED, others: Vec::new() })
     }
 
-    /// The same, with a declaration that layers have a `weight_g_idx`, which other readers require.
+    /// The same, with a declaration that layers have a `weight_g_idx` (`actorder` is `group`), which versions of the package before 0.19 require, and later ones and
+    /// vLLM refuse. Layers of one group a channel have none.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
     }
@@ -111,7 +112,7 @@ fn group(spec: &QuantSpec, act_order: bool, targets: Value) -> Value {
             "symmetric": !spec.zero_points,
             "strategy": strategy,
             "group_size": group_size,
-            "actorder": if act_order { "group".into() } else { Value::Null },
+            "actorder": if act_order && spec.group != GroupSize::Channel { "group".into() } else { Value::Null },
             "dynamic": false,
         },
         "input_activations": null,

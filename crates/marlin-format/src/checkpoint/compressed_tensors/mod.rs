@@ -9,9 +9,11 @@
 //! | `weight_scale` | f16 or bf16 | `[N, G]` | scales |
 //! | `weight_shape` | i64 | `[2]` | N, K |
 //! | `weight_zero_point`, where not symmetric | i32 | `[ceil(N/V), G]` | z: value `i` of row `r` is output feature `V*r + i` |
-//! | `weight_g_idx`, where activation-ordered | i32 | `[K]` | the group of each input feature |
+//! | `weight_g_idx`, where activation-ordered in more groups than one | i32 | `[K]` | the group of each input feature |
 //!
 //! The package's integers are signed; q and z are theirs plus 8 (4 bits) or 128 (8 bits), 0..=15 or 0..=255.
+//!
+//! Versions of the package before 0.19 read `weight_g_idx` (`actorder: group`); later ones, and vLLM, refuse it.
 //!
 //! Source: the `compressed-tensors` Python package, `compressors/quantized_compressors/pack_quantized.py`.
 
@@ -94,7 +96,7 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 
 /// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
 ///
-/// `act_order` is true if the config says that weights are activation-ordered.
+/// `act_order` is true if the weight has a row permutation.
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
     let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![
@@ -105,23 +107,15 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order
     if spec.zero_points {
         specs.push(TensorSpec::new(name(layer, ZERO_POINT), Dtype::I32, [n.div_ceil(per_word), groups]));
     }
-    if act_order {
+    if has_group_index(act_order, groups) {
         specs.push(TensorSpec::new(name(layer, GROUP_INDEX), Dtype::I32, [k]));
     }
     specs
 }
 
-/// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with the rows in their natural order.
+/// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with the rows in their natural order. A weight of one
+/// group has none: rows are all in it, in whatever order they were rounded.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
-    tensors(layer, weight, weight.row_permutation().is_some())
-}
-
-/// The same where the config says that weights are activation-ordered: readers look for `weight_g_idx` then, and a weight of one group has no permutation.
-pub fn activation_ordered_tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
-    tensors(layer, weight, true)
-}
-
-fn tensors(layer: &str, weight: &PlainWeight, act_order: bool) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
@@ -140,12 +134,16 @@ fn tensors(layer: &str, weight: &PlainWeight, act_order: bool) -> Vec<TensorData
     if let Some(zero_points) = weight.zero_points() {
         bytes.push(bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec());
     }
-    if act_order {
-        let natural: Vec<u32> = (0..k as u32).collect();
-        bytes.push(bytemuck::cast_slice(&groups::group_index(permutation.unwrap_or(&natural), spec.group)).to_vec());
+    if let Some(permutation) = permutation.filter(|_| has_group_index(true, groups)) {
+        bytes.push(bytemuck::cast_slice(&groups::group_index(permutation, spec.group)).to_vec());
     }
-    let specs = tensor_specs(layer, k, n, &spec, act_order);
+    let specs = tensor_specs(layer, k, n, &spec, permutation.is_some());
     specs.into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
+}
+
+/// Returns true if a weight has a `weight_g_idx`.
+fn has_group_index(act_order: bool, groups: usize) -> bool {
+    act_order && groups > 1
 }
 
 fn name(layer: &str, tensor: &str) -> String {
