@@ -6,7 +6,7 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions, Suppression};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -276,7 +276,8 @@ pub fn first_tokens(
 /// Joins prompts as [`first_tokens`] does, without reading them.
 pub fn join(decoder: &mut Decoder, vocab: usize, [batch, prompt_tokens, new_tokens]: [usize; 3], round: usize) -> Result<(), BenchError> {
     let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let options =
+        SequenceOptions { sampling: Sampling::GREEDY, suppression: Suppression::NONE, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
     for sequence in 0..batch {
         let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
         decoder.join(&prompt, &options).map_err(failed)?;

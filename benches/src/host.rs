@@ -6,7 +6,7 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_marlin::{GroupSize, QuantLinear, QuantSpec, W4A16};
 use clap::Args;
-use marlin_llama::{Decoder, Llama, OpenOptions, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, Llama, OpenOptions, Sampling, SequenceOptions, Suppression};
 use serde::Serialize;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -260,7 +260,13 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
     let (mut prompt_rate, mut decode_rate) = (0f64, 0f64);
     for _ in 0..3 {
         let mut decoder = Decoder::new(llama.model.clone(), 1).map_err(failed)?;
-        let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: args.new_tokens };
+        let options = SequenceOptions {
+            sampling: Sampling::GREEDY,
+            suppression: Suppression::NONE,
+            seed: 0,
+            stop_tokens: Vec::new(),
+            max_new_tokens: args.new_tokens,
+        };
         let start = Instant::now();
         decoder.join(&prompt, &options).map_err(failed)?;
         decoder.step().map_err(failed)?;

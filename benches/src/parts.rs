@@ -27,7 +27,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     let parts = AttentionParts { heads: config.num_attention_heads, rope: [table(), table()], norms: None, window: None };
     let shape = [rows, config.num_key_value_heads, model.max_len(), config.head_dim];
     let mut caches: Vec<[Tensor<4>; 2]> = (0..layers).map(|_| [(); 2].map(|()| decode::cache(shape, model.dtype(), &device))).collect();
-    let mut seen = decode::words([rows, config.vocab_size.div_ceil(32)], &device);
+    let mut bitmaps = decode::words([decode::BITMAPS * rows, config.vocab_size.div_ceil(32)], &device);
     let logits = of(config.vocab_size);
 
     println!("    {:24} {:>10} {:>10}", "part", "us a step", "us a layer");
@@ -69,7 +69,7 @@ pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), Be
     part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;
     part("sampling", 1, &mut || {
         // Every replay advances the rows by a position; with this `max_len` none reaches the end of its window.
-        decode::sample(logits.clone(), &mut state, &mut seen, usize::MAX >> 33);
+        decode::sample(logits.clone(), &mut state, &mut bitmaps, usize::MAX >> 33);
         Vec::new()
     })?;
     println!("    {:24} {total:>10.1}", "together");

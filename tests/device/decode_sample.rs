@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
-use marlin_decode::kernels::sample::{SampleArgs, SampleShape, bitmap, check_device, sample, sample_host, workspace_words};
+use marlin_decode::kernels::sample::{BITMAPS, SampleArgs, SampleShape, bitmap, check_device, sample, sample_host, workspace_words};
 use marlin_decode::kernels::{Row, RowState};
 use marlin_kernels::{ActivationDtype, KernelError};
 use rand::rngs::StdRng;
@@ -33,8 +33,8 @@ struct Step {
     /// [rows, vocab], exact in the shape's dtype.
     logits: Vec<f32>,
     rows: Vec<Row>,
-    /// [slots, words].
-    seen: Vec<u32>,
+    /// [slots, [`BITMAPS`], words].
+    bitmaps: Vec<u32>,
 }
 
 impl Step {
@@ -44,15 +44,16 @@ impl Step {
         let logits = values(&bytes(&logits, dtype), dtype).into_iter().map(|value| value as f32).collect();
         // The slot of a row differs from its index.
         let rows = (0..rows).map(|row| Row { slot: (row + 1) as u32, ..random_row(vocab as u32, rng) }).collect();
-        let seen = (0..shape.slots * shape.bitmap_words()).map(|_| rng.random::<u32>() & rng.random::<u32>()).collect();
-        Self { shape, logits, rows, seen }
+        let bitmaps = (0..shape.slots * BITMAPS * shape.bitmap_words()).map(|_| rng.random::<u32>() & rng.random::<u32>()).collect();
+        Self { shape, logits, rows, bitmaps }
     }
 
     fn host(&mut self) {
         let (vocab, words) = (self.shape.vocab, self.shape.bitmap_words());
         for (row, logits) in self.rows.iter_mut().zip(self.logits.chunks_exact(vocab)) {
-            let first = row.slot as usize * words;
-            sample_host(logits, row, &mut self.seen[first..first + words], self.shape.max_len as u32);
+            let of_slot = &mut self.bitmaps[row.slot as usize * BITMAPS * words..][..BITMAPS * words];
+            let (seen, suppressed) = of_slot.split_at_mut(words);
+            sample_host(logits, row, seen, suppressed, self.shape.max_len as u32);
         }
     }
 }
@@ -62,7 +63,7 @@ struct Buffers {
     shape: SampleShape,
     logits: Handle,
     state: Handle,
-    seen: Handle,
+    bitmaps: Handle,
     workspace: Handle,
 }
 
@@ -74,7 +75,7 @@ impl Buffers {
             shape: step.shape,
             logits: client.create_from_slice(&bytes(&step.logits, step.shape.dtype)),
             state: client.create_from_slice(&state),
-            seen: client.create_from_slice(&little_endian(&mut step.seen.iter().copied())),
+            bitmaps: client.create_from_slice(&little_endian(&mut step.bitmaps.iter().copied())),
             workspace: client.create_from_slice(&vec![0xa5; workspace_words(&step.shape) * 4]),
         }
     }
@@ -86,7 +87,7 @@ impl Buffers {
         let args = SampleArgs {
             logits: arg(&self.logits, shape.rows * shape.vocab),
             state: arg(&self.state, shape.rows * Row::WORDS),
-            seen: arg(&self.seen, shape.slots * shape.bitmap_words()),
+            bitmaps: arg(&self.bitmaps, shape.slots * BITMAPS * shape.bitmap_words()),
             workspace: arg(&self.workspace, workspace_words(shape)),
         };
         sample(client, shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
@@ -138,6 +139,9 @@ fn random_row(vocab: u32, rng: &mut StdRng) -> Row {
         temperature: pick(&[0.0, 0.1, 0.7, 1.0, 1.0, 3.0], rng),
         top_p: pick(&[1.0, 1.0, 0.999, 0.95, 0.5, 0.1, 1e-6], rng),
         repetition_penalty: pick(&[1.0, 1.1, 2.0, 0.7], rng),
+        // The last of them count as 0.
+        min_p: pick(&[0.0, 0.0, 0.0, 1.0, 0.5, 0.1, 1e-3, 1e-20, f32::MIN_POSITIVE, f32::MIN_POSITIVE / 2.0], rng),
+        suppresses: rng.random(),
     }
 }
 
@@ -165,7 +169,7 @@ fn agrees(device: &Device, dtype: ActivationDtype, large: bool, seed: u64) {
             for ((before, expected), found) in before.iter().zip(&step.rows).zip(buffers.rows(&client)) {
                 assert_eq!(found, *expected, "{}, seed {seed}, from {before:?}", step.shape);
             }
-            assert!(Buffers::read(&client, &buffers.seen) == step.seen, "{}, seed {seed}: bitmaps", step.shape);
+            assert!(Buffers::read(&client, &buffers.bitmaps) == step.bitmaps, "{}, seed {seed}: bitmaps", step.shape);
         }
     }
 }
@@ -175,19 +179,29 @@ fn equal_logits(device: &Device) {
     let client = client(device);
     let (vocab, rows) = (77, 64);
     let shape = SampleShape { rows, vocab, slots: rows, max_len: 1000, dtype: ActivationDtype::F32 };
-    for options in [Row { top_k: 5, ..Row::IDLE }, Row { top_p: 4.5 / 77.0, ..Row::IDLE }] {
+    // Of equal logits min-p keeps all.
+    let five = [0, 1, 2, 3, 4].as_slice();
+    let options = [
+        (Row { top_k: 5, ..Row::IDLE }, five),
+        (Row { top_k: 5, min_p: 1.0, ..Row::IDLE }, five),
+        (Row { top_p: 4.5 / 77.0, ..Row::IDLE }, five),
+        (Row { top_p: 4.5 / 77.0, min_p: 1.0, ..Row::IDLE }, five),
+        (Row { top_k: 7, suppresses: true, ..Row::IDLE }, &[0, 2, 3, 4, 6, 7, 8]),
+    ];
+    for (options, expected) in options {
         let row = |i| Row { state: RowState::At(i), slot: i, temperature: 1.0, ..options };
+        let suppressed = bitmap(&[1, 5, 76], vocab);
         let step = Step {
             shape,
             logits: vec![0.25; rows * vocab],
             rows: (0..rows as u32).map(row).collect(),
-            seen: vec![0; rows * shape.bitmap_words()],
+            bitmaps: [vec![0; suppressed.len()], suppressed].concat().repeat(rows),
         };
         let buffers = Buffers::new(&client, &step);
         buffers.sample(&client);
         let tokens: Vec<u32> = buffers.rows(&client).iter().map(|row| row.token).collect();
         let kept = bitmap(&tokens, vocab);
-        assert_eq!(kept, bitmap(&[0, 1, 2, 3, 4], vocab), "{options:?}: {tokens:?}");
+        assert_eq!(kept, bitmap(expected, vocab), "{options:?}: {tokens:?}");
     }
 }
 
@@ -196,10 +210,10 @@ fn refusals(device: &Device) {
     let shape = SampleShape { rows: 2, vocab: 40, slots: 3, max_len: 10, dtype: ActivationDtype::F32 };
     let run = |shape: &SampleShape, lengths: [usize; 4]| {
         let zeros = |length: usize| words(&client, std::iter::repeat_n(0, length));
-        let [logits, state, seen, workspace] = lengths.map(zeros);
-        sample(&client, shape, SampleArgs { logits, state, seen, workspace })
+        let [logits, state, bitmaps, workspace] = lengths.map(zeros);
+        sample(&client, shape, SampleArgs { logits, state, bitmaps, workspace })
     };
-    let right = [80, 16, 6, workspace_words(&shape)];
+    let right = [80, 2 * Row::WORDS, 12, workspace_words(&shape)];
     assert_eq!(run(&shape, right), Ok(()));
     for (i, name) in ["logits", "state", "bitmaps of tokens", "workspace"].into_iter().enumerate() {
         let mut lengths = right;
@@ -215,8 +229,8 @@ fn refusals(device: &Device) {
     assert!(matches!(result, Err(KernelError::TooLarge { .. })), "{result:?}");
     let alias = SampleArgs {
         logits: buffer(&client, &[0; 320], 80),
-        state: BufferArg::alias(0, 16),
-        seen: words(&client, std::iter::repeat_n(0, 6)),
+        state: BufferArg::alias(0, 2 * Row::WORDS),
+        bitmaps: words(&client, std::iter::repeat_n(0, 12)),
         workspace: words(&client, std::iter::repeat_n(0, right[3])),
     };
     let result = sample(&client, &shape, alias);

@@ -4,7 +4,7 @@ use crate::llama::{example, logits, quantised};
 use crate::setup::{Named, is_card, is_cpu_runtime, trial};
 use burn::tensor::{Device, FloatDType};
 use libtest_mimic::Trial;
-use marlin_llama::{Decoded, Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, StopReason};
+use marlin_llama::{Decoded, Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, StopReason, Suppression};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -21,6 +21,7 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     if device.name == "cuda" {
         tests.push(trial(device, "decoder::kernels_compiled_ahead_give_the_same_tokens", compiled_ahead));
     }
+    tests.push(trial(device, "decoder::suppressed_tokens_are_those_of_the_host", suppressed));
     tests.push(trial(device, "decoder::it_goes_on_on_another_thread", on_other_threads));
     tests.push(trial(device, "decoder::sequences_go_on_while_a_long_prompt_is_read", while_read));
     tests.push(trial(device, "decoder::sequences_go_on_in_passes_of_prompts", in_passes_of_prompts));
@@ -37,12 +38,13 @@ fn long_run(device: &Device) {
     let options = OpenOptions { dtype: Some(dtype), max_len: Some(max_len), with_tokenizer: true, head: None };
     let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
     let mut decoder = Decoder::new(llama.model.clone(), slots).unwrap_or_else(|error| panic!("{error}"));
-    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
+    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, min_p: 1e-3, repetition_penalty: 1.05 };
     let (mut total, mut first, mut memory) = (0, Vec::new(), Vec::new());
     for _ in 0..rounds {
         for seed in 0..slots as u64 {
             let prompt = [1 + seed as u32, 2, 3, 4];
-            let options = SequenceOptions { sampling, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+            let options =
+                SequenceOptions { sampling, suppression: Suppression::NONE, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
             decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
         }
         let mut tokens = vec![Vec::new(); slots];
@@ -74,8 +76,19 @@ fn open(folder: &Path, device: &Device, dtype: FloatDType) -> Llama {
 /// Prompts of different lengths in tokens.
 const PROMPTS: [&str; 5] = ["fn main() {", "/// Returns the ", "use std::", "impl<T> Iterator for", "a"];
 
-/// Returns the tokens that follow each prompt. The first three join together; the others join later, while a slot is free.
+/// Returns the tokens that follow each prompt, the first `new_tokens`, the next three less, and so on.
 fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>> {
+    decode_with(llama, new_tokens, |index| SequenceOptions {
+        sampling,
+        suppression: Suppression::NONE,
+        seed: index as u64,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 0,
+    })
+}
+
+/// The same with the options of each prompt, but for the number of tokens. The first three join together; the others join later, while a slot is free.
+fn decode_with(llama: &Llama, new_tokens: usize, options: impl Fn(usize) -> SequenceOptions) -> Vec<Vec<u32>> {
     let mut decoder = Decoder::new(llama.model.clone(), 4).unwrap_or_else(|error| panic!("{error}"));
     let tokenizer = llama.tokenizer().unwrap_or_else(|error| panic!("{error}"));
     let mut tokens = vec![Vec::new(); PROMPTS.len()];
@@ -86,7 +99,7 @@ fn decode(llama: &Llama, sampling: Sampling, new_tokens: usize) -> Vec<Vec<u32>>
             && let Some((index, prompt)) = waiting.next()
         {
             let prompt = tokenizer.encode(prompt).unwrap_or_else(|error| panic!("{error}"));
-            let options = SequenceOptions { sampling, seed: index as u64, stop_tokens: Vec::new(), max_new_tokens: new_tokens - 3 * index };
+            let options = SequenceOptions { max_new_tokens: new_tokens - 3 * index, ..options(index) };
             let slot = decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
             of_slot[slot] = index;
         }
@@ -115,10 +128,43 @@ fn as_on_the_host(device: &Device) {
     assert_eq!(found, expected);
 }
 
+/// Sequences that each suppress other tokens: of what the host chooses without that one token, a stop token up to a number of tokens, and either a word of one
+/// token, with which steps start before the host has the tokens of the last one, or one of three.
+fn suppressed(device: &Device) {
+    let (_guard, folder) = quantised();
+    let host = open(&folder, &Device::flex(), FloatDType::F32);
+    let device = open(&folder, device, FloatDType::F32);
+    let free = decode(&host, Sampling::GREEDY, 30);
+    for word in [10..11, 9..12] {
+        let options = |index: usize| {
+            let (free, word) = (&free[index], word.clone());
+            let suppression = match index {
+                0 => Suppression::NONE,
+                _ => Suppression {
+                    suppress_tokens: vec![free[5]],
+                    bad_words_ids: vec![free[word].to_vec()],
+                    min_new_tokens: 8 + index,
+                    min_length: 0,
+                },
+            };
+            let stop_tokens = if index == 0 { Vec::new() } else { vec![free[2]] };
+            SequenceOptions { sampling: Sampling::GREEDY, suppression, seed: 0, stop_tokens, max_new_tokens: 0 }
+        };
+        let (found, expected) = (decode_with(&device, 30, options), decode_with(&host, 30, options));
+        assert_eq!(found, expected, "words of {} tokens", word.len());
+        for (index, tokens) in found.iter().enumerate().skip(1) {
+            let Suppression { suppress_tokens, bad_words_ids, min_new_tokens, .. } = options(index).suppression;
+            let has_word = tokens.windows(word.len()).any(|run| run == bad_words_ids[0]);
+            assert!(tokens.len() >= min_new_tokens && !tokens.contains(&suppress_tokens[0]) && !has_word, "{index}: {tokens:?}");
+        }
+        assert_eq!(found[0], free[0], "the sequence without suppressed tokens");
+    }
+}
+
 fn same_seed(device: &Device) {
     let (_guard, folder) = quantised();
     let llama = open(&folder, device, if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 });
-    let sampling = Sampling { temperature: 0.8, top_k: Some(40), top_p: 0.95, repetition_penalty: 1.1 };
+    let sampling = Sampling { temperature: 0.8, top_k: Some(40), top_p: 0.95, repetition_penalty: 1.1, ..Sampling::GREEDY };
     let first = decode(&llama, sampling, 40);
     assert_eq!(decode(&llama, sampling, 40), first);
     assert_ne!(decode(&llama, Sampling { temperature: 1.5, ..sampling }, 40), first);
@@ -159,7 +205,8 @@ fn small_on_other_threads(device: &Device) {
 /// Checks that a decoder made on another thread than the model, and moved to a new thread every few steps, gives the same tokens as on one thread, and
 /// still replays graphs.
 fn assert_same_on_other_threads(model: &Arc<LlamaModel>, prompts: &[Vec<u32>], max_new_tokens: usize) {
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let options =
+        SequenceOptions { sampling: Sampling::GREEDY, suppression: Suppression::NONE, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
     let join = |decoder: &mut Decoder, index: usize| {
         let slot = decoder.join(&prompts[index], &options).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(slot, index);
@@ -209,7 +256,13 @@ fn while_read(device: &Device) {
     let tokens = llama.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
     let long = llama.model.max_len() - 40;
     let prompts = [&tokens[..5], &tokens[..long], &tokens[long..2 * long]];
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: 20 };
+    let options = SequenceOptions {
+        sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 20,
+    };
     let alone = |prompt: &[u32]| {
         let mut decoder = Decoder::new(llama.model.clone(), 1).unwrap_or_else(|error| panic!("{error}"));
         decoder.join(prompt, &options).unwrap_or_else(|error| panic!("{error}"));
@@ -252,7 +305,13 @@ fn in_passes_of_prompts(device: &Device) {
     let tokens = llama.tokenizer().and_then(|tokenizer| Ok(tokenizer.encode(&text)?)).unwrap_or_else(|error| panic!("{error}"));
     let lengths = [5, 150, 1, 64, 199, 2, 97];
     let mut sequences: Vec<Vec<u32>> = lengths.iter().enumerate().map(|(i, &length)| tokens[200 * i..][..length].to_vec()).collect();
-    let options = SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: 50 };
+    let options = SequenceOptions {
+        sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens: 50,
+    };
     let mut decoder = Decoder::new(llama.model.clone(), lengths.len()).unwrap_or_else(|error| panic!("{error}"));
     decoder.set_prefill_chunk(100);
     let (mut joined, mut steps) = (0, 0);

@@ -12,7 +12,7 @@ use marlin_format::{GroupSize, QuantSpec, WeightFormat};
 use marlin_kernels::Card;
 use marlin_kernels::overlap::{follow, record_ordinary_edges, start_next, wait};
 use marlin_kernels::ptx::{F4, global_address, global_address_mut, ld_global_16, st_global_16};
-use marlin_llama::{Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, Llama, LlamaConfig, LlamaModel, OpenOptions, Sampling, SequenceOptions, Suppression};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -113,10 +113,11 @@ fn tokens(model: &Arc<LlamaModel>, slots: usize, rounds: usize) -> Vec<u32> {
 
 /// The tokens of round `index`.
 fn round(decoder: &mut Decoder, slots: usize, index: usize) -> Vec<u32> {
-    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05 };
+    let sampling = Sampling { temperature: 1.0, top_k: Some(100), top_p: 0.99, repetition_penalty: 1.05, ..Sampling::GREEDY };
     for slot in 0..slots {
         let seed = (index * slots + slot) as u64;
-        let options = SequenceOptions { sampling, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+        let options =
+            SequenceOptions { sampling, suppression: Suppression::NONE, seed, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
         decoder.join(&[1 + slot as u32, 2, 3, 4], &options).unwrap_or_else(|error| panic!("{error}"));
     }
     let mut tokens = Vec::new();

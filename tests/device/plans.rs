@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
 use libtest_mimic::Trial;
 use marlin_kernels::{Epilogue, EpilogueStage, Kernel, Problem, Prologue, PrologueStage};
-use marlin_llama::{Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions};
+use marlin_llama::{Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions, Suppression};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -114,7 +114,13 @@ fn launched_as_planned(device: &Device) {
         let mut decoder = Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
         for seed in 0..sequences as u64 {
             let prompt = vec![3 + seed as u32; tokens];
-            let options = SequenceOptions { sampling: Sampling::GREEDY, seed, stop_tokens: Vec::new(), max_new_tokens: 4 };
+            let options = SequenceOptions {
+                sampling: Sampling::GREEDY,
+                suppression: Suppression::NONE,
+                seed,
+                stop_tokens: Vec::new(),
+                max_new_tokens: 4,
+            };
             decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
         }
         while decoder.sequences() > 0 {

@@ -223,6 +223,9 @@ pub struct SamplingArgs {
     /// Choose among the likeliest tokens that together have this probability.
     #[arg(long)]
     pub top_p: Option<f32>,
+    /// Choose among the tokens that are at least this many times as likely as the likeliest, 0 to 1.
+    #[arg(long)]
+    pub min_p: Option<f32>,
     /// Divide the logits of tokens that already occurred; 1 leaves them.
     #[arg(long)]
     pub repetition_penalty: Option<f32>,

@@ -80,6 +80,7 @@ mod servers {
     use super::{CompiledAhead, LinearShape, LinearWeight, PassShape};
     use crate::kernels::attention::{AttentionPass, AttentionShape};
     use crate::kernels::flash::TILE_WORDS;
+    use crate::kernels::sample::BITMAPS;
     use crate::kernels::{Row, flash};
     use crate::ops::DecodeBackend;
     use burn::tensor::{DType, Shape};
@@ -139,8 +140,8 @@ mod servers {
         operations.extend(pass.attention.iter().map(|&shape| -> Operation { Box::new(move |tensors| attend(tensors, shape)) }));
         if ends > 0 {
             operations.push(Box::new(move |tensors| {
-                let (rows, seen) = (tensors.rows(ends), tensors.words([first.slots, vocab.div_ceil(32)]));
-                CubeBackend::decode_sample(tensors.floats([ends, vocab], dtype), rows, seen, first.max_len);
+                let (rows, bitmaps) = (tensors.rows(ends), tensors.words([BITMAPS * first.slots, vocab.div_ceil(32)]));
+                CubeBackend::decode_sample(tensors.floats([ends, vocab], dtype), rows, bitmaps, first.max_len);
             }));
             operations.push(Box::new(move |tensors| multiply(tensors, &head, ends, dtype)));
         }

@@ -10,6 +10,7 @@ use crate::attention_parts::AttentionParts;
 use crate::device::{is_flex, takes};
 use crate::kernels::Row;
 use crate::kernels::attention::AttentionPass;
+use crate::kernels::sample::BITMAPS;
 use crate::kv::LayerCache;
 use crate::ops::DecodeBackend;
 use crate::portable;
@@ -213,22 +214,25 @@ fn taken<const D: usize, K: Basic>(tensor: &mut Tensor<D, K>) -> Tensor<D, K> {
 }
 
 /// Chooses the next token of each row from logits [rows, vocab], as documented in [`kernels::sample`](crate::kernels::sample), and writes the token
-/// and the next position, or the state in which the sequence ended, to the row. Adds the token to `seen` [slots, vocab / 32, rounded up], the
-/// bitmaps of the tokens in each slot's sequence.
+/// and the next position, or the state in which the sequence ended, to the row. Of `bitmaps` [[`BITMAPS`] * slots, vocab / 32, rounded up] a slot has two
+/// rows, one after the other: the bitmap of the tokens in its sequence, to which the token is added, and that of its suppressed tokens.
 ///
 /// `max_len` is the number of positions of the window.
 ///
 /// # Panics
 /// Panics if the shapes do not match.
-pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2, Int>, max_len: usize) {
-    let ([count, vocab], [_, words]) = (logits.dims(), seen.dims());
-    assert!(rows.dims() == [count, Row::WORDS] && words == vocab.div_ceil(32), "logits [{count}, {vocab}], {words} words of bitmaps");
-    if !takes(&logits) || !can_sample(&logits, seen.dims()[0], max_len) {
-        return portable::sample(logits, rows, seen, max_len);
+pub fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, bitmaps: &mut Tensor<2, Int>, max_len: usize) {
+    let ([count, vocab], [of_slots, words]) = (logits.dims(), bitmaps.dims());
+    assert!(
+        rows.dims() == [count, Row::WORDS] && words == vocab.div_ceil(32) && of_slots.is_multiple_of(BITMAPS),
+        "logits [{count}, {vocab}], {of_slots} bitmaps of {words} words"
+    );
+    if !takes(&logits) || !can_sample(&logits, of_slots / BITMAPS, max_len) {
+        return portable::sample(logits, rows, bitmaps, max_len);
     }
     let (written, marked) =
-        Dispatch::decode_sample(logits.into_dispatch(), taken(rows).into_dispatch(), taken(seen).into_dispatch(), max_len);
-    (*rows, *seen) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
+        Dispatch::decode_sample(logits.into_dispatch(), taken(rows).into_dispatch(), taken(bitmaps).into_dispatch(), max_len);
+    (*rows, *bitmaps) = (Tensor::from_dispatch(written), Tensor::from_dispatch(marked));
 }
 
 /// The log-likelihoods log(softmax(logits)\[token\]), f32 `[rows]`, of `tokens` `[rows]`, in i32, under logits [rows, vocab]: 0 for negative tokens, NaN for tokens

@@ -38,7 +38,7 @@ pub use functions::{
     add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
-pub use kernels::sample::bitmap;
+pub use kernels::sample::{BITMAPS, bitmap};
 pub use kernels::{Row, RowState};
 pub use kv::{LayerCache, cache, write_cache};
 pub use portable::rotate;

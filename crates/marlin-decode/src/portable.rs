@@ -1,7 +1,7 @@
 //! The parts of a decode step in Burn's own operations, for every backend. Operations that need the rows' values read them to the host.
 
 use crate::attention_parts::AttentionParts;
-use crate::kernels::sample::sample_host;
+use crate::kernels::sample::{BITMAPS, sample_host};
 use crate::kernels::{Row, RowState};
 use crate::kv::{LayerCache, write_cache};
 use crate::rows::{read_rows, write_rows, write_words};
@@ -106,19 +106,20 @@ fn rotate_at(x: Tensor<4>, tables: &[Tensor<2>; 2], position: usize) -> Tensor<4
     rotate(x.cast(FloatDType::F32), &cos, &sin)
 }
 
-pub(crate) fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, seen: &mut Tensor<2, Int>, max_len: usize) {
+pub(crate) fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, bitmaps: &mut Tensor<2, Int>, max_len: usize) {
     let vocab = logits.dims()[1];
     let logits: Vec<f32> = host(logits.into_data().convert::<f32>());
-    let words = seen.dims()[1];
-    let mut bitmaps: Vec<i32> = host(seen.clone().into_data().convert::<i32>());
+    let words = bitmaps.dims()[1];
+    let mut of_slots: Vec<i32> = host(bitmaps.clone().into_data().convert::<i32>());
     let mut sampled = host_rows(rows);
     for (row, logits) in sampled.iter_mut().zip(logits.chunks(vocab)) {
-        let Some(bitmap) = bitmaps.chunks_mut(words).nth(row.slot as usize) else { continue };
-        let mut of_slot: Vec<u32> = bitmap.iter().map(|&word| word as u32).collect();
-        sample_host(logits, row, &mut of_slot, max_len as u32);
-        bitmap.iter_mut().zip(of_slot).for_each(|(word, new)| *word = new as i32);
+        let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else { continue };
+        let mut unsigned: Vec<u32> = of_slot.iter().map(|&word| word as u32).collect();
+        let (seen, suppressed) = unsigned.split_at_mut(words);
+        sample_host(logits, row, seen, suppressed, max_len as u32);
+        of_slot.iter_mut().zip(unsigned).for_each(|(word, new)| *word = new as i32);
     }
-    write_words(seen, 0, bitmaps);
+    write_words(bitmaps, 0, of_slots);
     write_rows(rows, 0, &sampled);
 }
 

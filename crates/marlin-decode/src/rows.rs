@@ -7,7 +7,7 @@ use crate::ops::DecodeBackend;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, or the bitmaps of the tokens in each slot's sequence.
+/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, or the bitmaps of tokens of the slots.
 pub fn words(shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape)
 }

@@ -10,6 +10,7 @@ use crate::LlamaError;
 use crate::decoder::{Decoded, Decoder, SequenceOptions, StopReason};
 use crate::folder::Llama;
 use crate::sampling::Sampling;
+use crate::suppression::Suppression;
 
 /// Options of a generated text.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,8 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// The choice of the next token.
     pub sampling: Sampling,
+    /// Tokens that may not come next.
+    pub suppression: Suppression,
     /// Tokens that end the text; they are not part of the text.
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
@@ -57,6 +60,7 @@ impl Llama {
         GenerateOptions {
             max_new_tokens,
             sampling: generation.sampling,
+            suppression: generation.suppression.clone(),
             stop_tokens: generation.eos_token_ids.clone(),
             seed: 0,
             warm_up: false,
@@ -92,12 +96,13 @@ impl Llama {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
-        let GenerateOptions { max_new_tokens, sampling, ref stop_tokens, seed, warm_up, compile_ahead, answer } = *options;
+        let GenerateOptions { max_new_tokens, sampling, ref suppression, ref stop_tokens, seed, warm_up, compile_ahead, answer } = *options;
         let mut decoder = Decoder::new(self.model.clone(), 1)?;
         let compiled = if compile_ahead { compile(&mut decoder, prompt.len()) } else { Duration::ZERO };
         let warm_up = compiled + if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
         let start = Instant::now();
-        decoder.join(&prompt, &SequenceOptions { sampling, seed, stop_tokens: stop_tokens.clone(), max_new_tokens })?;
+        let (suppression, stop_tokens) = (suppression.clone(), stop_tokens.clone());
+        decoder.join(&prompt, &SequenceOptions { sampling, suppression, seed, stop_tokens, max_new_tokens })?;
         let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;
         let mut text = String::new();
         let mut show = |piece: Option<String>| {

@@ -33,6 +33,7 @@ mod perplexity;
 mod quantize;
 mod sampling;
 mod save;
+mod suppression;
 mod tokens;
 
 pub use config::{
@@ -55,6 +56,7 @@ pub use quantize::{
 };
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;
+pub use suppression::Suppression;
 
 #[cfg(test)]
 mod tests;

@@ -41,6 +41,7 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     let tokenizer = llama.tokenizer()?;
     let mut sampling = llama.generation.sampling;
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
+    let suppression = llama.generation.suppression.clone();
     let mut stop_tokens = llama.generation.eos_token_ids.clone();
 
     // The tokens of the prompt: a text, or a conversation in the model's chat template.
@@ -56,7 +57,10 @@ fn run(args: &Args) -> Result<(), GenerateError> {
     let mut decoder = Decoder::new(llama.model.clone(), 1)?;
     decoder.warm_up(prompt.len());
     let start = Instant::now();
-    decoder.join(&prompt, &SequenceOptions { sampling, seed: args.seed, stop_tokens, max_new_tokens: args.max_new_tokens.get() })?;
+    decoder.join(
+        &prompt,
+        &SequenceOptions { sampling, suppression, seed: args.seed, stop_tokens, max_new_tokens: args.max_new_tokens.get() },
+    )?;
 
     // A token may be a part of a character: the stream returns text once its characters are complete. An answer is a new text.
     let mut stream = TextStream::after(tokenizer, if args.chat { &[] } else { &prompt })?;

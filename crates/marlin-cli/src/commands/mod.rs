@@ -84,6 +84,7 @@ fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
     sampling.top_k = args.top_k.or(sampling.top_k);
     sampling.top_p = args.top_p.unwrap_or(sampling.top_p);
+    sampling.min_p = args.min_p.unwrap_or(sampling.min_p);
     sampling.repetition_penalty = args.repetition_penalty.unwrap_or(sampling.repetition_penalty);
     options
 }

@@ -241,7 +241,9 @@ fn prompts_that_do_not_fit_are_refused() {
 
 #[test]
 fn sampling_outside_its_range_is_refused() {
-    for (option, value) in [("--temperature", "NaN"), ("--top-p", "1.5"), ("--top-k", "0"), ("--repetition-penalty", "-1")] {
+    for (option, value) in
+        [("--temperature", "NaN"), ("--top-p", "1.5"), ("--top-k", "0"), ("--min-p", "-1"), ("--repetition-penalty", "-2")]
+    {
         let option = format!("{option}={value}");
         refuse(&args!["generate", shipped(), "--device", "flex", "--prompt", "A", "--json", option], &[value]);
     }

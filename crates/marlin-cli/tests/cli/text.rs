@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{Folder, args, cells, command, heldout, refuse, run_with_input, shipped, succeed, succeed_json};
 
@@ -52,6 +52,24 @@ fn a_seed_gives_one_text_and_another_seed_another() {
     let first = tokens("1");
     assert_eq!(first, tokens("1"));
     assert_ne!(first, tokens("2"));
+}
+
+#[test]
+fn min_p_of_1_is_greedy_and_fields_that_are_not_applied_are_named() {
+    let folder = Folder::tiny();
+    let tokens =
+        |more: &[&str]| succeed_json(&generate(&folder.source, &[more, &["--json", "--max-new-tokens", "12"]].concat()))["tokens"].clone();
+    let write = |config: Value| std::fs::write(folder.source.join("generation_config.json"), config.to_string()).unwrap();
+    let greedy = tokens(&["--temperature", "0"]);
+    write(json!({ "do_sample": true, "top_k": 0, "min_p": 1.0 }));
+    assert_eq!(tokens(&[]), greedy);
+    assert_ne!(tokens(&["--min-p", "0"]), greedy);
+
+    write(json!({ "do_sample": true, "top_k": 0, "typical_p": 0.9, "no_repeat_ngram_size": 3, "num_beams": 1 }));
+    let run = run_with_input(&generate(&folder.source, &["--min-p", "1", "--json", "--max-new-tokens", "12"]), b"");
+    assert_eq!(serde_json::from_str::<Value>(&run.stdout).unwrap()["tokens"], greedy);
+    let words = ["WARN", "generation_config.json", "typical_p: 0.9", "no_repeat_ngram_size: 3"];
+    assert!(words.iter().all(|word| run.stderr.contains(word)) && !run.stderr.contains("num_beams"), "{}", run.stderr);
 }
 
 #[test]

@@ -19,6 +19,10 @@ pub struct Row {
     pub top_p: f32,
     /// Positive logits of tokens that occurred before are divided by this, negative ones multiplied; 1 for no penalty.
     pub repetition_penalty: f32,
+    /// Min-p: only tokens at least this many times as likely as the most likely one may be chosen; 0 for all.
+    pub min_p: f32,
+    /// True if the slot's bitmap of suppressed tokens counts: none of them may be chosen. False if there are none.
+    pub suppresses: bool,
 }
 
 /// The state of a sequence. Kernels see the position as an i32 and skip negative ones.
@@ -61,7 +65,7 @@ impl RowState {
 
 impl Row {
     /// The number of words of a row.
-    pub const WORDS: usize = 8;
+    pub const WORDS: usize = 10;
     /// The word that holds the token.
     pub const TOKEN: usize = 0;
     /// The word that holds the position, which is negative if the row is skipped.
@@ -78,10 +82,24 @@ impl Row {
     pub const TOP_P: usize = 6;
     /// The word that holds the repetition penalty's bits.
     pub const REPETITION_PENALTY: usize = 7;
+    /// The word that holds min-p's bits.
+    pub const MIN_P: usize = 8;
+    /// The word that is 1 if tokens are suppressed, 0 otherwise.
+    pub const SUPPRESSES: usize = 9;
 
     /// A row that no sequence uses.
-    pub const IDLE: Self =
-        Self { token: 0, state: RowState::Idle, slot: 0, seed: 0, top_k: 0, temperature: 0.0, top_p: 1.0, repetition_penalty: 1.0 };
+    pub const IDLE: Self = Self {
+        token: 0,
+        state: RowState::Idle,
+        slot: 0,
+        seed: 0,
+        top_k: 0,
+        temperature: 0.0,
+        top_p: 1.0,
+        repetition_penalty: 1.0,
+        min_p: 0.0,
+        suppresses: false,
+    };
 
     /// A token of a prompt: it is only read, so that it needs no sampling.
     pub fn of_prompt(token: u32, position: u32, slot: u32) -> Self {
@@ -99,6 +117,8 @@ impl Row {
         words[Self::TEMPERATURE] = self.temperature.to_bits() as i32;
         words[Self::TOP_P] = self.top_p.to_bits() as i32;
         words[Self::REPETITION_PENALTY] = self.repetition_penalty.to_bits() as i32;
+        words[Self::MIN_P] = self.min_p.to_bits() as i32;
+        words[Self::SUPPRESSES] = i32::from(self.suppresses);
         words
     }
 
@@ -114,6 +134,8 @@ impl Row {
             temperature: float(Self::TEMPERATURE),
             top_p: float(Self::TOP_P),
             repetition_penalty: float(Self::REPETITION_PENALTY),
+            min_p: float(Self::MIN_P),
+            suppresses: words[Self::SUPPRESSES] != 0,
         }
     }
 }
@@ -134,6 +156,8 @@ mod tests {
                 temperature: 0.7,
                 top_p: 0.95,
                 repetition_penalty: 1.05,
+                min_p: 0.1,
+                suppresses: true,
             };
             assert_eq!(Row::from_words(row.to_words()), row);
         }

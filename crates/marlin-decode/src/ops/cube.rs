@@ -161,16 +161,16 @@ impl DecodeBackend for CubeBackend {
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        seen: IntTensor<Self>,
+        bitmaps: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
         let [count, vocab] = logits.shape().dims();
-        let shape = SampleShape { rows: count, vocab, slots: seen.shape()[0], max_len, dtype: dtype_of(&logits) };
+        let shape = SampleShape { rows: count, vocab, slots: bitmaps.shape()[0] / sample::BITMAPS, max_len, dtype: dtype_of(&logits) };
         let workspace = empty(&logits, Shape::new([sample::workspace_words(&shape).max(1)]), DType::I32);
         let client = logits.client.clone();
-        let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), seen: in_place(&seen), workspace: buffer(workspace) };
+        let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), bitmaps: in_place(&bitmaps), workspace: buffer(workspace) };
         launched(sample::sample(&client, &shape, args));
-        (rows, seen)
+        (rows, bitmaps)
     }
 }
 

@@ -3,7 +3,7 @@
 use super::DecodeBackend;
 use crate::host::{self, Attention};
 use crate::kernels::attention::AttentionShape;
-use crate::kernels::sample::sample_host;
+use crate::kernels::sample::{BITMAPS, sample_host};
 use crate::kernels::{Row, RowState};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -128,20 +128,21 @@ impl DecodeBackend for Flex {
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        seen: IntTensor<Self>,
+        bitmaps: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
-        let (vocab, words) = (logits.shape()[1], seen.shape()[1]);
-        let (logits, mut rows, mut seen) = (logits.to_contiguous(), owned(rows), owned(seen));
-        let bitmaps: &mut [u32] = cast_slice_mut(seen.storage_mut::<i32>());
+        let (vocab, words) = (logits.shape()[1], bitmaps.shape()[1]);
+        let (logits, mut rows, mut bitmaps) = (logits.to_contiguous(), owned(rows), owned(bitmaps));
+        let of_slots: &mut [u32] = cast_slice_mut(bitmaps.storage_mut::<i32>());
         let (states, _) = rows.storage_mut::<i32>().as_chunks_mut::<{ Row::WORDS }>();
         for (state, logits) in states.iter_mut().zip(to_f32(&logits).chunks(vocab)) {
             let mut row = Row::from_words(*state);
-            let Some(bitmap) = bitmaps.chunks_mut(words).nth(row.slot as usize) else { continue };
-            sample_host(logits, &mut row, bitmap, max_len as u32);
+            let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else { continue };
+            let (seen, suppressed) = of_slot.split_at_mut(words);
+            sample_host(logits, &mut row, seen, suppressed, max_len as u32);
             *state = row.to_words();
         }
-        (rows, seen)
+        (rows, bitmaps)
     }
 }
 

@@ -97,12 +97,12 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = |logits: &TensorSpec, _: &TensorSpec| TensorSpec::new(Shape::new([logits.shape[0]]), DType::F32))]
     fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
 
-    /// Chooses the next token of each row; returns the rows, and the bitmaps of the tokens in each slot's sequence.
-    #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, seen: &TensorSpec, _: &usize| (rows.clone(), seen.clone()))]
+    /// Chooses the next token of each row; returns the rows, and the bitmaps of tokens of the slots.
+    #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, bitmaps: &TensorSpec, _: &usize| (rows.clone(), bitmaps.clone()))]
     fn decode_sample(
         logits: FloatTensor<Self>,
         rows: IntTensor<Self>,
-        seen: IntTensor<Self>,
+        bitmaps: IntTensor<Self>,
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>);
 }

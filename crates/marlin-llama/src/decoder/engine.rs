@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Graph, Int, Tensor, capture};
 use marlin_decode::ahead::CompiledAhead;
 use marlin_decode::kernels::attention::AttentionPass;
-use marlin_decode::{self as decode, Row, RowState, RowsRead};
+use marlin_decode::{self as decode, BITMAPS, Row, RowState, RowsRead};
 
 use super::scheduler::{Engine, PromptChunk};
 use crate::model::{Batch, CachePosition};
@@ -78,8 +78,8 @@ impl Pass {
 /// The tensors that all steps read and write.
 struct State {
     cache: KvCache,
-    /// [slots, vocab / 32 up].
-    seen: Tensor<2, Int>,
+    /// [[`BITMAPS`] * slots, vocab / 32 up]: of each slot the bitmaps of its sequence's tokens, and of those that it may not have.
+    bitmaps: Tensor<2, Int>,
 }
 
 /// A pass whose operations are recorded.
@@ -107,7 +107,7 @@ impl ModelEngine {
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);
-        let seen = decode::words([slots, config.vocab_size.div_ceil(32)], &device);
+        let bitmaps = decode::words([BITMAPS * slots, config.vocab_size.div_ceil(32)], &device);
         let prompts = if decode::has_flash_attention(&device, dtype, config.head_dim) {
             PromptRows::All
         } else if decode::takes_prompts(&device, dtype) {
@@ -116,7 +116,7 @@ impl ModelEngine {
             PromptRows::Last
         };
         let chunk = if prompts == PromptRows::All { FLASH_CHUNK } else { MATRIX_CHUNK };
-        let state = Arc::new(Mutex::new(State { cache, seen }));
+        let state = Arc::new(Mutex::new(State { cache, bitmaps }));
         Ok(Self { model, state, slots, graphs: BTreeMap::new(), prompts, idle_chunk: chunk, running_chunk: chunk })
     }
 
@@ -161,6 +161,13 @@ impl ModelEngine {
         self.graphs.iter().any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
     }
 
+    /// Writes a bitmap of tokens to a row of the bitmaps.
+    fn write_bitmap(&mut self, row: usize, tokens: &[u32]) {
+        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
+        let bitmap = decode::bitmap(tokens, self.model.config().vocab_size);
+        decode::write_words(&mut lock(&self.state).bitmaps, row, bitmap.into_iter().map(|word| word as i32).collect());
+    }
+
     /// The graph of a pass, recorded the first time.
     fn record(&mut self, pass: Pass) -> &mut PassGraph {
         let Self { model, state, slots, graphs, .. } = self;
@@ -170,8 +177,8 @@ impl ModelEngine {
             let batch = Arc::new(Mutex::new(pass.batch(model, *slots)));
             let (device, model, state, of_pass) = (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
-                let State { cache, seen } = &mut *lock(&state);
-                model.pass(&mut lock(&of_pass), cache, seen);
+                let State { cache, bitmaps } = &mut *lock(&state);
+                model.pass(&mut lock(&of_pass), cache, bitmaps);
             });
             let graph = capture(&device, run);
             match graph.is_hardware() {
@@ -215,8 +222,8 @@ impl ModelEngine {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let mut batch = pass.batch(&self.model, self.slots);
         batch.set_prompts(&rows, &ends);
-        let State { cache, seen } = &mut *lock(&self.state);
-        self.model.pass(&mut batch, cache, seen);
+        let State { cache, bitmaps } = &mut *lock(&self.state);
+        self.model.pass(&mut batch, cache, bitmaps);
         Some(ModelStep { pass, rows: decode::start_reading(batch.ends()?) })
     }
 }
@@ -273,9 +280,11 @@ impl Engine for ModelEngine {
     }
 
     fn set_seen(&mut self, slot: usize, tokens: &[u32]) {
-        let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        let bitmap = decode::bitmap(tokens, self.model.config().vocab_size);
-        decode::write_words(&mut lock(&self.state).seen, slot, bitmap.into_iter().map(|word| word as i32).collect());
+        self.write_bitmap(BITMAPS * slot, tokens);
+    }
+
+    fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
+        self.write_bitmap(BITMAPS * slot + 1, tokens);
     }
 
     fn start(&mut self, rows: &[Row]) -> ModelStep {

@@ -12,6 +12,7 @@ use marlin_decode::ahead::CompiledAhead;
 use self::engine::ModelEngine;
 use self::scheduler::Scheduler;
 use crate::sampling::{Sampling, SamplingError};
+use crate::suppression::Suppression;
 use crate::{LlamaError, LlamaModel};
 
 /// Most sequences of a step.
@@ -22,6 +23,8 @@ pub const MAX_SEQUENCES: usize = 128;
 pub struct SequenceOptions {
     /// The choice of the next token.
     pub sampling: Sampling,
+    /// Tokens that may not come next. While a sequence has bad words of two tokens and more, a step waits for the tokens of the last one.
+    pub suppression: Suppression,
     /// The seed of the random choices: with the same one a prompt is continued in the same way, whatever other sequences there are.
     pub seed: u64,
     /// Tokens that end the sequence.
@@ -133,7 +136,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`], [`LlamaError::Token`] for a token outside the vocabulary,
-    /// [`LlamaError::Sampling`] for options outside their range, [`LlamaError::TooManySequences`] where every slot is in use.
+    /// [`LlamaError::Sampling`] for options outside their range and empty bad words, [`LlamaError::TooManySequences`] where every slot is in use.
     pub fn join(&mut self, prompt: &[u32], options: &SequenceOptions) -> Result<usize, LlamaError> {
         self.stream.executes(|| self.scheduler.join(prompt, options))
     }

@@ -6,6 +6,7 @@ use super::{Decoded, SequenceOptions, StopReason};
 use crate::LlamaError;
 use crate::model::CachePosition;
 use crate::sampling::SamplingError;
+use crate::suppression::Suppressed;
 
 /// Tokens of a prompt that are read together.
 pub(super) struct PromptChunk {
@@ -34,6 +35,9 @@ pub(super) trait Engine {
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
     fn set_seen(&mut self, slot: usize, tokens: &[u32]);
+
+    /// Sets the tokens that a slot's sequence may not have next, in the work that follows.
+    fn set_suppressed(&mut self, slot: usize, tokens: &[u32]);
 
     /// Starts a step of these rows.
     fn start(&mut self, rows: &[Row]) -> Self::Step;
@@ -76,6 +80,8 @@ struct Sequence {
     /// Tokens that may follow.
     left: usize,
     stop_tokens: Vec<u32>,
+    /// The tokens that may not come next, if there are any.
+    suppressed: Option<Suppressed>,
 }
 
 impl Sequence {
@@ -88,6 +94,11 @@ impl Sequence {
     fn as_chunk(&self, slot: usize) -> Option<PromptChunk> {
         let RowState::At(position) = self.row.state else { return None };
         Some(PromptChunk { tokens: vec![self.row.token], position: CachePosition { slot, start: position as usize }, end: Some(self.row) })
+    }
+
+    /// True if its next step can start before the tokens of the last one are known.
+    fn runs_ahead(&self) -> bool {
+        self.left > 1 && !self.suppressed.as_ref().is_some_and(Suppressed::depends_on_tokens)
     }
 
     /// The tokens that are read next, at most `size`.
@@ -111,6 +122,7 @@ impl<E: Engine> Scheduler<E> {
 
     pub(super) fn join(&mut self, prompt: &[u32], options: &SequenceOptions) -> Result<usize, LlamaError> {
         options.sampling.validate()?;
+        options.suppression.validate()?;
         let (room, vocab_size) = (self.window, self.vocab_size);
         let Some(&last) = prompt.last() else { return Err(LlamaError::EmptyPrompt) };
         if prompt.len() > room {
@@ -123,7 +135,9 @@ impl<E: Engine> Scheduler<E> {
             return Err(LlamaError::TooManySequences { asked: self.sequences.len() + 1, room: self.sequences.len() });
         };
         self.engine.set_seen(slot, prompt);
+        let suppressed = Suppressed::new(&options.suppression, &options.stop_tokens, prompt);
         let row = options.sampling.row(last, prompt.len() as u32 - 1, slot as u32, options.seed);
+        let row = Row { suppresses: suppressed.is_some(), ..row };
         self.joined += 1;
         self.sequences[slot] = Some(Sequence {
             id: self.joined,
@@ -132,7 +146,10 @@ impl<E: Engine> Scheduler<E> {
             row,
             left: options.max_new_tokens,
             stop_tokens: options.stop_tokens.clone(),
+            suppressed,
         });
+        // What follows the prompt is known now.
+        self.suppress([slot], 0);
         Ok(slot)
     }
 
@@ -165,6 +182,8 @@ impl<E: Engine> Scheduler<E> {
             }
         }
         loop {
+            let running: Vec<usize> = self.running().map(|(slot, _)| slot).collect();
+            self.suppress(running, 0);
             let mut chunks: Vec<_> = self.running().filter_map(|(slot, sequence)| sequence.as_chunk(slot)).collect();
             let size = self.engine.chunk(!chunks.is_empty());
             // A few rows take the place of tokens of prompts: a device that records passes for some numbers of rows would round their sum up by half.
@@ -192,6 +211,10 @@ impl<E: Engine> Scheduler<E> {
             self.engine.finish(step.step)?;
         }
         let is_ahead = ahead.is_some();
+        let slots: Vec<usize> = running.iter().map(|&(slot, _)| slot).collect();
+        if !is_ahead {
+            self.suppress(slots.iter().copied(), 0);
+        }
         let step = ahead.or_else(|| {
             let rows: Vec<Row> = running.iter().filter_map(|&(slot, _)| Some(self.sequences[slot].as_ref()?.row)).collect();
             (!rows.is_empty()).then(|| Started { step: self.engine.start(&rows), sequences: running.clone() })
@@ -199,8 +222,9 @@ impl<E: Engine> Scheduler<E> {
         // The same sequences continue, and the device has the state of all of them: it need not wait for the host.
         if let (Some(step), None) = (&step, &first)
             && step.sequences == running
-            && self.running().all(|(_, sequence)| sequence.left > 1)
+            && self.running().all(|(_, sequence)| sequence.runs_ahead())
         {
+            self.suppress(slots, 1);
             self.ahead = self.engine.start_next(running.len()).map(|step| Started { sequences: running, step });
         }
         let mut decoded = Vec::new();
@@ -211,6 +235,17 @@ impl<E: Engine> Scheduler<E> {
         }
         decoded.sort_by_key(|decoded| decoded.slot);
         Ok(decoded)
+    }
+
+    /// Sets the tokens that the sequences of slots may not have in their next work, where they changed. The work before it chooses `unknown` tokens of each
+    /// that the host does not have yet.
+    fn suppress(&mut self, slots: impl IntoIterator<Item = usize>, unknown: usize) {
+        for slot in slots {
+            let suppressed = self.sequences[slot].as_mut().and_then(|sequence| sequence.suppressed.as_mut());
+            if let Some(tokens) = suppressed.and_then(|suppressed| suppressed.change(unknown)) {
+                self.engine.set_suppressed(slot, &tokens);
+            }
+        }
     }
 
     /// The outcome of a step, in the order of slots.
@@ -278,6 +313,9 @@ impl<E: Engine> Scheduler<E> {
             _ if sequence.stop_tokens.contains(&token) => Decoded { slot, token: None, end: Some(Ok(StopReason::StopToken(token))) },
             state => {
                 sequence.left = sequence.left.saturating_sub(1);
+                if let Some(suppressed) = &mut sequence.suppressed {
+                    suppressed.push(token);
+                }
                 let end = match (sequence.left, state) {
                     (0, _) => Some(Ok(StopReason::MaxNewTokens)),
                     (_, RowState::WindowFull) => Some(Ok(StopReason::CacheFull)),

@@ -74,8 +74,8 @@ impl LlamaModel {
     /// Takes each row's token through the model, writes its keys and values to the cache, and chooses the next token of each row of a step, or of each
     /// prompt that ends: writes it and its position to the row.
     ///
-    /// `seen` [slots, vocab / 32 up] are the bitmaps of the tokens in each slot's sequence.
-    pub(crate) fn pass(&self, batch: &mut Batch, cache: &mut KvCache, seen: &mut Tensor<2, Int>) {
+    /// `bitmaps` are those of [`decode::sample`].
+    pub(crate) fn pass(&self, batch: &mut Batch, cache: &mut KvCache, bitmaps: &mut Tensor<2, Int>) {
         let window = cache.max_len().min(self.max_len());
         let stream = self.rows(batch, cache);
         let (stream, rows) = match &mut batch.work {
@@ -84,7 +84,7 @@ impl LlamaModel {
             Work::Prompts { ends: Some(ends), .. } => (stream.map(|hidden| decode::embed(hidden, ends)), ends),
             Work::Prompts { ends: None, .. } => return,
         };
-        decode::sample(self.head(stream.norm(&self.norm)), rows, seen, window);
+        decode::sample(self.head(stream.norm(&self.norm)), rows, bitmaps, window);
     }
 
     /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the cache.

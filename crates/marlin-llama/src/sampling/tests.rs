@@ -1,7 +1,7 @@
 use super::*;
 
 /// Every option in use.
-const ALL: Sampling = Sampling { temperature: 0.8, top_k: Some(40), top_p: 0.9, repetition_penalty: 1.1 };
+const ALL: Sampling = Sampling { temperature: 0.8, top_k: Some(40), top_p: 0.9, min_p: 0.05, repetition_penalty: 1.1 };
 
 #[test]
 fn options_outside_their_range_are_refused() {
@@ -14,6 +14,9 @@ fn options_outside_their_range_are_refused() {
         (Sampling { top_p: 0.0, ..ALL }, "top_p"),
         (Sampling { top_p: 1.1, ..ALL }, "top_p"),
         (Sampling { top_p: f32::NAN, ..ALL }, "top_p"),
+        (Sampling { min_p: -0.1, ..ALL }, "min_p"),
+        (Sampling { min_p: 1.1, ..ALL }, "min_p"),
+        (Sampling { min_p: f32::NAN, ..ALL }, "min_p"),
         (Sampling { repetition_penalty: 0.0, ..ALL }, "repetition_penalty"),
         (Sampling { repetition_penalty: f32::INFINITY, ..ALL }, "repetition_penalty"),
     ] {
@@ -33,6 +36,8 @@ fn a_row_holds_all_options_and_all_of_the_seed() {
         temperature: 0.8,
         top_p: 0.9,
         repetition_penalty: 1.1,
+        min_p: 0.05,
+        suppresses: false,
     };
     assert_eq!(row, expected);
     assert_eq!(Sampling::GREEDY.row(7, 8, 9, 0).top_k, 0);

@@ -13,11 +13,16 @@ use super::support::*;
 use crate::tokens::token_tensor;
 use crate::{
     Architecture, Decoded, Decoder, Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, Projection, Sampling, SamplingError,
-    SequenceOptions, StopReason,
+    SequenceOptions, StopReason, Suppression,
 };
 
-const GREEDY: SequenceOptions =
-    SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens: usize::MAX };
+const GREEDY: SequenceOptions = SequenceOptions {
+    sampling: Sampling::GREEDY,
+    suppression: Suppression::NONE,
+    seed: 0,
+    stop_tokens: Vec::new(),
+    max_new_tokens: usize::MAX,
+};
 
 fn model(config: &LlamaConfig) -> Arc<LlamaModel> {
     let (_parent, dir) = temporary();
@@ -82,15 +87,24 @@ fn sequences_that_join_and_leave_decode_as_if_alone() {
     let mut rng = rng();
     let slots = 5;
     let mut decoder = Decoder::new(model.clone(), slots).unwrap();
-    let sampling = Sampling { temperature: 0.9, top_k: Some(20), top_p: 0.95, repetition_penalty: 1.1 };
+    let sampling = Sampling { temperature: 0.9, top_k: Some(20), top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1 };
     let mut running: Vec<Option<Running>> = vec![None; slots];
     let mut finished = 0;
     for step in 0..80 {
         while step < 60 && rng.random_bool(0.4) && decoder.sequences() < slots {
             let prompt = random_tokens(rng.random_range(1..20), config.vocab_size, &mut rng);
             let sampling = if rng.random_bool(0.5) { sampling } else { Sampling::GREEDY };
-            let options =
-                SequenceOptions { sampling, seed: rng.random(), stop_tokens: vec![5, 6], max_new_tokens: rng.random_range(1..12) };
+            let suppression = Suppression {
+                suppress_tokens: random_tokens(2, config.vocab_size, &mut rng),
+                bad_words_ids: (0..rng.random_range(0..40))
+                    .map(|index| random_tokens(1 + index % 2, config.vocab_size, &mut rng))
+                    .collect(),
+                min_new_tokens: rng.random_range(0..4),
+                min_length: rng.random_range(0..12),
+            };
+            let suppression = if rng.random_bool(0.5) { suppression } else { Suppression::NONE };
+            let (seed, stop_tokens, max_new_tokens) = (rng.random(), vec![5, 6], rng.random_range(1..12));
+            let options = SequenceOptions { sampling, suppression, seed, stop_tokens, max_new_tokens };
             let slot = decoder.join(&prompt, &options).unwrap();
             assert!(running[slot].replace(Running { prompt, options, tokens: Vec::new() }).is_none(), "slot {slot} was in use");
         }
@@ -118,7 +132,7 @@ fn a_sequence_goes_on_while_a_long_prompt_is_read() {
     let config = config_with(json!({ "max_position_embeddings": 1400 }));
     let model = model(&config);
     let mut rng = rng();
-    let sampling = Sampling { temperature: 0.9, top_k: None, top_p: 0.95, repetition_penalty: 1.2 };
+    let sampling = Sampling { temperature: 0.9, top_k: None, top_p: 0.95, repetition_penalty: 1.2, ..Sampling::GREEDY };
     let options = |seed| SequenceOptions { sampling, seed, max_new_tokens: 8, ..GREEDY };
     let prompts = [4, 1300, 1, 300, 250].map(|length| random_tokens(length, config.vocab_size, &mut rng));
     let mut decoder = Decoder::new(model.clone(), prompts.len()).unwrap();

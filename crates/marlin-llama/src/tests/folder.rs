@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::support::*;
 use crate::tokens::token_tensor;
-use crate::{Llama, LlamaConfig, LlamaModel, OpenOptions, Projection, Sampling, save_float};
+use crate::{Llama, LlamaConfig, LlamaError, LlamaModel, OpenOptions, Projection, Sampling, Suppression, save_float};
 
 pub(super) fn logits(model: &LlamaModel, tokens: &[u32]) -> Vec<f32> {
     model.forward_full(token_tensor(tokens, [1, tokens.len()], &model.device())).try_into_vec_as::<f32>().unwrap()
@@ -170,11 +170,32 @@ fn generation_config_and_length_are_read() {
     write(json!({ "do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": 7 }));
     let llama = Llama::open(&dir, &Device::flex(), &OpenOptions { max_len: Some(8192), ..options() }).unwrap();
     assert_eq!(llama.model.max_len(), 8192);
-    let sampling = Sampling { temperature: 0.6, top_k: Some(50), top_p: 0.9, repetition_penalty: 1.0 };
+    let sampling = Sampling { temperature: 0.6, top_k: Some(50), top_p: 0.9, ..Sampling::GREEDY };
     assert_eq!((llama.generation.sampling, llama.generation.eos_token_ids.as_slice()), (sampling, &[7][..]));
 
     write(json!({ "do_sample": true, "top_k": 0, "repetition_penalty": 1.1 }));
-    assert_eq!(open(&dir).generation.sampling, Sampling { temperature: 1.0, top_k: None, top_p: 1.0, repetition_penalty: 1.1 });
-    write(json!({ "temperature": 0.6 }));
+    assert_eq!(open(&dir).generation.sampling, Sampling { temperature: 1.0, repetition_penalty: 1.1, ..Sampling::GREEDY });
+    write(json!({ "temperature": 0.6, "min_p": 0.1 }));
     assert_eq!(open(&dir).generation.sampling, Sampling::GREEDY);
+
+    let lists = json!({ "suppress_tokens": [4, -1], "bad_words_ids": [[6], [7, 8]], "min_length": 9, "min_p": 0.1 });
+    write(lists.clone());
+    let suppression = Suppression { suppress_tokens: vec![4], bad_words_ids: vec![vec![6], vec![7, 8]], min_new_tokens: 0, min_length: 9 };
+    let generation = open(&dir).generation;
+    assert_eq!((generation.sampling, &generation.suppression), (Sampling::GREEDY, &suppression));
+    let mut lists = lists;
+    lists["do_sample"] = json!(true);
+    lists["min_new_tokens"] = json!(3);
+    write(lists);
+    let generation = open(&dir).generation;
+    assert_eq!(generation.suppression, Suppression { min_new_tokens: 3, min_length: 0, ..suppression });
+    assert_eq!(generation.sampling, Sampling { temperature: 1.0, top_k: Some(50), min_p: 0.1, ..Sampling::GREEDY });
+    for (fields, word) in
+        [(json!({ "do_sample": true, "min_p": 1.5 }), "min_p is 1.5"), (json!({ "bad_words_ids": [[1], []] }), "bad word 1")]
+    {
+        write(fields);
+        let error = Llama::open(&dir, &Device::flex(), &options()).expect_err("outside of its range");
+        let LlamaError::GenerationConfig { source, .. } = &error else { panic!("{error}") };
+        assert!(source.to_string().contains(word), "{source}");
+    }
 }

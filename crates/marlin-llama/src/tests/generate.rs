@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::support::*;
 use crate::tokens::token_tensor;
-use crate::{GenerateOptions, Llama, LlamaError, OpenOptions, Sampling, SamplingError, StopReason};
+use crate::{GenerateOptions, Llama, LlamaError, OpenOptions, Sampling, SamplingError, StopReason, Suppression};
 
 const CONTINUE: ControlFlow<()> = ControlFlow::Continue(());
 
@@ -26,6 +26,7 @@ fn options_for(max_new_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         max_new_tokens,
         sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
         stop_tokens: vec![],
         seed: 1,
         warm_up: true,

@@ -1,5 +1,6 @@
 //! Whole models against the logits of Hugging Face's `transformers`, from `tests/golden`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use super::model::full;
 use super::support::*;
-use crate::{Architecture, Llama, LlamaConfig, OpenOptions, RopeScaling};
+use crate::{Architecture, Decoded, Decoder, GenerationConfig, Llama, LlamaConfig, OpenOptions, RopeScaling, SequenceOptions, StopReason};
 
 /// Largest relative error in f32, of both sides together. A window or a norm left out gives above 0.01.
 const TOLERANCE: f64 = 1e-5;
@@ -56,4 +57,76 @@ fn logits_are_those_of_transformers() {
         architectures.push(model.config().architecture);
     }
     assert!(Architecture::ALL.iter().all(|architecture| architectures.contains(architecture)), "{architectures:?}");
+}
+
+/// `generation.json`, and the model that it is of.
+fn generation() -> (Value, Llama) {
+    let generation: Value = serde_json::from_slice(&std::fs::read(golden().join("generation.json")).unwrap()).unwrap();
+    let model = golden().join(generation["model"].as_str().unwrap());
+    (generation, open(&model))
+}
+
+/// The prompt of a case, and its options as `generation_config.json` would give them.
+fn options_of(case: &Value, llama: &Llama, max_new_tokens: usize) -> (Vec<u32>, SequenceOptions) {
+    let prompt = serde_json::from_value(case["prompt"].clone()).unwrap();
+    let mut config = case["config"].clone();
+    // Without a stop token there, that of the model would count.
+    config["eos_token_id"] = config.get("eos_token_id").cloned().unwrap_or_else(|| Value::Array(Vec::new()));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("generation_config.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let GenerationConfig { sampling, suppression, eos_token_ids } = GenerationConfig::read(&path, llama.model.config()).unwrap();
+    (prompt, SequenceOptions { sampling, suppression, seed: 1, stop_tokens: eos_token_ids, max_new_tokens })
+}
+
+#[test]
+fn generation_configs_generate_what_they_do_in_transformers() {
+    let (generation, llama) = generation();
+    let (cases, new_tokens) = (generation["cases"].as_array().unwrap(), generation["new_tokens"].as_u64().unwrap() as usize);
+    // All cases at once, each with options of its own.
+    let mut decoder = Decoder::new(llama.model.clone(), cases.len()).unwrap();
+    for (slot, case) in cases.iter().enumerate() {
+        let (prompt, options) = options_of(case, &llama, new_tokens);
+        assert_eq!(decoder.join(&prompt, &options).unwrap(), slot);
+    }
+    let mut found = vec![(Vec::new(), false); cases.len()];
+    while decoder.sequences() > 0 {
+        for Decoded { slot, token, end } in decoder.step().unwrap() {
+            found[slot].0.extend(token);
+            found[slot].1 |= matches!(end, Some(Ok(StopReason::StopToken(_))));
+        }
+    }
+    for (case, (tokens, stops)) in cases.iter().zip(found) {
+        assert_eq!((serde_json::json!(tokens), stops), (case["tokens"].clone(), case["stops"] == true), "{case}");
+    }
+}
+
+#[test]
+fn sampling_keeps_the_tokens_that_transformers_keeps() {
+    let (generation, llama) = generation();
+    for case in generation["samplings"].as_array().unwrap() {
+        let mut config = case["config"].clone();
+        config["do_sample"] = true.into();
+        let case = serde_json::json!({ "prompt": case["prompt"], "config": config, "kept": case["kept"] });
+        let (prompt, options) = options_of(&case, &llama, 1);
+        let mut drawn = BTreeSet::new();
+        let mut decoder = Decoder::new(llama.model.clone(), 100).unwrap();
+        for seeds in [0..100, 100..200] {
+            for seed in seeds {
+                decoder.join(&prompt, &SequenceOptions { seed, ..options.clone() }).unwrap();
+            }
+            while decoder.sequences() > 0 {
+                drawn.extend(decoder.step().unwrap().into_iter().filter_map(|decoded| decoded.token));
+            }
+        }
+        let kept: BTreeSet<u32> = serde_json::from_value(case["kept"].clone()).unwrap();
+        assert!(drawn.is_subset(&kept), "{case}: drew {drawn:?}");
+        // The chance to miss one of these is 4 in 100,000; seeds are fixed.
+        let logits = full(&llama.model, &prompt, 1);
+        let last = &logits[logits.len() - llama.model.config().vocab_size..];
+        let weight = |token: u32| (last[token as usize] / options.sampling.temperature).exp();
+        let total: f32 = kept.iter().map(|&token| weight(token)).sum();
+        let likely: BTreeSet<u32> = kept.iter().copied().filter(|&token| weight(token) > 0.05 * total).collect();
+        assert!(drawn.is_superset(&likely), "{case}: drew {drawn:?}");
+    }
 }

@@ -1,9 +1,10 @@
-//! Top-k and top-p: the last token that they keep, in the order from the most likely to the least.
+//! Top-k, top-p and min-p: the last token that they keep, in the order from the most likely to the least.
 //!
 //! Tokens are ordered by place: how far the key of their logit is below the largest, then the token, in one integer. A token counts 1 for
 //! top-k, and for top-p its probability as an integer. The last token kept is the first at which the sum of all up to it reaches k, or p of
 //! the whole. It is found some bits of the place at a time: sums of tokens by these bits, the bits at which the sum is reached, and again
-//! with the next bits among the tokens that have them. Sums of integers are the same in any order.
+//! with the next bits among the tokens that have them. Sums of integers are the same in any order. What min-p keeps follows from the largest logit alone:
+//! a probability of at least p times the largest is a logit of at least the largest + temperature * ln p.
 //!
 //! Blocks that cannot have kept tokens are skipped: each of k blocks has a token at least as likely as the least likely of the blocks' best tokens, and tokens
 //! whose probabilities add up to less than 1 - p are past the end. So the shortlist of most rows has few blocks.
@@ -11,7 +12,7 @@
 use super::floats::{SharedValues, SharedWords};
 use super::logits::Logits;
 use super::noise::{key, ln, mass, value};
-use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, RECORD, TOKEN_BITS};
+use super::{BLOCK, BROKEN, CHUNK_BLOCKS, MASS_BITS, MIN_MIN_P, RECORD, TOKEN_BITS};
 use cubecl::prelude::*;
 
 /// Bits of a place that are found at a time.
@@ -29,7 +30,18 @@ const FOUND: usize = 3;
 /// The place of a token that is never chosen.
 const NOWHERE: u64 = u64::MAX;
 
-/// A row, as top-k and top-p need it.
+/// The tokens that a row keeps.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Kept {
+    /// 0 where all tokens count.
+    pub top_k: u32,
+    /// 1 where all tokens count.
+    pub top_p: f32,
+    /// Below [`MIN_MIN_P`] where all tokens count.
+    pub min_p: f32,
+}
+
+/// A row, as top-k, top-p and min-p need it.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Filter {
     pub logits: Logits,
@@ -251,6 +263,15 @@ impl Filter {
         self.largest - key(largest - depth * self.temperature - margin)
     }
 
+    /// The distance from the largest key of the last one that min-p keeps.
+    fn span_of_min_p(&self, min_p: f32) -> u32 {
+        let mut span = u32::MAX.runtime();
+        if min_p >= MIN_MIN_P {
+            span = self.largest - key(fma(self.temperature, ln(min_p, &self.logits.floats), value(self.largest)));
+        }
+        span
+    }
+
     /// Puts the blocks on the shortlist whose largest key is no more than `span` below the row's.
     fn list(&self, span: u32, records: &[u32], shortlist: &mut Shortlist, #[comptime] units: usize) {
         sync_cube();
@@ -271,14 +292,19 @@ impl Filter {
     }
 }
 
-/// The place of the last token that top-k and then top-p keep. The shortlist then has all tokens up to it.
+/// The last place of a token whose key is no more than `span` below the largest.
+#[cube]
+fn last_within(span: u32) -> u64 {
+    ((u64::cast_from(span) + 1) << comptime!(TOKEN_BITS as u64)) - 1
+}
+
+/// The place of the last token that top-k, then top-p and then min-p keep. The shortlist then has all tokens up to it.
 #[cube]
 pub(super) fn last_kept<F: Float, N: Size>(
     filter: &Filter,
-    top_k: u32,
-    top_p: f32,
+    kept: &Kept,
     logits: &[Vector<F, N>],
-    seen: &[u32],
+    bitmaps: &[u32],
     records: &[u32],
     shortlist: &mut Shortlist,
     sums: &mut SharedValues,
@@ -286,22 +312,27 @@ pub(super) fn last_kept<F: Float, N: Size>(
     #[comptime] units: usize,
 ) -> u64 {
     let mut bins = Bins::new(filter.logits.floats.is_loose);
+    let (top_k, top_p) = (kept.top_k, kept.top_p);
     let everywhere = comptime!(NOWHERE - 1).runtime();
     let mut last = everywhere;
     let mut span = u32::MAX.runtime();
+    let likely = filter.span_of_min_p(kept.min_p);
     if top_k > 0 && top_k < filter.logits.vocab {
         span = filter.span_of_k(top_k, records, &mut bins, sums, units);
     }
+    if top_p >= 1.0f32 {
+        span = min(span, likely);
+    }
     filter.list(span, records, shortlist, units);
     if top_k > 0 && top_k < filter.logits.vocab {
-        last = reach::<F, N>(filter, u64::cast_from(top_k), span, last, logits, seen, &*shortlist, &mut bins, sums, false, lanes, units);
+        last = reach::<F, N>(filter, u64::cast_from(top_k), span, last, logits, bitmaps, &*shortlist, &mut bins, sums, false, lanes, units);
     }
     if top_p < 1.0f32 {
         let mut own = 0u64.runtime();
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            let four = filter.logits.four::<F, N>(logits, bitmaps, token, lanes);
             #[unroll]
             for j in 0..4usize {
                 let mut kept = true;
@@ -316,11 +347,11 @@ pub(super) fn last_kept<F: Float, N: Size>(
         }
         let (_, total) = prefix_sum(own, sums, units);
         let target = max(fraction(total, top_p), 1u64.runtime());
-        span = min(span, filter.span_of_rest(total - target));
+        span = min(min(span, likely), filter.span_of_rest(total - target));
         filter.list(span, records, shortlist, units);
-        last = reach::<F, N>(filter, target, span, last, logits, seen, &*shortlist, &mut bins, sums, true, lanes, units);
+        last = reach::<F, N>(filter, target, span, last, logits, bitmaps, &*shortlist, &mut bins, sums, true, lanes, units);
     }
-    last
+    min(last, last_within(likely))
 }
 
 /// The place of the first token at which the sum of all up to it reaches `target`: a number of tokens, or a mass. Tokens past `end` or
@@ -332,7 +363,7 @@ fn reach<F: Float, N: Size>(
     span: u32,
     end: u64,
     logits: &[Vector<F, N>],
-    seen: &[u32],
+    bitmaps: &[u32],
     shortlist: &Shortlist,
     bins: &mut Bins,
     sums: &mut SharedValues,
@@ -341,7 +372,7 @@ fn reach<F: Float, N: Size>(
     #[comptime] units: usize,
 ) -> u64 {
     let token_bits = comptime!(TOKEN_BITS as u64);
-    let end = min(end, ((u64::cast_from(span) + 1) << token_bits) - 1);
+    let end = min(end, last_within(span));
     // The bits of the place that are known, how many are not, and what is left to reach among places with those bits.
     let mut known = 0u64.runtime();
     let mut unknown = u64::cast_from(32 - span.leading_zeros()) + token_bits;
@@ -356,7 +387,7 @@ fn reach<F: Float, N: Size>(
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, seen, token, lanes);
+            let four = filter.logits.four::<F, N>(logits, bitmaps, token, lanes);
             #[unroll]
             for j in 0..4usize {
                 let place = filter.place(four.extract(j), token + comptime!(j as u32));

@@ -1,8 +1,8 @@
-use super::filter::{Filter, Shortlist, last_kept};
+use super::filter::{Filter, Kept, Shortlist, last_kept};
 use super::floats::{Floats, SharedValues};
 use super::logits::Logits;
 use super::noise::{gumbel, key, philox};
-use super::{BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_TEMPERATURE, RECORD};
+use super::{BITMAPS, BLOCK, BROKEN, CHUNK, CHUNK_BLOCKS, MIN_MIN_P, MIN_TEMPERATURE, RECORD};
 use crate::kernels::{Row, RowState};
 use cubecl::prelude::*;
 use marlin_kernels::overlap::start_next_and_wait;
@@ -14,7 +14,7 @@ pub(super) struct Lengths {
     pub vocab: u32,
     /// Chunks of a row.
     pub chunks: u32,
-    /// Words of a slot's bitmap: vocab / 32, rounded up.
+    /// Words of a bitmap: vocab / 32, rounded up.
     pub words: u32,
     /// Positions of the window.
     pub max_len: u32,
@@ -30,10 +30,12 @@ struct Options {
     top_k: u32,
     temperature: f32,
     top_p: f32,
+    /// Below [`MIN_MIN_P`] where all tokens count.
+    min_p: f32,
     logits: Logits,
     /// The most likely token is chosen.
     greedy: bool,
-    /// Top-k or top-p leave tokens out.
+    /// Top-k, top-p or min-p leave tokens out.
     filtered: bool,
 }
 
@@ -43,6 +45,8 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
     let top_k = u32::reinterpret(state[words + comptime!(Row::TOP_K)]);
     let temperature = f32::reinterpret(state[words + comptime!(Row::TEMPERATURE)]);
     let top_p = f32::reinterpret(state[words + comptime!(Row::TOP_P)]);
+    let min_p = f32::reinterpret(state[words + comptime!(Row::MIN_P)]);
+    let bitmap = u32::reinterpret(state[words + comptime!(Row::SLOT)]) * comptime!(BITMAPS as u32) * lengths.words;
     let greedy = temperature < MIN_TEMPERATURE || top_k == 1;
     Options {
         position: state[words + comptime!(Row::POSITION)],
@@ -50,16 +54,19 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
         top_k,
         temperature,
         top_p,
+        min_p,
         logits: Logits {
             first: row * lengths.vocab,
             vocab: lengths.vocab,
-            seen: u32::reinterpret(state[words + comptime!(Row::SLOT)]) * lengths.words,
+            seen: bitmap,
+            suppressed: bitmap + lengths.words,
+            suppresses: state[words + comptime!(Row::SUPPRESSES)] != 0,
             penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
             // A vocabulary is far from 2^31 tokens.
             floats: Floats { zero: lengths.vocab >> 31, is_loose },
         },
         greedy,
-        filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32),
+        filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32 || min_p >= MIN_MIN_P),
     }
 }
 
@@ -71,7 +78,7 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
 pub(super) fn score<F: Float, N: Size>(
     logits: &[Vector<F, N>],
     state: &[i32],
-    seen: &[u32],
+    bitmaps: &[u32],
     records: &mut [u32],
     lengths: Lengths,
     #[comptime] lanes: usize,
@@ -97,7 +104,7 @@ pub(super) fn score<F: Float, N: Size>(
     for turn in 0..comptime!(fours / units) {
         let i = turn * units + UNIT_POS_X as usize;
         let token = chunk * comptime!(CHUNK as u32) + i as u32 * 4;
-        let four = options.logits.four::<F, N>(logits, seen, token, lanes);
+        let four = options.logits.four::<F, N>(logits, bitmaps, token, lanes);
         if random {
             philox(&mut words, token / 4, options.position as u32, options.seed);
         }
@@ -142,7 +149,7 @@ pub(super) fn score<F: Float, N: Size>(
 pub(super) fn choose<F: Float, N: Size>(
     logits: &[Vector<F, N>],
     state: &mut [i32],
-    seen: &mut [u32],
+    bitmaps: &mut [u32],
     records: &[u32],
     lengths: Lengths,
     #[comptime] lanes: usize,
@@ -158,7 +165,7 @@ pub(super) fn choose<F: Float, N: Size>(
     if options.position < 0 {
         terminate!();
     }
-    let bitmap = options.logits.seen;
+    let seen = options.logits.seen;
     let mut sums = SharedValues::new(comptime!(2 * units), is_loose);
     // As in `score`.
     sync_cube();
@@ -184,15 +191,15 @@ pub(super) fn choose<F: Float, N: Size>(
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
         let mut shortlist = Shortlist::new(blocks, is_loose);
-        let last =
-            last_kept::<F, N>(&filter, options.top_k, options.top_p, logits, &*seen, records, &mut shortlist, &mut sums, lanes, units);
+        let kept = Kept { top_k: options.top_k, top_p: options.top_p, min_p: options.min_p };
+        let last = last_kept::<F, N>(&filter, &kept, logits, &*bitmaps, records, &mut shortlist, &mut sums, lanes, units);
 
         best = 0u64.runtime();
         let mut words = Array::<u32>::new(4usize);
         let mut i = UNIT_POS_X;
         while i < shortlist.fours() {
             let token = shortlist.token(i);
-            let four = filter.logits.four::<F, N>(logits, &*seen, token, lanes);
+            let four = filter.logits.four::<F, N>(logits, &*bitmaps, token, lanes);
             philox(&mut words, token / 4, options.position as u32, options.seed);
             #[unroll]
             for j in 0..4usize {
@@ -215,8 +222,8 @@ pub(super) fn choose<F: Float, N: Size>(
         if key != 0 && key != BROKEN {
             let token = !u32::cast_from(best);
             state[words + comptime!(Row::TOKEN)] = i32::cast_from(token);
-            let word = (bitmap + token / 32) as usize;
-            seen[word] |= 1u32 << (token % 32);
+            let word = (seen + token / 32) as usize;
+            bitmaps[word] |= 1u32 << (token % 32);
             position = options.position + 1;
             if position as u32 >= lengths.max_len {
                 position = comptime!(RowState::WINDOW_FULL).runtime();

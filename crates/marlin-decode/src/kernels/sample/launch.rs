@@ -1,6 +1,6 @@
 use super::filter::shared_bytes;
 use super::kernel::{self, LengthsLaunch};
-use super::{BLOCK, CHUNK, CHUNK_BLOCKS, MAX_BLOCKS, RECORD, TOKEN_BITS};
+use super::{BITMAPS, BLOCK, CHUNK, CHUNK_BLOCKS, MAX_BLOCKS, RECORD, TOKEN_BITS};
 use crate::kernels::shape::shared_memory;
 use crate::kernels::{Row, lacks};
 use cubecl::client::Client;
@@ -31,7 +31,7 @@ pub struct SampleShape {
 }
 
 impl SampleShape {
-    /// Words of a slot's bitmap of tokens.
+    /// Words of a bitmap of tokens.
     pub fn bitmap_words(&self) -> usize {
         self.vocab.div_ceil(BLOCK)
     }
@@ -54,9 +54,9 @@ pub struct SampleArgs {
     pub logits: BufferArg,
     /// i32 [rows, [`Row::WORDS`]]: read, and token and position written. Slots are below the shape's, and no two rows share one.
     pub state: BufferArg,
-    /// u32 or i32 [slots, vocab / 32 up]: bit `token % 32` of word `token / 32` says that the token occurred in the slot's sequence. The chosen
-    /// token's is set.
-    pub seen: BufferArg,
+    /// u32 or i32 [slots, [`BITMAPS`], vocab / 32 up]: bit `token % 32` of word `token / 32` says of a slot's first bitmap that the token occurred in its
+    /// sequence, and of its second one that the token is suppressed. The chosen token's in the first one is set.
+    pub bitmaps: BufferArg,
     /// u32 or i32, [`workspace_words`] or more; what it holds does not matter, before and after.
     pub workspace: BufferArg,
 }
@@ -88,7 +88,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
     let is_loose = !matches!(Target::of(client).runtime, Runtime::Cuda | Runtime::Cpu);
     let [logits, logits_again] = twice("logits", shape, args.logits)?;
     let [state, state_again] = twice("state", shape, args.state)?;
-    let [seen, seen_again] = twice("bitmaps of tokens", shape, args.seen)?;
+    let [bitmaps, bitmaps_again] = twice("bitmaps of tokens", shape, args.bitmaps)?;
     let [records, records_again] = twice("workspace", shape, args.workspace)?;
     let overlaps = overlap::is_supported(client);
     kernel::score::launch(
@@ -98,7 +98,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         logits,
         state,
-        seen,
+        bitmaps,
         records,
         lengths(),
         lanes,
@@ -115,7 +115,7 @@ pub fn sample(client: &Client, shape: &SampleShape, args: SampleArgs) -> Result<
         lanes,
         logits_again,
         state_again,
-        seen_again,
+        bitmaps_again,
         records_again,
         lengths(),
         lanes,
@@ -167,11 +167,11 @@ fn twice(operand: &'static str, shape: &SampleShape, arg: BufferArg) -> Result<[
 /// Checks everything that the kernels assume, but for what the state's rows hold.
 fn check(client: &Client, shape: &SampleShape, args: &SampleArgs) -> Result<(), KernelError> {
     let SampleShape { rows, vocab, slots, dtype, .. } = *shape;
-    let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(shape.bitmap_words()));
+    let elements = rows.saturating_mul(vocab).max(slots.saturating_mul(BITMAPS * shape.bitmap_words()));
     expect_at_most(shape, elements, MAX_ELEMENTS)?;
     dtype.expect_on(client)?;
     expect_length(shape, "logits", rows * vocab, args.logits.len())?;
     expect_length(shape, "state", rows * Row::WORDS, args.state.len())?;
-    expect_length(shape, "bitmaps of tokens", slots * shape.bitmap_words(), args.seen.len())?;
+    expect_length(shape, "bitmaps of tokens", slots * BITMAPS * shape.bitmap_words(), args.bitmaps.len())?;
     expect_at_least(shape, "workspace", workspace_words(shape), args.workspace.len())
 }

@@ -1,4 +1,4 @@
-//! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty.
+//! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty, minus infinity for suppressed ones.
 
 use super::floats::Floats;
 use cubecl::prelude::*;
@@ -6,15 +6,19 @@ use cubecl::prelude::*;
 /// The logits, or places, of four tokens.
 pub(super) type Four = Vector<f32, Const<4>>;
 
-/// The places of a row's logits and of its slot's bitmap.
+/// The places of a row's logits and of its slot's bitmaps.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Logits {
     /// The row's first logit.
     pub first: u32,
     /// Logits of the row.
     pub vocab: u32,
-    /// The first word of the bitmap.
+    /// The first word of the bitmap of the tokens that occurred.
     pub seen: u32,
+    /// The first word of the bitmap of the suppressed tokens.
+    pub suppressed: u32,
+    /// False where no token is suppressed, whatever that bitmap holds.
+    pub suppresses: bool,
     /// The repetition penalty.
     pub penalty: f32,
     pub floats: Floats,
@@ -22,11 +26,12 @@ pub(super) struct Logits {
 
 #[cube]
 impl Logits {
-    /// The logits of `token`, a multiple of 4, and of the three that follow; minus infinity past the vocabulary.
-    pub fn four<F: Float, N: Size>(&self, logits: &[Vector<F, N>], seen: &[u32], token: u32, #[comptime] lanes: usize) -> Four {
-        let mut four = Four::new(f32::reinterpret(0xff80_0000u32.runtime()));
+    /// The logits of `token`, a multiple of 4, and of the three that follow; minus infinity for suppressed tokens and past the vocabulary.
+    pub fn four<F: Float, N: Size>(&self, logits: &[Vector<F, N>], bitmaps: &[u32], token: u32, #[comptime] lanes: usize) -> Four {
+        let never = f32::reinterpret(0xff80_0000u32.runtime());
+        let mut four = Four::new(never);
         if token < self.vocab {
-            let word = seen[(self.seen + token / 32) as usize] >> (token % 32);
+            let word = bitmaps[(self.seen + token / 32) as usize] >> (token % 32);
             if comptime!(lanes == 4) {
                 let vector = logits[((self.first + token) / 4) as usize];
                 #[unroll]
@@ -39,6 +44,15 @@ impl Logits {
                     if token + comptime!(i as u32) < self.vocab {
                         let logit = logits[(self.first + token + comptime!(i as u32)) as usize].extract(0usize);
                         four.insert(i, self.penalised(f32::cast_from(logit), word >> comptime!(i as u32)));
+                    }
+                }
+            }
+            if self.suppresses {
+                let word = bitmaps[(self.suppressed + token / 32) as usize] >> (token % 32);
+                #[unroll]
+                for i in 0..4usize {
+                    if (word >> comptime!(i as u32)) & 1 == 1 {
+                        four.insert(i, never);
                     }
                 }
             }

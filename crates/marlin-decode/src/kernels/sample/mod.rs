@@ -1,7 +1,7 @@
 //! The next token of every row, chosen on the device from the head's logits; the row's state goes on to it in place.
 //!
-//! In this order, as Hugging Face's `generate` does: repetition penalty, temperature, top-k, top-p, and a random choice among the tokens that
-//! are left. Of equal logits the lower token is the more likely one.
+//! In this order, as Hugging Face's `generate` does: repetition penalty, suppressed tokens, temperature, top-k, top-p, min-p, and a random choice among
+//! the tokens that are left. Of equal logits the lower token is the more likely one. The logits of suppressed tokens are minus infinity.
 //!
 //! The random choice is the Gumbel-max trick: of the tokens left, the one with the largest logit / temperature + noise, where the noise of a
 //! token is -ln(-ln(u)) and u comes from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with the row's
@@ -11,10 +11,10 @@
 //!
 //! | launch | a cube | does |
 //! |---|---|---|
-//! | `score` | a chunk of 1024 tokens of a row | the chunk's best token: by its score, or by its logit where top-k or top-p are to come, and then the best logit of each block of 32 |
-//! | `choose` | a row | the best of all chunks; or top-k, top-p and the choice among what they leave; the row's new state |
+//! | `score` | a chunk of 1024 tokens of a row | the chunk's best token: by its score, or by its logit where top-k, top-p or min-p are to come, and then the best logit of each block of 32 |
+//! | `choose` | a row | the best of all chunks; or top-k, top-p, min-p and the choice among what they leave; the row's new state |
 //!
-//! A row fails ([`RowState::Failed`](super::RowState::Failed)) where a logit is NaN or plus infinity, and where all are minus infinity; the
+//! A row fails ([`RowState::Failed`](super::RowState::Failed)) where the logit of a token that is not suppressed is NaN or plus infinity, and where all are minus infinity; the
 //! others go on. Refused are vocabularies past 2^18 tokens, and devices without integers of 64 bits or with too little shared memory for the
 //! vocabulary ([`check_device`]).
 
@@ -29,6 +29,8 @@ mod reference;
 pub use launch::{SampleArgs, SampleShape, check_device, sample, workspace_words};
 pub use reference::{bitmap, sample_host};
 
+/// Bitmaps of tokens that a slot has: of those that occurred in its sequence, then of those that are suppressed.
+pub const BITMAPS: usize = 2;
 /// Tokens of a block: those of a word of the bitmap of tokens that occurred.
 const BLOCK: usize = 32;
 /// Tokens of a chunk.
@@ -43,6 +45,8 @@ const TOKEN_BITS: usize = 18;
 const MAX_BLOCKS: usize = (1 << TOKEN_BITS) / BLOCK;
 /// Below this temperature the most likely token is chosen.
 const MIN_TEMPERATURE: f32 = 1e-5;
+/// Below this min-p, the least normal number, all tokens count.
+const MIN_MIN_P: f32 = f32::MIN_POSITIVE;
 /// A key past that of every finite value: of NaN and of plus infinity.
 const BROKEN: u32 = u32::MAX;
 /// The mass of the most likely token is 2 to this; that of a token below 2^-40 of it is 0.

@@ -1,4 +1,4 @@
-use super::{BLOCK, BROKEN, MASS_BITS, MIN_TEMPERATURE};
+use super::{BLOCK, BROKEN, MASS_BITS, MIN_MIN_P, MIN_TEMPERATURE};
 use crate::kernels::{Row, RowState};
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -14,11 +14,12 @@ pub fn bitmap(tokens: &[u32], vocab: usize) -> Vec<u32> {
 
 /// Chooses a row's next token on the host: the token that [`sample`](super::sample) chooses, and the same new state.
 ///
-/// `logits` are the row's, `seen` the bitmap of its slot, `max_len` the positions of the window. A row that is not at a position stays as it
-/// is. A bitmap that is too short says of the tokens past it that they did not occur.
-pub fn sample_host(logits: &[f32], row: &mut Row, seen: &mut [u32], max_len: u32) {
+/// `logits` are the row's, `seen` and `suppressed` the bitmaps of its slot, `max_len` the positions of the window. A row that is not at a position stays
+/// as it is. A bitmap that is too short says of the tokens past it that they did not occur, or are not suppressed.
+pub fn sample_host(logits: &[f32], row: &mut Row, seen: &mut [u32], suppressed: &[u32], max_len: u32) {
     let RowState::At(position) = row.state else { return };
-    let Some(token) = choose(logits, row, position, seen) else {
+    let suppressed = if row.suppresses { suppressed } else { &[] };
+    let Some(token) = choose(logits, row, position, [seen, suppressed]) else {
         row.state = RowState::Failed;
         return;
     };
@@ -41,13 +42,13 @@ pub(super) struct Candidate {
     key: u32,
 }
 
-fn choose(logits: &[f32], row: &Row, position: u32, seen: &[u32]) -> Option<u32> {
-    let mut candidates = candidates(logits, row.repetition_penalty, seen)?;
+fn choose(logits: &[f32], row: &Row, position: u32, bitmaps: [&[u32]; 2]) -> Option<u32> {
+    let mut candidates = candidates(logits, row.repetition_penalty, bitmaps)?;
     let greedy = row.temperature < MIN_TEMPERATURE || row.top_k == 1;
     if greedy {
         return largest(candidates.into_iter().map(|candidate| (candidate.key, candidate.token)));
     }
-    if row.top_k > 0 || row.top_p < 1.0 {
+    if row.top_k > 0 || row.top_p < 1.0 || row.min_p >= MIN_MIN_P {
         filter(&mut candidates, row);
     }
     largest(candidates.into_iter().map(|Candidate { token, logit, .. }| {
@@ -62,12 +63,13 @@ fn largest(keys: impl Iterator<Item = (u32, u32)>) -> Option<u32> {
     best.filter(|&(key, _)| key != 0 && key != BROKEN).map(|(_, token)| token)
 }
 
-/// The tokens above minus infinity with their logits after the repetition penalty; `None` where a logit is NaN or plus infinity.
-pub(super) fn candidates(logits: &[f32], penalty: f32, seen: &[u32]) -> Option<Vec<Candidate>> {
+/// The tokens above minus infinity that are not suppressed, with their logits after the repetition penalty; `None` where such a logit is NaN or plus
+/// infinity.
+pub(super) fn candidates(logits: &[f32], penalty: f32, [seen, suppressed]: [&[u32]; 2]) -> Option<Vec<Candidate>> {
+    let is_marked = |words: &[u32], token: usize| words.get(token / BLOCK).is_some_and(|word| word >> (token % BLOCK) & 1 == 1);
     let mut candidates = Vec::with_capacity(logits.len());
-    for (token, &logit) in logits.iter().enumerate() {
-        let occurred = seen.get(token / BLOCK).is_some_and(|word| word >> (token % BLOCK) & 1 == 1);
-        let logit = match occurred {
+    for (token, &logit) in logits.iter().enumerate().filter(|&(token, _)| !is_marked(suppressed, token)) {
+        let logit = match is_marked(seen, token) {
             true if logit > 0.0 => logit / penalty,
             true => logit * penalty,
             false => logit,
@@ -81,7 +83,7 @@ pub(super) fn candidates(logits: &[f32], penalty: f32, seen: &[u32]) -> Option<V
     Some(candidates)
 }
 
-/// Leaves the tokens that top-k and then top-p keep, the most likely first.
+/// Leaves the tokens that top-k, then top-p and then min-p keep, the most likely first.
 pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &Row) {
     candidates.sort_unstable_by_key(|candidate| (std::cmp::Reverse(candidate.key), candidate.token));
     if row.top_k > 0 {
@@ -99,6 +101,10 @@ pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &Row) {
         });
         let kept = kept.count().max(1);
         candidates.truncate(kept);
+    }
+    if row.min_p >= MIN_MIN_P {
+        let least = key(row.temperature.mul_add(ln(row.min_p), largest));
+        candidates.retain(|candidate| candidate.key >= least);
     }
 }
 

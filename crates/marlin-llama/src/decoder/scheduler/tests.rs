@@ -8,7 +8,10 @@ use rand::RngExt;
 use super::*;
 use crate::decoder::StopReason;
 use crate::sampling::Sampling;
+use crate::suppression::Suppression;
 use crate::tests::support::{random_tokens, rng};
+
+mod suppression;
 
 const WINDOW: usize = 4000;
 const VOCAB: usize = 1000;
@@ -36,6 +39,8 @@ struct Simulated {
     joins: bool,
     /// The tokens in the cache, by slot.
     cache: Vec<Vec<u32>>,
+    /// The suppressed tokens, by slot.
+    suppressed: Vec<Vec<u32>>,
     /// The rows of each number of rows, as the last step left them.
     rows: BTreeMap<usize, Vec<Row>>,
     work: Vec<Work>,
@@ -50,7 +55,7 @@ impl Simulated {
             let cache = &mut self.cache[row.slot as usize];
             assert_eq!(cache.len(), position as usize, "the tokens of slot {}", row.slot);
             cache.push(row.token);
-            row.token = next_token(cache);
+            row.token = next_but(if row.suppresses { &self.suppressed[row.slot as usize] } else { &[] }, cache);
             row.state = if cache.len() == WINDOW { RowState::WindowFull } else { RowState::At(position + 1) };
         }
         self.started += 1;
@@ -100,6 +105,10 @@ impl Engine for Simulated {
         }
     }
 
+    fn set_suppressed(&mut self, slot: usize, tokens: &[u32]) {
+        self.suppressed[slot] = tokens.to_vec();
+    }
+
     fn start(&mut self, rows: &[Row]) -> Self::Step {
         self.work.push(Start(rows.iter().map(|row| row.slot).collect()));
         self.step(rows.to_vec())
@@ -118,8 +127,14 @@ impl Engine for Simulated {
 }
 
 fn next_token(tokens: &[u32]) -> u32 {
+    next_but(&[], tokens)
+}
+
+/// The next token that is not suppressed.
+fn next_but(suppressed: &[u32], tokens: &[u32]) -> u32 {
     let hash = tokens.iter().fold(17u32, |hash, &token| hash.wrapping_mul(31).wrapping_add(token));
-    hash % VOCAB as u32
+    let in_turn = (0..VOCAB as u32).map(|later| (hash % VOCAB as u32 + later) % VOCAB as u32);
+    in_turn.into_iter().find(|token| !suppressed.contains(token)).unwrap()
 }
 
 /// The tokens that follow a prompt decoded by itself.
@@ -132,9 +147,9 @@ fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
 }
 
 fn scheduler(slots: usize, looks_ahead: bool) -> Scheduler<Simulated> {
-    let cache = vec![Vec::new(); slots];
+    let (cache, suppressed) = (vec![Vec::new(); slots], vec![Vec::new(); slots]);
     let (rows, work, unfinished) = (BTreeMap::new(), Vec::new(), VecDeque::new());
-    Scheduler::new(Simulated { looks_ahead, joins: false, cache, rows, work, unfinished, started: 0 }, slots, WINDOW, VOCAB)
+    Scheduler::new(Simulated { looks_ahead, joins: false, cache, suppressed, rows, work, unfinished, started: 0 }, slots, WINDOW, VOCAB)
 }
 
 /// One whose passes of prompts continue the running sequences, too.
@@ -145,7 +160,7 @@ fn joining(slots: usize) -> Scheduler<Simulated> {
 }
 
 fn options(max_new_tokens: usize) -> SequenceOptions {
-    SequenceOptions { sampling: Sampling::GREEDY, seed: 0, stop_tokens: Vec::new(), max_new_tokens }
+    SequenceOptions { sampling: Sampling::GREEDY, suppression: Suppression::NONE, seed: 0, stop_tokens: Vec::new(), max_new_tokens }
 }
 
 /// A prompt of so many tokens.

@@ -2,15 +2,19 @@ use super::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-const ALL: Row =
-    Row { token: 0, state: RowState::At(7), slot: 0, seed: 3, top_k: 0, temperature: 1.0, top_p: 1.0, repetition_penalty: 1.0 };
+const ALL: Row = Row { state: RowState::At(7), seed: 3, temperature: 1.0, ..Row::IDLE };
 const GREEDY: Row = Row { temperature: 0.0, ..ALL };
 
-/// The token that a row chooses.
+/// The token that a row chooses after `tokens`.
 fn chosen(logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
-    let mut row = row;
+    chosen_but(&[], logits, row, tokens)
+}
+
+/// The same while tokens are suppressed.
+fn chosen_but(suppressed: &[u32], logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
+    let mut row = Row { suppresses: !suppressed.is_empty(), ..row };
     let mut seen = bitmap(tokens, logits.len());
-    sample_host(logits, &mut row, &mut seen, 1024);
+    sample_host(logits, &mut row, &mut seen, &bitmap(suppressed, logits.len()), 1024);
     (row.state != RowState::Failed).then_some(row.token)
 }
 
@@ -59,7 +63,7 @@ fn draws_follow_the_softmax() {
         let mut counts = vec![0.0; logits.len()];
         for position in 0..draws {
             let row = Row { state: RowState::At(position), temperature, ..ALL };
-            counts[choose(&logits, &row, position, &[]).unwrap() as usize] += 1.0;
+            counts[choose(&logits, &row, position, [&[]; 2]).unwrap() as usize] += 1.0;
         }
         let chi_square: f64 = counts
             .iter()
@@ -95,28 +99,48 @@ fn greedy_takes_the_largest_and_of_equals_the_first() {
 }
 
 #[test]
+fn suppressed_tokens_are_never_chosen() {
+    // After the penalty, and whatever their logits are.
+    assert_eq!(chosen_but(&[1], &[0.5, 2.0, -1.0, 1.0], GREEDY, &[]), Some(3));
+    assert_eq!(chosen_but(&[1, 3, 9000], &[0.5, f32::NAN, -1.0, f32::INFINITY], GREEDY, &[]), Some(0));
+    assert_eq!(chosen_but(&[0], &[5.0, 3.0, 2.0], Row { repetition_penalty: 2.0, ..GREEDY }, &[1]), Some(2));
+    assert_eq!(chosen_but(&[0, 1, 2], &[0.5, 2.0, -1.0], GREEDY, &[]), None);
+    // Top-k, top-p and min-p count the others alone.
+    let logits = [9.0, 1.0, 8.0, 0.0];
+    for row in [Row { top_k: 2, ..ALL }, Row { top_p: 0.9, ..ALL }, Row { min_p: 0.3, ..ALL }] {
+        let tokens = (0..200).map(|position| chosen_but(&[0, 2], &logits, Row { state: RowState::At(position), ..row }, &[]));
+        let found = bitmap(&tokens.collect::<Option<Vec<_>>>().unwrap(), 4);
+        assert_eq!(found, bitmap(&[1, 3], 4), "{row:?}");
+    }
+    // A row without suppressed tokens does not read their bitmap.
+    let mut row = GREEDY;
+    sample_host(&[0.0, 1.0], &mut row, &mut [0], &[u32::MAX], 1024);
+    assert_eq!(row.token, 1);
+}
+
+#[test]
 fn a_row_goes_on_fills_its_window_or_fails() {
     let mut seen = bitmap(&[], 40);
     let mut row = Row { state: RowState::At(0), ..GREEDY };
     let mut logits = [0.0; 40];
     logits[33] = 1.0;
-    sample_host(&logits, &mut row, &mut seen, 2);
+    sample_host(&logits, &mut row, &mut seen, &[], 2);
     assert_eq!((row.token, row.state, seen.as_slice()), (33, RowState::At(1), &[0, 2][..]));
     logits[3] = 2.0;
-    sample_host(&logits, &mut row, &mut seen, 2);
+    sample_host(&logits, &mut row, &mut seen, &[], 2);
     assert_eq!((row.token, row.state, seen.as_slice()), (3, RowState::WindowFull, &[8, 2][..]));
     let full = row;
-    sample_host(&[1.0; 40], &mut row, &mut seen, 2);
+    sample_host(&[1.0; 40], &mut row, &mut seen, &[], 2);
     assert_eq!(row, full);
 
     for logits in [vec![0.0, f32::NAN], vec![f32::INFINITY, 0.0], vec![f32::NEG_INFINITY; 3]] {
-        for row in [GREEDY, ALL, Row { top_k: 2, ..ALL }, Row { top_p: 0.5, ..ALL }] {
+        for row in [GREEDY, ALL, Row { top_k: 2, ..ALL }, Row { top_p: 0.5, ..ALL }, Row { min_p: 0.5, ..ALL }] {
             assert_eq!(chosen(&logits, row, &[]), None, "{logits:?} {row:?}");
         }
     }
 }
 
-/// Top-k and top-p in f64 on a stable sort, as `marlin_llama::Sampler` does them.
+/// Top-k, top-p and min-p in f64 on a stable sort.
 fn kept_in_f64(logits: &[f32], row: &Row) -> Vec<u32> {
     let mut tokens: Vec<u32> = (0..logits.len() as u32).filter(|&token| logits[token as usize].is_finite()).collect();
     tokens.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
@@ -134,11 +158,15 @@ fn kept_in_f64(logits: &[f32], row: &Row) -> Vec<u32> {
         }
         tokens.truncate(kept);
     }
+    if let Some(&most_likely) = tokens.first() {
+        let ratio = |token: u32| (f64::from(logits[token as usize] - logits[most_likely as usize]) / f64::from(row.temperature)).exp();
+        tokens.retain(|&token| ratio(token) >= f64::from(row.min_p));
+    }
     tokens
 }
 
 #[test]
-fn top_k_and_top_p_keep_what_they_keep_in_f64() {
+fn top_k_top_p_and_min_p_keep_what_they_keep_in_f64() {
     let mut rng = seeded();
     for _ in 0..300 {
         let vocab = rng.random_range(1..300);
@@ -149,8 +177,10 @@ fn top_k_and_top_p_keep_what_they_keep_in_f64() {
         }
         let top_k = rng.random_range(0..vocab as u32 + 2);
         let top_p = if rng.random_range(0..3) == 0 { 1.0 } else { rng.random_range(0.01..1.0) };
-        let row = Row { top_k, top_p, temperature: rng.random_range(0.3..3.0), ..ALL };
-        let mut found = candidates(&logits, 1.0, &[]).unwrap();
+        // 1 now and then, down to where all tokens are kept.
+        let min_p = if rng.random_range(0..3) == 0 { 0.0 } else { (-rng.random_range(0.0f32..30.0).max(1.0) + 1.0).exp() };
+        let row = Row { top_k, top_p, min_p, temperature: rng.random_range(0.3..3.0), ..ALL };
+        let mut found = candidates(&logits, 1.0, [&[]; 2]).unwrap();
         filter(&mut found, &row);
         let found: Vec<u32> = found.into_iter().map(|candidate| candidate.token).collect();
         assert_eq!(found, kept_in_f64(&logits, &row), "{row:?} {logits:?}");
