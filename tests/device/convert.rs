@@ -167,7 +167,7 @@ fn transformer(device: &Device) {
 /// Below 1e-8 f16 scales leave nothing of a weight, and the report says so.
 fn small(device: &Device) {
     let mut float = Mlp::new([64, 96, 32], LinearLayout::Row, true, device);
-    float.layers[1].weight = float.layers[1].weight.map(|weight| weight.mul_scalar(1e-8));
+    float.down.weight = float.down.weight.map(|weight| weight.mul_scalar(1e-8));
     for (scales, underflows) in [(ScaleDtype::F16, [0, 2 * 32 + 32]), (ScaleDtype::BF16, [0, 0])] {
         let spec = QuantSpec::int4(GroupSize::G32).with_scale_dtype(scales);
         let (_, report) = W4A16::new(spec).quantize(float.clone()).unwrap_or_else(|error| panic!("{error}"));

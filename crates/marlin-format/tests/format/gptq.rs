@@ -10,8 +10,7 @@ use rand::rngs::StdRng;
 use serde_json::json;
 
 use crate::common::{
-    LAYER, any_problem, cases, checkpoint, comes_back, message, natural_groups, natural_values, packed, random_parts, random_weight, rng,
-    tensor, words,
+    LAYER, any_problem, cases, checkpoint, comes_back, message, natural_groups, natural_values, packed, random_weight, rng, tensor, words,
 };
 
 fn format(spec: QuantSpec, version: GptqVersion) -> LayerFormat {

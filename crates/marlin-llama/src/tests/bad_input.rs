@@ -1,5 +1,6 @@
 //! Every refusal, with the names and numbers that its message must have.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
@@ -96,8 +97,9 @@ fn a_token_that_only_the_tokenizer_has_is_refused_in_a_prompt() {
     let llama = Llama::open(&dir, &Device::flex(), &options).unwrap();
     let prompt = llama.tokenizer().unwrap().encode_rendered("AB").unwrap();
     let options = llama.default_options(2);
-    assert_eq!(llama.generate_from(prompt, &options, |_| {}).unwrap().prompt_tokens, 2);
-    let error = llama.generate("AB", &options, |_| {}).expect_err("the token that starts texts is none of the model's");
+    assert_eq!(llama.generate_from(prompt, &options, |_| ControlFlow::Continue(())).unwrap().prompt_tokens, 2);
+    let error =
+        llama.generate("AB", &options, |_| ControlFlow::Continue(())).expect_err("the token that starts texts is none of the model's");
     assert!(matches!(error, LlamaError::Text(TextError::TokenOutsideVocabulary { id: 256, vocab_size: 71, .. })));
     assert_says(&error, &["tokenizer.json", "`<s>`", "256", "71"]);
 }
