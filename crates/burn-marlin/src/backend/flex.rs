@@ -5,11 +5,10 @@ use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequant
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
-use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use marlin_format::{Sparsity, WeightDescriptor, WeightTensors, expand_two_four};
-use marlin_kernels::matmul::host::{self, Floats, HostFloat, HostWeight};
+use marlin_kernels::matmul::host::{self, Floats, FloatsMut, HostWeight};
 use marlin_kernels::{ActivationDtype, KernelError, QuantProblem};
 use std::borrow::Cow;
 
@@ -32,11 +31,20 @@ impl QuantBackend for Flex {
     }
 
     fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
-        match dtype {
-            FloatDType::F16 => dequantize::<f16>(weight, &descriptor, DType::F16),
-            FloatDType::BF16 => dequantize::<bf16>(weight, &descriptor, DType::BF16),
-            _ => dequantize::<f32>(weight, &descriptor, DType::F32),
-        }
+        let WeightDescriptor { k, n, .. } = descriptor;
+        let problem = weight_problem(&weight, &descriptor, 0, dtype.into());
+        let (mut buffer, dtype) = match dtype {
+            FloatDType::F16 => (Pooled::new::<f16>(k * n), DType::F16),
+            FloatDType::BF16 => (Pooled::new::<bf16>(k * n), DType::BF16),
+            _ => (Pooled::new::<f32>(k * n), DType::F32),
+        };
+        let out = match dtype {
+            DType::F16 => FloatsMut::F16(buffer.elements()),
+            DType::BF16 => FloatsMut::BF16(buffer.elements()),
+            _ => FloatsMut::F32(buffer.elements()),
+        };
+        with_host_weight(weight.into(), |weight| host::dequantize(&problem, weight, out));
+        FloatTensor::<Self>::from_data(TensorData::from_bytes(buffer.into_bytes(), Shape::new([k, n]), dtype))
     }
 
     fn quant_dequantize_adapted(
@@ -55,14 +63,6 @@ impl QuantBackend for Flex {
         let weight = QuantTensors { row_permutation: super::OptionalInt::Absent, ..weight };
         if to.format.sparsity == descriptor.format.sparsity { weight } else { expanded(weight, &descriptor) }
     }
-}
-
-fn dequantize<T: HostFloat + Pod>(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor, dtype: DType) -> FloatTensor<Flex> {
-    let WeightDescriptor { k, n, .. } = *descriptor;
-    let problem = weight_problem(&weight, descriptor, 0, dtype);
-    let mut buffer = Pooled::new::<T>(k * n);
-    with_host_weight(weight.into(), |weight| host::dequantize::<T>(&problem, weight, buffer.elements()));
-    FloatTensor::<Flex>::from_data(TensorData::from_bytes(buffer.into_bytes(), Shape::new([k, n]), dtype))
 }
 
 /// A 2:4 weight with all of its values.

@@ -258,7 +258,7 @@ impl W4A16 {
 
     /// Chooses the outcome for each candidate, before anything is changed.
     fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
-        // A pattern selects linear layers only: one that matches nothing else does nothing.
+        // Patterns choose among linear layers: one that matches none of them does nothing.
         let linear = |candidate: &&Candidate| candidate.left != Some(LeftReason::NotLinear);
         let matches_none = |pattern: &&Regex| !found.candidates.iter().filter(linear).any(|candidate| pattern.is_match(&candidate.path));
         let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();

@@ -31,7 +31,7 @@ use crate::problem::expect_length;
 use crate::{Kernel, KernelError, QuantProblem};
 pub use float::HostFloat;
 use weight::Reader;
-pub use weight::{Floats, HostWeight};
+pub use weight::{Floats, FloatsMut, HostWeight};
 
 /// Multiplies activations [M, K] with a packed weight and adds a bias `[N]`; returns [M, N].
 ///
@@ -65,12 +65,19 @@ pub fn matmul(problem: &QuantProblem, x: &[f32], weight: HostWeight<'_>, bias: O
 
 /// Writes the float weight [K, N] to `out`, in natural row order. `m` of the problem is not used.
 ///
+/// Like [`matmul`] it is no generic function, whose loops the calling crate would compile, at its own level of optimisation.
+///
 /// # Errors
 /// As [`matmul`].
-pub fn dequantize<T: HostFloat>(problem: &QuantProblem, weight: HostWeight<'_>, out: &mut [T]) -> Result<(), KernelError> {
-    let (n, k, spec) = (problem.n(), problem.k(), problem.spec());
+pub fn dequantize(problem: &QuantProblem, weight: HostWeight<'_>, out: FloatsMut<'_>) -> Result<(), KernelError> {
+    let (n, k, per_word) = (problem.n(), problem.k(), problem.spec().bits.per_word());
     weight.check(problem)?;
     expect_length(problem, "weight", k * n, out.len())?;
-    unpack::dequantize(&Reader::new(problem, weight), spec.bits.per_word(), weight.row_permutation, out, n);
+    let (reader, rows) = (Reader::new(problem, weight), weight.row_permutation);
+    match out {
+        FloatsMut::F32(out) => unpack::dequantize(&reader, per_word, rows, out, n),
+        FloatsMut::F16(out) => unpack::dequantize(&reader, per_word, rows, out, n),
+        FloatsMut::BF16(out) => unpack::dequantize(&reader, per_word, rows, out, n),
+    }
     Ok(())
 }

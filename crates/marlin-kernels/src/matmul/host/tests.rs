@@ -145,9 +145,9 @@ fn the_float_weight_is_in_natural_order() {
                 let case = Case::random(1, n, k, spec, permuted, rng);
                 let (mut single, mut half, mut brain) = (vec![0f32; k * n], vec![f16::ZERO; k * n], vec![bf16::ZERO; k * n]);
                 set_best(ALL[(n + usize::from(permuted)) % 3]);
-                dequantize(&case.problem, case.weight(), &mut single).unwrap();
-                dequantize(&case.problem, case.weight(), &mut half).unwrap();
-                dequantize(&case.problem, case.weight(), &mut brain).unwrap();
+                dequantize(&case.problem, case.weight(), FloatsMut::F32(&mut single)).unwrap();
+                dequantize(&case.problem, case.weight(), FloatsMut::F16(&mut half)).unwrap();
+                dequantize(&case.problem, case.weight(), FloatsMut::BF16(&mut brain)).unwrap();
                 for (i, &expected) in case.natural.iter().enumerate() {
                     let close = |found: f32, digits: f64| (f64::from(found) - expected).abs() <= digits * (expected.abs() + 1.0);
                     let all = close(single[i], 2e-6) && close(half[i].to_f32(), 1e-3) && close(brain[i].to_f32(), 8e-3);
@@ -164,7 +164,15 @@ fn wrong_buffers_are_refused() {
     let short = HostWeight { words: &case.words[1..], ..case.weight() };
     assert!(matmul(&case.problem, &case.x, short, None).is_err());
     assert!(matmul(&case.problem, &case.x[1..], case.weight(), None).is_err());
-    assert!(dequantize::<f32>(&case.problem, case.weight(), &mut [0.0; 8]).is_err());
+    assert!(dequantize(&case.problem, case.weight(), FloatsMut::F32(&mut [0.0; 8])).is_err());
+}
+
+/// Checks that the entries are no generic functions: of those, the calling crate would compile the loops, at its own level of optimisation. A type parameter
+/// could not be inferred here, from nothing.
+#[test]
+fn the_loops_are_compiled_in_this_crate() {
+    let names = [std::any::type_name_of_val(&matmul), std::any::type_name_of_val(&dequantize)];
+    assert_eq!(names, ["marlin_kernels::matmul::host::matmul", "marlin_kernels::matmul::host::dequantize"]);
 }
 
 /// The result of every method, as bits.

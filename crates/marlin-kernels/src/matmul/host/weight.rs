@@ -37,6 +37,27 @@ impl Floats<'_> {
     }
 }
 
+/// Memory of floats, to be written.
+#[derive(Debug)]
+pub enum FloatsMut<'a> {
+    /// 32-bit float.
+    F32(&'a mut [f32]),
+    /// IEEE half.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    BF16(&'a mut [bf16]),
+}
+
+impl FloatsMut<'_> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::F16(values) => values.len(),
+            Self::BF16(values) => values.len(),
+        }
+    }
+}
+
 /// Values from `start` on, the default past the end.
 #[inline(always)]
 pub fn lanes<T: Copy + Default>(values: &[T], start: usize) -> [T; LANES] {
