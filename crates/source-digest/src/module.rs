@@ -25,6 +25,8 @@ pub struct Module {
     pub imports: Vec<(String, Vec<String>)>,
     /// The paths of `use path::*`.
     pub globs: Vec<Vec<String>>,
+    /// Its traits.
+    pub traits: Vec<usize>,
 }
 
 /// An item other than a module and a `use`.
@@ -65,8 +67,8 @@ impl Sources {
     ) -> Result<usize, Error> {
         let module = self.modules.len();
         let (children, items) = Default::default();
-        let (imports, globs) = Default::default();
-        self.modules.push(Module { path: path.clone(), file: file.clone(), parent, children, items, imports, globs });
+        let (imports, globs, traits) = Default::default();
+        self.modules.push(Module { path: path.clone(), file: file.clone(), parent, children, items, imports, globs, traits });
         for item in syntax {
             match item {
                 Syntax::Mod(item) if !is_test(&item.attrs) => {
@@ -140,7 +142,10 @@ impl Sources {
             Syntax::Fn(item) => names.push(plain(&item.sig.ident)),
             Syntax::Static(item) => names.push(plain(&item.ident)),
             Syntax::Struct(item) => names.push(plain(&item.ident)),
-            Syntax::Trait(item) => names.push(plain(&item.ident)),
+            Syntax::Trait(item) => {
+                names.push(plain(&item.ident));
+                self.modules[module].traits.push(id);
+            }
             Syntax::TraitAlias(item) => names.push(plain(&item.ident)),
             Syntax::Type(item) => names.push(plain(&item.ident)),
             Syntax::Union(item) => names.push(plain(&item.ident)),

@@ -15,11 +15,24 @@ enum Definition {
 }
 
 impl Sources {
-    /// Returns the items that an item names.
+    /// Returns the items that an item names, and the traits in its scope: a call of a method names no trait.
     pub(crate) fn named_by(&self, item: usize) -> Vec<usize> {
         let item = &self.items[item];
+        let traits = self.traits_in(item.module);
         let macros = |path: &Vec<String>| path.last().and_then(|name| self.macros.get(name)).into_iter().flatten().copied();
-        item.paths.iter().flat_map(|path| self.items_of(item.module, path).into_iter().chain(macros(path))).collect()
+        item.paths.iter().flat_map(|path| self.items_of(item.module, path).into_iter().chain(macros(path))).chain(traits).collect()
+    }
+
+    /// Returns the traits that are defined in a module or imported there.
+    fn traits_in(&self, module: usize) -> Vec<usize> {
+        let of = &self.modules[module];
+        let is_trait = |item: &usize| self.modules[self.items[*item].module].traits.contains(item);
+        let imported = of.imports.iter().flat_map(|(_, path)| self.items_of(module, path)).filter(is_trait);
+        let globs = of.globs.iter().flat_map(|path| self.resolve(module, path, 0)).flat_map(|definition| match definition {
+            Definition::Module(other) => self.modules[other].traits.clone(),
+            Definition::Item(_) => Vec::new(),
+        });
+        of.traits.iter().copied().chain(imported).chain(globs).collect()
     }
 
     /// Returns the items of a root: the item of that path, or all items of the module and of those in it.

@@ -2,6 +2,8 @@
 
 use super::Source;
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fmt::Write;
 
 /// The line on which the kernel starts, after the declarations that it uses.
 const KERNEL: &str = "__global__";
@@ -9,8 +11,8 @@ const KERNEL: &str = "__global__";
 impl Source {
     /// The digest of the text, in 32 hexadecimal digits: two texts of one digest are compiled to the same machine code.
     ///
-    /// The kernel's name does not change it. The declarations before the kernel are sorted, as CubeCL writes them in an order that changes from run to run;
-    /// of the kernel itself the order counts.
+    /// The names of the kernel and of its variables do not change it, and neither does the order of the declarations before the kernel: CubeCL numbers shared memory
+    /// and orders declarations otherwise from run to run. The order of the kernel's statements counts.
     pub fn digest(&self) -> String {
         let text = self.text.replace(&self.entry, "kernel");
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -19,13 +21,35 @@ impl Source {
         let mut declarations = declarations.to_vec();
         declarations.sort_unstable();
         let mut digest = Sha256::new();
-        for line in declarations.iter().chain(kernel) {
+        for line in declarations {
             digest.update(line);
             digest.update([0]);
         }
+        digest.update(with_numbered_variables(&kernel.join("\n")));
         digest.update(self.shared_bytes.to_le_bytes());
         digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// Returns a text whose variables, which CubeCL names `v` and a number, are numbered as they first occur.
+fn with_numbered_variables(text: &str) -> String {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut numbers, mut numbered) = (HashMap::new(), String::with_capacity(text.len()));
+    let mut rest = text;
+    while let Some(start) = rest.find(is_word) {
+        let (before, from) = rest.split_at(start);
+        let (word, after) = from.split_at(from.find(|c| !is_word(c)).unwrap_or(from.len()));
+        numbered.push_str(before);
+        match word.strip_prefix('v').filter(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) {
+            Some(number) => {
+                let next = numbers.len();
+                let _ = write!(numbered, "v{}", numbers.entry(number).or_insert(next));
+            }
+            None => numbered.push_str(word),
+        }
+        rest = after;
+    }
+    numbered + rest
 }
 
 #[cfg(test)]
@@ -38,8 +62,22 @@ mod tests {
 
     #[test]
     fn the_order_of_statements_counts_and_that_of_declarations_and_the_name_do_not() {
-        let plain = digest("f", "#include <a>\n#include <b>\nextern \"C\" __global__ void f() {\n  x = 1;\n  y = 2;\n}");
-        assert_eq!(plain, digest("g", "#include <b>\n#include <a>\nextern \"C\" __global__ void g() {\n  x = 1;\n  y = 2;\n}"));
-        assert_ne!(plain, digest("f", "#include <a>\n#include <b>\nextern \"C\" __global__ void f() {\n  y = 2;\n  x = 1;\n}"));
+        let plain = digest("first_0a", "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  x = 1;\n  y = 2;\n}");
+        assert_eq!(
+            plain,
+            digest("second_1b", "#include <b>\n#include <a>\nextern \"C\" __global__ void second_1b() {\n  x = 1;\n  y = 2;\n}")
+        );
+        assert_ne!(
+            plain,
+            digest("first_0a", "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  y = 2;\n  x = 1;\n}")
+        );
+    }
+
+    #[test]
+    fn the_numbers_of_variables_do_not_count_and_which_is_used_does() {
+        assert_eq!(with_numbered_variables("v7 = v30 + u.v7[v1a] + vx(v30); // v"), "v0 = v1 + u.v0[v1a] + vx(v1); // v");
+        let [one, other, swapped] = ["v1 = v2; v2 = v1;", "v9 = v3; v3 = v9;", "v1 = v2; v1 = v2;"]
+            .map(|body| digest("first_0a", &format!("extern \"C\" __global__ void first_0a() {{\n{body}\n}}")));
+        assert!(one == other && one != swapped);
     }
 }
