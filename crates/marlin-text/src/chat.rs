@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_file, read_text};
+use marlin_format::checkpoint::{MAX_CONFIG_BYTES, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::tokenizer_config::{TokenizerConfig, optional_json};
 use crate::worker::{Request, Subject, Worker};
 use crate::{TextError, Tokenizer};
 
@@ -50,9 +51,6 @@ pub struct ChatTemplate {
     eos_token: Option<String>,
 }
 
-/// The tokens of a `tokenizer_config.json` that a template can name.
-const SPECIAL_TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-
 impl ChatTemplate {
     /// Reads the template of a Hugging Face folder; `None` if it has none, as base models do not.
     ///
@@ -60,16 +58,8 @@ impl ChatTemplate {
     /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read, [`TextError::ChatTemplateField`] where the field holds something
     /// else, or several templates and none named `default`, and [`TextError::ChatTemplate`] for a text that is no template.
     pub fn open(dir: &Path) -> Result<Option<Self>, TextError> {
-        let config_path = dir.join("tokenizer_config.json");
-        let config = optional_json(&config_path)?;
-        let mut special_tokens = BTreeMap::new();
-        for file in [&config, &optional_json(&dir.join("special_tokens_map.json"))?] {
-            for name in SPECIAL_TOKENS {
-                if let Some(token) = token_text(&file[name]) {
-                    special_tokens.entry(name.to_string()).or_insert_with(|| token.to_string());
-                }
-            }
-        }
+        let config = TokenizerConfig::read(dir)?;
+        let special_tokens = config.template_tokens();
         let jinja_path = dir.join("chat_template.jinja");
         match read_text(&jinja_path, MAX_CONFIG_BYTES) {
             Ok(text) => return Self::compile(&text, jinja_path, special_tokens).map(Some),
@@ -77,7 +67,8 @@ impl ChatTemplate {
             Err(source) => return Err(TextError::io(&jinja_path, source)),
         }
         let old_path = dir.join("chat_template.json");
-        for (path, file) in [(config_path, config), (old_path.clone(), optional_json(&old_path)?)] {
+        let old: serde_json::Value = optional_json(&old_path)?.unwrap_or_default();
+        for (path, file) in [(config.path, config.json), (old_path, old)] {
             if let Some(text) = template_text(&path, &file["chat_template"])? {
                 return Self::compile(&text, path, special_tokens).map(Some);
             }
@@ -129,27 +120,13 @@ impl ChatTemplate {
     }
 
     /// The token that the template has after an answer, which ends the model's turn: `<|eot_id|>` of Llama 3, `<|im_end|>` of ChatML. `None` where
-    /// no special token follows.
+    /// no added token follows, special or not.
     pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
         const ANSWER: &str = "An answer.";
         let text = self.render(&[Message::user("A question?"), Message::assistant(ANSWER)], false).ok()?;
         let (_, after) = text.rsplit_once(ANSWER)?;
         let tokens = tokenizer.encode_rendered(after.trim_start()).ok()?;
-        tokens.first().copied().filter(|&token| tokenizer.is_special(token))
-    }
-}
-
-/// A token in a `tokenizer_config.json`: its text, or a map that holds it.
-fn token_text(value: &serde_json::Value) -> Option<&str> {
-    value.as_str().or_else(|| value["content"].as_str())
-}
-
-/// A file as JSON; `null` where it is not there.
-fn optional_json(path: &Path) -> Result<serde_json::Value, TextError> {
-    match read_file(path, MAX_CONFIG_BYTES) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|source| TextError::Json { path: path.into(), source }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(serde_json::Value::Null),
-        Err(source) => Err(TextError::io(path, source)),
+        tokens.first().copied().filter(|&token| tokenizer.is_added(token))
     }
 }
 

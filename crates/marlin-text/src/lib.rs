@@ -31,6 +31,7 @@ mod chat;
 mod error;
 mod stream;
 mod tokenizer;
+mod tokenizer_config;
 mod worker;
 
 pub use chat::{ChatTemplate, Message};

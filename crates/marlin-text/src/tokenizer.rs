@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::tokenizer_config::TokenizerConfig;
 use crate::worker::{Loaded, Request, Subject, Worker};
 use crate::{Failure, TextError};
 
@@ -17,28 +18,29 @@ pub struct Tokenizer {
     model_vocab_size: usize,
     /// Tokens that stand for no text.
     special: Arc<BTreeSet<u32>>,
+    /// Tokens that are beside those of the model's algorithm, special ones among them.
+    added: Arc<BTreeSet<u32>>,
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add: those that only `tokenizer_config.json`, `special_tokens_map.json` or
+    /// `added_tokens.json` has count as `transformers` counts them, which numbers them on from the last one of `tokenizer.json`.
     ///
     /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
     /// # Errors
-    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer.
+    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer, [`TextError::Json`] for a config beside it
+    /// that does not hold what it should.
     pub fn open(path: &Path) -> Result<Self, TextError> {
-        let (worker, loaded): (_, Loaded) = Worker::open(Subject::Tokenizer(path.into())).map_err(|source| match source {
+        let config = TokenizerConfig::read(path.parent().unwrap_or(Path::new("")))?;
+        let subject = Subject::Tokenizer { path: path.into(), tokens: config.into_tokens() };
+        let (worker, loaded): (_, Loaded) = Worker::open(subject).map_err(|source| match source {
             Failure::File(source) => TextError::io(path, source),
             source => TextError::Tokenizer { path: path.into(), source },
         })?;
-        let Loaded { vocab_size, special } = loaded;
-        Ok(Self {
-            worker: Arc::new(worker),
-            path: path.into(),
-            vocab_size,
-            model_vocab_size: usize::MAX,
-            special: Arc::new(special.into_iter().collect()),
-        })
+        let Loaded { vocab_size, special, added } = loaded;
+        let [special, added] = [special, added].map(|tokens| Arc::new(tokens.into_iter().collect()));
+        Ok(Self { worker: Arc::new(worker), path: path.into(), vocab_size, model_vocab_size: usize::MAX, special, added })
     }
 
     /// One more than the largest token id.
@@ -94,6 +96,11 @@ impl Tokenizer {
     /// Returns true if a token is a special one, which stands for no text.
     pub fn is_special(&self, token: u32) -> bool {
         self.special.contains(&token)
+    }
+
+    /// Returns true if a token was added to those that the tokenizer's algorithm finds, as special tokens are, and the tokens of a fine-tune.
+    pub fn is_added(&self, token: u32) -> bool {
+        self.added.contains(&token)
     }
 
     /// The text of tokens, without special tokens. Bytes that are not UTF-8 become U+FFFD.

@@ -74,12 +74,17 @@ fn templates_are_found_where_files_have_them() {
 
 #[test]
 fn special_tokens_come_from_either_file() {
-    let files = [
-        ("chat_template.jinja", "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}".to_string()),
-        ("tokenizer_config.json", json!({ "bos_token": "<s>", "eos_token": { "content": "</s>" }, "pad_token": null }).to_string()),
-        ("special_tokens_map.json", json!({ "bos_token": "other", "pad_token": "<pad>" }).to_string()),
-    ];
-    assert_eq!(open(&files).unwrap().unwrap().render(&[], true).unwrap(), "<s></s><pad>False");
+    for (decoder, expected) in [(json!(null), "other</s><pad><image>False"), (json!({}), "<s></s><image>False")] {
+        let config = json!({
+            "bos_token": "<s>", "eos_token": { "content": "</s>" }, "pad_token": null, "image_token": "<image>", "added_tokens_decoder": decoder,
+        });
+        let files = [
+            ("chat_template.jinja", "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}{{ unk_token is defined }}".to_string()),
+            ("tokenizer_config.json", config.to_string()),
+            ("special_tokens_map.json", json!({ "bos_token": "other", "pad_token": "<pad>" }).to_string()),
+        ];
+        assert_eq!(open(&files).unwrap().unwrap().render(&[], true).unwrap(), expected);
+    }
 }
 
 #[test]

@@ -44,8 +44,8 @@ impl Engine {
                 ok(())
             }
             Request::Render { messages, add_generation_prompt } => ok(template()?.render(&messages, add_generation_prompt)?),
-            Request::LoadTokenizer => {
-                let (tokenizer, loaded) = TokenizerEngine::load(body)?;
+            Request::LoadTokenizer { tokens } => {
+                let (tokenizer, loaded) = TokenizerEngine::load(body, tokens)?;
                 self.tokenizer = Some(tokenizer);
                 ok(loaded)
             }

@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 
 use self::engine::Engine;
 use self::process::Process;
+pub(crate) use self::protocol::{ConfigTokens, Loaded, Request};
 use self::protocol::{Head, Limits};
-pub(crate) use self::protocol::{Loaded, Request};
 use crate::Failure;
 
 /// True if workers are processes: the program's `main` handles the argument that starts one.
@@ -42,8 +42,12 @@ pub(crate) enum Subject {
         text: String,
         special_tokens: BTreeMap<String, String>,
     },
-    /// The path of a `tokenizer.json`.
-    Tokenizer(PathBuf),
+    Tokenizer {
+        /// The path of a `tokenizer.json`.
+        path: PathBuf,
+        /// The tokens of the configs beside it.
+        tokens: ConfigTokens,
+    },
 }
 
 impl Subject {
@@ -53,7 +57,9 @@ impl Subject {
             Self::Template { text, special_tokens } => {
                 (Request::LoadTemplate { special_tokens: special_tokens.clone() }, text.clone().into_bytes())
             }
-            Self::Tokenizer(path) => (Request::LoadTokenizer, read_file(path, MAX_TOKENIZER_BYTES).map_err(Failure::File)?),
+            Self::Tokenizer { path, tokens } => {
+                (Request::LoadTokenizer { tokens: tokens.clone() }, read_file(path, MAX_TOKENIZER_BYTES).map_err(Failure::File)?)
+            }
         })
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokenizers::AddedToken;
 
 /// A request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,7 +22,10 @@ pub(crate) enum Request {
     /// The text of a conversation.
     Render { messages: Vec<Value>, add_generation_prompt: bool },
     /// To read the `tokenizer.json` that the body is; [`Loaded`].
-    LoadTokenizer,
+    LoadTokenizer {
+        /// The tokens to add to its own.
+        tokens: ConfigTokens,
+    },
     /// The tokens of the text that the body is.
     Encode { add_special_tokens: bool },
     /// The texts of sequences of tokens.
@@ -32,6 +36,19 @@ pub(crate) enum Request {
     TokenText { id: u32 },
 }
 
+/// The tokens of the configs beside a `tokenizer.json`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct ConfigTokens {
+    /// Added tokens in the order of what their configs number them. They get the numbers that follow the tokenizer's.
+    pub added: BTreeMap<u32, AddedToken>,
+    /// True if [`added`](Self::added) counts over the token of the same number in `tokenizer.json`.
+    pub over_those_of_file: bool,
+    /// Special tokens with a name.
+    pub named: Vec<AddedToken>,
+    /// Special tokens without one.
+    pub extra: Vec<AddedToken>,
+}
+
 /// The facts of a tokenizer that are known once it is loaded.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Loaded {
@@ -39,6 +56,8 @@ pub(crate) struct Loaded {
     pub vocab_size: usize,
     /// Tokens that stand for no text.
     pub special: Vec<u32>,
+    /// Tokens beside those of the tokenizer's algorithm.
+    pub added: Vec<u32>,
 }
 
 /// The limits of a call.
@@ -66,7 +85,7 @@ impl Request {
         const TIME: Duration = Duration::from_secs(4);
         let megabytes = (body >> 20) as u32;
         let per_megabyte = match self {
-            Self::LoadTokenizer => Duration::from_millis(125),
+            Self::LoadTokenizer { .. } => Duration::from_millis(125),
             _ => Duration::from_secs(1),
         };
         let bytes = match self {
