@@ -2,6 +2,7 @@
 
 mod child;
 mod engine;
+mod oniguruma;
 mod process;
 mod protocol;
 mod template;

@@ -3,8 +3,11 @@
 use std::collections::HashSet;
 
 use marlin_format::with_causes;
-use tokenizers::AddedToken;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
+use super::oniguruma::rewrite_patterns;
 use super::protocol::{ConfigTokens, Loaded};
 
 /// A tokenizer, without the truncation and padding of its file: a prompt is encoded as it is.
@@ -16,6 +19,7 @@ impl Engine {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(described)?;
         tokenizer.with_truncation(None).map_err(described)?;
         tokenizer.with_padding(None);
+        read_patterns_as_oniguruma(&mut tokenizer)?;
         let tokens = config_tokens(&tokenizer, tokens);
         tokenizer.add_tokens(tokens).map_err(described)?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&largest| largest as usize + 1);
@@ -42,6 +46,29 @@ impl Engine {
     }
 }
 
+/// Puts patterns in place whose meaning is that of Oniguruma's, with which `transformers` reads them.
+fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(), String> {
+    if let Some(normalizer) = rewritten::<NormalizerWrapper>(tokenizer.get_normalizer())? {
+        tokenizer.with_normalizer(Some(normalizer)).map_err(described)?;
+    }
+    if let Some(pre_tokenizer) = rewritten::<PreTokenizerWrapper>(tokenizer.get_pre_tokenizer())? {
+        tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
+    }
+    if let Some(decoder) = rewritten::<DecoderWrapper>(tokenizer.get_decoder())? {
+        tokenizer.with_decoder(Some(decoder));
+    }
+    Ok(())
+}
+
+/// A part with other patterns; `None` where they stay the same.
+fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option<T>, String> {
+    let mut json = serde_json::to_value(part).map_err(|error| with_causes(&error))?;
+    if !rewrite_patterns(&mut json) {
+        return Ok(None);
+    }
+    serde_json::from_value(json).map(Some).map_err(|error| with_causes(&error))
+}
+
 /// The tokens of configs in the order in which `transformers` adds them; those that the tokenizer has already change nothing.
 fn config_tokens(tokenizer: &tokenizers::Tokenizer, tokens: ConfigTokens) -> Vec<AddedToken> {
     let known = tokenizer.get_added_tokens_decoder();
@@ -61,4 +88,50 @@ fn config_tokens(tokenizer: &tokenizers::Tokenizer, tokens: ConfigTokens) -> Vec
 
 fn described(error: tokenizers::Error) -> String {
     with_causes(error.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+    use crate::tests::byte_level_tokenizer;
+
+    fn pieces(engine: &Engine, text: &str) -> Vec<String> {
+        let mut pieces = PreTokenizedString::from(text);
+        engine.0.get_pre_tokenizer().unwrap().pre_tokenize(&mut pieces).unwrap();
+        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(piece, ..)| piece.to_string()).collect()
+    }
+
+    #[test]
+    fn patterns_split_as_in_transformers() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer_patterns.json");
+        let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(cases.len() > 30, "{}", cases.len());
+        for case in cases {
+            let mut tokenizer = byte_level_tokenizer();
+            let pattern = json!({ "Regex": case["pattern"] });
+            tokenizer["pre_tokenizer"] = json!({ "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false });
+            let (engine, _) = Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+            for (text, expected) in case["texts"].as_object().unwrap() {
+                assert_eq!(json!(pieces(&engine, text)), *expected, "{} in {text:?}", case["pattern"]);
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_are_read_so_wherever_they_are() {
+        let pattern = json!({ "Regex": "a{1,2}+" });
+        let replace = json!({ "type": "Replace", "pattern": pattern, "content": "x" });
+        let mut tokenizer = byte_level_tokenizer();
+        tokenizer["normalizer"] = json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, replace] });
+        tokenizer["decoder"] = json!({ "type": "Sequence", "decoders": [tokenizer["decoder"], { "type": "Fuse" }, replace] });
+        let (engine, _) = Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+        assert_eq!(engine.encode("aaab", false).unwrap(), [120, 98]);
+        assert_eq!(engine.decode(&[vec![97, 97, 97, 98]]).unwrap(), ["xb"]);
+    }
 }
