@@ -10,8 +10,9 @@ from pathlib import Path
 CACHE = Path(__file__).resolve().parents[3] / "target" / "golden"
 
 
-def unpacked(package: str, version: str) -> Path:
-    """The files of a package of PyPI, unpacked below `target/golden`: its wheel, or its source where it has none."""
+def unpacked(package: str, version: str, more: tuple[str, ...] = ()) -> Path:
+    """The files of a package of PyPI, unpacked below `target/golden`: its wheel, or its source where it has none.
+    Of a wheel these are its Python files and chat templates, and those with an ending of `more`."""
     folder = CACHE / f"{package}-{version}"
     if not folder.is_dir():
         archives = CACHE / "archives" / folder.name
@@ -23,7 +24,7 @@ def unpacked(package: str, version: str) -> Path:
         [archive] = archives.iterdir()
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as files:
-                files.extractall(folder, [name for name in files.namelist() if name.endswith((".py", ".jinja", "METADATA"))])
+                files.extractall(folder, [name for name in files.namelist() if name.endswith((".py", ".jinja", "METADATA", *more))])
         else:
             with tarfile.open(archive) as files:
                 files.extractall(folder, filter="data")

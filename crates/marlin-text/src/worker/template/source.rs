@@ -1,0 +1,286 @@
+//! Template texts as minijinja takes them, where its syntax is not Jinja's.
+//!
+//! | Jinja | here |
+//! |---|---|
+//! | `a % b`, also the format of a text | `(a)|__mod__(b)`, a filter that knows both |
+//! | `{% generation %}` of transformers, which marks what a model is trained on and renders nothing itself | `{% if true %}` |
+
+/// The name of the filter that `%` becomes.
+pub(super) const MOD: &str = "__mod__";
+
+/// A template's text, rewritten.
+pub(super) fn rewritten(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('{') {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let length = match tag.as_bytes().get(1) {
+            Some(b'#') => tag.find("#}").map_or(tag.len(), |end| end + 2),
+            Some(b'%' | b'{') => rewrite_tag(tag, &mut out),
+            _ => 1,
+        };
+        // What of it is not in the output yet.
+        if !matches!(tag.as_bytes().get(1), Some(b'%' | b'{')) {
+            out.push_str(&tag[..length]);
+        }
+        rest = &tag[length..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Appends the tag that `text` begins with, and all that follows it up to the end of a raw block. Returns the bytes that this was.
+fn rewrite_tag(text: &str, out: &mut String) -> usize {
+    let Some((tokens, end)) = tokens(text) else {
+        // No end: minijinja says so.
+        out.push_str(text);
+        return text.len();
+    };
+    let inner = tokens.first().zip(tokens.last()).map(|(first, last)| &text[first.start..last.end]);
+    match inner {
+        Some("generation") => out.push_str(&text[..end].replace("generation", "if true")),
+        Some("endgeneration") => out.push_str(&text[..end].replace("endgeneration", "endif")),
+        Some("raw") if text.starts_with("{%") => {
+            let end = end + raw_length(&text[end..]);
+            out.push_str(&text[..end]);
+            return end;
+        }
+        _ if tokens.iter().any(|token| &text[token.start..token.end] == "%") => rewrite_expressions(text, &tokens, end, out),
+        _ => out.push_str(&text[..end]),
+    }
+    end
+}
+
+/// Bytes up to the tag that ends a raw block.
+fn raw_length(text: &str) -> usize {
+    let ends =
+        text.match_indices("{%").find(|(start, _)| text[start + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw"));
+    ends.map_or(text.len(), |(start, _)| start)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A name, a number or a text.
+    Name,
+    Number,
+    Text,
+    Operator,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Token {
+    kind: Kind,
+    start: usize,
+    end: usize,
+}
+
+/// The tokens of the tag that `text` begins with, and where it ends; `None` where it does not.
+fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
+    let (bytes, close) = (text.as_bytes(), if text.starts_with("{%") { "%}" } else { "}}" });
+    let mut at = 2 + usize::from(matches!(bytes.get(2), Some(b'-' | b'+')));
+    let (mut tokens, mut depth) = (Vec::new(), 0_usize);
+    loop {
+        let rest = &text[at..];
+        let first = rest.chars().next()?;
+        let signless = rest.strip_prefix(['-', '+']).unwrap_or(rest);
+        if depth == 0 && (rest.starts_with(close) || signless.starts_with(close)) {
+            let sign = usize::from(!rest.starts_with(close));
+            return Some((tokens, at + sign + close.len()));
+        }
+        let count = |kept: fn(char) -> bool| rest.find(|character| !kept(character)).unwrap_or(rest.len());
+        let (kind, length) = match first {
+            _ if first.is_whitespace() => {
+                at += count(char::is_whitespace);
+                continue;
+            }
+            '\'' | '"' => (Kind::Text, text_length(rest, first)?),
+            '0'..='9' => (Kind::Number, number_length(rest)),
+            _ if first.is_alphanumeric() || first == '_' => {
+                (Kind::Name, count(|character| character.is_alphanumeric() || character == '_'))
+            }
+            _ => (
+                Kind::Operator,
+                if ["**", "//", "==", "!=", "<=", ">="].iter().any(|two| rest.starts_with(two)) { 2 } else { first.len_utf8() },
+            ),
+        };
+        match first {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        tokens.push(Token { kind, start: at, end: at + length });
+        at += length;
+    }
+}
+
+/// Bytes of a text with its quotes.
+fn text_length(text: &str, quote: char) -> Option<usize> {
+    let mut characters = text.char_indices().skip(1);
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '\\' => _ = characters.next(),
+            _ if character == quote => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Bytes of a number: `1_000`, `0x1f`, `1.5`, `1e-5`.
+fn number_length(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let exponent = matches!(byte, b'e' | b'E') && !text.starts_with("0x");
+        let signed = exponent && matches!(bytes.get(at + 1), Some(b'+' | b'-')) && digit(at + 2);
+        match byte {
+            _ if signed => at += 2,
+            b'.' if digit(at + 1) => at += 1,
+            _ if byte.is_ascii_alphanumeric() || byte == b'_' => at += 1,
+            _ => break,
+        }
+    }
+    at
+}
+
+/// Names that are no operands: what follows or precedes one of them is an expression of its own.
+const KEYWORDS: [&str; 19] = [
+    "and",
+    "block",
+    "call",
+    "elif",
+    "else",
+    "filter",
+    "for",
+    "from",
+    "if",
+    "import",
+    "in",
+    "include",
+    "is",
+    "macro",
+    "not",
+    "or",
+    "recursive",
+    "set",
+    "with",
+];
+
+/// An expression, or one in brackets within it, up to the token that is read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Level {
+    /// Where in the output the operands begin that `*`, `/`, `//` and `%` join; they bind from left to right.
+    chain: Option<usize>,
+    /// True behind an operand.
+    operand: bool,
+    /// True if the bracket around the right side of a `%` is open.
+    open: bool,
+}
+
+impl Level {
+    /// Ends the right side of a `%`.
+    fn close(&mut self, out: &mut String) {
+        if std::mem::take(&mut self.open) {
+            out.push(')');
+        }
+    }
+
+    /// Ends the operands that are joined.
+    fn end(&mut self, out: &mut String) {
+        self.close(out);
+        (self.chain, self.operand) = (None, false);
+    }
+}
+
+/// Appends a tag of these tokens, `%` as a filter of all that it divides.
+fn rewrite_expressions(text: &str, tokens: &[Token], end: usize, out: &mut String) {
+    let (mut outer, mut level, mut last) = (Vec::new(), Level::default(), 0);
+    // After a dot or a bar comes a name, whatever it is.
+    let (mut named, mut kind_before) = (false, Kind::Operator);
+    for token in tokens {
+        let (gap, word) = (&text[last..token.start], &text[token.start..token.end]);
+        last = token.end;
+        let after_name = std::mem::replace(&mut named, matches!(word, "." | "|"));
+        match (token.kind, word) {
+            _ if after_name => {}
+            (Kind::Name, _) if KEYWORDS.contains(&word) => level.end(out),
+            (Kind::Operator, "." | "|" | "**") => level.operand = word != "**",
+            (Kind::Operator, "(" | "[" | "{") => {
+                if !level.operand || word == "{" {
+                    begin(&mut level, gap, out);
+                }
+                out.push_str(gap);
+                out.push_str(word);
+                outer.push(std::mem::take(&mut level));
+                kind_before = Kind::Operator;
+                continue;
+            }
+            (Kind::Operator, ")" | "]" | "}") => {
+                level.close(out);
+                level = outer.pop().unwrap_or_default();
+                level.operand = true;
+            }
+            (Kind::Operator, "*" | "/" | "//") => {
+                level.close(out);
+                level.operand = false;
+            }
+            (Kind::Operator, "%") => {
+                level.close(out);
+                out.insert(level.chain.unwrap_or(out.len()), '(');
+                out.push_str(&format!(")|{MOD}("));
+                (level.operand, level.open) = (false, true);
+                kind_before = token.kind;
+                continue;
+            }
+            (Kind::Operator, "-" | "+") if !level.operand => begin(&mut level, gap, out),
+            (Kind::Operator, _) => level.end(out),
+            // Texts side by side are one.
+            (Kind::Text, _) if level.operand && kind_before == Kind::Text => {}
+            (Kind::Name | Kind::Number | Kind::Text, _) => {
+                if level.operand {
+                    level.end(out);
+                }
+                begin(&mut level, gap, out);
+                level.operand = true;
+            }
+        }
+        out.push_str(gap);
+        out.push_str(word);
+        kind_before = token.kind;
+    }
+    level.close(out);
+    out.push_str(&text[last..end]);
+}
+
+/// Begins an operand behind `gap`, if none is begun.
+fn begin(level: &mut Level, gap: &str, out: &str) {
+    level.chain.get_or_insert(out.len() + gap.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remainder_is_a_filter_of_all_that_it_divides() {
+        for (text, expected) in [
+            ("{{ 7 % 4 }}", "{{ (7)|__mod__( 4) }}"),
+            ("{{7%4}}", "{{(7)|__mod__(4)}}"),
+            ("{{ a + b * c % d.e[f % g](h) | i - j }}", "{{ a + (b * c)|__mod__( d.e[(f)|__mod__( g)](h) | i) - j }}"),
+            ("{{ a % b % -c ** d }}", "{{ ((a)|__mod__( b))|__mod__( -c ** d) }}"),
+            ("{%- if not -a % 2 == 0 -%}", "{%- if not (-a)|__mod__( 2) == 0 -%}"),
+            ("{% set x = [1 % 2, {'a': 3 % 4}] %}", "{% set x = [(1)|__mod__( 2), {'a': (3)|__mod__( 4)}] %}"),
+            ("{{ '%s' 'b' % ('}}', x) ~ y }}", "{{ ('%s' 'b')|__mod__( ('}}', x)) ~ y }}"),
+            ("{{ 1e-5 % a if b is c else d.if % e }}", "{{ (1e-5)|__mod__( a) if b is c else (d.if)|__mod__( e) }}"),
+            ("{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {", "{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {"),
+            ("{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}", "{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}"),
+            ("{%- generation +%}a{% endgeneration -%}", "{%- if true +%}a{% endif -%}"),
+            ("{{ 7 % 4", "{{ 7 % 4"),
+            ("{{ 'a", "{{ 'a"),
+        ] {
+            assert_eq!(rewritten(text), expected);
+        }
+    }
+}
