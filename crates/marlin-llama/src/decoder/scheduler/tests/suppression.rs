@@ -28,8 +28,8 @@ fn expected_but(prompt: &[u32], options: &SequenceOptions) -> Vec<u32> {
     tokens.split_off(prompt.len())
 }
 
-/// Options that suppress tokens which would follow a prompt: each is one that the earlier ones lead to.
-fn suppressing(prompt: &[u32], rng: &mut impl RngExt) -> SequenceOptions {
+/// Options that suppress tokens which would follow a prompt: each is one that the earlier ones lead to. Without words of several tokens steps run ahead.
+fn suppressing(prompt: &[u32], has_words: bool, rng: &mut impl RngExt) -> SequenceOptions {
     let mut options = options(rng.random_range(6..30));
     for index in 0..10 {
         let tokens = [prompt, &expected_but(prompt, &options)].concat();
@@ -39,10 +39,10 @@ fn suppressing(prompt: &[u32], rng: &mut impl RngExt) -> SequenceOptions {
         else {
             break;
         };
-        match rng.random_range(0..4) {
+        match rng.random_range(0..5) {
             0 => suppress_tokens.push(token),
             1 => bad_words_ids.push(vec![token]),
-            2 => bad_words_ids.push(tokens[at.saturating_sub(rng.random_range(1..5))..=at].to_vec()),
+            2 if has_words => bad_words_ids.push(tokens[at.saturating_sub(rng.random_range(1..5))..=at].to_vec()),
             _ => {
                 options.stop_tokens.push(token);
                 match rng.random_bool(0.5) {
@@ -58,13 +58,16 @@ fn suppressing(prompt: &[u32], rng: &mut impl RngExt) -> SequenceOptions {
 #[test]
 fn suppressed_tokens_are_those_of_each_choice() {
     let mut rng = rng();
-    for mut decoder in [scheduler(4, false), scheduler(4, true), joining(4)] {
+    for (mut decoder, has_words) in [false, true]
+        .into_iter()
+        .flat_map(|words| [scheduler(4, false), scheduler(4, true), joining(4)].map(|scheduler| (scheduler, words)))
+    {
         let mut running: Vec<Option<(Vec<u32>, SequenceOptions, Vec<u32>)>> = vec![None; 4];
         let mut finished = 0;
         while finished < 60 {
             while decoder.sequences() < 4 && rng.random_bool(0.4) {
                 let prompt = random_tokens(rng.random_range(1..700), VOCAB, &mut rng);
-                let options = if rng.random_bool(0.2) { options(9) } else { suppressing(&prompt, &mut rng) };
+                let options = if rng.random_bool(0.2) { options(9) } else { suppressing(&prompt, has_words, &mut rng) };
                 let slot = decoder.join(&prompt, &options).unwrap();
                 running[slot] = Some((prompt, options, Vec::new()));
             }
