@@ -185,9 +185,14 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
         let mut mixed = vec![[0.0f32; LANES]; head_dim.div_ceil(LANES)];
         for (&score, value) in scores.iter().zip(self.values.chunks_exact(head_dim)) {
             let weight = simd.splat(score);
-            for (mixed, value) in mixed.iter_mut().zip(value.as_chunks::<LANES>().0) {
+            let (value, rest) = value.as_chunks::<LANES>();
+            for (mixed, value) in mixed.iter_mut().zip(value) {
                 let sum = simd.mul_add(weight, T::load(simd, value), simd.load(mixed));
                 simd.store(sum, mixed);
+            }
+            // Heads are multiples of 8 features.
+            for (mixed, value) in mixed[value.len()..].as_flattened_mut().iter_mut().zip(rest) {
+                *mixed += score * value.to_f32();
             }
         }
         self.out.iter_mut().zip(mixed.as_flattened()).for_each(|(out, mixed)| *out = T::from_f32(mixed / total));

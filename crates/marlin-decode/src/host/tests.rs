@@ -67,10 +67,16 @@ fn rows_in_f16_agree_with_f64() {
 }
 
 /// Compares attention with the reference: the cache changes only at each row's position, and rows that are idle or outside the cache give zeros.
-fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with_norms: bool, positions: [u32; 2], tolerance: f64) {
+fn attention_agrees<T: HostFloat>(
+    [head_dim, rotary_dim]: [usize; 2],
+    window: Option<usize>,
+    with_norms: bool,
+    positions: [u32; 2],
+    tolerance: f64,
+) {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
-    let (heads, kv_heads, head_dim, slots, max_len) = (6, 2, 16, 3, 600);
+    let (heads, kv_heads, slots, max_len) = (6, 2, 3, 600);
     let shape = AttentionShape {
         rows: 4,
         heads,
@@ -143,12 +149,16 @@ fn attention_agrees<T: HostFloat>(rotary_dim: usize, window: Option<usize>, with
 
 #[test]
 fn attention_in_f32_agrees_with_f64() {
-    attention_agrees::<f32>(16, None, false, [0, 599], 1e-5);
-    attention_agrees::<f32>(8, Some(7), true, [3, 311], 1e-5);
-    attention_agrees::<f32>(0, Some(1), false, [64, 65], 1e-5);
+    attention_agrees::<f32>([16, 16], None, false, [0, 599], 1e-5);
+    attention_agrees::<f32>([16, 8], Some(7), true, [3, 311], 1e-5);
+    attention_agrees::<f32>([16, 0], Some(1), false, [64, 65], 1e-5);
+    // No multiples of the lanes.
+    attention_agrees::<f32>([8, 8], None, false, [5, 70], 1e-5);
+    attention_agrees::<f32>([120, 60], None, true, [2, 33], 1e-5);
 }
 
 #[test]
 fn attention_in_f16_agrees_with_f64() {
-    attention_agrees::<f16>(16, None, true, [17, 530], 3e-3);
+    attention_agrees::<f16>([16, 16], None, true, [17, 530], 3e-3);
+    attention_agrees::<f16>([24, 24], None, false, [9, 80], 3e-3);
 }
