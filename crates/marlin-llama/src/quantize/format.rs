@@ -37,8 +37,15 @@ impl FileFormat {
         }
     }
 
-    /// Why readers that take other files of this form refuse one with such a layer; none where they take it.
-    pub(super) fn refusal(self, k: usize, spec: &QuantSpec, act_order: bool) -> Option<&'static str> {
+    /// Why readers that take other files of this form refuse one with such a layer [K, N]; none where they take it. A layer without a spec is excluded, and
+    /// `common` is the spec of layers that are not overridden.
+    pub(super) fn refusal(self, k: usize, spec: Option<QuantSpec>, common: &QuantSpec, act_order: bool) -> Option<&'static str> {
+        if self == Self::Gptq && spec != Some(*common) {
+            return Some(
+                "transformers (5.24) reads no layers of settings of their own in the form GPTQ (`dynamic`); GPTQModel and vLLM do",
+            );
+        }
+        let spec = spec?;
         match self {
             Self::CompressedTensors if !k.is_multiple_of(spec.group.rows(k)) => {
                 Some("compressed-tensors itself and vLLM refuse groups that do not divide K; the form GPTQ is read with them")

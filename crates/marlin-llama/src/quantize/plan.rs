@@ -56,7 +56,14 @@ pub(super) fn plan<'a>(
         let n = n / layers.len();
         for (index, layer) in layers.into_iter().enumerate() {
             let rows = index * n..(index + 1) * n;
-            if let Some(spec) = overrides.spec_of([source, &layer]) {
+            let chosen = overrides.spec_of([source, &layer]);
+            if let Some(reason) = format.refusal(k, chosen, spec, act_order) {
+                match refusals.iter_mut().find(|(known, ..)| *known == reason) {
+                    Some((.., layers)) => *layers += 1,
+                    None => refusals.push((reason, layer.clone(), 1)),
+                }
+            }
+            if let Some(spec) = chosen {
                 let weight_format = WeightFormat::dense(spec).with_sparsity(sparsity).with_permutation(act_order);
                 let descriptor = WeightDescriptor::plain(weight_format, k, n);
                 descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
@@ -66,12 +73,6 @@ pub(super) fn plan<'a>(
                     return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
                 }
                 format.check(&layer, k, n, &spec, act_order)?;
-                if let Some(reason) = format.refusal(k, &spec, act_order) {
-                    match refusals.iter_mut().find(|(known, ..)| *known == reason) {
-                        Some((.., layers)) => *layers += 1,
-                        None => refusals.push((reason, layer.clone(), 1)),
-                    }
-                }
                 plans.push(Plan { view, rows, target: Target::Quantize(layer), spec });
             } else {
                 plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")), spec: *spec });
