@@ -88,7 +88,7 @@ def check(args, format, options, folder):
     needs_text = any(method in options for method in ["awq", "gptq", "sparsegpt"])
     _, refusal, warned = run(args.program, "quantize", args.model, folder, "--format", format, *options, *(calibration if needs_text else []))
     if refusal:
-        return "refused", refusal.removeprefix("error: "), True
+        return "refused", refusal.removeprefix("error: ")[:120], True
     written = "warned" if warned else "written"
     ours, refusal, _ = run(args.program, "logits", folder, "--device", "flex", "--dtype", "f32", "--ids", ",".join(map(str, IDS)))
     if refusal:
