@@ -94,7 +94,7 @@ fn summary(run: &Run) -> String {
 /// How many commits ago a commit was, by the history that `git` tells of.
 fn age(commit: &str, git: impl Fn(&[&str]) -> Option<String>) -> String {
     let range = format!("{commit}..HEAD");
-    let count = |paths: &[&str]| git(&[&["rev-list", "--count", &range, "--"], paths].concat())?.parse::<usize>().ok();
+    let count = |paths: &[&str]| git(&[&["rev-list", "--count", &range, "--"][..], paths].concat())?.parse::<usize>().ok();
     match (count(&[]), count(&DEVICE_CODE)) {
         (Some(0), _) => "the commit that is checked out".into(),
         (Some(all), Some(of_device_code)) => format!("{all} commits ago, of which {of_device_code} touched device code"),

@@ -20,7 +20,7 @@ while (($#)); do
     shift
 done
 [[ $list || -d $MARLIN_TEST_FILES/logs-$device ]] || exit 3
-for test in layer::passes layer::fails decode::attention::passes gemv::passes::g32 gemv::crashes gemv::runs_on marlin::is_ignored; do
+for test in loading::passes loading::fails decode::attention::passes gemv::passes::g32 gemv::crashes gemv::runs_on marlin::is_ignored; do
     name=$device::$test event=ok
     if [[ $list ]]; then
         [[ $ignored && $test != marlin::is_ignored ]] || echo "$name: test"
@@ -65,7 +65,7 @@ fn every_test_without_a_result_is_a_failure() -> Result<(), Error> {
     for line in [
         "flex::gemv::crashes: no result, exit status 134",
         "flex::gemv::runs_on: no result, exit status 124",
-        "flex::layer::fails: failed",
+        "flex::loading::fails: failed",
         "\"device\": \"flex\", \"commit\": \"0123\", \"uncommitted_changes\": true",
         "\"passed\": 4, \"failed\": 3",
     ] {
@@ -81,9 +81,9 @@ fn a_part_of_the_tests_is_no_record() -> Result<(), Error> {
     let folder = pack_of_script("run-part")?;
     let (output, text) = run_tests(&folder, &["--device", "flex", "attention"])?;
     assert!(output.status.success() && text.contains("decode::attention::passes") && !text.contains('{'), "{text}");
-    for (args, message) in
-        [(&["--jobs"][..], "--jobs needs a value"), (&["--job", "3"], "unknown option --job"), (&["nothing"], "no test's name")]
-    {
+    let wrong: [(&[&str], &str); 3] =
+        [(&["--jobs"], "--jobs needs a value"), (&["--job", "3"], "unknown option --job"), (&["nothing"], "no test's name")];
+    for (args, message) in wrong {
         let (output, text) = run_tests(&folder, args)?;
         assert!(output.status.code() == Some(2) && text.contains(message), "{text}");
     }
