@@ -50,6 +50,9 @@ impl Mode {
     }
 }
 
+/// A kernel with its text, or why it has none.
+type Text<'a> = (&'a Kernel, Result<Source, Box<dyn Error>>);
+
 /// What the tests share.
 pub struct Proof {
     mode: Mode,
@@ -154,7 +157,7 @@ impl Proof {
     }
 
     /// Makes the texts of kernels.
-    fn texts<'a>(&self, kernels: &'a [Arc<Kernel>]) -> Vec<(&'a Kernel, Result<Source, Box<dyn Error>>)> {
+    fn texts<'a>(&self, kernels: &'a [Arc<Kernel>]) -> Vec<Text<'a>> {
         let clock = Instant::now();
         let texts = kernels.iter().map(|kernel| (kernel.as_ref(), kernel.source())).collect();
         self.report.add_text_time(clock.elapsed());

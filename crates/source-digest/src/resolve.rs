@@ -120,9 +120,7 @@ impl Sources {
         let Some(of) = self.modules.get(module) else { return Vec::new() };
         let mut found: Vec<Definition> = of.children.get(name).copied().map(Definition::Module).into_iter().collect();
         found.extend(of.items.get(name).into_iter().flatten().copied().map(Definition::Item));
-        for (_, path) in
-            of.imports.iter().filter(|(alias, path)| alias == name && path.first() != Some(alias) || alias == name && path.len() > 1)
-        {
+        for (_, path) in of.imports.iter().filter(|(alias, path)| alias == name && (path.len() > 1 || path.first() != Some(alias))) {
             found.extend(self.resolve(module, path, depth + 1));
         }
         if found.is_empty() {

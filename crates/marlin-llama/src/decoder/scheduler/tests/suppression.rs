@@ -4,6 +4,9 @@ use rand::RngExt;
 
 use super::*;
 
+/// A sequence: its prompt, its options, and the tokens that were chosen.
+type Running = (Vec<u32>, SequenceOptions, Vec<u32>);
+
 /// The tokens that follow a prompt, up to a stop token, by transformers' definition of what is suppressed.
 fn expected_but(prompt: &[u32], options: &SequenceOptions) -> Vec<u32> {
     let Suppression { suppress_tokens, bad_words_ids, min_new_tokens, min_length } = &options.suppression;
@@ -62,7 +65,7 @@ fn suppressed_tokens_are_those_of_each_choice() {
         .into_iter()
         .flat_map(|words| [scheduler(4, false), scheduler(4, true), joining(4)].map(|scheduler| (scheduler, words)))
     {
-        let mut running: Vec<Option<(Vec<u32>, SequenceOptions, Vec<u32>)>> = vec![None; 4];
+        let mut running: Vec<Option<Running>> = vec![None; 4];
         let mut finished = 0;
         while finished < 60 {
             while decoder.sequences() < 4 && rng.random_bool(0.4) {
