@@ -67,10 +67,17 @@ fn another_architecture_is_refused_with_both_names() {
 }
 
 #[test]
-fn a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes() {
+fn a_larger_tokenizer_is_a_warning_and_a_text_with_a_token_that_the_model_lacks_is_refused() {
     let folder = Folder::with_config(json!({ "vocab_size": 1000 }));
-    for args in commands(&folder.source).into_iter().take(3) {
-        refuse(&args, &["tokenizer.json", "4096", "1000"]);
+    let generate = |prompt: &str| {
+        run_with_input(&args!["generate", &folder.source, "--device", "flex", "--max-new-tokens", "2", "--prompt", prompt], b"")
+    };
+    for (prompt, code, words) in
+        [("A", 0, &["tokenizer.json", "4096", "1000"][..]), ("impl Iterator", 1, &["Iterator", "token 2794", "1000"][..])]
+    {
+        let run = generate(prompt);
+        assert_eq!(run.code, Some(code), "{prompt}: {}{}", run.stdout, run.stderr);
+        words.iter().for_each(|word| assert!(run.stderr.contains(word), "{prompt}: `{word}` is not in: {}", run.stderr));
     }
     std::fs::write(folder.source.join("tokenizer.json"), "{}").unwrap();
     refuse(&commands(&folder.source)[0], &["tokenizer.json"]);
