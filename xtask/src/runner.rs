@@ -17,6 +17,8 @@ const DEVICE: &str = "device";
 const DEVICES: [&str; 2] = ["cpu", "flex"];
 /// The binary that compiles kernels: the longest after the device tests.
 const PROOF: &str = "sass";
+/// Binaries that run after all others, by themselves: their tests take times.
+const ALONE: [&str; 1] = ["hostile"];
 
 /// A binary of tests.
 struct Binary {
@@ -39,7 +41,8 @@ struct Job {
 /// # Errors
 /// A test fails; the output of its binary has been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
-    let mut jobs: Vec<Job> = build()?.iter().flat_map(|binary| jobs(binary, variable)).collect();
+    let jobs = build()?.iter().flat_map(|binary| jobs(binary, variable)).collect::<Vec<Job>>();
+    let (alone, mut jobs): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| ALONE.contains(&job.name.as_str()));
     // The longest first, so that no core waits for it at the end.
     jobs.sort_by_key(|job| !(job.name.starts_with(DEVICE) || job.name == PROOF));
     let logs = target().join("test-logs");
@@ -57,7 +60,9 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
             });
         }
     });
-    match failures.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().next() {
+    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failures.extend(alone.into_iter().filter_map(|job| run(job, &logs).err()));
+    match failures.into_iter().next() {
         Some(error) => Err(error),
         None => Ok(()),
     }
