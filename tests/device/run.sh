@@ -15,8 +15,16 @@ usage="usage: run.sh [--device cuda|vulkan|flex|cpu] [--jobs N] [--timeout SECON
 
 A process runs a group of tests, the part of their names after the device, and in slow groups one test. MARLIN_TEST_SEED sets the seed of the random data."
 
-# Groups in which each test is a process of its own, those with the longest tests first: nearly all of their time is the compilation of kernels on one core.
-split=(gemv llama decoder overlap layer decode gptq marlin kernels plans lora)
+# Groups in which each test is a process of its own: nearly all of their time is the compilation of kernels on one core.
+split=(marlin decode gptq layer lora overlap llama gemv kernels decoder plans)
+# Tests of such a group that compile the same kernels, and run in one process for all that is alike before the last part of their names.
+together=(marlin::split_columns_agree_with_f64)
+# What takes longest, which starts first: with a process on each of 16 cores and an H100 from 397 seconds on downwards.
+slowest=(
+    marlin::every_tile_agrees_with_f64::int4 marlin::every_tile_agrees_with_f64 marlin::split_columns_agree_with_f64
+    decode::attention marlin::a_thousand_runs_give_the_same_bits marlin::large_sums_do_not_overflow llama::gptq_costs_less_than_rounding gptq
+    layer::forward_agrees_with_f64 lora::no_float_weight_between_the_passes overlap convert models
+)
 # Tests that run after all others, with the card for themselves: what a kernel reads too early depends on when the kernel before it ends.
 alone=(overlap::a_kernel_reads_what_it_waits_for_and_otherwise_does_not)
 
@@ -67,7 +75,7 @@ names=$(list) && ignored=$(list --ignored) || { cat "$logs/list.log" >&2; fail "
 
 # The processes: the name of each is its group or its test.
 declare -A tests_of=() group_of=() arguments_of=()
-declare -a groups=() first=() rest=() last=()
+declare -a groups=() parallel=() last=()
 add() { # queue, process, group, arguments, test
     local -n queue=$1
     [[ -v tests_of[$2] ]] || queue+=("$2")
@@ -81,8 +89,13 @@ contains() { # value, values
     for other; do [[ $value == "$other" ]] && return 0; done
     return 1
 }
-for group in "${split[@]}" $(printf '%s\n' "$names" | sed 's/::.*//' | sort -u); do
-    contains "$group" ${groups[@]+"${groups[@]}"} && continue
+is_below() { # name, prefixes
+    local name=$1 prefix
+    shift
+    for prefix; do [[ $name == "$prefix" || $name == "$prefix"::* ]] && return 0; done
+    return 1
+}
+for group in $(printf '%s\n' "$names" | sed 's/::.*//' | sort -u); do
     groups+=("$group")
     for name in $names; do
         [[ ${name%%::*} == "$group" && $name == *"$filter"* ]] || continue
@@ -90,15 +103,29 @@ for group in "${split[@]}" $(printf '%s\n' "$names" | sed 's/::.*//' | sort -u);
             add last "$name" "$group" "--ignored --exact $device::$name" "$name"
         elif contains "$name" "${alone[@]}"; then
             add last "$name" "$group" "--exact $device::$name" "$name"
+        elif [[ -z $filter ]] && is_below "$name" "${together[@]}"; then
+            add parallel "${name%::*}" "$group" "$device::${name%::*}::" "$name"
         elif [[ -n $filter ]] || contains "$group" "${split[@]}"; then
-            add first "$name" "$group" "--exact $device::$name" "$name"
+            add parallel "$name" "$group" "--exact $device::$name" "$name"
         else
             skipped=$(for other in "${alone[@]}"; do printf -- ' --skip %s' "$device::$other"; done)
-            add rest "$group" "$group" "$device::$group::$skipped" "$name"
+            add parallel "$group" "$group" "$device::$group::$skipped" "$name"
         fi
     done
 done
 ((${#tests_of[@]} > 0)) || fail "no test's name contains $filter"
+
+# The longest first, and each once.
+declare -A is_ordered=()
+declare -a ordered=()
+for prefix in "${slowest[@]}" ""; do
+    for process in ${parallel[@]+"${parallel[@]}"}; do
+        [[ -v is_ordered[$process] ]] && continue
+        [[ -z $prefix ]] || is_below "$process" "$prefix" || continue
+        is_ordered[$process]=1
+        ordered+=("$process")
+    done
+done
 
 # Runs a process and writes its exit status and its hundredths of a second.
 run() {
@@ -122,7 +149,7 @@ card=$(nvidia-smi --query-gpu=name --format=csv,noheader --id=0 2>>"$logs/list.l
 [[ $device == flex || $device == cpu || -z $card ]] && card=$(sed -n 's/^model name[^:]*: //p;' /proc/cpuinfo | head -n 1)
 echo "device $device, ${card:-unknown}, commit ${commit:-unknown}${state:+ $state}, seed $MARLIN_TEST_SEED, ${#tests_of[@]} processes, $jobs at a time"
 running=0
-for process in ${first[@]+"${first[@]}"} ${rest[@]+"${rest[@]}"}; do
+for process in ${ordered[@]+"${ordered[@]}"}; do
     if ((running == jobs)); then
         wait -n
         running=$((running - 1))
