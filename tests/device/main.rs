@@ -85,5 +85,5 @@ fn run_tests() -> ExitCode {
     let mut arguments = Arguments::from_iter(rest);
     // Tests share the device, and count the operations that fusion replaced on it.
     arguments.test_threads = Some(1);
-    libtest_mimic::run(&arguments, tests).exit_code()
+    libtest_mimic::run(&arguments, options.partition.of(tests)).exit_code()
 }

@@ -18,16 +18,46 @@ pub struct Named {
 pub struct Options {
     pub devices: Vec<Named>,
     pub seed: u64,
+    /// The tests that run.
+    pub partition: Partition,
+}
+
+/// Every `of`-th test, from the one at `index`: the tests of one device as several processes, which have a device each.
+#[derive(Clone, Copy)]
+pub struct Partition {
+    index: usize,
+    of: usize,
+}
+
+impl Partition {
+    const ALL: Self = Self { index: 0, of: 1 };
+
+    /// Reads `1/2`, the first of two parts.
+    fn parse(text: &str) -> Option<Self> {
+        let (part, of) = text.split_once('/')?;
+        let (part, of) = (part.parse::<usize>().ok()?, of.parse().ok()?);
+        (1..=of).contains(&part).then(|| Self { index: part - 1, of })
+    }
+
+    /// Keeps the tests of this part.
+    pub fn of(self, tests: Vec<Trial>) -> Vec<Trial> {
+        tests.into_iter().skip(self.index).step_by(self.of).collect()
+    }
 }
 
 impl Options {
-    /// Takes `--device NAME` out of the arguments, and returns the others, which belong to the test harness.
+    /// Takes `--device NAME` and `--partition PART/PARTS` out of the arguments, and returns the others, which belong to the test harness.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<(Self, Vec<String>), String> {
         let (mut devices, mut rest) = (Vec::<String>::new(), Vec::new());
-        let mut args = args;
+        let (mut args, mut partition) = (args, Partition::ALL);
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--device" => devices.push(args.next().ok_or("--device needs a name")?),
+                "--partition" => {
+                    let text = args.next().unwrap_or_default();
+                    partition =
+                        Partition::parse(&text).ok_or_else(|| format!("--partition: expected PART/PARTS such as 1/2, found `{text}`"))?;
+                }
                 _ => rest.push(arg),
             }
         }
@@ -39,7 +69,7 @@ impl Options {
         }
         let seed = marlin_tests::seed();
         let devices = devices.iter().map(|name| named(name, seed)).collect::<Result<_, _>>()?;
-        Ok((Self { devices, seed }, rest))
+        Ok((Self { devices, seed, partition }, rest))
     }
 
     pub fn names(&self) -> String {

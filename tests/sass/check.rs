@@ -1,6 +1,6 @@
 //! Compiles kernels and checks their machine code.
 
-use crate::kernel::{Kernel, Subject};
+use crate::kernel::{self, Kernel, Subject};
 use crate::ledger::Row;
 use crate::toolchain::{Compiled, Toolchain, ToolchainError};
 use crate::{Card, Coverage};
@@ -29,7 +29,7 @@ fn outcome<'a>(kernel: &'a Kernel, source: &Source, compiled: Result<Compiled, T
         Err(error) => return Outcome { kernel, row: Err(error.to_string()), broken: Vec::new() },
     };
     // Nothing is tuned for a card of which one configuration is compiled: the ledger shows what its registers do not hold.
-    let mut broken = if kernel.card.coverage == Coverage::One { Vec::new() } else { kernel.broken(&compiled) };
+    let mut broken = if kernel.card.coverage == Coverage::One { Vec::new() } else { kernel::broken(kernel, &compiled) };
     if let (Coverage::SamePtx(twin), Subject::Tile(_)) = (kernel.card.coverage, &kernel.subject) {
         match has_ptx_of(source, kernel.card, twin, toolchain) {
             Ok(true) => (),

@@ -41,45 +41,45 @@ impl Subject {
             Self::Flash { .. } => Routine::Flash,
         }
     }
+}
 
-    /// The CUDA text.
-    pub fn source(&self, capability: u32) -> Result<Source, Box<dyn Error>> {
-        Ok(match *self {
-            Self::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
-            Self::Gates { dtype } => silu_mul_source(dtype, capability)?,
-            Self::Head { rows, features, dtype } => head::source(rows, features, dtype, capability)?,
-            Self::Gemv(config) => gemv::source(&config, capability)?,
-            Self::Attention { group, head_dim, has_norm, dtype, pass } => {
-                let config = AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?.config;
-                attention::source(&config, has_norm, dtype, capability)?
-            }
-            Self::Flash { head_dim, dtype } => flash::source(head_dim, dtype, capability)?,
-        })
-    }
-
-    /// The rules that the machine code breaks, in words.
-    pub fn broken(&self, capability: u32, compiled: &Compiled) -> Vec<String> {
-        let Compiled { usage, code, shared_bytes } = compiled;
-        let mut state_words = 0;
-        let is_there = |load: &str| match self {
-            // The first of the weight, past the first-level cache.
-            Self::Gemv(_) => load.contains("NA"),
-            // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
-            Self::Attention { pass: AttentionPass::Step, .. } => {
-                let is_constant = load.contains("CONSTANT");
-                state_words += usize::from(is_constant);
-                load == "LDG.E.128" || is_constant && state_words <= 2
-            }
-            _ => false,
-        };
-        let mut broken = rules::local_memory(usage, code);
-        broken.extend(rules::early_loads(capability, code, is_there));
-        let limit = shared_limit(capability);
-        if *shared_bytes > limit {
-            broken.push(format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
+/// The CUDA text.
+pub fn source(subject: &Subject, capability: u32) -> Result<Source, Box<dyn Error>> {
+    Ok(match *subject {
+        Subject::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
+        Subject::Gates { dtype } => silu_mul_source(dtype, capability)?,
+        Subject::Head { rows, features, dtype } => head::source(rows, features, dtype, capability)?,
+        Subject::Gemv(config) => gemv::source(&config, capability)?,
+        Subject::Attention { group, head_dim, has_norm, dtype, pass } => {
+            let config = AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?.config;
+            attention::source(&config, has_norm, dtype, capability)?
         }
-        broken
+        Subject::Flash { head_dim, dtype } => flash::source(head_dim, dtype, capability)?,
+    })
+}
+
+/// The rules that the machine code breaks, in words.
+pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<String> {
+    let Compiled { usage, code, shared_bytes } = compiled;
+    let mut state_words = 0;
+    let is_there = |load: &str| match subject {
+        // The first of the weight, past the first-level cache.
+        Subject::Gemv(_) => load.contains("NA"),
+        // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
+        Subject::Attention { pass: AttentionPass::Step, .. } => {
+            let is_constant = load.contains("CONSTANT");
+            state_words += usize::from(is_constant);
+            load == "LDG.E.128" || is_constant && state_words <= 2
+        }
+        _ => false,
+    };
+    let mut broken = rules::local_memory(usage, code);
+    broken.extend(rules::early_loads(capability, code, is_there));
+    let limit = shared_limit(capability);
+    if *shared_bytes > limit {
+        broken.push(format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
     }
+    broken
 }
 
 /// The card that attention is planned for.

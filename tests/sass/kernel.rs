@@ -2,9 +2,9 @@
 
 use crate::listing::Code;
 use crate::toolchain::Compiled;
-use crate::{Card, Coverage, decode, ladder, pairs, tiles};
+use crate::{Card, Coverage, decode, ladder, pairs, rules, tiles};
 use ::ladder::source::source as ladder_source;
-use marlin_kernels::inspect::Source;
+use marlin_kernels::inspect::{Source, tile_source};
 use marlin_kernels::tile::Config;
 use source_digest::Routine;
 use std::error::Error;
@@ -49,32 +49,32 @@ impl Kernel {
         }
     }
 
-    /// The CUDA text.
-    pub fn source(&self) -> Result<Source, Box<dyn Error>> {
-        let capability = self.card.capability;
-        Ok(match &self.subject {
-            Subject::Tile(config) => tiles::source(config, capability)?,
-            Subject::Decode(subject) => subject.source(capability)?,
-            Subject::Ladder { step, m } => ladder_source(*step, *m, capability)?,
-        })
-    }
-
-    /// The rules that the machine code breaks, in words.
-    pub fn broken(&self, compiled: &Compiled) -> Vec<String> {
-        let capability = self.card.capability;
-        match &self.subject {
-            Subject::Tile(config) => crate::rules::broken(capability, config, compiled),
-            Subject::Decode(subject) => subject.broken(capability, compiled),
-            Subject::Ladder { step, .. } => ladder::broken(capability, *step, compiled),
-        }
-    }
-
     /// The number of pairs of weights that the machine code makes; 0 for kernels that are no Marlin.
     pub fn pairs(&self, code: &Code) -> usize {
         match &self.subject {
-            Subject::Tile(config) => crate::rules::Counts::of(config, code).pairs,
+            Subject::Tile(config) => rules::Counts::of(config, code).pairs,
             _ => 0,
         }
+    }
+}
+
+/// The CUDA text of a kernel.
+pub fn source(kernel: &Kernel) -> Result<Source, Box<dyn Error>> {
+    let capability = kernel.card.capability;
+    Ok(match &kernel.subject {
+        Subject::Tile(config) => tile_source(config, capability)?,
+        Subject::Decode(subject) => decode::source(subject, capability)?,
+        Subject::Ladder { step, m } => ladder_source(*step, *m, capability)?,
+    })
+}
+
+/// The rules that a kernel's machine code breaks, in words.
+pub fn broken(kernel: &Kernel, compiled: &Compiled) -> Vec<String> {
+    let capability = kernel.card.capability;
+    match &kernel.subject {
+        Subject::Tile(config) => rules::broken(capability, config, compiled),
+        Subject::Decode(subject) => decode::broken(subject, capability, compiled),
+        Subject::Ladder { step, .. } => ladder::broken(capability, *step, compiled),
     }
 }
 

@@ -13,12 +13,11 @@
 //! ```
 
 use crate::kernel::Kernel;
-use crate::tiles::root;
 use crate::toolchain::Compiled;
-use crate::{Card, Coverage, tiles};
+use crate::{Card, Coverage, root, tiles};
 use marlin_kernels::inspect::Source;
 use source_digest::Routine;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -195,10 +194,10 @@ impl Ledger {
         text
     }
 
-    /// Returns true if the row of a kernel that has this text need not be found again: it was made with the same compiler, and obeyed the same rules.
+    /// Returns the row of a kernel that has this text, if it need not be found again: it was made with the same compiler, and obeyed the same rules.
     pub fn knows(&self, text: &str, versions: &Versions) -> Option<&Row> {
         let is_current = self.versions.rules == versions.rules && self.is_of_compiler(versions);
-        self.rows.values().find(|row| is_current && row.text == text)
+        is_current.then(|| self.rows.values().find(|row| row.text == text))?
     }
 
     /// Returns true if all texts of a routine are what they were: the sources, CubeCL, the compiler and the rules are.
@@ -210,11 +209,6 @@ impl Ledger {
     /// Returns true if the compiler is that of the rows, or there is none here.
     fn is_of_compiler(&self, versions: &Versions) -> bool {
         versions.compiler.is_none() || self.versions.compiler == versions.compiler
-    }
-
-    /// The digests of all texts.
-    pub fn texts(&self) -> BTreeSet<&str> {
-        self.rows.values().map(|row| row.text.as_str()).collect()
     }
 }
 

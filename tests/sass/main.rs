@@ -25,7 +25,7 @@ use kernel::Kernel;
 use libtest_mimic::Arguments;
 use prove::{Mode, Proof};
 use report::Report;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use toolchain::Toolchain;
@@ -64,6 +64,11 @@ const CARDS: [Card; 5] = [
     Card { arch: "sm_90a", capability: 90, coverage: Coverage::Pairs },
     Card { arch: "sm_120", capability: 120, coverage: Coverage::One },
 ];
+
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();

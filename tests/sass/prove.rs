@@ -50,9 +50,6 @@ impl Mode {
     }
 }
 
-/// A kernel with its text, or why it has none.
-type Text<'a> = (&'a Kernel, Result<Source, Box<dyn Error>>);
-
 /// What the tests share.
 pub struct Proof {
     mode: Mode,
@@ -108,30 +105,22 @@ impl Proof {
         let ledger = self.ledger(card);
         let is_fresh = kernels.first().is_some_and(|kernel| ledger.is_fresh(kernel.routine(), &self.versions));
         let has_row = |kernel: &Arc<Kernel>| ledger.rows.contains_key(&kernel.name);
-        if matches!(self.mode, Mode::Changed | Mode::Bless) && is_fresh && kernels.iter().all(has_row) {
+        let takes_rows = matches!(self.mode, Mode::Changed | Mode::Bless);
+        if takes_rows && is_fresh && kernels.iter().all(has_row) {
             for kernel in kernels {
                 self.record(card, &kernel.name, &ledger.rows[&kernel.name]);
             }
             self.report.add_fresh(kernels.len());
             return Vec::new();
         }
-        let (mut wrong, mut sources) = (Vec::new(), Vec::new());
-        for (kernel, source) in self.texts(kernels) {
-            match source {
-                Ok(source) => sources.push((kernel, source)),
-                Err(error) => wrong.push(format!("{}: {error}", kernel.name)),
-            }
-        }
-        if matches!(self.mode, Mode::Changed | Mode::Bless) {
-            let (known, unknown): (Vec<_>, Vec<_>) =
-                sources.into_iter().partition(|(_, source)| ledger.knows(&source.digest(), &self.versions).is_some());
-            self.report.add_known(known.len());
-            for (kernel, source) in known {
-                if let Some(row) = ledger.knows(&source.digest(), &self.versions) {
-                    wrong.extend(self.compare(kernel, row));
-                }
-            }
-            sources = unknown;
+        let (mut sources, mut wrong) = self.texts(kernels);
+        if takes_rows {
+            sources.retain(|(kernel, source)| {
+                let Some(row) = ledger.knows(&source.digest(), &self.versions) else { return true };
+                self.report.add_known(1);
+                wrong.extend(self.compare(kernel, row));
+                false
+            });
         }
         wrong.extend(self.compile(card, sources));
         wrong
@@ -156,12 +145,17 @@ impl Proof {
         wrong
     }
 
-    /// Makes the texts of kernels.
-    fn texts<'a>(&self, kernels: &'a [Arc<Kernel>]) -> Vec<Text<'a>> {
-        let clock = Instant::now();
-        let texts = kernels.iter().map(|kernel| (kernel.as_ref(), kernel.source())).collect();
+    /// Makes the texts of kernels; returns those, and what CubeCL refuses, in words.
+    fn texts<'a>(&self, kernels: &'a [Arc<Kernel>]) -> (Vec<(&'a Kernel, Source)>, Vec<String>) {
+        let (clock, mut sources, mut wrong) = (Instant::now(), Vec::new(), Vec::new());
+        for kernel in kernels {
+            match kernel::source(kernel) {
+                Ok(source) => sources.push((kernel.as_ref(), source)),
+                Err(error) => wrong.push(format!("{}: {error}", kernel.name)),
+            }
+        }
         self.report.add_text_time(clock.elapsed());
-        texts
+        (sources, wrong)
     }
 
     /// Compares what was found of a kernel with its row; returns what differs. Nothing does where the ledger is about to be written.
@@ -178,7 +172,7 @@ impl Proof {
     }
 }
 
-/// Returns the tests of a card's kernels: one for each unit, one for the names, one for the sources, and one for the sample.
+/// Returns the tests of a card's kernels: one for each unit, one for the ledger as a whole, and one for the sample.
 pub fn trials(proof: &Arc<Proof>, card: Card, kernels: Vec<Arc<Kernel>>) -> Vec<Trial> {
     let mut units: BTreeMap<&str, Vec<Arc<Kernel>>> = BTreeMap::new();
     for kernel in &kernels {
@@ -249,13 +243,7 @@ fn sample(proof: &Proof, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
     let all: usize = proof.ledgers.values().map(|ledger| ledger.rows.len()).sum();
     let share = (SAMPLE * kernels.len()).div_ceil(all.max(1)).min(kernels.len());
     let drawn: Vec<Arc<Kernel>> = kernels.sample(&mut StdRng::seed_from_u64(seed), share).cloned().collect();
-    let (mut wrong, mut sources) = (Vec::new(), Vec::new());
-    for (kernel, source) in proof.texts(&drawn) {
-        match source {
-            Ok(source) => sources.push((kernel, source)),
-            Err(error) => wrong.push(format!("{}: {error}", kernel.name)),
-        }
-    }
+    let (sources, mut wrong) = proof.texts(&drawn);
     wrong.extend(proof.compile(card, sources));
     wrong
 }

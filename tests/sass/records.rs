@@ -2,12 +2,11 @@
 
 use crate::ledger::Ledger;
 use crate::sources::WORKSPACE;
-use crate::tiles::root;
-use crate::{CARDS, Card};
+use crate::{CARDS, root};
 use libtest_mimic::{Failed, Trial};
 use serde_json::Value;
 use source_digest::{Routine, step_digest};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed kernels are only a warning, as a new run needs the card.
@@ -20,14 +19,13 @@ fn check() -> Result<(), String> {
     if paths.is_empty() {
         return Err("benches/records has no record".into());
     }
-    let mut ledgers = Vec::new();
+    let mut texts = BTreeSet::new();
     for card in CARDS {
-        ledgers.push(Ledger::read(card).map_err(|error| error.to_string())?);
+        texts.extend(Ledger::read(card).map_err(|error| error.to_string())?.rows.into_values().map(|row| row.text));
     }
     let step = step_digest(WORKSPACE.as_ref().map_err(Clone::clone)?).map_err(|error| error.to_string())?;
-    let is_text = |text: &str| ledgers.iter().any(|ledger| ledger.texts().contains(text));
     for path in paths {
-        let stale = stale_rows(&rows(&path)?, &step, is_text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let stale = stale_rows(&rows(&path)?, &step, &texts).map_err(|error| format!("{}: {error}", path.display()))?;
         for (routine, count) in stale {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             println!(
@@ -60,13 +58,13 @@ pub fn rows(path: &Path) -> Result<Vec<Value>, String> {
 }
 
 /// Returns the number of rows for each routine that are of another kernel, or of a step of other sources; those without a digest are, too.
-fn stale_rows(rows: &[Value], step: &str, is_text: impl Fn(&str) -> bool) -> Result<BTreeMap<String, usize>, String> {
+fn stale_rows(rows: &[Value], step: &str, texts: &BTreeSet<String>) -> Result<BTreeMap<String, usize>, String> {
     let mut stale = BTreeMap::new();
     for (number, row) in rows.iter().enumerate() {
         let routine = row["routine"].as_str().ok_or(format!("row {number} has no routine"))?;
         let is_current = match routine {
             "step" => row["digest"] == step,
-            name if Routine::named(name).is_some() => row["text"].as_str().is_some_and(&is_text),
+            name if Routine::named(name).is_some() => row["text"].as_str().is_some_and(|text| texts.contains(text)),
             name => return Err(format!("row {number} is of `{name}`, which is no routine")),
         };
         if !is_current {
@@ -74,9 +72,4 @@ fn stale_rows(rows: &[Value], step: &str, is_text: impl Fn(&str) -> bool) -> Res
         }
     }
     Ok(stale)
-}
-
-/// The records are of cards of this capability.
-pub fn is_recorded(card: Card) -> bool {
-    card.capability == 90
 }

@@ -61,14 +61,19 @@ pub fn run(command: &mut Command) -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
 }
 
-/// Builds a binary by a command of cargo, with the features of the workspace, and returns its path.
-pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
-    let mut build = cargo(command.iter().chain(&["--message-format", "json"]));
+/// Builds by a command of cargo, whose diagnostics are printed, and returns cargo's messages, a line of JSON each.
+pub fn build_messages(command: &[&str]) -> Result<String, Error> {
+    let mut build = cargo(command.iter().chain(&["--message-format", "json-render-diagnostics"]));
     let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
     if !output.status.success() {
         return Err(Error::Failed { command: show(&build), status: output.status });
     }
-    executable(&String::from_utf8_lossy(&output.stdout))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Builds a binary by a command of cargo, and returns its path.
+pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
+    executable(&build_messages(command)?)
         .map(|path| root().join(path))
         .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
 }

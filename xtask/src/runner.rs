@@ -1,8 +1,8 @@
 //! Builds all tests and runs their binaries, as many at once as there are cores.
 //!
-//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread: they share a device.
+//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread: they share a device. So those on the CPU runtime are two processes.
 
-use crate::process::{Error, cargo, show, target};
+use crate::process::{Error, build_messages, show, target};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use std::time::Instant;
 
 /// The name of the binary of the device tests, which runs once for each device.
 const DEVICE: &str = "device";
-/// Devices that every machine has, the slower one first.
-const DEVICES: [&str; 2] = ["cpu", "flex"];
+/// Devices that every machine has, the slower one first, and in how many processes their tests run: a process runs one test after the other.
+const DEVICES: [(&str, usize); 2] = [("cpu", 2), ("flex", 1)];
 /// The binary that compiles kernels: the longest after the device tests.
 const PROOF: &str = "sass";
 /// Binaries that run after all others, by themselves: their tests take times.
@@ -36,12 +36,14 @@ struct Job {
     command: Command,
 }
 
-/// Builds the tests of the workspace, and runs them with the environment variable `variable`. `variable` is for the proof alone.
+/// Builds the tests of the workspace, and runs them; the proof with the environment variable `variable`.
 ///
 /// # Errors
 /// A test fails; the output of its binary has been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
-    let jobs = build()?.iter().flat_map(|binary| jobs(binary, variable)).collect::<Vec<Job>>();
+    let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"])?;
+    let binaries: Vec<Binary> = messages.lines().filter_map(binary).collect();
+    let jobs = binaries.iter().flat_map(|binary| jobs(binary, variable)).collect::<Vec<Job>>();
     let (alone, mut jobs): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| ALONE.contains(&job.name.as_str()));
     // The longest first, so that no core waits for it at the end.
     jobs.sort_by_key(|job| !(job.name.starts_with(DEVICE) || job.name == PROOF));
@@ -68,16 +70,6 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     }
 }
 
-/// Builds the tests; returns their binaries.
-fn build() -> Result<Vec<Binary>, Error> {
-    let mut build = cargo(["test", "--workspace", "--all-targets", "--no-run", "--message-format", "json-render-diagnostics"]);
-    let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
-    if !output.status.success() {
-        return Err(Error::Failed { command: show(&build), status: output.status });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(binary).collect())
-}
-
 /// Returns the binary of tests that a message of cargo names, if it does.
 fn binary(message: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(message).ok()?;
@@ -102,12 +94,15 @@ fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
         command
     };
     if binary.name == DEVICE {
-        let on = |device| {
-            let mut command = command();
-            command.args(["--device", device]);
-            Job { name: format!("{DEVICE} {device}"), command }
+        let on = |(device, parts)| {
+            (1..=parts).map(move |part| {
+                let partition = format!("{part}/{parts}");
+                let mut command = command();
+                command.args(["--device", device, "--partition", &partition]);
+                Job { name: format!("{DEVICE} {device} {partition}"), command }
+            })
         };
-        return DEVICES.map(on).into();
+        return DEVICES.into_iter().flat_map(on).collect();
     }
     let mut command = command();
     if let Some((name, value)) = variable.filter(|_| binary.name == PROOF) {
@@ -119,7 +114,7 @@ fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
 /// Runs a job with its output in a file, and prints its result; where it fails, the whole output.
 fn run(job: Job, logs: &Path) -> Result<(), Error> {
     let Job { name, mut command } = job;
-    let log = logs.join(format!("{}.log", name.replace(' ', "-")));
+    let log = logs.join(format!("{}.log", name.replace([' ', '/'], "-")));
     let [out, err] = [File::create(&log), File::options().append(true).open(&log)].map(|file| file.map_err(Error::file(&log)));
     command.stdin(Stdio::null()).stdout(out?).stderr(err?);
     let clock = Instant::now();
@@ -154,7 +149,8 @@ mod tests {
         let jobs = found.map(|binary| jobs(&binary, None)).unwrap_or_default();
         assert_eq!(
             jobs.iter().map(|job| show(&job.command)).collect::<Vec<_>>(),
-            ["/w/target/device-1 --device cpu", "/w/target/device-1 --device flex"]
+            [("cpu", "1/2"), ("cpu", "2/2"), ("flex", "1/1")]
+                .map(|(device, part)| format!("/w/target/device-1 --device {device} --partition {part}"))
         );
     }
 }

@@ -241,7 +241,6 @@ pub struct GenerateArgs {
     /// Text to continue.
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_file")]
     pub prompt: Option<String>,
-
     /// File with the text to continue, UTF-8, of any length; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompt_file: Option<PathBuf>,
@@ -259,7 +258,6 @@ pub struct ChatArgs {
     /// The system message, given to the model before the conversation.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-
     /// File with the system message, UTF-8, of any length.
     #[arg(long, value_name = "FILE", conflicts_with = "system")]
     pub system_file: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! `run.sh` on a script in place of the binary.
 
 use super::*;
-use crate::process::target;
+use crate::process::{run, target};
 use std::process::Output;
 
 /// Lists and runs tests that pass, fail, kill their process, or run on and on, as libtest-mimic does.
@@ -43,11 +43,18 @@ exit $code
 fn pack_of_script(name: &str) -> Result<std::path::PathBuf, Error> {
     let folder = target().join("tmp").join(name);
     fs::create_dir_all(&folder).map_err(Error::file(&folder))?;
-    let from = root().join("tests/device/run.sh");
-    fs::copy(&from, folder.join("run.sh")).map_err(Error::file(&from))?;
-    write_script(&folder.join(BINARY), BINARY_OF_TESTS)?;
+    install(&root().join("tests/device/run.sh"), &folder.join("run.sh"))?;
+    let script = folder.join("script");
+    fs::write(&script, BINARY_OF_TESTS).map_err(Error::file(&script))?;
+    install(&script, &folder.join(BINARY))?;
     fs::write(folder.join("commit"), "0123 with uncommitted changes\n").map_err(Error::file(&folder))?;
     Ok(folder)
+}
+
+/// Copies an executable by a process of its own. A file that this process has open for writing cannot be executed (ETXTBSY),
+/// and a child that another test is starting holds what was open when it was forked.
+fn install(from: &Path, to: &Path) -> Result<(), Error> {
+    run(Command::new("install").args(["-m", "755"]).args([from, to]))
 }
 
 fn run_tests(folder: &Path, args: &[&str]) -> Result<(Output, String), Error> {

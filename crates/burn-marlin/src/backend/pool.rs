@@ -3,7 +3,7 @@
 //! The system maps fresh memory page by page, and clears each page before it is written; for megabytes that takes longer than the unpacking.
 //! A buffer that is reused from layer to layer is also still in the processor's caches when the next weight is written to it.
 
-use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut, zeroed_vec};
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
@@ -36,7 +36,9 @@ impl Pooled {
         let mut buffer = fits.map_or_else(Vec::new, |index| pool.swap_remove(index));
         drop(pool);
         if buffer.is_empty() {
-            buffer = vec![Line::zeroed(); lines];
+            // From the allocator: `vec!` would write each line, in a loop that this crate compiles and that takes half a second for a large layer unless
+            // it is optimised.
+            buffer = zeroed_vec(lines);
         }
         Self { lines: buffer, bytes }
     }

@@ -5,6 +5,7 @@ use burn::nn::LinearConfig;
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::HashSet;
 use std::panic::Location;
+use std::sync::OnceLock;
 
 /// A parameter that could be the weight of a layer: two dimensions or more.
 pub(super) struct Candidate {
@@ -53,8 +54,9 @@ impl Survey {
 /// name apart. Where the compiler leaves locations out (`-Z location-detail=none`), only names do.
 type DerivedAt = &'static Location<'static>;
 
-/// Where Burn's `Linear` is derived.
+/// Where Burn's `Linear` is derived: the same for every layer, so it is found once.
 fn burn_linear(device: &Device) -> Option<DerivedAt> {
+    static FOUND: OnceLock<Option<DerivedAt>> = OnceLock::new();
     struct Caller(Option<DerivedAt>);
     impl ModuleVisitor for Caller {
         #[track_caller]
@@ -62,10 +64,12 @@ fn burn_linear(device: &Device) -> Option<DerivedAt> {
             self.0 = Some(Location::caller());
         }
     }
-    let mut caller = Caller(None);
-    // Its weight is never drawn.
-    LinearConfig::new(1, 1).with_bias(false).init(device).visit(&mut caller);
-    caller.0
+    *FOUND.get_or_init(|| {
+        let mut caller = Caller(None);
+        // Its weight is never drawn.
+        LinearConfig::new(1, 1).with_bias(false).init(device).visit(&mut caller);
+        caller.0
+    })
 }
 
 /// A module that a visitor has entered.

@@ -7,4 +7,4 @@ mod digest;
 mod plan;
 
 pub use cuda::{Source, buffer, cuda_text, optional, properties, settings, shared_limit, target};
-pub use plan::source_of;
+pub use plan::{source_of, tile_source};

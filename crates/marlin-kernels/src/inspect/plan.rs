@@ -1,10 +1,22 @@
-//! The text of the kernel that a plan launches.
+//! The text of the kernel of a tile, and of that which a plan launches.
 
 use super::Source;
 use crate::matmul::{gemv, mma_sync, wgmma};
+use crate::tile::Config;
 use crate::tile::cost::format;
 use crate::{Kernel, QuantProblem};
 use cubecl_runtime::compiler::CompilationError;
+
+/// Returns the CUDA text of the Marlin kernel of a configuration on a card of compute capability `capability` (90 for 9.0): of [`wgmma`] or [`mma_sync`], by the tile.
+///
+/// # Errors
+/// CubeCL refuses the kernel.
+pub fn tile_source(config: &Config, capability: u32) -> Result<Source, CompilationError> {
+    match config.tile.is_wgmma() {
+        true => wgmma::source(config, capability),
+        false => mma_sync::source(config, capability),
+    }
+}
 
 /// Returns the CUDA text of the tensor-core kernel that computes `problem` on a card of compute capability `capability` (90 for 9.0); `None` if `kernel` is another
 /// one.
@@ -14,8 +26,7 @@ use cubecl_runtime::compiler::CompilationError;
 pub fn source_of(problem: &QuantProblem, kernel: &Kernel, capability: u32) -> Result<Option<Source>, CompilationError> {
     let format = format(problem);
     let source = match *kernel {
-        Kernel::Marlin(launch) if launch.tile.is_wgmma() => wgmma::source(&format.config(launch.tile), capability),
-        Kernel::Marlin(launch) => mma_sync::source(&format.config(launch.tile), capability),
+        Kernel::Marlin(launch) => tile_source(&format.config(launch.tile), capability),
         Kernel::Gemv { blocks } => gemv::source(&gemv::Config::new(blocks, &format, problem.prologue), capability),
         _ => return Ok(None),
     };

@@ -65,7 +65,10 @@ pub fn check_folder(
 /// Checks that a text can be encoded to tokens of the model's vocabulary, and decoded from them.
 fn check_texts(dir: &Path, config: Option<&LlamaConfig>) -> Result<(), TextError> {
     let tokenizer = Tokenizer::open(&dir.join("tokenizer.json"))?;
-    let tokenizer = config.map_or(tokenizer.clone(), |config| tokenizer.for_model(config.vocab_size));
+    let tokenizer = match config {
+        Some(config) => tokenizer.for_model(config.vocab_size),
+        None => tokenizer,
+    };
     tokenizer.decode(&tokenizer.encode("A text.")?).map(drop)
 }
 

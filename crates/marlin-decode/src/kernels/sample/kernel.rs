@@ -26,12 +26,8 @@ struct Options {
     /// Negative where the row is skipped.
     position: i32,
     seed: u32,
-    /// 0 where all tokens count.
-    top_k: u32,
     temperature: f32,
-    top_p: f32,
-    /// Below [`MIN_MIN_P`] where all tokens count.
-    min_p: f32,
+    kept: Kept,
     logits: Logits,
     /// The most likely token is chosen.
     greedy: bool,
@@ -51,10 +47,8 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
     Options {
         position: state[words + comptime!(Row::POSITION)],
         seed: u32::reinterpret(state[words + comptime!(Row::SEED)]),
-        top_k,
         temperature,
-        top_p,
-        min_p,
+        kept: Kept { top_k, top_p, min_p },
         logits: Logits {
             first: row * lengths.vocab,
             vocab: lengths.vocab,
@@ -191,8 +185,7 @@ pub(super) fn choose<F: Float, N: Size>(
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
         let mut shortlist = Shortlist::new(blocks, is_loose);
-        let kept = Kept { top_k: options.top_k, top_p: options.top_p, min_p: options.min_p };
-        let last = last_kept::<F, N>(&filter, &kept, logits, &*bitmaps, records, &mut shortlist, &mut sums, lanes, units);
+        let last = last_kept::<F, N>(&filter, &options.kept, logits, &*bitmaps, records, &mut shortlist, &mut sums, lanes, units);
 
         best = 0u64.runtime();
         let mut words = Array::<u32>::new(4usize);

@@ -18,6 +18,7 @@
 //! others go on. Refused are vocabularies past 2^18 tokens, and devices without integers of 64 bits or with too little shared memory for the
 //! vocabulary ([`check_device`]).
 
+mod bins;
 mod filter;
 mod floats;
 mod kernel;
