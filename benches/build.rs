@@ -1,14 +1,23 @@
-//! Computes the digest of the sources of a decode step, which records of whole models name: the benches run where the sources are not.
+//! Computes the digest of the sources of a decode step, which records of whole models name: the
+//! benches run where the sources are not.
 
 use std::error::Error;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for folder in ["crates/marlin-decode/src", "crates/marlin-format/src", "crates/marlin-kernels/src", "examples/ladder/src"] {
+    for folder in [
+        "crates/marlin-decode/src",
+        "crates/marlin-format/src",
+        "crates/marlin-kernels/src",
+        "examples/ladder/src",
+    ] {
         println!("cargo::rerun-if-changed={}", root.join(folder).display());
     }
     let sources = source_digest::workspace(&root)?;
-    println!("cargo::rustc-env=STEP_DIGEST={}", source_digest::step_digest(&sources)?);
+    println!(
+        "cargo::rustc-env=STEP_DIGEST={}",
+        source_digest::step_digest(&sources)?
+    );
     Ok(())
 }

@@ -6,7 +6,9 @@ use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::{Args, ValueEnum};
 use marlin_format::{GroupSize, QuantSpec, Sparsity, WeightFormat};
-use marlin_llama::{Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions, Suppression};
+use marlin_llama::{
+    Decoder, LlamaConfig, LlamaModel, Projection, Sampling, SequenceOptions, Suppression,
+};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Display;
@@ -103,7 +105,8 @@ pub struct Row {
     batch: usize,
     prompt_tokens: usize,
     new_tokens: usize,
-    /// The time from the prompts to the first token of the last sequence, in milliseconds, with everything compiled. The other sequences decode meanwhile.
+    /// The time from the prompts to the first token of the last sequence, in milliseconds, with
+    /// everything compiled. The other sequences decode meanwhile.
     ttft_ms: f64,
     /// Prompt tokens per second.
     prefill_tokens_per_second: f64,
@@ -112,7 +115,8 @@ pub struct Row {
     tokens_per_second: f64,
     /// Bytes of weights that a step reads.
     weight_bytes: usize,
-    /// The bytes of weights read per second, as a fraction of the card's read rate; `None` if that was not measured.
+    /// The bytes of weights read per second, as a fraction of the card's read rate; `None` if that
+    /// was not measured.
     read_fraction: Option<f64>,
 }
 
@@ -138,7 +142,9 @@ impl Model {
             Self::Llama2Seven => config(4096, 11008, 32, 32, 32, 32000, 4096, 1e4),
             Self::Llama3Eight => config(4096, 14336, 32, 32, 8, 128_256, 131_072, 5e5),
             Self::Llama2Seventy => config(8192, 28672, 80, 64, 8, 32000, 4096, 1e4),
-            Self::Shipped => include_str!("../../examples/train-tiny-llama/model/config.json").to_owned(),
+            Self::Shipped => {
+                include_str!("../../examples/train-tiny-llama/model/config.json").to_owned()
+            }
         };
         LlamaConfig::from_json(&text).map_err(failed)
     }
@@ -149,10 +155,22 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     marlin_kernels::overlap::record_ordinary_edges(args.ordinary_edges);
     let name = burn_marlin::device::device_name(&device);
-    println!("{name}: {} prompt tokens, f16 activations and head", args.prompt);
+    println!(
+        "{name}: {} prompt tokens, f16 activations and head",
+        args.prompt
+    );
     println!(
         "{:16} {:8} {:>5} {:>5}  {:>9} {:>11} {:>9} {:>10} {:>8} {:>6}",
-        "model", "weights", "batch", "new", "TTFT ms", "prefill t/s", "TPOT ms", "tokens/s", "GB/s", "read"
+        "model",
+        "weights",
+        "batch",
+        "new",
+        "TTFT ms",
+        "prefill t/s",
+        "TPOT ms",
+        "tokens/s",
+        "GB/s",
+        "read"
     );
     let mut rows = Vec::new();
     for &model in &args.models {
@@ -160,19 +178,43 @@ pub fn run(args: &DecodeArgs) -> Result<(), BenchError> {
             let format = weights.format();
             let config = model.config()?;
             let longest = args.new_tokens.iter().max().copied().unwrap_or(0);
-            let joining = args.batch.iter().map(|&batch| joining_steps(batch, args.prompt)).max().unwrap_or(0);
-            let max_len = args.max_len.unwrap_or(args.prompt + longest + joining).min(config.max_position_embeddings);
+            let joining = args
+                .batch
+                .iter()
+                .map(|&batch| joining_steps(batch, args.prompt))
+                .max()
+                .unwrap_or(0);
+            let max_len = args
+                .max_len
+                .unwrap_or(args.prompt + longest + joining)
+                .min(config.max_position_embeddings);
             let needed = float_bytes(&config) * if format.is_some() { 1 } else { 4 } / 4;
             if burn_marlin::device::free_memory(&device).is_some_and(|free| free < needed) {
-                println!("{:16} {:8} does not fit the card: {:.0} GB", value_name(model), value_name(weights), needed as f64 / 1e9);
+                println!(
+                    "{:16} {:8} does not fit the card: {:.0} GB",
+                    value_name(model),
+                    value_name(weights),
+                    needed as f64 / 1e9
+                );
                 continue;
             }
-            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, format, &device).map_err(failed)?);
+            let built = Arc::new(
+                LlamaModel::random(&config, max_len, FloatDType::F16, format, &device)
+                    .map_err(failed)?,
+            );
             let bytes = weight_bytes(&built);
             for &batch in &args.batch {
                 for &new_tokens in &args.new_tokens {
                     let times = time(&built, batch, args.prompt, new_tokens)?;
-                    rows.push(report(model, weights, batch, args.prompt, new_tokens, bytes, (times, rates(&name))));
+                    rows.push(report(
+                        model,
+                        weights,
+                        batch,
+                        args.prompt,
+                        new_tokens,
+                        bytes,
+                        (times, rates(&name)),
+                    ));
                     // Written after every run, as a run takes minutes.
                     if let Some(path) = &args.record {
                         record::write(path, &name, &rows)?;
@@ -196,7 +238,9 @@ pub fn failed(error: impl Display) -> BenchError {
 
 /// The name of a value on the command line.
 pub fn value_name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    value
+        .to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Returns the bytes of a model in f16.
@@ -206,7 +250,8 @@ fn float_bytes(config: &LlamaConfig) -> usize {
     2 * (config.num_hidden_layers * layer + 2 * config.vocab_size * config.hidden_size)
 }
 
-/// Returns the bytes of weights that a step reads: all except the embedding, of which it reads one row.
+/// Returns the bytes of weights that a step reads: all except the embedding, of which it reads one
+/// row.
 fn weight_bytes(model: &LlamaModel) -> usize {
     let config = model.config();
     let norms = 2 * (2 * config.num_hidden_layers + 1) * config.hidden_size;
@@ -226,24 +271,39 @@ struct Times {
 /// The fewest tokens of a chunk of prompts, unless a prompt has fewer.
 pub const CHUNK: usize = 512;
 
-/// Returns a number of steps that is not exceeded from the first token of any of `batch` sequences that join together to the first token of the last: a step
-/// reads one chunk of prompts.
+/// Returns a number of steps that is not exceeded from the first token of any of `batch` sequences
+/// that join together to the first token of the last: a step reads one chunk of prompts.
 pub fn joining_steps(batch: usize, prompt_tokens: usize) -> usize {
     batch * prompt_tokens.div_ceil(CHUNK).max(1)
 }
 
 /// Decodes once to compile and record everything, and a second time to measure.
-fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens: usize) -> Result<Times, BenchError> {
+fn time(
+    model: &Arc<LlamaModel>,
+    batch: usize,
+    prompt_tokens: usize,
+    new_tokens: usize,
+) -> Result<Times, BenchError> {
     let mut decoder = Decoder::new(model.clone(), batch).map_err(failed)?;
-    let mut times = Times { first: 0.0, step: 0.0 };
+    let mut times = Times {
+        first: 0.0,
+        step: 0.0,
+    };
     for (round, steps) in [(0, 3), (1, new_tokens)] {
-        times.first = first_tokens(&mut decoder, model.config().vocab_size, [batch, prompt_tokens, new_tokens], round)?;
+        times.first = first_tokens(
+            &mut decoder,
+            model.config().vocab_size,
+            [batch, prompt_tokens, new_tokens],
+            round,
+        )?;
         let start = Instant::now();
         for _ in 1..steps {
             let tokens = step(&mut decoder, batch)?;
             if tokens < batch {
                 // With fewer sequences, the time would be lower.
-                return Err(BenchError::Model(format!("{tokens} of {batch} sequences went on")));
+                return Err(BenchError::Model(format!(
+                    "{tokens} of {batch} sequences went on"
+                )));
             }
         }
         times.step = start.elapsed().as_secs_f64() / (steps.max(2) - 1) as f64;
@@ -257,7 +317,8 @@ fn time(model: &Arc<LlamaModel>, batch: usize, prompt_tokens: usize, new_tokens:
     Ok(times)
 }
 
-/// Joins `batch` prompts of `prompt_tokens` each, other ones in each round, and steps until every one of them has its first token; returns the seconds.
+/// Joins `batch` prompts of `prompt_tokens` each, other ones in each round, and steps until every
+/// one of them has its first token; returns the seconds.
 ///
 /// After it, every sequence can decode at least `new_tokens - 1` more.
 pub fn first_tokens(
@@ -274,12 +335,24 @@ pub fn first_tokens(
 }
 
 /// Joins prompts as [`first_tokens`] does, without reading them.
-pub fn join(decoder: &mut Decoder, vocab: usize, [batch, prompt_tokens, new_tokens]: [usize; 3], round: usize) -> Result<(), BenchError> {
+pub fn join(
+    decoder: &mut Decoder,
+    vocab: usize,
+    [batch, prompt_tokens, new_tokens]: [usize; 3],
+    round: usize,
+) -> Result<(), BenchError> {
     let max_new_tokens = new_tokens + joining_steps(batch, prompt_tokens);
-    let options =
-        SequenceOptions { sampling: Sampling::GREEDY, suppression: Suppression::NONE, seed: 0, stop_tokens: Vec::new(), max_new_tokens };
+    let options = SequenceOptions {
+        sampling: Sampling::GREEDY,
+        suppression: Suppression::NONE,
+        seed: 0,
+        stop_tokens: Vec::new(),
+        max_new_tokens,
+    };
     for sequence in 0..batch {
-        let prompt: Vec<u32> = (0..prompt_tokens).map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32).collect();
+        let prompt: Vec<u32> = (0..prompt_tokens)
+            .map(|i| ((i * 7919 + sequence * 104_729 + round) % vocab) as u32)
+            .collect();
         decoder.join(&prompt, &options).map_err(failed)?;
     }
     Ok(())
@@ -288,10 +361,22 @@ pub fn join(decoder: &mut Decoder, vocab: usize, [batch, prompt_tokens, new_toke
 /// Takes one step, and returns the number of sequences that got a token.
 pub fn step(decoder: &mut Decoder, batch: usize) -> Result<usize, BenchError> {
     let decoded = decoder.step().map_err(failed)?;
-    let tokens = decoded.iter().filter(|decoded| decoded.token.is_some()).count();
-    match tokens == decoded.len() && decoder.sequences() + decoded.iter().filter(|decoded| decoded.end.is_some()).count() == batch {
+    let tokens = decoded
+        .iter()
+        .filter(|decoded| decoded.token.is_some())
+        .count();
+    match tokens == decoded.len()
+        && decoder.sequences()
+            + decoded
+                .iter()
+                .filter(|decoded| decoded.end.is_some())
+                .count()
+            == batch
+    {
         true => Ok(tokens),
-        false => Err(BenchError::Model(format!("a sequence of {batch} failed or ended: {decoded:?}"))),
+        false => Err(BenchError::Model(format!(
+            "a sequence of {batch} failed or ended: {decoded:?}"
+        ))),
     }
 }
 
@@ -330,7 +415,8 @@ fn report(
         row.time_per_output_token_ms,
         row.tokens_per_second,
         rate / 1e9,
-        row.read_fraction.map_or("-".into(), |fraction| format!("{:.1}%", fraction * 100.0))
+        row.read_fraction
+            .map_or("-".into(), |fraction| format!("{:.1}%", fraction * 100.0))
     );
     row
 }

@@ -1,4 +1,5 @@
-//! Times 4-bit weights and float weights on the host's cores, through Burn's Flex backend: layers, and decode of a model.
+//! Times 4-bit weights and float weights on the host's cores, through Burn's Flex backend: layers,
+//! and decode of a model.
 
 use crate::BenchError;
 use burn::module::Module;
@@ -15,9 +16,11 @@ use time::OffsetDateTime;
 
 /// The number of timed calls of each of the two.
 const CALLS: usize = 120;
-/// Consecutive calls of one of the two: as in a model, the previous call is mostly one of the same kind, and leaves its data in the caches.
+/// Consecutive calls of one of the two: as in a model, the previous call is mostly one of the same
+/// kind, and leaves its data in the caches.
 const RUN: usize = 10;
-/// Bytes of a layer's float copies, which are called in turn, so that weights come from memory and not from a cache, as in a model.
+/// Bytes of a layer's float copies, which are called in turn, so that weights come from memory and
+/// not from a cache, as in a model.
 const COPIES: usize = 256 << 20;
 /// Hidden and intermediate features of a block of BERT's base model.
 const HIDDEN: usize = 768;
@@ -69,7 +72,8 @@ struct ModelRow {
 struct Record {
     processor: String,
     cores: usize,
-    /// The load average over a minute at the end of the run. If it is above `cores`, other programs used some of them.
+    /// The load average over a minute at the end of the run. If it is above `cores`, other programs
+    /// used some of them.
     load: Option<f64>,
     date: String,
     format: String,
@@ -114,8 +118,10 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let mixed = self.query.forward(x.clone()) + self.key.forward(x.clone()) + self.value.forward(x);
-        self.down.forward(self.up.forward(self.output.forward(mixed)))
+        let mixed =
+            self.query.forward(x.clone()) + self.key.forward(x.clone()) + self.value.forward(x);
+        self.down
+            .forward(self.up.forward(self.output.forward(mixed)))
     }
 }
 
@@ -133,8 +139,14 @@ pub fn run(args: &HostArgs) -> Result<(), BenchError> {
         memory: None,
         models: Vec::new(),
     };
-    println!("{}, {} cores, Flex, f32, {spec}", record.processor, record.cores);
-    println!("{:32} {:>5} {:>10} {:>10} {:>6}", "layer", "rows", "float us", "int4 us", "ratio");
+    println!(
+        "{}, {} cores, Flex, f32, {spec}",
+        record.processor, record.cores
+    );
+    println!(
+        "{:32} {:>5} {:>10} {:>10} {:>6}",
+        "layer", "rows", "float us", "int4 us", "ratio"
+    );
     for &rows in &args.rows {
         record.layers.extend(layers(rows, &spec, &device)?);
     }
@@ -142,37 +154,75 @@ pub fn run(args: &HostArgs) -> Result<(), BenchError> {
     for folder in &args.model {
         record.models.push(model(folder, args, &device)?);
     }
-    record.load = std::fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok());
+    record.load = std::fs::read_to_string("/proc/loadavg")
+        .ok()
+        .and_then(|text| text.split(' ').next()?.parse().ok());
     if let Some(path) = &args.record {
         let text = serde_json::to_string_pretty(&record)? + "\n";
-        std::fs::write(path, text).map_err(|source| BenchError::File { path: path.clone(), source })?;
+        std::fs::write(path, text).map_err(|source| BenchError::File {
+            path: path.clone(),
+            source,
+        })?;
     }
     Ok(())
 }
 
 fn layers(rows: usize, spec: &QuantSpec, device: &Device) -> Result<Vec<LayerRow>, BenchError> {
-    let random = |features: usize| Tensor::<2>::random([rows, features], Distribution::Default, device);
+    let random =
+        |features: usize| Tensor::<2>::random([rows, features], Distribution::Default, device);
     let convert = W4A16::new(*spec);
     let mut out = Vec::new();
 
     let linear = copies(|| LinearConfig::new(HIDDEN, INTERMEDIATE).init(device));
-    let packed: Vec<_> = linear.iter().map(|linear| QuantLinear::from_linear(linear, spec)).collect::<Result<_, _>>().map_err(failed)?;
+    let packed: Vec<_> = linear
+        .iter()
+        .map(|linear| QuantLinear::from_linear(linear, spec))
+        .collect::<Result<_, _>>()
+        .map_err(failed)?;
     let x = random(HIDDEN);
-    out.push(row("QuantLinear 768 x 3072", rows, &linear, &packed, |linear| linear.forward(x.clone()), |packed| packed.forward(x.clone())));
+    out.push(row(
+        "QuantLinear 768 x 3072",
+        rows,
+        &linear,
+        &packed,
+        |linear| linear.forward(x.clone()),
+        |packed| packed.forward(x.clone()),
+    ));
     let converted_linear = converted(&linear, &convert)?;
     let forward = |linear: &Linear| linear.forward(x.clone());
-    out.push(row("converted Linear 768 x 3072", rows, &linear, &converted_linear, forward, forward));
+    out.push(row(
+        "converted Linear 768 x 3072",
+        rows,
+        &linear,
+        &converted_linear,
+        forward,
+        forward,
+    ));
     drop((linear, packed, converted_linear));
 
     let block = copies(|| Block::new(device));
     let forward = |block: &Block| block.forward(x.clone());
-    out.push(row("converted BERT block's Linears", rows, &block, &converted(&block, &convert)?, forward, forward));
+    out.push(row(
+        "converted BERT block's Linears",
+        rows,
+        &block,
+        &converted(&block, &convert)?,
+        forward,
+        forward,
+    ));
     drop(block);
 
     let lstm: Vec<Lstm> = copies(|| LstmConfig::new(512, 512, true).init(device));
     let x = random(512).reshape([rows, 1, 512]);
     let forward = |lstm: &Lstm| lstm.forward(x.clone(), None).0;
-    out.push(row("converted LSTM 512, one step", rows, &lstm, &converted(&lstm, &convert)?, forward, forward));
+    out.push(row(
+        "converted LSTM 512, one step",
+        rows,
+        &lstm,
+        &converted(&lstm, &convert)?,
+        forward,
+        forward,
+    ));
     Ok(out)
 }
 
@@ -181,12 +231,20 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
     const MB: f64 = 1e6;
     let model: Vec<Block> = (0..12).map(|_| Block::new(device)).collect();
     // Parameters are initialised when they are first used.
-    let float_mb = model.iter().map(|block| 4.0 * block.num_params() as f64).sum::<f64>() / MB;
-    model.iter().for_each(|block| _ = black_box(block.forward(Tensor::zeros([1, HIDDEN], device))));
+    let float_mb = model
+        .iter()
+        .map(|block| 4.0 * block.num_params() as f64)
+        .sum::<f64>()
+        / MB;
+    model
+        .iter()
+        .for_each(|block| _ = black_box(block.forward(Tensor::zeros([1, HIDDEN], device))));
     // Resets the peak to the current memory of the process.
     let reset = std::fs::write("/proc/self/clear_refs", "5");
     let peak = || kilobytes("/proc/self/status", "VmHWM:");
-    let Some(before) = peak().filter(|_| reset.is_ok()) else { return Ok(None) };
+    let Some(before) = peak().filter(|_| reset.is_ok()) else {
+        return Ok(None);
+    };
     let (model, report) = W4A16::new(*spec).quantize(model).map_err(failed)?;
     let Some(peak) = peak() else { return Ok(None) };
     drop(model);
@@ -206,18 +264,34 @@ fn memory(spec: &QuantSpec, device: &Device) -> Result<Option<MemoryRow>, BenchE
 /// A value in units of 1024 bytes, of a file of Linux that has a line for each.
 pub fn kilobytes(path: &str, name: &str) -> Option<u64> {
     let status = std::fs::read_to_string(path).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+    status.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+    })
 }
 
 /// Makes as many modules as have [`COPIES`] bytes in f32.
 fn copies<M: Module>(module: impl Fn() -> M) -> Vec<M> {
     let first = module();
     let count = COPIES.div_ceil(4 * first.num_params()).max(1);
-    std::iter::once(first).chain((1..count).map(|_| module())).collect()
+    std::iter::once(first)
+        .chain((1..count).map(|_| module()))
+        .collect()
 }
 
 fn converted<M: Module>(modules: &[M], convert: &W4A16) -> Result<Vec<M>, BenchError> {
-    modules.iter().map(|module| convert.quantize(module.clone()).map(|(module, _)| module).map_err(failed)).collect()
+    modules
+        .iter()
+        .map(|module| {
+            convert
+                .quantize(module.clone())
+                .map(|(module, _)| module)
+                .map_err(failed)
+        })
+        .collect()
 }
 
 /// Times both modules in alternating runs, so that other load on the machine affects both.
@@ -232,12 +306,33 @@ fn row<F, Q, A, B>(
     let (mut float_times, mut int4_times) = (Vec::with_capacity(CALLS), Vec::with_capacity(CALLS));
     let (mut float, mut int4) = (float.iter().cycle(), int4.iter().cycle());
     for _ in 0..CALLS.div_ceil(RUN) {
-        float_times.extend(float.by_ref().take(RUN).map(|float| seconds(|| float_call(float))));
-        int4_times.extend(int4.by_ref().take(RUN).map(|int4| seconds(|| int4_call(int4))));
+        float_times.extend(
+            float
+                .by_ref()
+                .take(RUN)
+                .map(|float| seconds(|| float_call(float))),
+        );
+        int4_times.extend(
+            int4.by_ref()
+                .take(RUN)
+                .map(|int4| seconds(|| int4_call(int4))),
+        );
     }
-    let (float_us, int4_us) = (1e6 * median(&mut float_times), 1e6 * median(&mut int4_times));
-    let row = LayerRow { layer, rows, float_us, int4_us, ratio: int4_us / float_us };
-    println!("{layer:32} {rows:>5} {float_us:>10.1} {int4_us:>10.1} {:>6.2}", row.ratio);
+    let (float_us, int4_us) = (
+        1e6 * median(&mut float_times),
+        1e6 * median(&mut int4_times),
+    );
+    let row = LayerRow {
+        layer,
+        rows,
+        float_us,
+        int4_us,
+        ratio: int4_us / float_us,
+    };
+    println!(
+        "{layer:32} {rows:>5} {float_us:>10.1} {int4_us:>10.1} {:>6.2}",
+        row.ratio
+    );
     row
 }
 
@@ -254,9 +349,15 @@ fn median(times: &mut [f64]) -> f64 {
 
 /// Times prompt and decode of a model, and returns the best of three runs.
 fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, BenchError> {
-    let options = OpenOptions { max_len: Some(args.prompt + args.new_tokens), with_tokenizer: false, ..OpenOptions::default() };
+    let options = OpenOptions {
+        max_len: Some(args.prompt + args.new_tokens),
+        with_tokenizer: false,
+        ..OpenOptions::default()
+    };
     let llama = Llama::open(folder, device, &options).map_err(failed)?;
-    let prompt: Vec<u32> = (0..args.prompt as u32).map(|i| i * 37 % llama.model.config().vocab_size as u32).collect();
+    let prompt: Vec<u32> = (0..args.prompt as u32)
+        .map(|i| i * 37 % llama.model.config().vocab_size as u32)
+        .collect();
     let (mut prompt_rate, mut decode_rate) = (0f64, 0f64);
     for _ in 0..3 {
         let mut decoder = Decoder::new(llama.model.clone(), 1).map_err(failed)?;
@@ -281,13 +382,18 @@ fn model(folder: &Path, args: &HostArgs, device: &Device) -> Result<ModelRow, Be
         decode_rate = decode_rate.max(f64::from(steps) / start.elapsed().as_secs_f64());
     }
     let row = ModelRow {
-        folder: folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        folder: folder
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
         prompt_tokens: args.prompt,
         prompt_tokens_per_second: prompt_rate,
         new_tokens: args.new_tokens,
         decode_tokens_per_second: decode_rate,
     };
-    println!("{:32} prompt {prompt_rate:.1} tokens/s, decode {decode_rate:.1} tokens/s", row.folder);
+    println!(
+        "{:32} prompt {prompt_rate:.1} tokens/s, decode {decode_rate:.1} tokens/s",
+        row.folder
+    );
     Ok(row)
 }
 
@@ -298,6 +404,8 @@ fn failed(error: impl std::fmt::Display) -> BenchError {
 /// Returns Linux's name of the processor.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
     name.map_or_else(|| "unknown".into(), |name| name.trim().to_owned())
 }

@@ -7,9 +7,13 @@ use crate::timing::time;
 use crate::{BenchError, KernelArgs};
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
-use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightLayout};
+use marlin_format::{
+    QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat, WeightLayout,
+};
 use marlin_kernels::inspect::source_of;
-use marlin_kernels::{ActivationDtype, Card, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile};
+use marlin_kernels::{
+    ActivationDtype, Card, Kernel, Operands, Plan, QuantProblem, Reason, Target, launch, plan, tile,
+};
 
 /// The rates of a card, from which the floor is computed.
 #[derive(Debug, Clone, Copy)]
@@ -20,10 +24,13 @@ pub struct Rates {
     pub flops: f64,
 }
 
-/// Returns the measured rates of a card: of a plain read of 4 GiB, and of a dense 8192 x 8192 x 8192 product in bf16. `None` for cards that were not
-/// measured.
+/// Returns the measured rates of a card: of a plain read of 4 GiB, and of a dense 8192 x 8192 x
+/// 8192 product in bf16. `None` for cards that were not measured.
 pub fn rates(card: &str) -> Option<Rates> {
-    card.contains("H200").then_some(Rates { read: 4.37e12, flops: 790e12 })
+    card.contains("H200").then_some(Rates {
+        read: 4.37e12,
+        flops: 790e12,
+    })
 }
 
 /// The approximate duration of a graph, in microseconds.
@@ -33,11 +40,29 @@ const GRAPH_MICROSECONDS: f64 = 4000.0;
 pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let card = Card::of(&client).ok_or(BenchError::Card)?;
-    let dtype = if args.bf16 { ActivationDtype::BF16 } else { ActivationDtype::F16 };
-    let scales = if args.bf16 { ScaleDtype::BF16 } else { ScaleDtype::F16 };
-    let spec = QuantSpec { bits: args.bits, zero_points: args.zero_points, ..QuantSpec::int4(args.group).with_scale_dtype(scales) };
-    let sparsity = if args.sparse { Sparsity::TwoFour } else { Sparsity::Dense };
-    let format = WeightFormat::dense(spec).with_permutation(args.act_order).with_sparsity(sparsity);
+    let dtype = if args.bf16 {
+        ActivationDtype::BF16
+    } else {
+        ActivationDtype::F16
+    };
+    let scales = if args.bf16 {
+        ScaleDtype::BF16
+    } else {
+        ScaleDtype::F16
+    };
+    let spec = QuantSpec {
+        bits: args.bits,
+        zero_points: args.zero_points,
+        ..QuantSpec::int4(args.group).with_scale_dtype(scales)
+    };
+    let sparsity = if args.sparse {
+        Sparsity::TwoFour
+    } else {
+        Sparsity::Dense
+    };
+    let format = WeightFormat::dense(spec)
+        .with_permutation(args.act_order)
+        .with_sparsity(sparsity);
 
     let name = client.properties().identity.name.clone();
     println!("{name}: {format} {dtype}");
@@ -49,14 +74,23 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
     for shape in named(&args.shapes)? {
         let weights = Weights::random(&client, &shape, format, dtype);
         for &m in &args.m {
-            let weight = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile);
+            let weight =
+                WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile);
             let problem = QuantProblem::new(m, weight, dtype);
             let plans: Vec<Plan> = if args.every_tile {
-                let reason = Reason::TensorCores { capability: card.capability };
-                tile::launches(&problem, &card).into_iter().map(|launch| Plan::product(Kernel::Marlin(launch), reason)).collect()
+                let reason = Reason::TensorCores {
+                    capability: card.capability,
+                };
+                tile::launches(&problem, &card)
+                    .into_iter()
+                    .map(|launch| Plan::product(Kernel::Marlin(launch), reason))
+                    .collect()
             } else {
                 let planned = plan(problem, &Target::of(&client));
-                Some(planned).into_iter().filter(|plan| matches!(plan.kernel, Kernel::Marlin(_) | Kernel::Gemv { .. })).collect()
+                Some(planned)
+                    .into_iter()
+                    .filter(|plan| matches!(plan.kernel, Kernel::Marlin(_) | Kernel::Gemv { .. }))
+                    .collect()
             };
             if plans.is_empty() {
                 return Err(BenchError::NoTile);
@@ -75,26 +109,44 @@ pub fn run(args: &KernelArgs) -> Result<(), BenchError> {
 }
 
 /// Times a plan. With act-order, a call includes the launch that permutes the activations.
-fn time_plan(client: &Client, problem: &QuantProblem, plan: &Plan, weights: &Weights, floor: Option<f64>) -> Result<f64, BenchError> {
+fn time_plan(
+    client: &Client,
+    problem: &QuantProblem,
+    plan: &Plan,
+    weights: &Weights,
+    floor: Option<f64>,
+) -> Result<f64, BenchError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let x = activations(client, m, k, problem.activations);
-    let rows = problem.weight.format.permuted.then(|| row_permutation(client, k));
+    let rows = problem
+        .weight
+        .format
+        .permuted
+        .then(|| row_permutation(client, k));
     let out = client.empty(m * n * 2);
     // A multiple of the copies, so that every copy of the weight is read equally often.
     let calls = (GRAPH_MICROSECONDS / floor.unwrap_or_default().max(4.0)) as usize;
     let calls = calls.clamp(1, 1000).next_multiple_of(weights.copies());
     time(client, calls, |call| {
         let weight = weights.of_call(call, rows.as_ref().map(|rows| buffer(rows, k)));
-        let operands = Operands { x: buffer(&x, m * k), norm: None, weight, bias: None, out: buffer(&out, m * n) };
+        let operands = Operands {
+            x: buffer(&x, m * k),
+            norm: None,
+            weight,
+            bias: None,
+            out: buffer(&out, m * n),
+        };
         Ok(launch(client, problem, plan, operands)?)
     })
 }
 
-/// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the products, whichever is longer.
+/// Returns the lower bound of the time in microseconds: of reading the bytes or of computing the
+/// products, whichever is longer.
 fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     let (m, n, k) = (problem.m as f64, problem.n() as f64, problem.k() as f64);
-    // The bits of each weight, of a 2:4 one half of them and 1 of metadata, and a scale of 2 bytes for each 128, as in the figures published for other
-    // kernels. Sparse tensor cores take half the time for as many products.
+    // The bits of each weight, of a 2:4 one half of them and 1 of metadata, and a scale of 2 bytes
+    // for each 128, as in the figures published for other kernels. Sparse tensor cores take half
+    // the time for as many products.
     let bytes_each = problem.spec().bits.count() as f64 / 8.0;
     let (weight, flops) = match problem.weight.format.sparsity {
         Sparsity::Dense => (bytes_each, 1.0),
@@ -104,7 +156,14 @@ fn floor(problem: &QuantProblem, rates: Option<Rates>) -> Option<f64> {
     rates.map(|rates| (bytes / rates.read).max(2.0 * m * k * n / (flops * rates.flops)) * 1e6)
 }
 
-fn report(shape: &Shape, problem: &QuantProblem, plan: &Plan, capability: u32, us: f64, floor_us: Option<f64>) -> Row {
+fn report(
+    shape: &Shape,
+    problem: &QuantProblem,
+    plan: &Plan,
+    capability: u32,
+    us: f64,
+    floor_us: Option<f64>,
+) -> Row {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
     let kernel = plan.kernel.to_string();
     let routine = match plan.kernel {
@@ -113,11 +172,19 @@ fn report(shape: &Shape, problem: &QuantProblem, plan: &Plan, capability: u32, u
         _ => "mma_sync",
     };
     let rate = 2.0 * (m * n * k) as f64 / us / 1e6;
-    let (floor, share) = floor_us.map_or(("-".into(), "-".into()), |floor| (format!("{floor:.2}"), format!("{:.1}%", floor / us * 100.0)));
-    println!("{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}", shape.name);
+    let (floor, share) = floor_us.map_or(("-".into(), "-".into()), |floor| {
+        (format!("{floor:.2}"), format!("{:.1}%", floor / us * 100.0))
+    });
+    println!(
+        "{:12} {k:>6} {n:>6} {m:>5}  {kernel:28} {us:>9.2} {floor:>9} {share:>6} {rate:>8.1}",
+        shape.name
+    );
     Row {
         routine,
-        text: source_of(problem, &plan.kernel, capability).ok().flatten().map(|source| source.digest()),
+        text: source_of(problem, &plan.kernel, capability)
+            .ok()
+            .flatten()
+            .map(|source| source.digest()),
         kernel,
         shape: shape.name,
         k,

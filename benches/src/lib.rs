@@ -1,7 +1,8 @@
-//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as the README of this folder describes:
-//! `cargo xtask bench kernels`.
+//! Times the kernels on an NVIDIA card and on the host's cores, and the reading of checkpoints, as
+//! the README of this folder describes: `cargo xtask bench kernels`.
 //!
-//! All benches are one program, and a library of one function, [`main`], so that a binary of several programs can have it too.
+//! All benches are one program, and a library of one function, [`main`], so that a binary of
+//! several programs can have it too.
 
 mod convert;
 #[cfg(feature = "cuda")]
@@ -145,12 +146,16 @@ enum BenchError {
     #[error("{0}")]
     Model(String),
     #[error("cannot write {path}", path = path.display())]
-    File { path: PathBuf, source: std::io::Error },
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("the record is no JSON")]
     Json(#[from] serde_json::Error),
 }
 
-/// Runs the benches with their arguments, the first of which is the program's name, and returns the exit status.
+/// Runs the benches with their arguments, the first of which is the program's name, and returns the
+/// exit status.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let result = match Cli::parse_from(args).command {
         #[cfg(feature = "cuda")]

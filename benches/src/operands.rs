@@ -12,7 +12,8 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-/// Bytes of all copies: four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
+/// Bytes of all copies: four times the second-level cache of an H200 (60 MB), so that no call finds
+/// its weight there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
 /// Copies of a weight on the device, together larger than the cache.
@@ -22,18 +23,36 @@ pub struct Weights {
 
 impl Weights {
     /// Random weights in the tile layout.
-    pub fn random(client: &Client, shape: &Shape, format: WeightFormat, dtype: ActivationDtype) -> Self {
+    pub fn random(
+        client: &Client,
+        shape: &Shape,
+        format: WeightFormat,
+        dtype: ActivationDtype,
+    ) -> Self {
         let format = format.with_permutation(false);
-        let tensors = WeightDescriptor::plain(format, shape.k, shape.n).in_layout(WeightLayout::Tile).tensors();
+        let tensors = WeightDescriptor::plain(format, shape.k, shape.n)
+            .in_layout(WeightLayout::Tile)
+            .tensors();
         let mut rng = SmallRng::seed_from_u64(1);
         let host = tensors.map(|role, tensor| match role {
-            WeightTensor::Scales => (bytes(tensor.elements(), dtype, || rng.random_range(0.002..0.02)), tensor.elements()),
-            WeightTensor::Metadata => (random_metadata(&mut rng, 4 * tensor.elements()), tensor.elements()),
+            WeightTensor::Scales => (
+                bytes(tensor.elements(), dtype, || rng.random_range(0.002..0.02)),
+                tensor.elements(),
+            ),
+            WeightTensor::Metadata => (
+                random_metadata(&mut rng, 4 * tensor.elements()),
+                tensor.elements(),
+            ),
             _ => (random_bytes(4 * tensor.elements()), tensor.elements()),
         });
         let copies = WEIGHT_BYTES.div_ceil(host.words.0.len()).max(1);
-        let copy = |_| host.as_ref().map(|_, (bytes, elements)| (client.create_from_slice(bytes), *elements));
-        Self { copies: (0..copies).map(copy).collect() }
+        let copy = |_| {
+            host.as_ref()
+                .map(|_, (bytes, elements)| (client.create_from_slice(bytes), *elements))
+        };
+        Self {
+            copies: (0..copies).map(copy).collect(),
+        }
     }
 
     /// The number of copies.
@@ -43,8 +62,13 @@ impl Weights {
 
     /// Returns the weight of a call; calls use the copies in turn.
     pub fn of_call(&self, call: usize, row_permutation: Option<BufferArg>) -> WeightBuffers {
-        let weight = self.copies[call % self.copies.len()].as_ref().map(|_, (handle, elements)| buffer(handle, *elements));
-        WeightTensors { row_permutation, ..weight }
+        let weight = self.copies[call % self.copies.len()]
+            .as_ref()
+            .map(|_, (handle, elements)| buffer(handle, *elements));
+        WeightTensors {
+            row_permutation,
+            ..weight
+        }
     }
 }
 
@@ -52,7 +76,12 @@ impl Weights {
 pub fn row_permutation(client: &Client, k: usize) -> Handle {
     let mut rows: Vec<u32> = (0..k as u32).collect();
     rows.shuffle(&mut SmallRng::seed_from_u64(3));
-    client.create_from_slice(&rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>())
+    client.create_from_slice(
+        &rows
+            .iter()
+            .flat_map(|row| row.to_le_bytes())
+            .collect::<Vec<u8>>(),
+    )
 }
 
 /// Makes activations [M, K] of random values from -1 to 1.
@@ -74,13 +103,22 @@ pub fn random_bytes(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Makes bytes of metadata: two of the nibbles that name two rows in order. The product of others is not defined.
+/// Makes bytes of metadata: two of the nibbles that name two rows in order. The product of others
+/// is not defined.
 fn random_metadata(rng: &mut SmallRng, count: usize) -> Vec<u8> {
     let mut nibble = || MetadataLayout::NIBBLES[rng.random_range(0..MetadataLayout::NIBBLES.len())];
     (0..count).map(|_| nibble() | nibble() << 4).collect()
 }
 
 fn bytes(count: usize, dtype: ActivationDtype, mut value: impl FnMut() -> f32) -> Vec<u8> {
-    let bits = |value: f32| if dtype == ActivationDtype::BF16 { bf16::from_f32(value).to_bits() } else { f16::from_f32(value).to_bits() };
-    (0..count).flat_map(|_| bits(value()).to_le_bytes()).collect()
+    let bits = |value: f32| {
+        if dtype == ActivationDtype::BF16 {
+            bf16::from_f32(value).to_bits()
+        } else {
+            f16::from_f32(value).to_bits()
+        }
+    };
+    (0..count)
+        .flat_map(|_| bits(value()).to_le_bytes())
+        .collect()
 }

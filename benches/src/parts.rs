@@ -11,64 +11,136 @@ use std::time::Instant;
 /// The number of timed replays.
 const REPLAYS: usize = 20;
 
-/// Prints the time of each part of a step with `rows` sequences at `position`, in microseconds, for all layers and for one.
+/// Prints the time of each part of a step with `rows` sequences at `position`, in microseconds, for
+/// all layers and for one.
 pub fn report(model: &LlamaModel, rows: usize, position: usize) -> Result<(), BenchError> {
     let (device, config) = (model.device(), model.config().clone());
     let layers = config.num_hidden_layers;
-    let of = |features: usize| Tensor::<2>::random([rows, features], Distribution::Normal(0.0, 1.0), (&device, DType::F16));
-    let (x, mixed, gated) = (of(config.hidden_size), of(config.query_size()), of(config.intermediate_size));
+    let of = |features: usize| {
+        Tensor::<2>::random(
+            [rows, features],
+            Distribution::Normal(0.0, 1.0),
+            (&device, DType::F16),
+        )
+    };
+    let (x, mixed, gated) = (
+        of(config.hidden_size),
+        of(config.query_size()),
+        of(config.intermediate_size),
+    );
     let qkv = of(config.query_size() + 2 * config.key_value_size());
     let mut state = decode::words([rows, Row::WORDS], &device);
-    let row = |slot: usize| Row { state: RowState::At(position as u32), slot: slot as u32, ..Row::IDLE };
+    let row = |slot: usize| Row {
+        state: RowState::At(position as u32),
+        slot: slot as u32,
+        ..Row::IDLE
+    };
     decode::write_rows(&mut state, 0, &(0..rows).map(row).collect::<Vec<_>>());
     let tickets = decode::words([rows, config.num_attention_heads], &device);
     let half = config.rotary_dim() / 2;
     let table = || Tensor::<2>::ones([model.max_len(), half], (&device, DType::F32));
-    let parts = AttentionParts { heads: config.num_attention_heads, rope: [table(), table()], norms: None, window: None };
-    let shape = [rows, config.num_key_value_heads, model.max_len(), config.head_dim];
-    let mut caches: Vec<[Tensor<4>; 2]> = (0..layers).map(|_| [(); 2].map(|()| decode::cache(shape, model.dtype(), &device))).collect();
-    let mut bitmaps = decode::words([decode::BITMAPS * rows, config.vocab_size.div_ceil(32)], &device);
+    let parts = AttentionParts {
+        heads: config.num_attention_heads,
+        rope: [table(), table()],
+        norms: None,
+        window: None,
+    };
+    let shape = [
+        rows,
+        config.num_key_value_heads,
+        model.max_len(),
+        config.head_dim,
+    ];
+    let mut caches: Vec<[Tensor<4>; 2]> = (0..layers)
+        .map(|_| [(); 2].map(|()| decode::cache(shape, model.dtype(), &device)))
+        .collect();
+    let mut bitmaps = decode::words(
+        [decode::BITMAPS * rows, config.vocab_size.div_ceil(32)],
+        &device,
+    );
     let logits = of(config.vocab_size);
 
     println!("    {:24} {:>10} {:>10}", "part", "us a step", "us a layer");
     let mut total = 0.0;
-    let mut part = |name: &str, count: usize, body: &mut dyn FnMut() -> Vec<Tensor<2>>| -> Result<(), BenchError> {
+    let mut part = |name: &str,
+                    count: usize,
+                    body: &mut dyn FnMut() -> Vec<Tensor<2>>|
+     -> Result<(), BenchError> {
         let mut graph = capture(&device, body);
         let mut best = f64::INFINITY;
         for _ in 0..3 {
             let start = Instant::now();
             for _ in 0..REPLAYS {
-                // SAFETY: everything that the graph reads and writes lives to the end of this function, which is all that runs on the device.
+                // SAFETY: everything that the graph reads and writes lives to the end of this
+                // function, which is all that runs on the device.
                 unsafe { graph.replay() };
             }
-            device.sync().map_err(|error| BenchError::Device(error.to_string()))?;
+            device
+                .sync()
+                .map_err(|error| BenchError::Device(error.to_string()))?;
             best = best.min(start.elapsed().as_secs_f64() * 1e6 / REPLAYS as f64);
         }
         total += best;
-        println!("    {name:24} {best:>10.1} {:>10.2}{}", best / count as f64, if graph.is_hardware() { "" } else { " (no graph)" });
+        println!(
+            "    {name:24} {best:>10.1} {:>10.2}{}",
+            best / count as f64,
+            if graph.is_hardware() {
+                ""
+            } else {
+                " (no graph)"
+            }
+        );
         Ok(())
     };
-    let layer = |body: &dyn Fn(&Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
+    let layer =
+        |body: &dyn Fn(&Layer) -> Tensor<2>| model.layers.iter().map(body).collect::<Vec<_>>();
     part("norm and qkv", layers, &mut || {
-        layer(&|layer| layer.self_attn.qkv_proj.forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm, Epilogue::None).0)
+        layer(&|layer| {
+            layer
+                .self_attn
+                .qkv_proj
+                .forward_add_norm(x.clone(), x.clone(), &layer.input_layernorm, Epilogue::None)
+                .0
+        })
     })?;
     part("attention", layers, &mut || {
         caches
             .iter_mut()
-            .map(|[keys, values]| decode::attention(qkv.clone(), &state, LayerCache { keys, values }, &tickets, &parts))
+            .map(|[keys, values]| {
+                decode::attention(
+                    qkv.clone(),
+                    &state,
+                    LayerCache { keys, values },
+                    &tickets,
+                    &parts,
+                )
+            })
             .collect()
     })?;
-    part("o", layers, &mut || layer(&|layer| layer.self_attn.o_proj.forward(mixed.clone())))?;
+    part("o", layers, &mut || {
+        layer(&|layer| layer.self_attn.o_proj.forward(mixed.clone()))
+    })?;
     part("norm, gate_up and SwiGLU", layers, &mut || {
-        layer(&|Layer { mlp, post_attention_layernorm: norm, .. }| {
-            mlp.gate_up_proj.forward_add_norm(x.clone(), x.clone(), norm, Epilogue::SwiGlu).0
+        layer(&|Layer {
+                    mlp,
+                    post_attention_layernorm: norm,
+                    ..
+                }| {
+            mlp.gate_up_proj
+                .forward_add_norm(x.clone(), x.clone(), norm, Epilogue::SwiGlu)
+                .0
         })
     })?;
-    part("down", layers, &mut || layer(&|layer| layer.mlp.down_proj.forward(gated.clone())))?;
+    part("down", layers, &mut || {
+        layer(&|layer| layer.mlp.down_proj.forward(gated.clone()))
+    })?;
     part("head", 1, &mut || vec![model.head(x.clone())])?;
-    part("embedding", 1, &mut || vec![decode::embed(model.embed_tokens.weight.val(), &state)])?;
+    part("embedding", 1, &mut || {
+        vec![decode::embed(model.embed_tokens.weight.val(), &state)]
+    })?;
     part("sampling", 1, &mut || {
-        // Every replay advances the rows by a position; with this `max_len` none reaches the end of its window.
+        // Every replay advances the rows by a position; with this `max_len` none reaches the end of
+        // its window.
         decode::sample(logits.clone(), &mut state, &mut bitmaps, usize::MAX >> 33);
         Vec::new()
     })?;

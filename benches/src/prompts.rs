@@ -1,7 +1,10 @@
-//! Times the reading of prompts with generated weights in Llama's shapes: to the first token of every prompt that joined together.
+//! Times the reading of prompts with generated weights in Llama's shapes: to the first token of
+//! every prompt that joined together.
 
 use crate::BenchError;
-use crate::decode::{CHUNK, Model, Weights, failed, first_tokens, join, joining_steps, step, value_name};
+use crate::decode::{
+    CHUNK, Model, Weights, failed, first_tokens, join, joining_steps, step, value_name,
+};
 use crate::record;
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
@@ -27,9 +30,14 @@ pub struct PromptArgs {
     #[arg(long, value_delimiter = ',', default_values_t = [Weights::W4a16], value_enum)]
     weights: Vec<Weights>,
     /// Prompts that join together, and the tokens of each: `16x64`.
-    #[arg(long, value_delimiter = ',', default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1x64,1x512,1x1024,1x4000,16x64,8x1024"
+    )]
     prompts: Vec<Prompts>,
-    /// Sequences that decode while the prompts join: prints the longest and the median step in place of the first token.
+    /// Sequences that decode while the prompts join: prints the longest and the median step in
+    /// place of the first token.
     #[arg(long)]
     running: Option<usize>,
     /// Write a record of the run to this file.
@@ -48,10 +56,14 @@ impl FromStr for Prompts {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once('x').map(|(count, tokens)| (count.parse(), tokens.parse()));
+        let parts = text
+            .split_once('x')
+            .map(|(count, tokens)| (count.parse(), tokens.parse()));
         match parts {
             Some((Ok(count), Ok(tokens))) if count > 0 && tokens > 0 => Ok(Self { count, tokens }),
-            _ => Err(format!("`{text}` is no number of prompts and of tokens, such as 16x64")),
+            _ => Err(format!(
+                "`{text}` is no number of prompts and of tokens, such as 16x64"
+            )),
         }
     }
 }
@@ -67,7 +79,8 @@ struct Row {
     weights: String,
     prompts: usize,
     tokens: usize,
-    /// The median time from the joining of the prompts to the first token of the last, in milliseconds, with everything compiled and recorded.
+    /// The median time from the joining of the prompts to the first token of the last, in
+    /// milliseconds, with everything compiled and recorded.
     ttft_ms: f64,
     /// The least of those times.
     best_ms: f64,
@@ -101,17 +114,30 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
     let device = Device::cuda(0);
     let name = burn_marlin::device::device_name(&device);
     println!("{name}: f16 activations and head");
-    println!("{:16} {:8} {:>7} {:>7}  {:>9} {:>9} {:>11}", "model", "weights", "prompts", "tokens", "TTFT ms", "best ms", "tokens/s");
+    println!(
+        "{:16} {:8} {:>7} {:>7}  {:>9} {:>9} {:>11}",
+        "model", "weights", "prompts", "tokens", "TTFT ms", "best ms", "tokens/s"
+    );
     let (mut rows, mut running_rows) = (Vec::new(), Vec::new());
     for &model in &args.models {
         for &weights in &args.weights {
             let config = model.config()?;
-            let needed = args.prompts.iter().map(|prompts| prompts.tokens + joining_steps(prompts.count, prompts.tokens) + 1).max();
+            let needed = args
+                .prompts
+                .iter()
+                .map(|prompts| prompts.tokens + joining_steps(prompts.count, prompts.tokens) + 1)
+                .max();
             let max_len = needed.unwrap_or(1).min(config.max_position_embeddings);
-            let built = Arc::new(LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device).map_err(failed)?);
+            let built = Arc::new(
+                LlamaModel::random(&config, max_len, FloatDType::F16, weights.format(), &device)
+                    .map_err(failed)?,
+            );
             for &prompts in &args.prompts {
                 if let Some(running) = args.running {
-                    let [(step_ms, longest_step_ms), (joining_step_ms, longest_joining_step_ms)] = interfere(&built, running, prompts)?;
+                    let [
+                        (step_ms, longest_step_ms),
+                        (joining_step_ms, longest_joining_step_ms),
+                    ] = interfere(&built, running, prompts)?;
                     running_rows.push(RunningRow {
                         routine: "step",
                         digest: record::STEP_DIGEST,
@@ -147,7 +173,13 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
                 };
                 println!(
                     "{:16} {:8} {:>7} {:>7}  {:>9.2} {:>9.2} {:>11.0}",
-                    row.model, row.weights, row.prompts, row.tokens, row.ttft_ms, row.best_ms, row.tokens_per_second
+                    row.model,
+                    row.weights,
+                    row.prompts,
+                    row.tokens,
+                    row.ttft_ms,
+                    row.best_ms,
+                    row.tokens_per_second
                 );
                 rows.push(row);
                 if let Some(path) = &args.record {
@@ -162,11 +194,19 @@ pub fn run(args: &PromptArgs) -> Result<(), BenchError> {
 }
 
 /// The seconds to the first token of all prompts, of each round.
-fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<Vec<f64>, BenchError> {
+fn time(
+    model: &Arc<LlamaModel>,
+    Prompts { count, tokens }: Prompts,
+) -> Result<Vec<f64>, BenchError> {
     let mut decoder = Decoder::new(model.clone(), count).map_err(failed)?;
     let mut times = Vec::with_capacity(ROUNDS + 1);
     for round in 0..=ROUNDS {
-        times.push(first_tokens(&mut decoder, model.config().vocab_size, [count, tokens, 1], round)?);
+        times.push(first_tokens(
+            &mut decoder,
+            model.config().vocab_size,
+            [count, tokens, 1],
+            round,
+        )?);
         for slot in 0..count {
             decoder.leave(slot);
         }
@@ -174,9 +214,13 @@ fn time(model: &Arc<LlamaModel>, Prompts { count, tokens }: Prompts) -> Result<V
     Ok(times.split_off(1))
 }
 
-/// Prints and returns the median and the longest step of `running` sequences in milliseconds, alone and while prompts join them in chunks of [`CHUNK`]
-/// tokens.
-fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Result<[(f64, f64); 2], BenchError> {
+/// Prints and returns the median and the longest step of `running` sequences in milliseconds, alone
+/// and while prompts join them in chunks of [`CHUNK`] tokens.
+fn interfere(
+    model: &Arc<LlamaModel>,
+    running: usize,
+    prompts: Prompts,
+) -> Result<[(f64, f64); 2], BenchError> {
     let vocab = model.config().vocab_size;
     let steps = joining_steps(prompts.count, prompts.tokens) + STEPS;
     let all = running + prompts.count;
@@ -192,7 +236,12 @@ fn interfere(model: &Arc<LlamaModel>, running: usize, prompts: Prompts) -> Resul
             step(&mut decoder, running)?;
             alone.push(start.elapsed().as_secs_f64());
         }
-        join(&mut decoder, vocab, [prompts.count, prompts.tokens, steps], round)?;
+        join(
+            &mut decoder,
+            vocab,
+            [prompts.count, prompts.tokens, steps],
+            round,
+        )?;
         let (mut joining, mut decoded) = (Vec::with_capacity(steps), 0);
         while decoded < all {
             let start = Instant::now();

@@ -42,40 +42,90 @@ pub struct QuantizeArgs {
     f32: bool,
 }
 
-/// Writes a folder, quantises it, and prints a line for each layer, and the time and memory of each block and of the whole.
+/// Writes a folder, quantises it, and prints a line for each layer, and the time and memory of each
+/// block and of the whole.
 pub fn run(args: &QuantizeArgs) -> Result<(), BenchError> {
     let mut config = args.model.config()?;
     config.num_hidden_layers = args.blocks.unwrap_or(config.num_hidden_layers);
     config.tie_word_embeddings = true;
-    let dir = tempfile::tempdir().map_err(|source| BenchError::File { path: std::env::temp_dir(), source })?;
+    let dir = tempfile::tempdir().map_err(|source| BenchError::File {
+        path: std::env::temp_dir(),
+        source,
+    })?;
     let (source, target) = (dir.path().join("source"), dir.path().join("target"));
     let start = Instant::now();
     write(&source, &config)?;
-    println!("{}: {} blocks written in {:.1} s", value_name(args.model), config.num_hidden_layers, start.elapsed().as_secs_f64());
+    println!(
+        "{}: {} blocks written in {:.1} s",
+        value_name(args.model),
+        config.num_hidden_layers,
+        start.elapsed().as_secs_f64()
+    );
 
     let device = Device::cuda(0);
     let mut rng = StdRng::seed_from_u64(1);
-    let samples = (0..args.samples).map(|_| (0..args.max_len).map(|_| rng.random_range(0..config.vocab_size as u32)).collect()).collect();
+    let samples = (0..args.samples)
+        .map(|_| {
+            (0..args.max_len)
+                .map(|_| rng.random_range(0..config.vocab_size as u32))
+                .collect()
+        })
+        .collect();
     let dtype = args.f32.then_some(burn::tensor::FloatDType::F32);
-    let calibration = Calibration { samples, device: device.clone(), dtype };
-    let method = Method::Gptq { order: RowOrder::default(), damping: 0.01, awq: false, calibration };
-    let options = QuantizeOptions { method, ..QuantizeOptions::default() };
+    let calibration = Calibration {
+        samples,
+        device: device.clone(),
+        dtype,
+    };
+    let method = Method::Gptq {
+        order: RowOrder::default(),
+        damping: 0.01,
+        awq: false,
+        calibration,
+    };
+    let options = QuantizeOptions {
+        method,
+        ..QuantizeOptions::default()
+    };
     let watch = MemoryWatch::start(device);
-    let (start, mut last, mut last_block, mut all) = (Instant::now(), Instant::now(), Instant::now(), Memory::default());
-    let report = quantize_folder(&source, &target, &QuantSpec::int4(args.group), &options, |progress| {
-        println!("{:6.1} s {:6.1} s  {}", start.elapsed().as_secs_f64(), last.elapsed().as_secs_f64(), progress.tensor);
-        last = Instant::now();
-        // The last layer of a block. What is left of its walk counts to the next.
-        if progress.tensor.ends_with("mlp.down_proj") {
-            let most = watch.take();
-            println!("         {:6.1} s  a block; at most {most}", last_block.elapsed().as_secs_f64());
-            (last_block, all) = (last, all.max(most));
-        }
-        ControlFlow::Continue(())
-    })
+    let (start, mut last, mut last_block, mut all) = (
+        Instant::now(),
+        Instant::now(),
+        Instant::now(),
+        Memory::default(),
+    );
+    let report = quantize_folder(
+        &source,
+        &target,
+        &QuantSpec::int4(args.group),
+        &options,
+        |progress| {
+            println!(
+                "{:6.1} s {:6.1} s  {}",
+                start.elapsed().as_secs_f64(),
+                last.elapsed().as_secs_f64(),
+                progress.tensor
+            );
+            last = Instant::now();
+            // The last layer of a block. What is left of its walk counts to the next.
+            if progress.tensor.ends_with("mlp.down_proj") {
+                let most = watch.take();
+                println!(
+                    "         {:6.1} s  a block; at most {most}",
+                    last_block.elapsed().as_secs_f64()
+                );
+                (last_block, all) = (last, all.max(most));
+            }
+            ControlFlow::Continue(())
+        },
+    )
     .map_err(failed)?;
     let seconds = start.elapsed().as_secs_f64();
-    println!("{} layers in {seconds:.1} s; at most {}", report.quantized.len(), all.max(watch.stop()));
+    println!(
+        "{} layers in {seconds:.1} s; at most {}",
+        report.quantized.len(),
+        all.max(watch.stop())
+    );
     Ok(())
 }
 
@@ -86,9 +136,11 @@ struct Memory {
     in_use: u64,
     /// Of the pages that hold them.
     reserved: u64,
-    /// Of this process, without the pages of files that it maps. The driver's pinned memory is not among it.
+    /// Of this process, without the pages of files that it maps. The driver's pinned memory is not
+    /// among it.
     host: u64,
-    /// Of the whole machine: what is less available than it was at first, pinned memory and other processes included.
+    /// Of the whole machine: what is less available than it was at first, pinned memory and other
+    /// processes included.
     machine: u64,
 }
 
@@ -106,7 +158,8 @@ impl Memory {
 
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [in_use, reserved, host, machine] = [self.in_use, self.reserved, self.host, self.machine].map(|bytes| bytes as f64 / 1e9);
+        let [in_use, reserved, host, machine] =
+            [self.in_use, self.reserved, self.host, self.machine].map(|bytes| bytes as f64 / 1e9);
         write!(
             f,
             "{in_use:.2} GB in use on the device, {reserved:.2} GB reserved; {host:.2} GB of the process on the host, {machine:.2} GB of the machine"
@@ -134,7 +187,10 @@ impl MemoryWatch {
                     in_use: usage.as_ref().map_or(0, |usage| usage.bytes_in_use),
                     reserved: usage.map_or(0, |usage| usage.bytes_reserved),
                     host: 1024 * kilobytes("/proc/self/status", "RssAnon:").unwrap_or(0),
-                    machine: 1024 * available.saturating_sub(kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(available)),
+                    machine: 1024
+                        * available.saturating_sub(
+                            kilobytes("/proc/meminfo", "MemAvailable:").unwrap_or(available),
+                        ),
                 };
                 let mut most = most.lock().unwrap_or_else(PoisonError::into_inner);
                 *most = most.max(now);
@@ -159,17 +215,31 @@ impl MemoryWatch {
     }
 }
 
-/// Writes a float folder. Weights are noise on a few directions, with input features of different sizes: their second moments have a spectrum that falls.
+/// Writes a float folder. Weights are noise on a few directions, with input features of different
+/// sizes: their second moments have a spectrum that falls.
 fn write(dir: &Path, config: &LlamaConfig) -> Result<(), BenchError> {
     const NOISE: usize = (1 << 20) - 3;
     let mut rng = StdRng::seed_from_u64(0);
     // A sum of three is near enough to normal.
-    let noise: Vec<f32> = (0..NOISE).map(|_| (0..3).map(|_| rng.random_range(-1.0f32..1.0)).sum()).collect();
-    let (hidden, heads) = (config.hidden_size, config.num_attention_heads * config.head_dim);
-    let (kv, intermediate) = (config.num_key_value_heads * config.head_dim, config.intermediate_size);
-    let mut tensors = vec![("model.embed_tokens.weight".to_owned(), vec![config.vocab_size, hidden])];
+    let noise: Vec<f32> = (0..NOISE)
+        .map(|_| (0..3).map(|_| rng.random_range(-1.0f32..1.0)).sum())
+        .collect();
+    let (hidden, heads) = (
+        config.hidden_size,
+        config.num_attention_heads * config.head_dim,
+    );
+    let (kv, intermediate) = (
+        config.num_key_value_heads * config.head_dim,
+        config.intermediate_size,
+    );
+    let mut tensors = vec![(
+        "model.embed_tokens.weight".to_owned(),
+        vec![config.vocab_size, hidden],
+    )];
     for block in 0..config.num_hidden_layers {
-        let mut add = |name: &str, shape: Vec<usize>| tensors.push((format!("model.layers.{block}.{name}.weight"), shape));
+        let mut add = |name: &str, shape: Vec<usize>| {
+            tensors.push((format!("model.layers.{block}.{name}.weight"), shape))
+        };
         add("input_layernorm", vec![hidden]);
         add("self_attn.q_proj", vec![heads, hidden]);
         add("self_attn.k_proj", vec![kv, hidden]);
@@ -182,22 +252,44 @@ fn write(dir: &Path, config: &LlamaConfig) -> Result<(), BenchError> {
     }
     tensors.push(("model.norm.weight".to_owned(), vec![hidden]));
     let mut writer = CheckpointWriter::create(dir)?;
-    writer.declare(tensors.iter().map(|(name, shape)| TensorSpec::new(name, Dtype::F16, shape.clone())))?;
+    writer.declare(
+        tensors
+            .iter()
+            .map(|(name, shape)| TensorSpec::new(name, Dtype::F16, shape.clone())),
+    )?;
     for (name, shape) in &tensors {
         let values: Vec<u8> = match shape[..] {
             [rows, columns] => {
                 let size = 0.6 / (columns as f32).sqrt();
-                let sizes: Vec<f32> = (0..columns).map(|_| size * (0.4 * noise[rng.random_range(0..NOISE)]).exp()).collect();
-                let direction: Vec<f32> = (0..columns).map(|_| noise[rng.random_range(0..NOISE)]).collect();
-                let rows: Vec<(usize, f32)> =
-                    (0..rows).map(|_| (rng.random_range(0..NOISE - columns), 0.5 * noise[rng.random_range(0..NOISE)])).collect();
+                let sizes: Vec<f32> = (0..columns)
+                    .map(|_| size * (0.4 * noise[rng.random_range(0..NOISE)]).exp())
+                    .collect();
+                let direction: Vec<f32> = (0..columns)
+                    .map(|_| noise[rng.random_range(0..NOISE)])
+                    .collect();
+                let rows: Vec<(usize, f32)> = (0..rows)
+                    .map(|_| {
+                        (
+                            rng.random_range(0..NOISE - columns),
+                            0.5 * noise[rng.random_range(0..NOISE)],
+                        )
+                    })
+                    .collect();
                 let mut bytes = vec![0; 2 * rows.len() * columns];
-                bytes.par_chunks_exact_mut(2 * columns).zip(rows).for_each(|(bytes, (start, strength))| {
-                    let values = noise[start..start + columns].iter().zip(&direction).zip(&sizes);
-                    for (bytes, ((noise, direction), size)) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-                        *bytes = f16::from_f32(size * (noise + strength * direction)).to_le_bytes();
-                    }
-                });
+                bytes.par_chunks_exact_mut(2 * columns).zip(rows).for_each(
+                    |(bytes, (start, strength))| {
+                        let values = noise[start..start + columns]
+                            .iter()
+                            .zip(&direction)
+                            .zip(&sizes);
+                        for (bytes, ((noise, direction), size)) in
+                            bytes.as_chunks_mut().0.iter_mut().zip(values)
+                        {
+                            *bytes =
+                                f16::from_f32(size * (noise + strength * direction)).to_le_bytes();
+                        }
+                    },
+                );
                 bytes
             }
             _ => [f16::ONE.to_le_bytes()].repeat(shape[0]).concat(),

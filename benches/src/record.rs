@@ -33,7 +33,8 @@ pub struct Row {
     pub dtype: &'static str,
     /// Microseconds of a call.
     pub us: f64,
-    /// The lower bound by the rates of the card's memory and tensor cores, in microseconds; `None` if they were not measured.
+    /// The lower bound by the rates of the card's memory and tensor cores, in microseconds; `None`
+    /// if they were not measured.
     pub floor_us: Option<f64>,
 }
 
@@ -49,15 +50,31 @@ struct Record<'a, R> {
 /// Writes the rows of a run.
 pub fn write<R: Serialize>(path: &Path, card: &str, rows: &[R]) -> Result<(), BenchError> {
     let date = OffsetDateTime::now_utc().date().to_string();
-    let record = Record { card, driver: driver(), date, rows };
+    let record = Record {
+        card,
+        driver: driver(),
+        date,
+        rows,
+    };
     let text = serde_json::to_string_pretty(&record)? + "\n";
-    std::fs::write(path, text).map_err(|source| BenchError::File { path: path.into(), source })
+    std::fs::write(path, text).map_err(|source| BenchError::File {
+        path: path.into(),
+        source,
+    })
 }
 
 /// Returns the version of the driver, from `nvidia-smi`.
 fn driver() -> String {
-    let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
-    let found =
-        output.ok().filter(|output| output.status.success()).map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let output = Command::new("nvidia-smi")
+        .args([
+            "--query-gpu=driver_version",
+            "--format=csv,noheader",
+            "--id=0",
+        ])
+        .output();
+    let found = output
+        .ok()
+        .filter(|output| output.status.success())
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     found.unwrap_or_else(|| "unknown".into())
 }

@@ -1,4 +1,5 @@
-//! Times the copy of the weights of Llama 2 70B to the device, and their repacking there from the plain to the tile layout.
+//! Times the copy of the weights of Llama 2 70B to the device, and their repacking there from the
+//! plain to the tile layout.
 
 use crate::BenchError;
 use crate::operands::{buffer, random_bytes};
@@ -7,7 +8,10 @@ use cubecl::MemoryScope;
 use cubecl::client::Client;
 use cubecl::cuda::CudaDevice;
 use cubecl::server::Handle;
-use marlin_format::{GroupSize, QuantSpec, TensorDescriptor, WeightDescriptor, WeightLayout, WeightTensor, WeightTensors};
+use marlin_format::{
+    GroupSize, QuantSpec, TensorDescriptor, WeightDescriptor, WeightLayout, WeightTensor,
+    WeightTensors,
+};
 use marlin_kernels::{ActivationDtype, QuantProblem, repack};
 use std::time::{Duration, Instant};
 
@@ -16,11 +20,16 @@ const LAYERS: usize = 80;
 /// The linear layers of one layer, with q, k, v and gate, up joined as inference engines do.
 const LAYER: [&str; 4] = ["70b.qkv", "70b.o", "70b.gate_up", "70b.down"];
 
-/// Copies all layers to the device and repacks them there, and prints the times and the peak memory.
+/// Copies all layers to the device and repacks them there, and prints the times and the peak
+/// memory.
 pub fn run() -> Result<(), BenchError> {
     let client = cubecl::Device::from(CudaDevice::new(0)).client();
     let shapes = named(&LAYER.map(String::from))?;
-    let random = |shape| weight(shape).tensors().map(|role, tensor| random_bytes(bytes(role, &tensor)));
+    let random = |shape| {
+        weight(shape)
+            .tensors()
+            .map(|role, tensor| random_bytes(bytes(role, &tensor)))
+    };
     let hosts: Vec<WeightTensors<Vec<u8>>> = shapes.iter().map(random).collect();
     let mut held = Vec::new();
     let (mut uploading, mut repacking) = (Duration::ZERO, Duration::ZERO);
@@ -28,7 +37,9 @@ pub fn run() -> Result<(), BenchError> {
     for _ in 0..LAYERS {
         for (shape, host) in shapes.iter().zip(&hosts) {
             let start = Instant::now();
-            let plain = host.as_ref().map(|_, bytes| client.create_from_slice(bytes));
+            let plain = host
+                .as_ref()
+                .map(|_, bytes| client.create_from_slice(bytes));
             wait(&client)?;
             uploading += start.elapsed();
 
@@ -37,14 +48,35 @@ pub fn run() -> Result<(), BenchError> {
             wait(&client)?;
             repacking += start.elapsed();
             packed += tile.iter().map(|(_, handle)| handle.size()).sum::<u64>();
-            peak = peak.max(client.memory_report(MemoryScope::Device).usage().bytes_reserved);
+            peak = peak.max(
+                client
+                    .memory_report(MemoryScope::Device)
+                    .usage()
+                    .bytes_reserved,
+            );
             held.push(tile);
         }
     }
-    let (gigabytes, seconds) = (|bytes: u64| bytes as f64 / 1e9, |time: Duration| time.as_secs_f64());
-    println!("{}: {} weights, {:.2} GB", client.properties().identity.name, held.len(), gigabytes(packed));
-    println!("{:.2} s to the device, {:.2} s repacking there", seconds(uploading), seconds(repacking));
-    println!("{:.2} GB reserved at most, {:.3} times the weights", gigabytes(peak), peak as f64 / packed as f64);
+    let (gigabytes, seconds) = (
+        |bytes: u64| bytes as f64 / 1e9,
+        |time: Duration| time.as_secs_f64(),
+    );
+    println!(
+        "{}: {} weights, {:.2} GB",
+        client.properties().identity.name,
+        held.len(),
+        gigabytes(packed)
+    );
+    println!(
+        "{:.2} s to the device, {:.2} s repacking there",
+        seconds(uploading),
+        seconds(repacking)
+    );
+    println!(
+        "{:.2} GB reserved at most, {:.3} times the weights",
+        gigabytes(peak),
+        peak as f64 / packed as f64
+    );
     Ok(())
 }
 
@@ -59,19 +91,34 @@ fn bytes(role: WeightTensor, tensor: &TensorDescriptor) -> usize {
 }
 
 /// Repacks the tensors of a weight to the tile layout.
-fn repacked(client: &Client, shape: &Shape, plain: &WeightTensors<Handle>) -> Result<WeightTensors<Handle>, BenchError> {
+fn repacked(
+    client: &Client,
+    shape: &Shape,
+    plain: &WeightTensors<Handle>,
+) -> Result<WeightTensors<Handle>, BenchError> {
     let problem = QuantProblem::new(0, weight(shape), ActivationDtype::F16);
-    let (from, to) = (problem.weight.tensors(), problem.weight.in_layout(WeightLayout::Tile).tensors());
+    let (from, to) = (
+        problem.weight.tensors(),
+        problem.weight.in_layout(WeightLayout::Tile).tensors(),
+    );
     to.try_map(|role, tensor| {
         let out = client.empty(bytes(role, &tensor));
         if let (Some(source), Some(from)) = (plain.get(role), from.get(role)) {
             let source = buffer(source, from.elements());
-            repack::tensor(client, &problem, role, WeightLayout::Tile, source, buffer(&out, tensor.elements()))?;
+            repack::tensor(
+                client,
+                &problem,
+                role,
+                WeightLayout::Tile,
+                source,
+                buffer(&out, tensor.elements()),
+            )?;
         }
         Ok(out)
     })
 }
 
 fn wait(client: &Client) -> Result<(), BenchError> {
-    cubecl::future::block_on(client.sync()).map_err(|error| BenchError::Device(format!("{error:?}")))
+    cubecl::future::block_on(client.sync())
+        .map_err(|error| BenchError::Device(format!("{error:?}")))
 }

@@ -14,7 +14,8 @@ const fn shape(name: &'static str, k: usize, n: usize) -> Shape {
     Shape { name, k, n }
 }
 
-/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, with q, k, v and gate, up joined as inference engines do; and one large shape.
+/// The linear layers of Llama 2 7B, Llama 3 8B and Llama 2 70B, with q, k, v and gate, up joined as
+/// inference engines do; and one large shape.
 const SHAPES: [Shape; 12] = [
     shape("7b.qkv", 4096, 12288),
     shape("7b.o", 4096, 4096),
@@ -38,7 +39,12 @@ pub fn named(names: &[String]) -> Result<Vec<Shape>, BenchError> {
     if names.is_empty() {
         return Ok(SHAPES.to_vec());
     }
-    let find = |name: &String| SHAPES.into_iter().find(|shape| shape.name == name).ok_or_else(|| BenchError::Shape(name.clone()));
+    let find = |name: &String| {
+        SHAPES
+            .into_iter()
+            .find(|shape| shape.name == name)
+            .ok_or_else(|| BenchError::Shape(name.clone()))
+    };
     names.iter().map(find).collect()
 }
 

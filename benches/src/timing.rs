@@ -6,10 +6,15 @@ use cubecl::client::Client;
 /// The number of timed replays, after one that is not timed.
 const REPLAYS: usize = 9;
 
-/// Returns the time of one call in microseconds: that of the median replay of a graph of `calls` consecutive calls, divided by `calls`.
+/// Returns the time of one call in microseconds: that of the median replay of a graph of `calls`
+/// consecutive calls, divided by `calls`.
 ///
 /// `call` launches the kernel for the number of a call.
-pub fn time(client: &Client, calls: usize, call: impl Fn(usize) -> Result<(), BenchError>) -> Result<f64, BenchError> {
+pub fn time(
+    client: &Client,
+    calls: usize,
+    call: impl Fn(usize) -> Result<(), BenchError>,
+) -> Result<f64, BenchError> {
     client.graph_prepare().map_err(device)?;
     call(0)?;
     client.start_capture().map_err(device)?;
@@ -20,10 +25,12 @@ pub fn time(client: &Client, calls: usize, call: impl Fn(usize) -> Result<(), Be
     let mut times = Vec::with_capacity(REPLAYS);
     for _ in 0..=REPLAYS {
         let window = client.profile_start().map_err(device)?;
-        // SAFETY: every buffer of the calls outlives this function, and nothing else runs on the client's stream.
+        // SAFETY: every buffer of the calls outlives this function, and nothing else runs on the
+        // client's stream.
         unsafe { graph.replay() }.map_err(device)?;
         let duration = client.profile_end(window).map_err(device)?;
-        let ticks = cubecl::future::block_on(duration.resolve()).ok_or_else(|| BenchError::Device("it gave no time".into()))?;
+        let ticks = cubecl::future::block_on(duration.resolve())
+            .ok_or_else(|| BenchError::Device("it gave no time".into()))?;
         times.push(ticks.duration().as_secs_f64() * 1e6 / calls as f64);
     }
     let timed = &mut times[1..];

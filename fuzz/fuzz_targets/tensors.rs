@@ -1,4 +1,5 @@
-//! A byte that selects the format, and the bytes of a `model.safetensors`, of which one layer is read.
+//! A byte that selects the format, and the bytes of a `model.safetensors`, of which one layer is
+//! read.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,6 +1,7 @@
 //! The bodies of the fuzz targets, and valid inputs to begin with.
 //!
-//! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on mutated inputs wherever the tests run.
+//! `crates/marlin-format/tests/format/fuzz.rs` includes this crate's modules: it runs them on
+//! mutated inputs wherever the tests run.
 
 mod errors;
 mod formats;

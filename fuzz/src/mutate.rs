@@ -5,11 +5,17 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
 /// The signs of JSON, its words, and numbers at edges.
-pub const JSON: [&str; 17] = ["{", "}", "[", "]", ",", ":", "\"", "null", "true", "false", "{}", "[]", "\"\"", "0", "1", "-1", "1e308"];
+pub const JSON: [&str; 17] = [
+    "{", "}", "[", "]", ",", ":", "\"", "null", "true", "false", "{}", "[]", "\"\"", "0", "1",
+    "-1", "1e308",
+];
 
 /// Inputs for each target: `MARLIN_FUZZ_INPUTS`, or so many.
 pub fn inputs(otherwise: usize) -> usize {
-    std::env::var("MARLIN_FUZZ_INPUTS").ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
+    std::env::var("MARLIN_FUZZ_INPUTS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(otherwise)
 }
 
 /// A text with one to four changes. `tokens` are the texts written into it.
@@ -30,8 +36,15 @@ pub fn mutated(rng: &mut StdRng, text: &[u8], tokens: &[&str]) -> Vec<u8> {
             // A whole number or word, or the text of a whole string.
             4 | 5 => {
                 let word = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
-                let begin = text[..start].iter().rposition(|byte| !word(byte)).map_or(0, |before| before + 1);
-                let end = start + text[start..].iter().position(|byte| !word(byte)).unwrap_or(text.len() - start);
+                let begin = text[..start]
+                    .iter()
+                    .rposition(|byte| !word(byte))
+                    .map_or(0, |before| before + 1);
+                let end = start
+                    + text[start..]
+                        .iter()
+                        .position(|byte| !word(byte))
+                        .unwrap_or(text.len() - start);
                 text.splice(begin..end, tokens.choose(rng).unwrap().bytes());
             }
             _ => text.truncate(start),

@@ -3,13 +3,17 @@
 use std::fs;
 
 use half::f16;
-use marlin_format::checkpoint::{CheckpointWriter, Dtype, LayerFormat, Marlin24Names, TensorData, TensorSpec, compressed_tensors, gptq};
+use marlin_format::checkpoint::{
+    CheckpointWriter, Dtype, LayerFormat, Marlin24Names, TensorData, TensorSpec,
+    compressed_tensors, gptq,
+};
 use marlin_format::layout::PlainLayout;
 use marlin_format::{Bits, GroupSize, PlainParts, PlainWeight, Scales};
 
 use super::formats::{LAYER, formats};
 
-/// Input and output features: whole tiles of every format, and an incomplete last group of 64 or 128 rows.
+/// Input and output features: whole tiles of every format, and an incomplete last group of 64 or
+/// 128 rows.
 const SHAPE: (usize, usize) = (160, 64);
 
 /// Configs of every method, with every field that is read.
@@ -37,10 +41,15 @@ pub fn config_seeds() -> Vec<Vec<u8>> {
     .into()
 }
 
-/// For every format and spec that can be written, its selector and the bytes of a file that holds a layer so.
+/// For every format and spec that can be written, its selector and the bytes of a file that holds a
+/// layer so.
 pub fn tensor_seeds() -> Vec<Vec<u8>> {
     let formats = formats().into_iter().enumerate();
-    formats.filter_map(|(selector, format)| Some([&[selector as u8][..], &file(&layer(&format)?)].concat())).collect()
+    formats
+        .filter_map(|(selector, format)| {
+            Some([&[selector as u8][..], &file(&layer(&format)?)].concat())
+        })
+        .collect()
 }
 
 /// The tensors of a layer, or `None` if the format does not hold such a spec.
@@ -50,20 +59,37 @@ fn layer(format: &LayerFormat) -> Option<Vec<TensorData>> {
     let marlin = !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128);
     let words = |name: &str, dtype: Dtype, shape: [usize; 2], byte: u8| {
         let bytes = vec![byte; shape[0] * shape[1] * dtype.bitsize() / 8];
-        TensorData { spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape), bytes }
+        TensorData {
+            spec: TensorSpec::new(format!("{LAYER}.{name}"), dtype, shape),
+            bytes,
+        }
     };
-    // 0x2c2c is a finite scale; in 0x44 every nibble is metadata that name the first two rows of four.
+    // 0x2c2c is a finite scale; in 0x44 every nibble is metadata that name the first two rows of
+    // four.
     let scales = |name: &str| words(name, Dtype::F16, [groups, n], 0x2c);
     match format {
         LayerFormat::Gptq(_) => Some(gptq::tensors_of(LAYER, &plain(format)?)),
-        LayerFormat::PackQuantized(_) => Some(compressed_tensors::tensors_of(LAYER, &plain(format)?)),
+        LayerFormat::PackQuantized(_) => {
+            Some(compressed_tensors::tensors_of(LAYER, &plain(format)?))
+        }
         LayerFormat::Awq(_) if spec.bits == Bits::Four => {
-            let zero_points = spec.zero_points.then(|| words("qzeros", Dtype::I32, [groups, n / 8], 0x75));
-            Some([words("qweight", Dtype::I32, [k, n / 8], 0x31), scales("scales")].into_iter().chain(zero_points).collect())
+            let zero_points = spec
+                .zero_points
+                .then(|| words("qzeros", Dtype::I32, [groups, n / 8], 0x75));
+            Some(
+                [
+                    words("qweight", Dtype::I32, [k, n / 8], 0x31),
+                    scales("scales"),
+                ]
+                .into_iter()
+                .chain(zero_points)
+                .collect(),
+            )
         }
-        LayerFormat::Marlin(_) if marlin && spec.bits == Bits::Four => {
-            Some(vec![words("B", Dtype::I32, [k / 16, 2 * n], 0x29), scales("s")])
-        }
+        LayerFormat::Marlin(_) if marlin && spec.bits == Bits::Four => Some(vec![
+            words("B", Dtype::I32, [k / 16, 2 * n], 0x29),
+            scales("s"),
+        ]),
         LayerFormat::Marlin24(_, names) if marlin => {
             let [weight, metadata, scale] = match names {
                 Marlin24Names::CompressedTensors => ["weight_packed", "meta", "scale_packed"],
@@ -88,10 +114,13 @@ fn plain(format: &LayerFormat) -> Option<PlainWeight> {
         k,
         n,
         spec,
-        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| ((row * 5 + column * 3) % 16) as u8),
+        words: PlainLayout::new(k, n, spec.bits)
+            .pack_with(|row, column| ((row * 5 + column * 3) % 16) as u8),
         metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.125); groups * n]),
-        zero_points: spec.zero_points.then(|| (0..groups * n).map(|i| (i % 15) as u8).collect()),
+        zero_points: spec
+            .zero_points
+            .then(|| (0..groups * n).map(|i| (i % 15) as u8).collect()),
         row_permutation: format.act_order().then(|| (0..k as u32).rev().collect()),
     })
     .ok()
@@ -102,9 +131,13 @@ fn file(tensors: &[TensorData]) -> Vec<u8> {
     let parent = tempfile::tempdir().expect("a temporary folder");
     let dir = parent.path().join("model");
     let mut writer = CheckpointWriter::create(&dir).expect("a new folder");
-    writer.declare(tensors.iter().map(|tensor| tensor.spec.clone())).expect("tensors of different names");
+    writer
+        .declare(tensors.iter().map(|tensor| tensor.spec.clone()))
+        .expect("tensors of different names");
     for tensor in tensors {
-        writer.write_tensor(&tensor.spec.name, &tensor.bytes).expect("as declared");
+        writer
+            .write_tensor(&tensor.spec.name, &tensor.bytes)
+            .expect("as declared");
     }
     writer.finish().expect("all are written");
     fs::read(dir.join("model.safetensors")).expect("it was written")

@@ -10,11 +10,19 @@ use super::errors::check_error;
 use super::formats::{LAYER, formats};
 
 /// Layers that configs are asked for.
-const LAYERS: [&str; 4] = ["model.layers.0.mlp.up_proj", "model.layers.11.self_attn.q_proj", "lm_head", ""];
+const LAYERS: [&str; 4] = [
+    "model.layers.0.mlp.up_proj",
+    "model.layers.11.self_attn.q_proj",
+    "lm_head",
+    "",
+];
 
 /// Reads the text of a config, either way, and asks it for layers.
 pub fn config(data: &[u8]) {
-    for quantization in [Quantization::from_config(data), Quantization::from_quantize_config(data).map(Some)] {
+    for quantization in [
+        Quantization::from_config(data),
+        Quantization::from_quantize_config(data).map(Some),
+    ] {
         match quantization {
             Ok(None) => {}
             Ok(Some(quantization)) => {
@@ -36,14 +44,19 @@ pub struct Folder(TempDir);
 
 impl Folder {
     /// A folder in the system's place for temporary files.
-    #[allow(clippy::new_without_default, reason = "it makes a folder; the tests' module, which is not public, does not lint it")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "it makes a folder; the tests' module, which is not public, does not lint it"
+    )]
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a temporary folder"))
     }
 
     /// Opens a file of tensors, and takes every tensor out of it.
     pub fn header(&self, file: &[u8]) {
-        let Some(checkpoint) = self.open(file) else { return };
+        let Some(checkpoint) = self.open(file) else {
+            return;
+        };
         for name in checkpoint.names() {
             let tensor = checkpoint.tensor(name).expect("it is listed");
             let bits: usize = tensor.shape().iter().product::<usize>() * tensor.dtype().bitsize();
@@ -51,10 +64,15 @@ impl Folder {
         }
     }
 
-    /// Reads a layer, in the format that the first byte selects, of the file of tensors that follows. Returns true if there is one.
+    /// Reads a layer, in the format that the first byte selects, of the file of tensors that
+    /// follows. Returns true if there is one.
     pub fn tensors(&self, data: &[u8]) -> bool {
-        let Some((&selector, file)) = data.split_first() else { return false };
-        let Some(checkpoint) = self.open(file) else { return false };
+        let Some((&selector, file)) = data.split_first() else {
+            return false;
+        };
+        let Some(checkpoint) = self.open(file) else {
+            return false;
+        };
         let formats = formats();
         let format = &formats[usize::from(selector) % formats.len()];
         let names = layer_tensors(&checkpoint, LAYER, format);
@@ -63,7 +81,10 @@ impl Folder {
             Ok(weight) => {
                 let asked = format.spec().expect("floats are not read");
                 let spec = weight.spec();
-                assert_eq!((spec.bits, spec.group, spec.zero_points), (asked.bits, asked.group, asked.zero_points));
+                assert_eq!(
+                    (spec.bits, spec.group, spec.zero_points),
+                    (asked.bits, asked.group, asked.zero_points)
+                );
                 assert_eq!(weight.dequantize().len(), weight.k() * weight.n());
                 true
             }
@@ -75,8 +96,11 @@ impl Folder {
     }
 
     fn open(&self, file: &[u8]) -> Option<Checkpoint> {
-        fs::write(self.0.path().join("model.safetensors"), file).expect("a temporary file can be written");
-        Checkpoint::open(self.0.path()).inspect_err(|error| check_error(error)).ok()
+        fs::write(self.0.path().join("model.safetensors"), file)
+            .expect("a temporary file can be written");
+        Checkpoint::open(self.0.path())
+            .inspect_err(|error| check_error(error))
+            .ok()
     }
 }
 
@@ -85,7 +109,9 @@ fn check_format(format: &LayerFormat) {
     match format {
         LayerFormat::Awq(spec) => assert_eq!(spec.bits, Bits::Four),
         LayerFormat::Marlin(spec) | LayerFormat::Marlin24(spec, _) => {
-            assert!(!spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128));
+            assert!(
+                !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128)
+            );
         }
         _ => {}
     }

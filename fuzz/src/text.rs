@@ -1,6 +1,8 @@
-//! Chat templates and files `tokenizer.json`: valid ones to begin with, and the operations on an input. Every failure of a worker is an error in time.
+//! Chat templates and files `tokenizer.json`: valid ones to begin with, and the operations on an
+//! input. Every failure of a worker is an error in time.
 //!
-//! `crates/marlin-text/tests/hostile` includes this module: it runs it on mutated inputs wherever the tests run.
+//! `crates/marlin-text/tests/hostile` includes this module: it runs it on mutated inputs wherever
+//! the tests run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,17 +13,24 @@ use tempfile::TempDir;
 
 use super::errors::check_error;
 
-/// The longest that an input may take: the four seconds of each call that a worker has, on a busy machine.
+/// The longest that an input may take: the four seconds of each call that a worker has, on a busy
+/// machine.
 const MOST: Duration = Duration::from_secs(20);
 
 /// Published templates.
 pub fn template_seeds() -> Vec<Vec<u8>> {
-    let golden: serde_json::Value = serde_json::from_str(include_str!("../../tests/golden/chat_templates.json")).expect("valid JSON");
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/golden/chat_templates.json"))
+            .expect("valid JSON");
     let templates = golden["templates"].as_object().expect("templates by name");
-    templates.values().filter_map(|text| Some(text.as_str()?.as_bytes().to_vec())).collect()
+    templates
+        .values()
+        .filter_map(|text| Some(text.as_str()?.as_bytes().to_vec()))
+        .collect()
 }
 
-/// Byte-level BPE, BPE with bytes to fall back to, words, each with what a file may have around a model.
+/// Byte-level BPE, BPE with bytes to fall back to, words, each with what a file may have around a
+/// model.
 pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
     let sentence_piece = r#"{"version":"1.0","truncation":{"direction":"Right","max_length":8,"strategy":"LongestFirst","stride":0},"padding":null,
         "added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
@@ -39,16 +48,35 @@ pub fn tokenizer_seeds() -> Vec<Vec<u8>> {
         "pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"always","split":true},"decoder":{"type":"Metaspace",
         "replacement":"_","prepend_scheme":"always"},"model":{"type":"Unigram","unk_id":0,"vocab":[["<unk>",0.0],["_He",-1.5],["llo",-2.0]]}}"#;
     let byte_level = include_str!("../../crates/marlin-text/tests/byte_level.json");
-    [byte_level, sentence_piece, &words.replace("@@", "##"), unigram].map(|text| text.as_bytes().to_vec()).into()
+    [
+        byte_level,
+        sentence_piece,
+        &words.replace("@@", "##"),
+        unigram,
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into()
 }
 
 /// Compiles a template and renders a conversation. Whether that works.
 pub fn template(data: &[u8]) -> bool {
     in_time(|| {
         let text = String::from_utf8_lossy(data);
-        let tokens = BTreeMap::from([("bos_token".to_string(), "<s>".to_string()), ("eos_token".to_string(), "</s>".to_string())]);
+        let tokens = BTreeMap::from([
+            ("bos_token".to_string(), "<s>".to_string()),
+            ("eos_token".to_string(), "</s>".to_string()),
+        ]);
         let template = ChatTemplate::compile(&text, "chat_template.jinja".into(), tokens)?;
-        template.render(&[Message::user("A question?"), Message::assistant("An answer."), Message::user("Another?")], true).map(drop)
+        template
+            .render(
+                &[
+                    Message::user("A question?"),
+                    Message::assistant("An answer."),
+                    Message::user("Another?"),
+                ],
+                true,
+            )
+            .map(drop)
     })
 }
 
@@ -57,7 +85,10 @@ pub struct TokenizerFolder(TempDir);
 
 impl TokenizerFolder {
     /// A folder in the system's place for temporary files.
-    #[allow(clippy::new_without_default, reason = "it makes a folder; the tests' module, which is not public, does not lint it")]
+    #[allow(
+        clippy::new_without_default,
+        reason = "it makes a folder; the tests' module, which is not public, does not lint it"
+    )]
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a temporary folder"))
     }
@@ -78,6 +109,10 @@ impl TokenizerFolder {
 fn in_time(run: impl FnOnce() -> Result<(), TextError>) -> bool {
     let start = Instant::now();
     let result = run();
-    assert!(start.elapsed() < MOST, "{result:?} after {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < MOST,
+        "{result:?} after {:?}",
+        start.elapsed()
+    );
     result.inspect_err(|error| check_error(error)).is_ok()
 }

@@ -17,12 +17,28 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    tests.push(trial(device, "checkpoints::an_exported_model_loads_into_a_float_one", exported));
-    tests.push(trial(device, "checkpoints::an_exported_quant_linear_loads_into_one", exported_layer));
-    tests.push(trial(device, "checkpoints::parameters_may_be_missing_where_an_option_says_so", missing));
+    tests.push(trial(
+        device,
+        "checkpoints::an_exported_model_loads_into_a_float_one",
+        exported,
+    ));
+    tests.push(trial(
+        device,
+        "checkpoints::an_exported_quant_linear_loads_into_one",
+        exported_layer,
+    ));
+    tests.push(trial(
+        device,
+        "checkpoints::parameters_may_be_missing_where_an_option_says_so",
+        missing,
+    ));
     // Only its tensors show their strides.
     if device.name == "flex" {
-        tests.push(trial(device, "checkpoints::float_linears_are_contiguous", contiguous));
+        tests.push(trial(
+            device,
+            "checkpoints::float_linears_are_contiguous",
+            contiguous,
+        ));
     }
 }
 
@@ -45,13 +61,28 @@ fn folder<M: Module>(model: &M) -> (TempDir, PathBuf) {
 fn exported(device: &Device) {
     let x = batch(device);
     // The second layer's 96 rows are one group of 64 and an incomplete group.
-    let asymmetric = [GroupSize::Channel, GroupSize::G64].map(|group| QuantSpec::int4(group).with_zero_points());
-    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)].into_iter().chain(asymmetric) {
+    let asymmetric =
+        [GroupSize::Channel, GroupSize::G64].map(|group| QuantSpec::int4(group).with_zero_points());
+    for spec in [
+        QuantSpec::int4(GroupSize::G32),
+        QuantSpec::int8(GroupSize::G32),
+    ]
+    .into_iter()
+    .chain(asymmetric)
+    {
         let (converted, _) = convert_to(spec, fresh(device));
         let (_parent, dir) = folder(&converted);
-        let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!((report.quantized(), report.unused.len()), (2, 0), "{report}");
-        assert!(values(loaded.forward(x.clone())) == values(converted.forward(x.clone())), "{spec}: the weights are the file's");
+        let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new())
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(
+            (report.quantized(), report.unused.len()),
+            (2, 0),
+            "{report}"
+        );
+        assert!(
+            values(loaded.forward(x.clone())) == values(converted.forward(x.clone())),
+            "{spec}: the weights are the file's"
+        );
     }
 }
 
@@ -69,44 +100,95 @@ impl Written {
 }
 
 fn exported_layer(device: &Device) {
-    let (int4, int8) = (QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G64).with_zero_points());
+    let (int4, int8) = (
+        QuantSpec::int4(GroupSize::G32),
+        QuantSpec::int8(GroupSize::G64).with_zero_points(),
+    );
     for (spec, bias) in [(int4, true), (int8, false)] {
         let fresh = || {
-            let linear = |n, bias| LinearConfig::new(if n == 96 { 128 } else { 96 }, n).with_bias(bias).init(device);
-            let layer = QuantLinear::from_linear(&linear(40, bias), &spec).unwrap_or_else(|error| panic!("{error}"));
-            Written { first: linear(96, true), layer }
+            let linear = |n, bias| {
+                LinearConfig::new(if n == 96 { 128 } else { 96 }, n)
+                    .with_bias(bias)
+                    .init(device)
+            };
+            let layer = QuantLinear::from_linear(&linear(40, bias), &spec)
+                .unwrap_or_else(|error| panic!("{error}"));
+            Written {
+                first: linear(96, true),
+                layer,
+            }
         };
         let (model, x) = (fresh(), batch(device));
         let expected = values(model.forward(x.clone()));
         let (_parent, dir) = folder(&model);
         let load = |model| W4A16::load(model, &dir, &KeyRemapper::new());
         // Into one with other values, and into one that has none and was made for another format.
-        let unloaded = QuantLinear::unloaded([96, 40], bias, int4, ActivationDtype::F32, device).unwrap_or_else(|error| panic!("{error}"));
-        for into in [fresh(), Written { layer: unloaded, ..fresh() }] {
+        let unloaded = QuantLinear::unloaded([96, 40], bias, int4, ActivationDtype::F32, device)
+            .unwrap_or_else(|error| panic!("{error}"));
+        for into in [
+            fresh(),
+            Written {
+                layer: unloaded,
+                ..fresh()
+            },
+        ] {
             let (loaded, report) = load(into).unwrap_or_else(|error| panic!("{error}"));
-            assert!(matches!(outcome(&report, "layer.weight"), Outcome::Quantized { format, .. } if format.spec == spec), "{report:#}");
+            assert!(
+                matches!(outcome(&report, "layer.weight"), Outcome::Quantized { format, .. } if format.spec == spec),
+                "{report:#}"
+            );
             assert!(report.unused.is_empty(), "{report}");
-            assert_eq!(loaded.layer.weight().to_plain().ok(), model.layer.weight().to_plain().ok(), "{spec}");
+            assert_eq!(
+                loaded.layer.weight().to_plain().ok(),
+                model.layer.weight().to_plain().ok(),
+                "{spec}"
+            );
             assert!(values(loaded.forward(x.clone())) == expected, "{spec}");
         }
         let refused = |model, expected: &str| {
-            let error = load(model).err().unwrap_or_else(|| panic!("not refused: {expected}"));
+            let error = load(model)
+                .err()
+                .unwrap_or_else(|| panic!("not refused: {expected}"));
             assert!(error.to_string().contains(expected), "{error}");
             error
         };
-        let narrow = QuantLinear::unloaded([96, 32], bias, spec, ActivationDtype::F32, device).unwrap_or_else(|error| panic!("{error}"));
-        assert!(matches!(refused(Written { layer: narrow, ..fresh() }, "layer.weight"), LoadError::Shape { .. }));
-        let adapted = Written { layer: fresh().layer.apply_lora(Lora::new(2, 4.0)), ..fresh() };
-        assert!(matches!(refused(adapted, "layer.weight"), LoadError::Reparameterized { .. }));
+        let narrow = QuantLinear::unloaded([96, 32], bias, spec, ActivationDtype::F32, device)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert!(matches!(
+            refused(
+                Written {
+                    layer: narrow,
+                    ..fresh()
+                },
+                "layer.weight"
+            ),
+            LoadError::Shape { .. }
+        ));
+        let adapted = Written {
+            layer: fresh().layer.apply_lora(Lora::new(2, 4.0)),
+            ..fresh()
+        };
+        assert!(matches!(
+            refused(adapted, "layer.weight"),
+            LoadError::Reparameterized { .. }
+        ));
         // A float layer in the file is no quantised weight.
         #[derive(Module, Debug)]
         struct Float {
             first: Linear,
             layer: Linear,
         }
-        let (_parent, dir) = folder(&Float { first: fresh().first, layer: LinearConfig::new(96, 40).with_bias(bias).init(device) });
-        let error = W4A16::load(fresh(), &dir, &KeyRemapper::new()).err().unwrap_or_else(|| panic!("a float layer was loaded"));
-        assert!(matches!(&error, LoadError::NotQuantized { path, .. } if path == "layer.weight"), "{error}");
+        let (_parent, dir) = folder(&Float {
+            first: fresh().first,
+            layer: LinearConfig::new(96, 40).with_bias(bias).init(device),
+        });
+        let error = W4A16::load(fresh(), &dir, &KeyRemapper::new())
+            .err()
+            .unwrap_or_else(|| panic!("a float layer was loaded"));
+        assert!(
+            matches!(&error, LoadError::NotQuantized { path, .. } if path == "layer.weight"),
+            "{error}"
+        );
     }
 }
 
@@ -124,46 +206,87 @@ struct Headless {
 }
 
 fn missing(device: &Device) {
-    let headed = || Headed { embedding: EmbeddingConfig::new(32, 64).init(device), head: LinearConfig::new(64, 32).init(device) };
-    let saved = Headless { embedding: headed().embedding };
+    let headed = || Headed {
+        embedding: EmbeddingConfig::new(32, 64).init(device),
+        head: LinearConfig::new(64, 32).init(device),
+    };
+    let saved = Headless {
+        embedding: headed().embedding,
+    };
     let (_parent, dir) = folder(&saved);
-    let error = W4A16::load(headed(), &dir, &KeyRemapper::new()).err().unwrap_or_else(|| panic!("two parameters are missing"));
-    assert!(matches!(&error, LoadError::Missing { missing, .. } if missing.len() == 2), "{error}");
-    assert!(error.to_string().contains("allow_missing"), "the error says what to do: {error}");
+    let error = W4A16::load(headed(), &dir, &KeyRemapper::new())
+        .err()
+        .unwrap_or_else(|| panic!("two parameters are missing"));
+    assert!(
+        matches!(&error, LoadError::Missing { missing, .. } if missing.len() == 2),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("allow_missing"),
+        "the error says what to do: {error}"
+    );
 
-    let options = LoadOptions::new(KeyRemapper::new()).allow_missing("^head").allow_missing("^tail");
+    let options = LoadOptions::new(KeyRemapper::new())
+        .allow_missing("^head")
+        .allow_missing("^tail");
     let model = headed();
     let head = values(model.head.weight.val());
-    let (loaded, report) = W4A16::load_with(model, &dir, &options).unwrap_or_else(|error| panic!("{error}"));
-    assert!(values(loaded.embedding.weight.val()) == values(saved.embedding.weight.val()), "what the file has is loaded");
-    assert!(values(loaded.head.weight.val()) == head, "what it has not stays as it is");
+    let (loaded, report) =
+        W4A16::load_with(model, &dir, &options).unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        values(loaded.embedding.weight.val()) == values(saved.embedding.weight.val()),
+        "what the file has is loaded"
+    );
+    assert!(
+        values(loaded.head.weight.val()) == head,
+        "what it has not stays as it is"
+    );
     assert_eq!(report.missing, ["head.weight", "head.bias"]);
     assert_eq!(report.unmatched, ["^tail"]);
-    assert_eq!(*outcome(&report, "head.weight"), Outcome::Left(LeftReason::NotInCheckpoint));
+    assert_eq!(
+        *outcome(&report, "head.weight"),
+        Outcome::Left(LeftReason::NotInCheckpoint)
+    );
     assert!(report.to_string().contains("head.bias"), "{report}");
 
     // What may be missing is loaded where the file has it, and what is missing besides is an error.
     let all = LoadOptions::new(KeyRemapper::new()).allow_missing("");
     let (_parent, whole) = folder(&loaded);
-    let (again, report) = W4A16::load_with(headed(), &whole, &all).unwrap_or_else(|error| panic!("{error}"));
-    assert!(report.missing.is_empty() && values(again.head.weight.val()) == head, "{report}");
+    let (again, report) =
+        W4A16::load_with(headed(), &whole, &all).unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        report.missing.is_empty() && values(again.head.weight.val()) == head,
+        "{report}"
+    );
     let bias = LoadOptions::new(KeyRemapper::new()).allow_missing("bias$");
-    let error = W4A16::load_with(headed(), &dir, &bias).err().unwrap_or_else(|| panic!("the weight is missing"));
-    assert!(matches!(&error, LoadError::Missing { missing, .. } if missing == &["head.weight"]), "{error}");
-    let error =
-        W4A16::load_with(headed(), &dir, &bias.allow_missing("(")).err().unwrap_or_else(|| panic!("a pattern that is none was taken"));
+    let error = W4A16::load_with(headed(), &dir, &bias)
+        .err()
+        .unwrap_or_else(|| panic!("the weight is missing"));
+    assert!(
+        matches!(&error, LoadError::Missing { missing, .. } if missing == &["head.weight"]),
+        "{error}"
+    );
+    let error = W4A16::load_with(headed(), &dir, &bias.allow_missing("("))
+        .err()
+        .unwrap_or_else(|| panic!("a pattern that is none was taken"));
     assert!(matches!(error, LoadError::Pattern { .. }), "{error}");
 }
 
-/// Checks that loaded weights lie in memory as Burn's own store leaves them, in the order of their shape.
+/// Checks that loaded weights lie in memory as Burn's own store leaves them, in the order of their
+/// shape.
 fn contiguous(device: &Device) {
     let model = fresh(device);
     let (_parent, dir) = folder(&model);
-    let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new()).unwrap_or_else(|error| panic!("{error}"));
+    let (loaded, report) = W4A16::load(fresh(device), &dir, &KeyRemapper::new())
+        .unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((report.quantized(), report.left()), (0, 2), "{report}");
     for (found, expected) in [(loaded.up, model.up), (loaded.down, model.down)] {
         assert!(values(found.weight.val()) == values(expected.weight.val()));
-        let tensor = found.weight.val().try_into_primitive::<Flex>().unwrap_or_else(|error| panic!("{error:?}"));
+        let tensor = found
+            .weight
+            .val()
+            .try_into_primitive::<Flex>()
+            .unwrap_or_else(|error| panic!("{error:?}"));
         assert!(tensor.is_contiguous(), "{:?}", tensor.layout());
     }
 }

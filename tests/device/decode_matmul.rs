@@ -13,16 +13,25 @@ use rand::{RngExt, SeedableRng};
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     // CubeCL's CPU runtime takes minutes to compile Burn's matmul for each shape.
     if device.name != "cpu" {
-        tests.push(trial(device, "decode::matmul_agrees_with_f64", move |device| products(device, seed)));
+        tests.push(trial(
+            device,
+            "decode::matmul_agrees_with_f64",
+            move |device| products(device, seed),
+        ));
         // Burn's matmul on Flex rounds sums to 16 bits.
         if device.name != "flex" {
-            tests.push(trial(device, "decode::linear_agrees_with_f64", move |device| linears(device, seed)));
+            tests.push(trial(
+                device,
+                "decode::linear_agrees_with_f64",
+                move |device| linears(device, seed),
+            ));
         }
     }
 }
 
-/// Heads, rows, used positions of the cache, and features of a head: prompts of one token, of odd lengths, of one chunk and of more; the heads of several
-/// queries stacked to numbers of rows that are not powers of two; and heads of every size that models have.
+/// Heads, rows, used positions of the cache, and features of a head: prompts of one token, of odd
+/// lengths, of one chunk and of more; the heads of several queries stacked to numbers of rows that
+/// are not powers of two; and heads of every size that models have.
 const SHAPES: [[usize; 4]; 12] = [
     [1, 1, 1, 64],
     [4, 7, 9, 128],
@@ -42,42 +51,78 @@ fn products(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     for dtype in [F16, BF16] {
         for [heads, rows, positions, head_dim] in SHAPES {
-            let what = format!("{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}");
+            let what = format!(
+                "{heads} heads, {rows} rows, {positions} positions of {head_dim} in {dtype}, seed {seed}"
+            );
             let mut random = |shape: [usize; 4]| {
-                let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+                let values: Vec<f32> = (0..shape.iter().product())
+                    .map(|_| rng.random_range(-1.0..1.0))
+                    .collect();
                 tensor(&values, shape, dtype, device)
             };
             // A view of a larger cache, as in attention.
-            let keys = random([1, heads, positions + 24, head_dim]).slice([0..1, 0..heads, 0..positions, 0..head_dim]);
-            let (queries, weights) = (random([1, heads, rows, head_dim]), random([1, heads, rows, positions]));
+            let keys = random([1, heads, positions + 24, head_dim]).slice([
+                0..1,
+                0..heads,
+                0..positions,
+                0..head_dim,
+            ]);
+            let (queries, weights) = (
+                random([1, heads, rows, head_dim]),
+                random([1, heads, rows, positions]),
+            );
             let scores = decode::matmul(queries.clone(), keys.clone().swap_dims(2, 3));
             let mixed = decode::matmul(weights.clone(), keys.clone());
-            assert_eq!((scores.dims(), mixed.dims()), ([1, heads, rows, positions], [1, heads, rows, head_dim]), "{what}");
-            let [queries, weights, keys, scores, mixed] = [queries, weights, keys, scores, mixed].map(values);
-            let product = |lhs: &[f64], [inner, outer]: [usize; 2], rhs: &dyn Fn(usize, usize, usize) -> f64| -> [Vec<f64>; 2] {
+            assert_eq!(
+                (scores.dims(), mixed.dims()),
+                ([1, heads, rows, positions], [1, heads, rows, head_dim]),
+                "{what}"
+            );
+            let [queries, weights, keys, scores, mixed] =
+                [queries, weights, keys, scores, mixed].map(values);
+            let product = |lhs: &[f64],
+                           [inner, outer]: [usize; 2],
+                           rhs: &dyn Fn(usize, usize, usize) -> f64|
+             -> [Vec<f64>; 2] {
                 let mut sums = [Vec::new(), Vec::new()];
                 for place in 0..heads * rows * outer {
                     let (row, column) = (place / outer, place % outer);
-                    let terms = (0..inner).map(|i| lhs[row * inner + i] * rhs(row / rows, i, column));
+                    let terms =
+                        (0..inner).map(|i| lhs[row * inner + i] * rhs(row / rows, i, column));
                     let [sum, norm] = sum_of(terms);
                     sums[0].push(sum);
                     sums[1].push(norm);
                 }
                 sums
             };
-            let key = |head: usize, position: usize, feature: usize| keys[(head * positions + position) * head_dim + feature];
-            let [expected, magnitude] = product(&queries, [head_dim, positions], &|head, i, column| key(head, column, i));
+            let key = |head: usize, position: usize, feature: usize| {
+                keys[(head * positions + position) * head_dim + feature]
+            };
+            let [expected, magnitude] =
+                product(&queries, [head_dim, positions], &|head, i, column| {
+                    key(head, column, i)
+                });
             let error = relative_error(&scores, &expected, &magnitude);
-            assert!(error <= tolerance(dtype), "scores of {what}: relative error {error:e}");
-            let [expected, magnitude] = product(&weights, [positions, head_dim], &|head, i, column| key(head, i, column));
+            assert!(
+                error <= tolerance(dtype),
+                "scores of {what}: relative error {error:e}"
+            );
+            let [expected, magnitude] =
+                product(&weights, [positions, head_dim], &|head, i, column| {
+                    key(head, i, column)
+                });
             let error = relative_error(&mixed, &expected, &magnitude);
-            assert!(error <= tolerance(dtype), "weighted values of {what}: relative error {error:e}");
+            assert!(
+                error <= tolerance(dtype),
+                "weighted values of {what}: relative error {error:e}"
+            );
         }
     }
 }
 
-/// Rows, K and N of layers: rows on both sides of the most that the head's kernel takes, sizes that are no multiples of a tile, and rows of weights and
-/// activations whose bytes are no multiple of 16.
+/// Rows, K and N of layers: rows on both sides of the most that the head's kernel takes, sizes that
+/// are no multiples of a tile, and rows of weights and activations whose bytes are no multiple of
+/// 16.
 const LAYERS: [[usize; 3]; 9] = [
     [1, 256, 512],
     [32, 256, 70],
@@ -93,14 +138,25 @@ const LAYERS: [[usize; 3]; 9] = [
 fn linears(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     for dtype in [F16, BF16] {
-        for ([rows, k, n], is_table) in LAYERS.into_iter().flat_map(|layer| [(layer, true), (layer, false)]) {
-            let what = format!("{rows} rows, [{k}, {n}], as in checkpoints: {is_table}, in {dtype}, seed {seed}");
+        for ([rows, k, n], is_table) in LAYERS
+            .into_iter()
+            .flat_map(|layer| [(layer, true), (layer, false)])
+        {
+            let what = format!(
+                "{rows} rows, [{k}, {n}], as in checkpoints: {is_table}, in {dtype}, seed {seed}"
+            );
             let mut random = |shape: [usize; 2]| {
-                let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+                let values: Vec<f32> = (0..shape.iter().product())
+                    .map(|_| rng.random_range(-1.0..1.0))
+                    .collect();
                 tensor(&values, shape, dtype, device)
             };
             let x = random([rows, k]);
-            let weight = if is_table { random([n, k]).transpose() } else { random([k, n]) };
+            let weight = if is_table {
+                random([n, k]).transpose()
+            } else {
+                random([k, n])
+            };
             let out: Tensor<3> = decode::linear(x.clone().unsqueeze(), weight.clone(), None);
             assert_eq!(out.dims(), [1, rows, n], "{what}");
             let [x, weight, out] = [values(x), values(weight), values(out)];
@@ -112,13 +168,19 @@ fn linears(device: &Device, seed: u64) {
                 magnitude.push(norm);
             }
             let error = relative_error(&out, &expected, &magnitude);
-            assert!(error <= tolerance(dtype), "{what}: relative error {error:e}");
+            assert!(
+                error <= tolerance(dtype),
+                "{what}: relative error {error:e}"
+            );
         }
     }
 }
 
-/// The sum of a product's terms, and the root of the sum of their squares, which errors are relative to.
+/// The sum of a product's terms, and the root of the sum of their squares, which errors are
+/// relative to.
 fn sum_of(terms: impl Iterator<Item = f64>) -> [f64; 2] {
-    let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| [sum + term, squares + term * term]);
+    let [sum, squares] = terms.fold([0.0, 0.0], |[sum, squares], term| {
+        [sum + term, squares + term * term]
+    });
     [sum, squares.sqrt()]
 }

@@ -8,7 +8,8 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 use libtest_mimic::Trial;
 use marlin_decode::kernels::{
-    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm, silu_mul, write_cache,
+    CacheShape, EmbedArgs, RmsNormArgs, Row, RowState, RowsShape, SiluMulArgs, embed, rms_norm,
+    silu_mul, write_cache,
 };
 use marlin_decode::log_likelihoods;
 use marlin_kernels::matmul::head::{self, HeadOperands};
@@ -18,30 +19,72 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
-    tests.push(trial(device, "decode::log_likelihoods_agree_with_f64", move |device| likelihoods(device, seed)));
+    tests.push(trial(
+        device,
+        "decode::log_likelihoods_agree_with_f64",
+        move |device| likelihoods(device, seed),
+    ));
     if device.name == "flex" {
         return;
     }
-    tests.push(trial(device, "decode::rms_norm_agrees_with_f64", move |device| norms(device, seed)));
-    tests.push(trial(device, "decode::silu_mul_agrees_with_f64", move |device| gates(device, seed)));
-    tests.push(trial(device, "decode::embed_copies_the_rows_of_tokens", move |device| embeddings(device, seed)));
-    tests.push(trial(device, "decode::head_agrees_with_f64", move |device| heads(device, seed)));
-    tests.push(trial(device, "decode::write_cache_writes_its_positions_alone", move |device| caches(device, seed)));
+    tests.push(trial(
+        device,
+        "decode::rms_norm_agrees_with_f64",
+        move |device| norms(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "decode::silu_mul_agrees_with_f64",
+        move |device| gates(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "decode::embed_copies_the_rows_of_tokens",
+        move |device| embeddings(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "decode::head_agrees_with_f64",
+        move |device| heads(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "decode::write_cache_writes_its_positions_alone",
+        move |device| caches(device, seed),
+    ));
 }
 
-const DTYPES: [ActivationDtype; 3] = [ActivationDtype::F32, ActivationDtype::F16, ActivationDtype::BF16];
+const DTYPES: [ActivationDtype; 3] = [
+    ActivationDtype::F32,
+    ActivationDtype::F16,
+    ActivationDtype::BF16,
+];
 
-/// Returns rows and features for vectors of every width, and for rows with fewer and more elements than a cube has units.
+/// Returns rows and features for vectors of every width, and for rows with fewer and more elements
+/// than a cube has units.
 fn shapes(device: &Device) -> Vec<RowsShape> {
     let all = [(1, 64), (3, 100), (2, 33), (1, 4096), (5, 896), (2, 14_336)];
     let few = if is_cpu_runtime(device) { 3 } else { all.len() };
     let dtypes = DTYPES.into_iter().filter(|&dtype| computes(device, dtype));
-    dtypes.flat_map(|dtype| all[..few].iter().map(move |&(rows, features)| RowsShape { rows, features, dtype })).collect()
+    dtypes
+        .flat_map(|dtype| {
+            all[..few].iter().map(move |&(rows, features)| RowsShape {
+                rows,
+                features,
+                dtype,
+            })
+        })
+        .collect()
 }
 
 /// Draws values that are exact in a dtype, and returns them and their bytes.
 fn random(elements: usize, dtype: ActivationDtype, rng: &mut StdRng) -> (Vec<f64>, Vec<u8>) {
-    let bytes = bytes(&(0..elements).map(|_| rng.random_range(-3.0f32..3.0)).collect::<Vec<_>>(), dtype);
+    let bytes = bytes(
+        &(0..elements)
+            .map(|_| rng.random_range(-3.0f32..3.0))
+            .collect::<Vec<_>>(),
+        dtype,
+    );
     (values(&bytes, dtype), bytes)
 }
 
@@ -58,40 +101,68 @@ fn poisoned(client: &Client, elements: usize, dtype: ActivationDtype) -> (Handle
 }
 
 fn read(client: &Client, handle: Handle, dtype: ActivationDtype) -> Vec<f64> {
-    values(&client.read_one(handle).unwrap_or_else(|error| panic!("{error}")), dtype)
+    values(
+        &client
+            .read_one(handle)
+            .unwrap_or_else(|error| panic!("{error}")),
+        dtype,
+    )
 }
 
 fn check(shape: &RowsShape, found: &[f64], expected: &[f64], seed: u64) {
     let error = relative_error(found, expected, expected);
-    assert!(error <= tolerance(shape.dtype), "{shape}, seed {seed}: relative error {error:e}");
+    assert!(
+        error <= tolerance(shape.dtype),
+        "{shape}, seed {seed}: relative error {error:e}"
+    );
 }
 
-/// Rows of fewer and more logits than a cube has units, of any size; rows without a token, and tokens outside of the vocabulary.
+/// Rows of fewer and more logits than a cube has units, of any size; rows without a token, and
+/// tokens outside of the vocabulary.
 fn likelihoods(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    for dtype in DTYPES.into_iter().filter(|&dtype| computes(device, dtype)).map(|dtype| DType::from(float_dtype(dtype))) {
+    for dtype in DTYPES
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+        .map(|dtype| DType::from(float_dtype(dtype)))
+    {
         for (rows, vocab) in [(1, 1), (3, 2), (7, 255), (5, 257), (4, 32_000)] {
-            let mut logits: Vec<f32> = (0..rows * vocab).map(|_| rng.random_range(-20.0..20.0)).collect();
+            let mut logits: Vec<f32> = (0..rows * vocab)
+                .map(|_| rng.random_range(-20.0..20.0))
+                .collect();
             // A row whose exponentials are all out of range.
             logits[..vocab].iter_mut().for_each(|logit| *logit += 500.0);
-            let mut tokens: Vec<i32> = (0..rows).map(|_| rng.random_range(0..vocab as i32)).collect();
+            let mut tokens: Vec<i32> = (0..rows)
+                .map(|_| rng.random_range(0..vocab as i32))
+                .collect();
             if rows > 3 {
                 (tokens[1], tokens[2]) = (-1, vocab as i32);
             }
             let data = TensorData::new(logits, [rows, vocab]).convert_dtype(dtype);
             let exact: Vec<f64> = data.iter::<f64>().collect();
             let on_device = Tensor::<2>::from_data(data, (device, dtype));
-            let of_tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens.clone(), [rows]), (device, DType::I32));
+            let of_tokens = Tensor::<1, Int>::from_data(
+                TensorData::new(tokens.clone(), [rows]),
+                (device, DType::I32),
+            );
             let found = log_likelihoods(on_device, of_tokens).into_data();
             assert_eq!(found.dtype(), DType::F32);
-            for ((found, logits), token) in found.iter::<f64>().zip(exact.chunks(vocab)).zip(tokens) {
+            for ((found, logits), token) in found.iter::<f64>().zip(exact.chunks(vocab)).zip(tokens)
+            {
                 if token == vocab as i32 {
-                    assert!(found.is_nan(), "{found} for a token outside of the vocabulary");
+                    assert!(
+                        found.is_nan(),
+                        "{found} for a token outside of the vocabulary"
+                    );
                     continue;
                 }
                 let best = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = logits.iter().map(|logit| (logit - best).exp()).sum();
-                let expected = if token < 0 { 0.0 } else { logits[token as usize] - best - total.ln() };
+                let expected = if token < 0 {
+                    0.0
+                } else {
+                    logits[token as usize] - best - total.ln()
+                };
                 let error = (found - expected).abs();
                 assert!(
                     error <= 1e-4 * (1.0 + expected.abs()),
@@ -106,7 +177,11 @@ fn norms(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
     for shape in shapes(device) {
-        let RowsShape { rows, features, dtype } = shape;
+        let RowsShape {
+            rows,
+            features,
+            dtype,
+        } = shape;
         for with_residual in [false, true] {
             let (x, x_bytes) = random(rows * features, dtype, &mut rng);
             let (added, residual_bytes) = random(rows * features, dtype, &mut rng);
@@ -119,18 +194,25 @@ fn norms(device: &Device, seed: u64) {
                 weight: buffer(&client, &weight_bytes, features),
                 out: out_arg,
             };
-            rms_norm(&client, &shape, 1e-5, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
+            rms_norm(&client, &shape, 1e-5, args)
+                .unwrap_or_else(|error| panic!("{shape}: {error}"));
 
             // The sum is rounded, and the rounded sum is normalised.
             let sum = read(&client, residual, dtype);
-            let exact: Vec<f64> = x.iter().zip(&added).map(|(x, added)| if with_residual { x + added } else { *added }).collect();
+            let exact: Vec<f64> = x
+                .iter()
+                .zip(&added)
+                .map(|(x, added)| if with_residual { x + added } else { *added })
+                .collect();
             check(&shape, &sum, &exact, seed);
             let normalised = if with_residual { sum } else { x };
             let expected: Vec<f64> = normalised
                 .chunks(features)
                 .flat_map(|row| {
                     let mean = row.iter().map(|value| value * value).sum::<f64>() / features as f64;
-                    row.iter().zip(&weight).map(move |(value, weight)| value / (mean + 1e-5).sqrt() * weight)
+                    row.iter()
+                        .zip(&weight)
+                        .map(move |(value, weight)| value / (mean + 1e-5).sqrt() * weight)
                 })
                 .collect();
             check(&shape, &read(&client, out, dtype), &expected, seed);
@@ -142,14 +224,25 @@ fn gates(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
     for shape in shapes(device) {
-        let RowsShape { rows, features, dtype } = shape;
+        let RowsShape {
+            rows,
+            features,
+            dtype,
+        } = shape;
         let (gate_up, gate_up_bytes) = random(2 * rows * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * features, dtype);
-        let args = SiluMulArgs { gate_up: buffer(&client, &gate_up_bytes, 2 * rows * features), out: out_arg };
+        let args = SiluMulArgs {
+            gate_up: buffer(&client, &gate_up_bytes, 2 * rows * features),
+            out: out_arg,
+        };
         silu_mul(&client, &shape, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
         let expected: Vec<f64> = gate_up
             .chunks(2 * features)
-            .flat_map(|row| (0..features).map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[features + i]).collect::<Vec<_>>())
+            .flat_map(|row| {
+                (0..features)
+                    .map(|i| row[i] / (1.0 + (-row[i]).exp()) * row[features + i])
+                    .collect::<Vec<_>>()
+            })
             .collect();
         check(&shape, &read(&client, out, dtype), &expected, seed);
     }
@@ -160,38 +253,78 @@ fn heads(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     // One row, some, numbers around multiples of eight, and the maximum.
     let counts = [1, 2, 4, 7, 8, 9, 17, 33, usize::MAX];
-    for (count, shape) in shapes(device).into_iter().flat_map(|shape| counts.map(|count| (count, shape))) {
-        let RowsShape { features, dtype, .. } = shape;
+    for (count, shape) in shapes(device)
+        .into_iter()
+        .flat_map(|shape| counts.map(|count| (count, shape)))
+    {
+        let RowsShape {
+            features, dtype, ..
+        } = shape;
         // Some columns, and on a card so many that they take many blocks.
-        let columns = if features == 4096 && !is_cpu_runtime(device) { 1_027 } else { 37 };
-        let problem = |m| FloatProblem { m, k: features, n: columns, dtype };
+        let columns = if features == 4096 && !is_cpu_runtime(device) {
+            1_027
+        } else {
+            37
+        };
+        let problem = |m| FloatProblem {
+            m,
+            k: features,
+            n: columns,
+            dtype,
+        };
         let kernel_of = |rows| match plan(problem(rows), &Target::of(&client)).kernel {
             Kernel::Head(kernel) => Some(kernel),
             _ => None,
         };
-        let most = (1..=64).take_while(|&rows| kernel_of(rows).is_some()).count();
+        let most = (1..=64)
+            .take_while(|&rows| kernel_of(rows).is_some())
+            .count();
         let rows = if count == usize::MAX { most } else { count };
-        let Some(kernel) = kernel_of(rows) else { continue };
+        let Some(kernel) = kernel_of(rows) else {
+            continue;
+        };
         let shape = RowsShape { rows, ..shape };
         let (x, x_bytes) = random(rows * features, dtype, &mut rng);
         let (weight, weight_bytes) = random(columns * features, dtype, &mut rng);
         let (out, out_arg) = poisoned(&client, rows * columns, dtype);
-        let operands =
-            HeadOperands { x: buffer(&client, &x_bytes, x.len()), weight: buffer(&client, &weight_bytes, weight.len()), out: out_arg };
-        head::launch(&client, &problem(rows), kernel, operands).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let operands = HeadOperands {
+            x: buffer(&client, &x_bytes, x.len()),
+            weight: buffer(&client, &weight_bytes, weight.len()),
+            out: out_arg,
+        };
+        head::launch(&client, &problem(rows), kernel, operands)
+            .unwrap_or_else(|error| panic!("{shape}: {error}"));
         // Only some of many columns, as the sums of all would take minutes.
-        let places = || (0..rows).flat_map(|row| (0..columns).step_by(columns.div_ceil(64)).map(move |column| (row, column)));
+        let places = || {
+            (0..rows).flat_map(|row| {
+                (0..columns)
+                    .step_by(columns.div_ceil(64))
+                    .map(move |column| (row, column))
+            })
+        };
         let sum = |values: &dyn Fn(f64) -> f64| -> Vec<f64> {
-            let terms = |(row, column)| (0..features).map(move |i| (row * features + i, column * features + i));
-            places().map(|place| terms(place).map(|(i, j)| values(x[i] * weight[j])).sum()).collect()
+            let terms = |(row, column)| {
+                (0..features).map(move |i| (row * features + i, column * features + i))
+            };
+            places()
+                .map(|place| terms(place).map(|(i, j)| values(x[i] * weight[j])).sum())
+                .collect()
         };
         let (expected, squares) = (sum(&|term| term), sum(&|term| term * term));
         let magnitude: Vec<f64> = squares.into_iter().map(f64::sqrt).collect();
         let out = read(&client, out, dtype);
-        assert!(out.iter().all(|value| value.is_finite()), "{shape}, seed {seed}: an output was not written");
-        let found: Vec<f64> = places().map(|(row, column)| out[row * columns + column]).collect();
+        assert!(
+            out.iter().all(|value| value.is_finite()),
+            "{shape}, seed {seed}: an output was not written"
+        );
+        let found: Vec<f64> = places()
+            .map(|(row, column)| out[row * columns + column])
+            .collect();
         let error = relative_error(&found, &expected, &magnitude);
-        assert!(error <= tolerance(dtype), "{shape}, seed {seed}: relative error {error:e}");
+        assert!(
+            error <= tolerance(dtype),
+            "{shape}, seed {seed}: relative error {error:e}"
+        );
     }
 }
 
@@ -200,22 +333,47 @@ fn embeddings(device: &Device, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let vocab = 50;
     for shape in shapes(device) {
-        let RowsShape { rows, features, dtype } = shape;
+        let RowsShape {
+            rows,
+            features,
+            dtype,
+        } = shape;
         let (table, table_bytes) = random(vocab * features, dtype, &mut rng);
         // Rows with the last token, idle rows, and rows with a token outside the vocabulary.
-        let row = |token, state| Row { token, state, ..Row::IDLE };
-        let state: Vec<Row> =
-            (0..rows).map(|i| [row(49, RowState::At(7)), row(3, RowState::Idle), row(50, RowState::At(0))][i % 3]).collect();
+        let row = |token, state| Row {
+            token,
+            state,
+            ..Row::IDLE
+        };
+        let state: Vec<Row> = (0..rows)
+            .map(|i| {
+                [
+                    row(49, RowState::At(7)),
+                    row(3, RowState::Idle),
+                    row(50, RowState::At(0)),
+                ][i % 3]
+            })
+            .collect();
         let (out, out_arg) = poisoned(&client, rows * features, dtype);
         let args = EmbedArgs {
             table: buffer(&client, &table_bytes, vocab * features),
-            row_state: words(&client, state.iter().flat_map(|row| row.to_words()).map(|word| word as u32)),
+            row_state: words(
+                &client,
+                state
+                    .iter()
+                    .flat_map(|row| row.to_words())
+                    .map(|word| word as u32),
+            ),
             out: out_arg,
         };
         embed(&client, &shape, vocab, args).unwrap_or_else(|error| panic!("{shape}: {error}"));
         let found = read(&client, out, dtype);
         for (row, found) in found.chunks(features).enumerate() {
-            let expected = if row % 3 == 0 { &table[49 * features..] } else { &vec![0.0; features] };
+            let expected = if row % 3 == 0 {
+                &table[49 * features..]
+            } else {
+                &vec![0.0; features]
+            };
             assert!(found == expected, "{shape}, seed {seed}: row {row}");
         }
     }
@@ -224,27 +382,62 @@ fn embeddings(device: &Device, seed: u64) {
 fn caches(device: &Device, seed: u64) {
     let client = client(device);
     let mut rng = StdRng::seed_from_u64(seed);
-    let cache_shape = CacheShape { slots: 3, kv_heads: 2, max_len: 9, head_dim: 40 };
-    let CacheShape { slots, kv_heads, max_len, head_dim } = cache_shape;
+    let cache_shape = CacheShape {
+        slots: 3,
+        kv_heads: 2,
+        max_len: 9,
+        head_dim: 40,
+    };
+    let CacheShape {
+        slots,
+        kv_heads,
+        max_len,
+        head_dim,
+    } = cache_shape;
     for dtype in DTYPES.into_iter().filter(|&dtype| computes(device, dtype)) {
         for (slot, start, seq) in [(0, 0, 9), (2, 8, 1), (1, 3, 4)] {
-            let shape = RowsShape { rows: kv_heads * seq, features: head_dim, dtype };
+            let shape = RowsShape {
+                rows: kv_heads * seq,
+                features: head_dim,
+                dtype,
+            };
             let (mut expected, cache_bytes) = random(cache_shape.elements(), dtype, &mut rng);
             let (new, new_bytes) = random(kv_heads * seq * head_dim, dtype, &mut rng);
             let (cache, cache_arg) = output(&client, &cache_bytes, cache_shape.elements());
-            write_cache(&client, &shape, &cache_shape, [slot, start], buffer(&client, &new_bytes, new.len()), cache_arg)
-                .unwrap_or_else(|error| panic!("{shape}: {error}"));
+            write_cache(
+                &client,
+                &shape,
+                &cache_shape,
+                [slot, start],
+                buffer(&client, &new_bytes, new.len()),
+                cache_arg,
+            )
+            .unwrap_or_else(|error| panic!("{shape}: {error}"));
             for (head, new) in new.chunks(seq * head_dim).enumerate() {
                 let first = ((slot * kv_heads + head) * max_len + start) * head_dim;
                 expected[first..first + new.len()].copy_from_slice(new);
             }
-            assert!(read(&client, cache, dtype) == expected, "{shape}, slot {slot}, from {start}, seed {seed}");
+            assert!(
+                read(&client, cache, dtype) == expected,
+                "{shape}, slot {slot}, from {start}, seed {seed}"
+            );
         }
     }
-    let shape = RowsShape { rows: 2, features: head_dim, dtype: ActivationDtype::F32 };
+    let shape = RowsShape {
+        rows: 2,
+        features: head_dim,
+        dtype: ActivationDtype::F32,
+    };
     for (slot, start) in [(slots, 0), (0, max_len)] {
         let zeros = |elements: usize| buffer(&client, &vec![0; 4 * elements], elements);
-        let refused = write_cache(&client, &shape, &cache_shape, [slot, start], zeros(2 * head_dim), zeros(cache_shape.elements()));
+        let refused = write_cache(
+            &client,
+            &shape,
+            &cache_shape,
+            [slot, start],
+            zeros(2 * head_dim),
+            zeros(cache_shape.elements()),
+        );
         assert!(refused.is_err(), "slot {slot}, position {start}");
     }
 }

@@ -1,22 +1,22 @@
-//! The matmul of one row, with a norm before it and without, on raw buffers: every format and cluster size, shapes at tile edges, outputs filled with NaN.
+//! The matmul of one row, with a norm before it and without, on raw buffers: every format and
+//! cluster size, shapes at tile edges, outputs filled with NaN.
+
+mod operands;
 
 use crate::kernels::{buffer, bytes, values};
 use crate::marlin::{Bench, problem};
 use crate::setup::{Named, trial};
-use cubecl::prelude::BufferArg;
 use libtest_mimic::Trial;
 use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::device::CLUSTER_CAPABILITY;
 use marlin_kernels::matmul::gemv::{self, CLUSTERS};
 use marlin_kernels::{
-    ActivationDtype, Epilogue, EpilogueStage, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan, Prologue, PrologueStage,
-    Reason, launch,
+    ActivationDtype, Epilogue, Kernel, KernelError, NormOperands, Operands as LaunchOperands, Plan,
+    Prologue, Reason, launch,
 };
 use marlin_tests::{Case, Operands, relative_error, tolerance};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use operands::{EPSILON, Row, plan};
 
-const EPSILON: f32 = 1e-5;
 /// The groups that the kernel takes.
 const GROUPS: [GroupSize; 3] = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
 
@@ -25,12 +25,25 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
         return;
     }
     // One test for each width and group, so that several processes can share the compilation.
-    for (bits, group) in Bits::ALL.into_iter().flat_map(|bits| GROUPS.map(|group| (bits, group))) {
+    for (bits, group) in Bits::ALL
+        .into_iter()
+        .flat_map(|bits| GROUPS.map(|group| (bits, group)))
+    {
         let name = format!("gemv::agrees_with_f64::{bits}::{group}");
-        tests.push(on_clusters(device, &name, move |bench| agrees(bench, bits, group, seed)));
+        tests.push(on_clusters(device, &name, move |bench| {
+            agrees(bench, bits, group, seed)
+        }));
     }
-    tests.push(on_clusters(device, "gemv::a_thousand_runs_give_the_same_bits", move |bench| repeats(bench, seed)));
-    tests.push(on_clusters(device, "gemv::wrong_operands_are_refused", move |bench| refusals(bench, seed)));
+    tests.push(on_clusters(
+        device,
+        "gemv::a_thousand_runs_give_the_same_bits",
+        move |bench| repeats(bench, seed),
+    ));
+    tests.push(on_clusters(
+        device,
+        "gemv::wrong_operands_are_refused",
+        move |bench| refusals(bench, seed),
+    ));
 }
 
 /// A test that passes on cards without clusters, which the kernel needs: no plan has it there.
@@ -43,99 +56,90 @@ fn on_clusters(device: &Named, name: &str, body: impl FnOnce(&Bench) + Send + 's
     })
 }
 
-/// Operands of the kernel, and the expected output.
-struct Row {
-    x: Vec<f32>,
-    residual: Vec<f32>,
-    norm: Vec<f32>,
-    /// The sum of `x` and `residual`, rounded.
-    sum: Vec<f32>,
-    /// The operands of the matmul, with the exact norm as activations.
-    operands: Operands,
-}
-
-impl Row {
-    /// A residual stream like that of a model: two halves of very different magnitude, and one value far above all others.
-    fn random(case: &Case, seed: u64) -> Self {
-        let Case { k, activations: dtype, .. } = *case;
-        let mut rng = StdRng::seed_from_u64(seed);
-        let mut operands = Operands::random(case, seed);
-        let mut residual = random(k / 2, 1e-3, dtype, &mut rng);
-        residual.extend(random(k - k / 2, 1.0, dtype, &mut rng));
-        residual[k - 1] = 4000.0;
-        let (x, mut norm) = (random(k, 0.01, dtype, &mut rng), random(k, 2.0, dtype, &mut rng));
-        // With weights of 8 bits up to 5.1, gates and ups of more than 256 would have a product beyond f16.
-        norm[k - 1] *= 0.25;
-        let sum = rounded(residual.iter().zip(&x).map(|(a, b)| a + b), dtype);
-        let square: f64 = sum.iter().map(|&value| f64::from(value).powi(2)).sum();
-        let root = (square / k as f64 + f64::from(EPSILON)).sqrt();
-        operands.x = sum.iter().zip(&norm).map(|(&value, &weight)| (f64::from(value) / root * f64::from(weight)) as f32).collect();
-        operands.recompute(case);
-        Self { x, residual, norm, sum, operands }
-    }
-
-    /// Runs a case on outputs filled with NaN, and returns the bytes of the output and of the sum.
-    fn run(&self, bench: &Bench, case: &Case, blocks: usize, epilogue: Epilogue) -> [Vec<u8>; 2] {
-        let dtype = case.activations;
-        let problem = problem(case).with_prologue(Prologue::AddRmsNorm).with_epilogue(epilogue);
-        let arg = |values: &[f32]| buffer(&bench.client, &bytes(values, dtype), values.len());
-        let handles = [problem.outputs(), case.k].map(|elements| bench.client.create_from_slice(&bytes(&vec![f32::NAN; elements], dtype)));
-        // SAFETY: the buffers were made for as many elements.
-        let [out, sum] = unsafe {
-            [BufferArg::from_raw_parts(handles[0].clone(), problem.outputs()), BufferArg::from_raw_parts(handles[1].clone(), case.k)]
-        };
-        let norm = NormOperands { residual: arg(&self.residual), weight: arg(&self.norm), sum, epsilon: EPSILON };
-        let operands = LaunchOperands { x: arg(&self.x), norm: Some(norm), ..bench.operands(case, &self.operands, out) };
-        launch(&bench.client, &problem, &plan(blocks, epilogue), operands).unwrap_or_else(|error| panic!("{case}: {error}"));
-        handles.map(|handle| bench.client.read_one(handle).unwrap_or_else(|error| panic!("{case}, {blocks} blocks: {error}")).to_vec())
-    }
-}
-
-/// The plan of a launch on clusters of `blocks` blocks.
-fn plan(blocks: usize, epilogue: Epilogue) -> Plan {
-    let product = Plan::product(Kernel::Gemv { blocks }, Reason::TensorCores { capability: 90 });
-    let epilogue = if epilogue == Epilogue::None { EpilogueStage::None } else { EpilogueStage::InKernel };
-    Plan { prologue: PrologueStage::InKernel, epilogue, ..product }
-}
-
-/// Rounds values to a dtype.
-fn rounded(exact: impl Iterator<Item = f32>, dtype: ActivationDtype) -> Vec<f32> {
-    values(&bytes(&exact.collect::<Vec<_>>(), dtype), dtype).into_iter().map(|value| value as f32).collect()
-}
-
-fn random(count: usize, size: f32, dtype: ActivationDtype, rng: &mut StdRng) -> Vec<f32> {
-    rounded((0..count).map(|_| rng.random_range(-size..size)), dtype)
-}
-
-/// [K, N] with one step along K and with many, with K that ends within a step or a group, and with N that ends within a tile.
+/// [K, N] with one step along K and with many, with K that ends within a step or a group, and with
+/// N that ends within a tile.
 fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(0);
-    vec![[4096, 200], [2048 + 3 * rows, 64], [5 * rows, 63], [3 * rows, 65], [6272, 129], [5 * rows + 24, 40], [2 * rows - 8, 33]]
+    vec![
+        [4096, 200],
+        [2048 + 3 * rows, 64],
+        [5 * rows, 63],
+        [3 * rows, 65],
+        [6272, 129],
+        [5 * rows + 24, 40],
+        [2 * rows - 8, 33],
+    ]
 }
 
 fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
     let (mut ran, mut without_norm) = (0, 0);
-    let formats = [(false, ScaleDtype::F16), (true, ScaleDtype::F16), (false, ScaleDtype::BF16), (true, ScaleDtype::BF16)];
+    let formats = [
+        (false, ScaleDtype::F16),
+        (true, ScaleDtype::F16),
+        (false, ScaleDtype::BF16),
+        (true, ScaleDtype::BF16),
+    ];
     for (zero_points, scale_dtype) in formats {
-        let spec = QuantSpec { bits, zero_points, ..QuantSpec::int4(group).with_scale_dtype(scale_dtype) };
-        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity))) {
-            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
+        let spec = QuantSpec {
+            bits,
+            zero_points,
+            ..QuantSpec::int4(group).with_scale_dtype(scale_dtype)
+        };
+        for ([k, n], sparsity) in shapes(group)
+            .into_iter()
+            .flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity)))
+        {
+            let case = Case {
+                m: 1,
+                k,
+                n,
+                spec,
+                activations: scale_dtype.into(),
+                permuted: false,
+                sparsity,
+            };
             // Few formats are not taken.
-            if gemv::plan(&problem(&case).with_prologue(Prologue::AddRmsNorm), &bench.card).is_none() {
+            if gemv::plan(
+                &problem(&case).with_prologue(Prologue::AddRmsNorm),
+                &bench.card,
+            )
+            .is_none()
+            {
                 continue;
             }
             let row = Row::random(&case, seed);
             // Some of these have more warps than there are steps.
             for blocks in CLUSTERS {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::None);
-                let error = relative_error(&values(&out, case.activations), &row.operands.expected, &row.operands.magnitude);
-                assert!(error <= tolerance(case.activations), "{case}, {blocks} blocks, seed {seed}: relative error {error:e}");
-                assert!(sum == bytes(&row.sum, case.activations), "{case}, {blocks} blocks, seed {seed}: the sum differs");
+                let error = relative_error(
+                    &values(&out, case.activations),
+                    &row.operands.expected,
+                    &row.operands.magnitude,
+                );
+                assert!(
+                    error <= tolerance(case.activations),
+                    "{case}, {blocks} blocks, seed {seed}: relative error {error:e}"
+                );
+                assert!(
+                    sum == bytes(&row.sum, case.activations),
+                    "{case}, {blocks} blocks, seed {seed}: the sum differs"
+                );
                 ran += 1;
             }
         }
-        for ([k, n], sparsity) in shapes(group).into_iter().flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity))) {
-            let case = Case { m: 1, k, n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
+        for ([k, n], sparsity) in shapes(group)
+            .into_iter()
+            .flat_map(|shape| Sparsity::ALL.map(|sparsity| (shape, sparsity)))
+        {
+            let case = Case {
+                m: 1,
+                k,
+                n,
+                spec,
+                activations: scale_dtype.into(),
+                permuted: false,
+                sparsity,
+            };
             let problem = problem(&case);
             // Nor are others without a norm.
             if gemv::plan(&problem, &bench.card).is_none() {
@@ -143,17 +147,42 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
             }
             let operands = Operands::random(&case, seed);
             for blocks in CLUSTERS.into_iter().filter(|&blocks| blocks > 1) {
-                let plan = Plan::product(Kernel::Gemv { blocks }, Reason::TensorCores { capability: 90 });
-                let found = values(&bench.run_problem(&problem, &case, &operands, &plan), case.activations);
+                let plan = Plan::product(
+                    Kernel::Gemv { blocks },
+                    Reason::TensorCores { capability: 90 },
+                );
+                let found = values(
+                    &bench.run_problem(&problem, &case, &operands, &plan),
+                    case.activations,
+                );
                 let error = relative_error(&found, &operands.expected, &operands.magnitude);
-                assert!(error <= tolerance(case.activations), "{case}, {blocks} blocks, seed {seed}: relative error {error:e}");
+                assert!(
+                    error <= tolerance(case.activations),
+                    "{case}, {blocks} blocks, seed {seed}: relative error {error:e}"
+                );
                 without_norm += 1;
             }
         }
-        for (n, sparsity) in [128, 640].into_iter().flat_map(|n| Sparsity::ALL.map(|sparsity| (n, sparsity))) {
-            let case = Case { m: 1, k: 2048 + 3 * group.rows(0), n, spec, activations: scale_dtype.into(), permuted: false, sparsity };
+        for (n, sparsity) in [128, 640]
+            .into_iter()
+            .flat_map(|n| Sparsity::ALL.map(|sparsity| (n, sparsity)))
+        {
+            let case = Case {
+                m: 1,
+                k: 2048 + 3 * group.rows(0),
+                n,
+                spec,
+                activations: scale_dtype.into(),
+                permuted: false,
+                sparsity,
+            };
             // Few formats are not taken.
-            if gemv::plan(&problem(&case).with_prologue(Prologue::AddRmsNorm), &bench.card).is_none() {
+            if gemv::plan(
+                &problem(&case).with_prologue(Prologue::AddRmsNorm),
+                &bench.card,
+            )
+            .is_none()
+            {
                 continue;
             }
             let row = Row::random(&case, seed);
@@ -162,8 +191,14 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
             for blocks in [1, 2, 4] {
                 let [out, sum] = row.run(bench, &case, blocks, Epilogue::SwiGlu);
                 let error = relative_error(&values(&out, case.activations), &expected, &magnitude);
-                assert!(error <= tolerance(case.activations), "SwiGLU of {case}, {blocks} blocks, seed {seed}: relative error {error:e}");
-                assert!(sum == bytes(&row.sum, case.activations), "{case}, {blocks} blocks, seed {seed}: the sum differs");
+                assert!(
+                    error <= tolerance(case.activations),
+                    "SwiGLU of {case}, {blocks} blocks, seed {seed}: relative error {error:e}"
+                );
+                assert!(
+                    sum == bytes(&row.sum, case.activations),
+                    "{case}, {blocks} blocks, seed {seed}: the sum differs"
+                );
             }
         }
     }
@@ -174,14 +209,36 @@ fn agrees(bench: &Bench, bits: Bits, group: GroupSize, seed: u64) {
         (GroupSize::G64, Bits::Four) => [4 + 4, 3 + 4],
         _ => [4 + 4; 2],
     };
-    assert_eq!(ran, with * 7 * 4, "formats, seven shapes, four cluster sizes");
-    assert_eq!(without_norm, without * 7 * 3, "formats without a norm, seven shapes, three cluster sizes");
+    assert_eq!(
+        ran,
+        with * 7 * 4,
+        "formats, seven shapes, four cluster sizes"
+    );
+    assert_eq!(
+        without_norm,
+        without * 7 * 3,
+        "formats without a norm, seven shapes, three cluster sizes"
+    );
 }
 
 fn repeats(bench: &Bench, seed: u64) {
-    for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
-        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::G128) };
-        let case = Case { m: 1, k: 8192, n: 832, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
+    for (bits, sparsity) in Bits::ALL
+        .into_iter()
+        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
+    {
+        let spec = QuantSpec {
+            bits,
+            ..QuantSpec::int4(GroupSize::G128)
+        };
+        let case = Case {
+            m: 1,
+            k: 8192,
+            n: 832,
+            spec,
+            activations: ActivationDtype::F16,
+            permuted: false,
+            sparsity,
+        };
         let row = Row::random(&case, seed);
         for blocks in CLUSTERS {
             let first = row.run(bench, &case, blocks, Epilogue::None);
@@ -197,13 +254,36 @@ fn repeats(bench: &Bench, seed: u64) {
 
 fn refusals(bench: &Bench, seed: u64) {
     let spec = QuantSpec::int4(GroupSize::G64);
-    let case = Case { m: 1, k: 128, n: 64, spec, activations: ActivationDtype::F16, permuted: false, sparsity: Sparsity::Dense };
+    let case = Case {
+        m: 1,
+        k: 128,
+        n: 64,
+        spec,
+        activations: ActivationDtype::F16,
+        permuted: false,
+        sparsity: Sparsity::Dense,
+    };
     let operands = Operands::random(&case, seed);
     let run = |case: Case, features: usize, blocks: usize| {
         let zeros = |elements: usize| buffer(&bench.client, &vec![0; 2 * elements], elements);
-        let made_for = Case { m: 1, permuted: false, activations: ActivationDtype::F16, spec, ..case };
-        let norm = NormOperands { residual: zeros(features), weight: zeros(128), sum: zeros(128), epsilon: EPSILON };
-        let mut launched = LaunchOperands { x: zeros(128), norm: Some(norm), ..bench.operands(&made_for, &operands, zeros(case.m * 64)) };
+        let made_for = Case {
+            m: 1,
+            permuted: false,
+            activations: ActivationDtype::F16,
+            spec,
+            ..case
+        };
+        let norm = NormOperands {
+            residual: zeros(features),
+            weight: zeros(128),
+            sum: zeros(128),
+            epsilon: EPSILON,
+        };
+        let mut launched = LaunchOperands {
+            x: zeros(128),
+            norm: Some(norm),
+            ..bench.operands(&made_for, &operands, zeros(case.m * 64))
+        };
         if case.permuted {
             launched.weight.row_permutation = Some(zeros(128));
         }
@@ -211,17 +291,60 @@ fn refusals(bench: &Bench, seed: u64) {
             // With groups of 128 a column has one group, not two.
             launched.weight.scales = zeros(64);
         }
-        launch(&bench.client, &problem(&case).with_prologue(Prologue::AddRmsNorm), &plan(blocks, Epilogue::None), launched)
+        launch(
+            &bench.client,
+            &problem(&case).with_prologue(Prologue::AddRmsNorm),
+            &plan(blocks, Epilogue::None),
+            launched,
+        )
     };
     let short = run(case, 127, 1);
-    assert!(matches!(short, Err(KernelError::BufferLength { operand: "residual", .. })), "{short:?}");
-    let floats = run(Case { activations: ActivationDtype::F32, ..case }, 128, 1);
-    assert!(matches!(floats, Err(KernelError::DtypePair { .. })), "{floats:?}");
+    assert!(
+        matches!(
+            short,
+            Err(KernelError::BufferLength {
+                operand: "residual",
+                ..
+            })
+        ),
+        "{short:?}"
+    );
+    let floats = run(
+        Case {
+            activations: ActivationDtype::F32,
+            ..case
+        },
+        128,
+        1,
+    );
+    assert!(
+        matches!(floats, Err(KernelError::DtypePair { .. })),
+        "{floats:?}"
+    );
     let column = QuantSpec::int4(GroupSize::G128);
-    for (case, blocks) in
-        [(Case { m: 2, ..case }, 1), (Case { permuted: true, ..case }, 1), (Case { spec: column, ..case }, 1), (case, 3), (case, 0)]
-    {
+    for (case, blocks) in [
+        (Case { m: 2, ..case }, 1),
+        (
+            Case {
+                permuted: true,
+                ..case
+            },
+            1,
+        ),
+        (
+            Case {
+                spec: column,
+                ..case
+            },
+            1,
+        ),
+        (case, 3),
+        (case, 0),
+    ] {
         let refused = run(case, 128, blocks);
-        assert!(matches!(refused, Err(KernelError::NoGemv { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(KernelError::NoGemv { .. })),
+            "{refused:?}"
+        );
     }
 }

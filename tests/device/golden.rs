@@ -1,4 +1,5 @@
-//! Weights that the formats' own packers wrote, on the device: `tests/golden`, whose README describes how they are made.
+//! Weights that the formats' own packers wrote, on the device: `tests/golden`, whose README
+//! describes how they are made.
 
 use crate::setup::{Named, computes, float_dtype, trial};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -11,8 +12,16 @@ use marlin_tests::{relative_error, repository_file, tolerance};
 use std::collections::BTreeMap;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    tests.push(trial(device, "golden::every_format_comes_back_from_the_device", comes_back));
-    tests.push(trial(device, "golden::every_format_multiplies_as_f64_does", multiplies));
+    tests.push(trial(
+        device,
+        "golden::every_format_comes_back_from_the_device",
+        comes_back,
+    ));
+    tests.push(trial(
+        device,
+        "golden::every_format_multiplies_as_f64_does",
+        multiplies,
+    ));
 }
 
 /// Reads the first layer of each format and shape in each folder, by name.
@@ -20,18 +29,30 @@ fn weights() -> BTreeMap<String, PlainWeight> {
     let must = |error: &dyn std::fmt::Display| -> ! { panic!("{error}") };
     let folder = repository_file("tests/golden");
     let text = std::fs::read(folder.join("index.json")).unwrap_or_else(|error| must(&error));
-    let index: Vec<serde_json::Value> = serde_json::from_slice(&text).unwrap_or_else(|error| must(&error));
+    let index: Vec<serde_json::Value> =
+        serde_json::from_slice(&text).unwrap_or_else(|error| must(&error));
     let mut weights = BTreeMap::new();
     for entry in index {
-        let (Some(name), Some(layers)) = (entry["name"].as_str(), entry["layers"].as_object()) else { panic!("{entry}") };
+        let (Some(name), Some(layers)) = (entry["name"].as_str(), entry["layers"].as_object())
+        else {
+            panic!("{entry}")
+        };
         let dir = folder.join(name);
-        let Some(quantization) = Quantization::read(&dir).unwrap_or_else(|error| must(&error)) else { continue };
+        let Some(quantization) = Quantization::read(&dir).unwrap_or_else(|error| must(&error))
+        else {
+            continue;
+        };
         let checkpoint = Checkpoint::open(&dir).unwrap_or_else(|error| must(&error));
         for layer in layers.keys() {
-            let format = quantization.layer(layer).unwrap_or_else(|error| must(&error));
+            let format = quantization
+                .layer(layer)
+                .unwrap_or_else(|error| must(&error));
             assert!(format != LayerFormat::Float, "{name}: {layer}");
-            let weight = read_layer(&checkpoint, layer, &format).unwrap_or_else(|error| must(&error));
-            weights.entry(format!("{name}: {format}, {} x {}", weight.k(), weight.n())).or_insert(weight);
+            let weight =
+                read_layer(&checkpoint, layer, &format).unwrap_or_else(|error| must(&error));
+            weights
+                .entry(format!("{name}: {format}, {} x {}", weight.k(), weight.n()))
+                .or_insert(weight);
         }
     }
     assert!(weights.len() > 80, "{} weights", weights.len());
@@ -40,9 +61,14 @@ fn weights() -> BTreeMap<String, PlainWeight> {
 
 fn comes_back(device: &Device) {
     for (name, weight) in weights() {
-        let found = QuantizedWeight::from_plain(&weight, device).to_plain().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let found = QuantizedWeight::from_plain(&weight, device)
+            .to_plain()
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         // Devices without sparse tensor cores hold a 2:4 weight dense.
-        assert!(found.to_dense() == weight.to_dense(), "{name}: the device gives another weight");
+        assert!(
+            found.to_dense() == weight.to_dense(),
+            "{name}: the device gives another weight"
+        );
     }
 }
 
@@ -54,10 +80,12 @@ fn multiplies(device: &Device) {
         if !computes(device, dtype) {
             continue;
         }
-        let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device).cast(float_dtype(dtype));
+        let x = Tensor::<2>::random([rows, k], Distribution::Normal(0.0, 1.0), device)
+            .cast(float_dtype(dtype));
         let values = |tensor: Tensor<2>| {
             let data = tensor.into_data().convert::<f64>();
-            data.try_into_vec::<f64>().unwrap_or_else(|error| panic!("{name}: {error:?}"))
+            data.try_into_vec::<f64>()
+                .unwrap_or_else(|error| panic!("{name}: {error:?}"))
         };
         let floats = weight.dequantize();
         let weight = QuantizedWeight::from_plain(&weight, device);
@@ -73,7 +101,9 @@ fn multiplies(device: &Device) {
             }
         }
         let error = relative_error(&found, &expected, &magnitude);
-        let broken: Vec<usize> = (0..found.len()).filter(|&i| !found[i].is_finite()).collect();
+        let broken: Vec<usize> = (0..found.len())
+            .filter(|&i| !found[i].is_finite())
+            .collect();
         let plan = weight.plan(rows, dtype, Prologue::None);
         assert!(
             error <= tolerance(dtype),

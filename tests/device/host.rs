@@ -8,25 +8,45 @@ use libtest_mimic::Trial;
 use marlin_kernels::ActivationDtype;
 
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
-    tests.push(trial(device, "host::tensors_come_back_as_they_were", tensors_come_back));
-    tests.push(trial(device, "host::tensors_apart_are_changed_in_place", tensors_apart));
+    tests.push(trial(
+        device,
+        "host::tensors_come_back_as_they_were",
+        tensors_come_back,
+    ));
+    tests.push(trial(
+        device,
+        "host::tensors_apart_are_changed_in_place",
+        tensors_apart,
+    ));
 }
 
-/// Of sizes that runtimes pad, and some that they do not; in views, and after work that has not run yet.
+/// Of sizes that runtimes pad, and some that they do not; in views, and after work that has not run
+/// yet.
 fn tensors_come_back(device: &Device) {
-    let dtypes = [ActivationDtype::F32, ActivationDtype::F16, ActivationDtype::BF16];
-    for dtype in dtypes.into_iter().filter(|&dtype| computes(device, dtype)).map(|dtype| DType::from(float_dtype(dtype))) {
+    let dtypes = [
+        ActivationDtype::F32,
+        ActivationDtype::F16,
+        ActivationDtype::BF16,
+    ];
+    for dtype in dtypes
+        .into_iter()
+        .filter(|&dtype| computes(device, dtype))
+        .map(|dtype| DType::from(float_dtype(dtype)))
+    {
         for shape in [[1, 1, 1], [3, 5, 7], [2, 64, 256], [1, 300, 1000]] {
             let random = || Tensor::<3>::random(shape, Distribution::Default, (device, dtype));
             let (first, second) = (random(), random());
             let results = [first.clone(), first.clone() + second, first.swap_dims(0, 2)];
             for tensor in results {
                 let expected = tensor.to_data();
-                let mut waiting = HostTensor::start(tensor).unwrap_or_else(|error| panic!("{error}"));
+                let mut waiting =
+                    HostTensor::start(tensor).unwrap_or_else(|error| panic!("{error}"));
                 // What is given to the device meanwhile does not change it.
                 drop(random() * 2.0);
                 for _ in 0..2 {
-                    let found = waiting.to_device(device).unwrap_or_else(|error| panic!("{error}"));
+                    let found = waiting
+                        .to_device(device)
+                        .unwrap_or_else(|error| panic!("{error}"));
                     assert_eq!(found.dtype(), dtype);
                     // The host's bytes are shared with this tensor.
                     drop(found.clone() + 1.0);

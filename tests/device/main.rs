@@ -1,10 +1,11 @@
 //! Tests that run on a device: `cargo test -p marlin-tests --test device -- --device cuda`.
 //!
-//! Without `--device`, they run on Flex and on CubeCL's CPU runtime, which every machine has. The seed of the random data is printed; the environment variable
-//! `MARLIN_TEST_SEED` sets it.
+//! Without `--device`, they run on Flex and on CubeCL's CPU runtime, which every machine has. The
+//! seed of the random data is printed; the environment variable `MARLIN_TEST_SEED` sets it.
 //!
-//! The binary is the benches and the program, too, where its first argument is `burn-marlin-bench` or `burn-marlin`: `cargo xtask pack-gpu` packs it for a machine
-//! without a Rust toolchain, and Burn once is 20 MB packed.
+//! The binary is the benches and the program, too, where its first argument is `burn-marlin-bench`
+//! or `burn-marlin`: `cargo xtask pack-gpu` packs it for a machine without a Rust toolchain, and
+//! Burn once is 20 MB packed.
 
 mod convert;
 mod convert_checkpoints;

@@ -3,10 +3,13 @@
 use crate::layer::values;
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::transformer::{
-    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder, TransformerEncoderConfig,
-    TransformerEncoderInput,
+    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
+    TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Embedding, EmbeddingConfig, Gru, GruConfig, Linear, LinearConfig, LinearLayout, Lstm, LstmConfig, Relu};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Gru, GruConfig, Linear, LinearConfig, LinearLayout, Lstm,
+    LstmConfig, Relu,
+};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// An ordinary Burn model.
@@ -19,8 +22,17 @@ pub struct Mlp {
 
 impl Mlp {
     pub fn new(sizes: [usize; 3], layout: LinearLayout, bias: bool, device: &Device) -> Self {
-        let linear = |from, to| LinearConfig::new(from, to).with_layout(layout).with_bias(bias).init(device);
-        Self { up: linear(sizes[0], sizes[1]), relu: Relu::new(), down: linear(sizes[1], sizes[2]) }
+        let linear = |from, to| {
+            LinearConfig::new(from, to)
+                .with_layout(layout)
+                .with_bias(bias)
+                .init(device)
+        };
+        Self {
+            up: linear(sizes[0], sizes[1]),
+            relu: Relu::new(),
+            down: linear(sizes[1], sizes[2]),
+        }
     }
 
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
@@ -61,7 +73,9 @@ impl Tried for TransformerEncoder {
     const LINEAR: [usize; 2] = [12, 0];
 
     fn new(device: &Device) -> Self {
-        TransformerEncoderConfig::new(64, 128, 4, 2).with_dropout(0.0).init(device)
+        TransformerEncoderConfig::new(64, 128, 4, 2)
+            .with_dropout(0.0)
+            .init(device)
     }
 
     fn run(&self, x: Tensor<3>) -> Vec<f64> {
@@ -74,7 +88,9 @@ impl Tried for TransformerDecoder {
     const LINEAR: [usize; 2] = [10, 0];
 
     fn new(device: &Device) -> Self {
-        TransformerDecoderConfig::new(64, 128, 4, 1).with_dropout(0.0).init(device)
+        TransformerDecoderConfig::new(64, 128, 4, 1)
+            .with_dropout(0.0)
+            .init(device)
     }
 
     fn run(&self, x: Tensor<3>) -> Vec<f64> {
@@ -119,7 +135,9 @@ impl Tried for Shared {
     const LINEAR: [usize; 2] = [4, 3];
 
     fn new(device: &Device) -> Self {
-        Self { layers: vec![LinearConfig::new(64, 64).init(device); 4] }
+        Self {
+            layers: vec![LinearConfig::new(64, 64).init(device); 4],
+        }
     }
 
     fn run(&self, x: Tensor<3>) -> Vec<f64> {
@@ -141,13 +159,19 @@ impl Tried for Tied {
     fn new(device: &Device) -> Self {
         let embedding = EmbeddingConfig::new(32, 64).init(device);
         let weight = embedding.weight.clone().map(|weight| weight.transpose());
-        Self { embedding, head: Linear { weight, bias: None } }
+        Self {
+            embedding,
+            head: Linear { weight, bias: None },
+        }
     }
 
     fn run(&self, x: Tensor<3>) -> Vec<f64> {
         let [batch, seq, _] = x.dims();
-        let tokens = (0..batch * seq).map(|index| (index % 32) as i32).collect::<Vec<_>>();
-        let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [batch, seq]), &x.device());
+        let tokens = (0..batch * seq)
+            .map(|index| (index % 32) as i32)
+            .collect::<Vec<_>>();
+        let tokens =
+            Tensor::<2, Int>::from_data(TensorData::new(tokens, [batch, seq]), &x.device());
         values(self.head.forward(x + self.embedding.forward(tokens)))
     }
 }
@@ -192,13 +216,23 @@ impl Tried for Containers {
         let either = |either: &Either, x| match either {
             Either::Narrow(linear) | Either::Wide(linear) => linear.forward(x),
         };
-        let layers = self.maybe.iter().chain(&self.none).chain(&self.list).chain(&self.array).chain([&self.tuple.0, &self.tuple.1]);
+        let layers = self
+            .maybe
+            .iter()
+            .chain(&self.none)
+            .chain(&self.list)
+            .chain(&self.array)
+            .chain([&self.tuple.0, &self.tuple.1]);
         let x = layers.fold(x, |x, layer| layer.forward(x));
         values(either(&self.other, either(&self.either, x)))
     }
 }
 
-/// Returns a `Linear` with another tensor under the same id, as clones of one layer have after they were loaded from a safetensors file.
+/// Returns a `Linear` with another tensor under the same id, as clones of one layer have after they
+/// were loaded from a safetensors file.
 pub fn with_same_id(layer: &Linear, weight: Tensor<2>) -> Linear {
-    Linear { weight: Param::initialized(layer.weight.id, weight), bias: layer.bias.clone() }
+    Linear {
+        weight: Param::initialized(layer.weight.id, weight),
+        bias: layer.bias.clone(),
+    }
 }

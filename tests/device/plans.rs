@@ -6,7 +6,9 @@ use burn::tensor::{Device, FloatDType};
 use burn_marlin::{GroupSize, QuantSpec};
 use libtest_mimic::Trial;
 use marlin_kernels::{Epilogue, EpilogueStage, Kernel, Problem, Prologue, PrologueStage};
-use marlin_llama::{Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions, Suppression};
+use marlin_llama::{
+    Decoder, Llama, LlamaModel, OpenOptions, Sampling, SequenceOptions, Suppression,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -20,11 +22,16 @@ use tracing_subscriber::{Layer, Registry};
 pub fn add(tests: &mut Vec<Trial>, device: &Named) {
     // CubeCL's CPU runtime would compile the kernels of a whole model for minutes.
     if device.name != "cpu" {
-        tests.push(trial(device, "plans::steps_and_prompts_launch_what_is_planned", launched_as_planned));
+        tests.push(trial(
+            device,
+            "plans::steps_and_prompts_launch_what_is_planned",
+            launched_as_planned,
+        ));
     }
 }
 
-/// A format that no other test gives the shipped model: launches of all tests that run at the time are traced.
+/// A format that no other test gives the shipped model: launches of all tests that run at the time
+/// are traced.
 const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G64);
 
 /// A problem and the kernel that was launched for it, in text.
@@ -38,7 +45,10 @@ impl<S: tracing::Subscriber> Layer<S> for Launches {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         let mut launch = LaunchFields::default();
         event.record(&mut launch);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((launch.problem, launch.kernel));
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((launch.problem, launch.kernel));
     }
 }
 
@@ -62,20 +72,28 @@ static LAUNCHES: LazyLock<Arc<Mutex<Vec<Launch>>>> = LazyLock::new(|| {
     let launches = Launches::default();
     let collected = launches.0.clone();
     let filter = Targets::new().with_target("marlin_kernels::launch", LevelFilter::TRACE);
-    Registry::default().with(launches.with_filter(filter)).init();
+    Registry::default()
+        .with(launches.with_filter(filter))
+        .init();
     collected
 });
 
 /// The launches so far with a quantised weight in [`SPEC`], each with its number.
 fn launches() -> BTreeMap<Launch, usize> {
     let mut counts = BTreeMap::new();
-    for launch in LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).iter().filter(|(problem, _)| problem.contains("int4 g64")) {
+    for launch in LAUNCHES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .iter()
+        .filter(|(problem, _)| problem.contains("int4 g64"))
+    {
         *counts.entry(launch.clone()).or_default() += 1;
     }
     counts
 }
 
-/// The planned launches with a quantised weight, each with its number; the head's float weight comes second.
+/// The planned launches with a quantised weight, each with its number; the head's float weight
+/// comes second.
 fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<Launch>) {
     let (mut counts, mut head) = (BTreeMap::new(), None);
     for found in model.plans(rows) {
@@ -84,10 +102,18 @@ fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<
             Problem::Quant(problem) => {
                 // A norm before the kernel is a launch of its own, and the problem has none then.
                 let norm_before = found.plan.prologue == PrologueStage::Before;
-                let problem = if norm_before { problem.with_prologue(Prologue::None) } else { problem };
+                let problem = if norm_before {
+                    problem.with_prologue(Prologue::None)
+                } else {
+                    problem
+                };
                 // As is SwiGLU after it.
                 let swiglu_after = found.plan.epilogue == EpilogueStage::After;
-                let problem = if swiglu_after { problem.with_epilogue(Epilogue::None) } else { problem };
+                let problem = if swiglu_after {
+                    problem.with_epilogue(Epilogue::None)
+                } else {
+                    problem
+                };
                 *counts.entry((problem.to_string(), kernel)).or_default() += 1;
             }
             Problem::Float(_) if found.plan.kernel == Kernel::FloatMatmul => {}
@@ -100,18 +126,29 @@ fn planned(model: &LlamaModel, rows: usize) -> (BTreeMap<Launch, usize>, Option<
 fn launched_as_planned(device: &Device) {
     LazyLock::force(&LAUNCHES);
     let (_guard, folder) = quantised_to(&SPEC);
-    let dtype = if device.supports_dtype(FloatDType::F16) { FloatDType::F16 } else { FloatDType::F32 };
-    let options = OpenOptions { dtype: Some(dtype), max_len: Some(64), with_tokenizer: false, head: None };
+    let dtype = if device.supports_dtype(FloatDType::F16) {
+        FloatDType::F16
+    } else {
+        FloatDType::F32
+    };
+    let options = OpenOptions {
+        dtype: Some(dtype),
+        max_len: Some(64),
+        with_tokenizer: false,
+        head: None,
+    };
     let llama = Llama::open(&folder, device, &options).unwrap_or_else(|error| panic!("{error}"));
-    // Three sequences run as four rows. Where the device takes the tokens of prompts as rows, those of all prompts are rows of one matmul, rounded up; elsewhere
-    // each prompt is one, and the last tokens of all are another.
+    // Three sequences run as four rows. Where the device takes the tokens of prompts as rows, those
+    // of all prompts are rows of one matmul, rounded up; elsewhere each prompt is one, and the last
+    // tokens of all are another.
     for (sequences, tokens, step_rows, rows) in [(1, 38, 1, 48), (3, 22, 4, 96)] {
         let passes = match marlin_decode::takes_prompts(device, dtype) {
             true => BTreeSet::from([step_rows, rows]),
             false => BTreeSet::from([step_rows, tokens - 1, sequences]),
         };
         let before = launches();
-        let mut decoder = Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
+        let mut decoder =
+            Decoder::new(llama.model.clone(), sequences).unwrap_or_else(|error| panic!("{error}"));
         for seed in 0..sequences as u64 {
             let prompt = vec![3 + seed as u32; tokens];
             let options = SequenceOptions {
@@ -121,7 +158,9 @@ fn launched_as_planned(device: &Device) {
                 stop_tokens: Vec::new(),
                 max_new_tokens: 4,
             };
-            decoder.join(&prompt, &options).unwrap_or_else(|error| panic!("{error}"));
+            decoder
+                .join(&prompt, &options)
+                .unwrap_or_else(|error| panic!("{error}"));
         }
         while decoder.sequences() > 0 {
             decoder.step().unwrap_or_else(|error| panic!("{error}"));
@@ -133,13 +172,25 @@ fn launched_as_planned(device: &Device) {
         });
         for rows in passes {
             let (planned, head) = planned(&llama.model, rows);
-            let times: BTreeSet<usize> = planned.iter().map(|(launch, count)| found.remove(launch).unwrap_or_default() / count).collect();
-            assert!(times.len() == 1 && !times.contains(&0), "launches of {rows} rows, planned {planned:?}: each {times:?} times");
+            let times: BTreeSet<usize> = planned
+                .iter()
+                .map(|(launch, count)| found.remove(launch).unwrap_or_default() / count)
+                .collect();
+            assert!(
+                times.len() == 1 && !times.contains(&0),
+                "launches of {rows} rows, planned {planned:?}: each {times:?} times"
+            );
             if let Some(head) = head.filter(|_| rows == step_rows) {
-                let launched = LAUNCHES.lock().unwrap_or_else(PoisonError::into_inner).contains(&head);
+                let launched = LAUNCHES
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .contains(&head);
                 assert!(launched, "the head {head:?} was not launched");
             }
-            println!("{} launches of {rows} rows", planned.values().sum::<usize>());
+            println!(
+                "{} launches of {rows} rows",
+                planned.values().sum::<usize>()
+            );
         }
         assert!(found.is_empty(), "launched and not planned: {found:?}");
     }

@@ -1,4 +1,5 @@
-//! Repacking on the device, from the plain to the tile layout and back, against the packing on the host.
+//! Repacking on the device, from the plain to the tile layout and back, against the packing on the
+//! host.
 
 use crate::kernels::{buffer, bytes, client, must, values, words};
 use crate::setup::{Named, computes, trial};
@@ -17,8 +18,16 @@ pub fn add(tests: &mut Vec<Trial>, device: &Named, seed: u64) {
     if device.name == "flex" {
         return;
     }
-    tests.push(trial(device, "repack::weights_are_as_the_host_packs_them_and_come_back", move |device| weights(device, seed)));
-    tests.push(trial(device, "repack::activations_follow_the_stored_rows", move |device| activations(device, seed)));
+    tests.push(trial(
+        device,
+        "repack::weights_are_as_the_host_packs_them_and_come_back",
+        move |device| weights(device, seed),
+    ));
+    tests.push(trial(
+        device,
+        "repack::activations_follow_the_stored_rows",
+        move |device| activations(device, seed),
+    ));
     tests.push(trial(device, "repack::wrong_lengths_are_refused", refusals));
 }
 
@@ -30,7 +39,10 @@ struct Poisoned {
 
 impl Poisoned {
     fn new(client: &Client, elements: usize, bytes_each: usize) -> Self {
-        Self { handle: client.create_from_slice(&vec![0xa5; elements * bytes_each]), elements }
+        Self {
+            handle: client.create_from_slice(&vec![0xa5; elements * bytes_each]),
+            elements,
+        }
     }
 
     fn arg(&self) -> BufferArg {
@@ -39,7 +51,10 @@ impl Poisoned {
     }
 
     fn read(&self, client: &Client) -> Vec<u8> {
-        client.read_one(self.handle.clone()).unwrap_or_else(|error| panic!("{error}")).to_vec()
+        client
+            .read_one(self.handle.clone())
+            .unwrap_or_else(|error| panic!("{error}"))
+            .to_vec()
     }
 }
 
@@ -48,24 +63,49 @@ fn weights(device: &Device, seed: u64) {
     let client = client(device);
     let mut ran = 0;
     // Tiles are for tensor cores, which do not support scales in f32.
-    let takes = |case: &&Case| case.spec.scale_dtype != ScaleDtype::F32 && computes(device, case.problem().scales);
+    let takes = |case: &&Case| {
+        case.spec.scale_dtype != ScaleDtype::F32 && computes(device, case.problem().scales)
+    };
     for case in cases().iter().filter(takes) {
-        let (problem, operands) = (case.problem(), Operands::random(&Case { m: 1, ..*case }, seed));
+        let (problem, operands) = (
+            case.problem(),
+            Operands::random(&Case { m: 1, ..*case }, seed),
+        );
         let weight = &operands.weight;
         let (tile, plain) = (WeightLayout::Tile, WeightLayout::Plain);
 
-        let tiles = WeightTensors { row_permutation: None, ..operands.tiles().clone() };
+        let tiles = WeightTensors {
+            row_permutation: None,
+            ..operands.tiles().clone()
+        };
         let rows = plain_bytes(weight);
         for (role, expected) in tiles.iter() {
-            let (Some(source), each) = (rows.get(role), if role == WeightTensor::Scales { 2 } else { 4 }) else { continue };
+            let (Some(source), each) = (
+                rows.get(role),
+                if role == WeightTensor::Scales { 2 } else { 4 },
+            ) else {
+                continue;
+            };
             let found = Poisoned::new(&client, expected.len() / each, each);
             let from = buffer(&client, source, source.len() / each);
-            must(case, repack::tensor(&client, &problem, role, tile, from, found.arg()));
-            assert!(found.read(&client) == *expected, "{case}, seed {seed}: {role}");
+            must(
+                case,
+                repack::tensor(&client, &problem, role, tile, from, found.arg()),
+            );
+            assert!(
+                found.read(&client) == *expected,
+                "{case}, seed {seed}: {role}"
+            );
             let back = Poisoned::new(&client, source.len() / each, each);
             let in_tiles = problem.in_layout(tile);
-            must(case, repack::tensor(&client, &in_tiles, role, plain, found.arg(), back.arg()));
-            assert!(back.read(&client) == *source, "{case}, seed {seed}: {role} and back");
+            must(
+                case,
+                repack::tensor(&client, &in_tiles, role, plain, found.arg(), back.arg()),
+            );
+            assert!(
+                back.read(&client) == *source,
+                "{case}, seed {seed}: {role} and back"
+            );
         }
         ran += 1;
     }
@@ -74,40 +114,135 @@ fn weights(device: &Device, seed: u64) {
 
 fn activations(device: &Device, seed: u64) {
     let client = client(device);
-    for case in cases().iter().filter(|case| computes(device, case.activations)).filter(|case| case.m <= 65) {
+    for case in cases()
+        .iter()
+        .filter(|case| computes(device, case.activations))
+        .filter(|case| case.m <= 65)
+    {
         let operands = Operands::random(case, seed);
         let k_padded = row_length(case.k);
         let each = bytes(&[0.0], case.activations).len();
         let found = Poisoned::new(&client, case.m * k_padded, each);
-        let x = buffer(&client, &bytes(&operands.x, case.activations), operands.x.len());
+        let x = buffer(
+            &client,
+            &bytes(&operands.x, case.activations),
+            operands.x.len(),
+        );
         let rows = operands.weight.row_permutation();
         let device_rows = rows.map(|rows| words(&client, rows.iter().copied()));
-        repack::arrange(&client, &case.problem(), x, device_rows, found.arg()).unwrap_or_else(|error| panic!("{case}: {error}"));
+        repack::arrange(&client, &case.problem(), x, device_rows, found.arg())
+            .unwrap_or_else(|error| panic!("{case}: {error}"));
         let expected: Vec<f64> = operands
             .x
             .chunks(case.k)
-            .flat_map(|x| (0..k_padded).map(|i| if i < case.k { f64::from(x[rows.map_or(i, |rows| rows[i] as usize)]) } else { 0.0 }))
+            .flat_map(|x| {
+                (0..k_padded).map(|i| {
+                    if i < case.k {
+                        f64::from(x[rows.map_or(i, |rows| rows[i] as usize)])
+                    } else {
+                        0.0
+                    }
+                })
+            })
             .collect();
-        assert!(values(&found.read(&client), case.activations) == expected, "{case}, seed {seed}");
+        assert!(
+            values(&found.read(&client), case.activations) == expected,
+            "{case}, seed {seed}"
+        );
     }
 }
 
 fn refusals(device: &Device) {
     let client = client(device);
-    let Some(case) = cases().into_iter().find(|case| !case.permuted) else { panic!("the list has no case in order") };
+    let Some(case) = cases().into_iter().find(|case| !case.permuted) else {
+        panic!("the list has no case in order")
+    };
     let problem = case.problem();
     let (words_of, scales_of) = (WeightTensor::Words, WeightTensor::Scales);
     let short = Poisoned::new(&client, problem.weight.tiles().words() - 1, 4);
-    let plain = || words(&client, std::iter::repeat_n(0, PlainLayout::new(case.k, case.n, case.spec.bits).words()));
-    let result = repack::tensor(&client, &problem, words_of, WeightLayout::Tile, plain(), short.arg());
-    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
-    let result = repack::tensor(&client, &problem, words_of, WeightLayout::Plain, short.arg(), plain());
-    assert!(matches!(result, Err(KernelError::BufferLength { operand: "words", .. })), "{result:?}");
-    let result = repack::tensor(&client, &problem, scales_of, WeightLayout::Tile, plain(), short.arg());
-    assert!(matches!(result, Err(KernelError::BufferLength { operand: "scales", .. })), "{result:?}");
-    let symmetric = QuantSpec { zero_points: false, ..case.spec };
+    let plain = || {
+        words(
+            &client,
+            std::iter::repeat_n(0, PlainLayout::new(case.k, case.n, case.spec.bits).words()),
+        )
+    };
+    let result = repack::tensor(
+        &client,
+        &problem,
+        words_of,
+        WeightLayout::Tile,
+        plain(),
+        short.arg(),
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::BufferLength {
+                operand: "words",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let result = repack::tensor(
+        &client,
+        &problem,
+        words_of,
+        WeightLayout::Plain,
+        short.arg(),
+        plain(),
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::BufferLength {
+                operand: "words",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let result = repack::tensor(
+        &client,
+        &problem,
+        scales_of,
+        WeightLayout::Tile,
+        plain(),
+        short.arg(),
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::BufferLength {
+                operand: "scales",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let symmetric = QuantSpec {
+        zero_points: false,
+        ..case.spec
+    };
     let mut without = problem;
     without.weight.format.spec = symmetric;
-    let result = repack::tensor(&client, &without, WeightTensor::ZeroPoints, WeightLayout::Tile, plain(), plain());
-    assert!(matches!(result, Err(KernelError::Presence { operand: "zero_points", found: "present", .. })), "{result:?}");
+    let result = repack::tensor(
+        &client,
+        &without,
+        WeightTensor::ZeroPoints,
+        WeightLayout::Tile,
+        plain(),
+        plain(),
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::Presence {
+                operand: "zero_points",
+                found: "present",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
 }

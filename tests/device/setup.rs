@@ -22,7 +22,8 @@ pub struct Options {
     pub partition: Partition,
 }
 
-/// Every `of`-th test, from the one at `index`: the tests of one device as several processes, which have a device each.
+/// Every `of`-th test, from the one at `index`: the tests of one device as several processes, which
+/// have a device each.
 #[derive(Clone, Copy)]
 pub struct Partition {
     index: usize,
@@ -36,17 +37,25 @@ impl Partition {
     fn parse(text: &str) -> Option<Self> {
         let (part, of) = text.split_once('/')?;
         let (part, of) = (part.parse::<usize>().ok()?, of.parse().ok()?);
-        (1..=of).contains(&part).then(|| Self { index: part - 1, of })
+        (1..=of).contains(&part).then(|| Self {
+            index: part - 1,
+            of,
+        })
     }
 
     /// Keeps the tests of this part.
     pub fn of(self, tests: Vec<Trial>) -> Vec<Trial> {
-        tests.into_iter().skip(self.index).step_by(self.of).collect()
+        tests
+            .into_iter()
+            .skip(self.index)
+            .step_by(self.of)
+            .collect()
     }
 }
 
 impl Options {
-    /// Takes `--device NAME` and `--partition PART/PARTS` out of the arguments, and returns the others, which belong to the test harness.
+    /// Takes `--device NAME` and `--partition PART/PARTS` out of the arguments, and returns the
+    /// others, which belong to the test harness.
     pub fn parse(args: impl Iterator<Item = String>) -> Result<(Self, Vec<String>), String> {
         let (mut devices, mut rest) = (Vec::<String>::new(), Vec::new());
         let (mut args, mut partition) = (args, Partition::ALL);
@@ -55,8 +64,9 @@ impl Options {
                 "--device" => devices.push(args.next().ok_or("--device needs a name")?),
                 "--partition" => {
                     let text = args.next().unwrap_or_default();
-                    partition =
-                        Partition::parse(&text).ok_or_else(|| format!("--partition: expected PART/PARTS such as 1/2, found `{text}`"))?;
+                    partition = Partition::parse(&text).ok_or_else(|| {
+                        format!("--partition: expected PART/PARTS such as 1/2, found `{text}`")
+                    })?;
                 }
                 _ => rest.push(arg),
             }
@@ -68,12 +78,26 @@ impl Options {
             }
         }
         let seed = marlin_tests::seed();
-        let devices = devices.iter().map(|name| named(name, seed)).collect::<Result<_, _>>()?;
-        Ok((Self { devices, seed, partition }, rest))
+        let devices = devices
+            .iter()
+            .map(|name| named(name, seed))
+            .collect::<Result<_, _>>()?;
+        Ok((
+            Self {
+                devices,
+                seed,
+                partition,
+            },
+            rest,
+        ))
     }
 
     pub fn names(&self) -> String {
-        self.devices.iter().map(|device| device.name).collect::<Vec<_>>().join(", ")
+        self.devices
+            .iter()
+            .map(|device| device.name)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -84,28 +108,41 @@ fn named(name: &str, seed: u64) -> Result<Named, String> {
         "cpu" => ("cpu", Device::cpu()),
         "cuda" => ("cuda", Device::cuda(0)),
         "vulkan" => ("vulkan", Device::vulkan(DeviceKind::DefaultDevice)),
-        other => return Err(format!("--device: `{other}` is none of flex, cuda, vulkan, and cpu in builds with that feature")),
+        other => {
+            return Err(format!(
+                "--device: `{other}` is none of flex, cuda, vulkan, and cpu in builds with that feature"
+            ));
+        }
     };
     Ok(Named { name, device, seed })
 }
 
-/// A test named after its device. The device's random numbers start from the run's seed in every test; a panic fails the test with its message.
+/// A test named after its device. The device's random numbers start from the run's seed in every
+/// test; a panic fails the test with its message.
 pub fn trial(device: &Named, name: &str, body: impl FnOnce(&Device) + Send + 'static) -> Trial {
     let named = device.clone();
     Trial::test(format!("{}::{name}", device.name), move || {
         named.device.seed(named.seed);
         catch_unwind(AssertUnwindSafe(|| body(&named.device))).map_err(|panic| {
-            let message = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+            let message = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
             Failed::from(message.unwrap_or_else(|| "panicked".into()))
         })
     })
 }
 
-/// Returns true if a device is a GPU, whose units exchange values in a plane. Work that a GPU does in a moment takes a processor minutes, also through
-/// a software implementation of Vulkan.
+/// Returns true if a device is a GPU, whose units exchange values in a plane. Work that a GPU does
+/// in a moment takes a processor minutes, also through a software implementation of Vulkan.
 pub fn is_card(device: &Device) -> bool {
     match device.as_dispatch() {
-        DispatchDevice::Cube(device) => device.client().properties().features.plane.contains(Plane::Ops),
+        DispatchDevice::Cube(device) => device
+            .client()
+            .properties()
+            .features
+            .plane
+            .contains(Plane::Ops),
         _ => false,
     }
 }
@@ -117,8 +154,9 @@ pub fn is_cpu_runtime(device: &Device) -> bool {
 
 /// Returns true if kernels in a dtype run on a device.
 ///
-/// CubeCL's CPU runtime reports bf16 as supported on every machine. But if the processor has no instruction that rounds to bf16, LLVM calls
-/// `__truncsfbf2`, which libgcc has since version 13; Debian 12 has version 12.
+/// CubeCL's CPU runtime reports bf16 as supported on every machine. But if the processor has no
+/// instruction that rounds to bf16, LLVM calls `__truncsfbf2`, which libgcc has since version 13;
+/// Debian 12 has version 12.
 pub fn computes(device: &Device, dtype: ActivationDtype) -> bool {
     let lacks_bf16 = dtype == ActivationDtype::BF16 && is_cpu_runtime(device) && !rounds_to_bf16();
     device.supports_dtype(float_dtype(dtype)) && !lacks_bf16

@@ -16,20 +16,45 @@ pub struct Outcome<'a> {
     pub broken: Vec<String>,
 }
 
-/// Compiles kernels, each with its text, for the card whose kernels they are, and checks each by its rules. What fails of one leaves the others as they are.
-pub fn check<'a>(kernels: Vec<(&'a Kernel, Source)>, card: Card, toolchain: &Toolchain) -> Vec<Outcome<'a>> {
+/// Compiles kernels, each with its text, for the card whose kernels they are, and checks each by
+/// its rules. What fails of one leaves the others as they are.
+pub fn check<'a>(
+    kernels: Vec<(&'a Kernel, Source)>,
+    card: Card,
+    toolchain: &Toolchain,
+) -> Vec<Outcome<'a>> {
     let texts: Vec<&Source> = kernels.iter().map(|(_, source)| source).collect();
     let compiled = toolchain.compile(&texts, card.arch);
-    kernels.iter().zip(compiled).map(|((kernel, source), compiled)| outcome(kernel, source, compiled, toolchain)).collect()
+    kernels
+        .iter()
+        .zip(compiled)
+        .map(|((kernel, source), compiled)| outcome(kernel, source, compiled, toolchain))
+        .collect()
 }
 
-fn outcome<'a>(kernel: &'a Kernel, source: &Source, compiled: Result<Compiled, ToolchainError>, toolchain: &Toolchain) -> Outcome<'a> {
+fn outcome<'a>(
+    kernel: &'a Kernel,
+    source: &Source,
+    compiled: Result<Compiled, ToolchainError>,
+    toolchain: &Toolchain,
+) -> Outcome<'a> {
     let compiled = match compiled {
         Ok(compiled) => compiled,
-        Err(error) => return Outcome { kernel, row: Err(error.to_string()), broken: Vec::new() },
+        Err(error) => {
+            return Outcome {
+                kernel,
+                row: Err(error.to_string()),
+                broken: Vec::new(),
+            };
+        }
     };
-    // Nothing is tuned for a card of which one configuration is compiled: the ledger shows what its registers do not hold.
-    let mut broken = if kernel.card.coverage == Coverage::One { Vec::new() } else { kernel::broken(kernel, &compiled) };
+    // Nothing is tuned for a card of which one configuration is compiled: the ledger shows what its
+    // registers do not hold.
+    let mut broken = if kernel.card.coverage == Coverage::One {
+        Vec::new()
+    } else {
+        kernel::broken(kernel, &compiled)
+    };
     if let (Coverage::SamePtx(twin), Subject::Tile(_)) = (kernel.card.coverage, &kernel.subject) {
         match has_ptx_of(source, kernel.card, twin, toolchain) {
             Ok(true) => (),
@@ -39,11 +64,24 @@ fn outcome<'a>(kernel: &'a Kernel, source: &Source, compiled: Result<Compiled, T
             Err(error) => broken.push(error.to_string()),
         }
     }
-    Outcome { kernel, row: Ok(Row::new(kernel, source, &compiled)), broken }
+    Outcome {
+        kernel,
+        row: Ok(Row::new(kernel, source, &compiled)),
+        broken,
+    }
 }
 
 /// Returns true if NVRTC's PTX is that for another card, but for the target.
-fn has_ptx_of(source: &Source, card: Card, twin: &Card, toolchain: &Toolchain) -> Result<bool, ToolchainError> {
+fn has_ptx_of(
+    source: &Source,
+    card: Card,
+    twin: &Card,
+    toolchain: &Toolchain,
+) -> Result<bool, ToolchainError> {
     let [own, other] = [card.arch, twin.arch].map(|arch| toolchain.ptx(&source.text, arch));
-    Ok(own?.replacen(&format!(".target {}", card.arch), &format!(".target {}", twin.arch), 1) == other?)
+    Ok(own?.replacen(
+        &format!(".target {}", card.arch),
+        &format!(".target {}", twin.arch),
+        1,
+    ) == other?)
 }

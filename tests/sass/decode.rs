@@ -1,9 +1,12 @@
-//! The kernels of a decode step other than the Marlin kernels: a few configurations of each for every card.
+//! The kernels of a decode step other than the Marlin kernels: a few configurations of each for
+//! every card.
 
 use crate::Card;
 use crate::rules;
 use crate::toolchain::Compiled;
-use marlin_decode::kernels::attention::{self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
+use marlin_decode::kernels::attention::{
+    self, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget,
+};
 use marlin_decode::kernels::{flash, rms_norm_source, silu_mul_source};
 use marlin_format::{Bits, GroupSize, Sparsity};
 use marlin_kernels::ActivationDtype::{self, BF16, F16, F32};
@@ -17,17 +20,33 @@ use std::error::Error;
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// The norm of rows.
-    Norm { features: usize, dtype: ActivationDtype },
+    Norm {
+        features: usize,
+        dtype: ActivationDtype,
+    },
     /// Gates and ups, multiplied.
     Gates { dtype: ActivationDtype },
     /// The logits of a float head.
-    Head { rows: usize, features: usize, dtype: ActivationDtype },
+    Head {
+        rows: usize,
+        features: usize,
+        dtype: ActivationDtype,
+    },
     /// The matmul of one row, for cards with clusters.
     Gemv(gemv::Config),
     /// Attention of a step, and of prompts without tensor cores.
-    Attention { group: usize, head_dim: usize, has_norm: bool, dtype: ActivationDtype, pass: AttentionPass },
+    Attention {
+        group: usize,
+        head_dim: usize,
+        has_norm: bool,
+        dtype: ActivationDtype,
+        pass: AttentionPass,
+    },
     /// Attention of prompts on tensor cores.
-    Flash { head_dim: usize, dtype: ActivationDtype },
+    Flash {
+        head_dim: usize,
+        dtype: ActivationDtype,
+    },
 }
 
 impl Subject {
@@ -48,10 +67,22 @@ pub fn source(subject: &Subject, capability: u32) -> Result<Source, Box<dyn Erro
     Ok(match *subject {
         Subject::Norm { features, dtype } => rms_norm_source(features, dtype, capability)?,
         Subject::Gates { dtype } => silu_mul_source(dtype, capability)?,
-        Subject::Head { rows, features, dtype } => head::source(rows, features, dtype, capability)?,
+        Subject::Head {
+            rows,
+            features,
+            dtype,
+        } => head::source(rows, features, dtype, capability)?,
         Subject::Gemv(config) => gemv::source(&config, capability)?,
-        Subject::Attention { group, head_dim, has_norm, dtype, pass } => {
-            let config = AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?.config;
+        Subject::Attention {
+            group,
+            head_dim,
+            has_norm,
+            dtype,
+            pass,
+        } => {
+            let config =
+                AttentionPlan::new(&shape([group, head_dim], has_norm, dtype, pass), &TARGET)?
+                    .config;
             attention::source(&config, has_norm, dtype, capability)?
         }
         Subject::Flash { head_dim, dtype } => flash::source(head_dim, dtype, capability)?,
@@ -60,13 +91,21 @@ pub fn source(subject: &Subject, capability: u32) -> Result<Source, Box<dyn Erro
 
 /// The rules that the machine code breaks, in words.
 pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<String> {
-    let Compiled { usage, code, shared_bytes } = compiled;
+    let Compiled {
+        usage,
+        code,
+        shared_bytes,
+    } = compiled;
     let mut state_words = 0;
     let is_there = |load: &str| match subject {
         // The first of the weight, past the first-level cache.
         Subject::Gemv(_) => load.contains("NA"),
-        // In a step the first cached keys and values, the only wide loads from buffers that the kernel also writes; and the row's position and slot.
-        Subject::Attention { pass: AttentionPass::Step, .. } => {
+        // In a step the first cached keys and values, the only wide loads from buffers that the
+        // kernel also writes; and the row's position and slot.
+        Subject::Attention {
+            pass: AttentionPass::Step,
+            ..
+        } => {
             let is_constant = load.contains("CONSTANT");
             state_words += usize::from(is_constant);
             load == "LDG.E.128" || is_constant && state_words <= 2
@@ -77,16 +116,27 @@ pub fn broken(subject: &Subject, capability: u32, compiled: &Compiled) -> Vec<St
     broken.extend(rules::early_loads(capability, code, is_there));
     let limit = shared_limit(capability);
     if *shared_bytes > limit {
-        broken.push(format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
+        broken.push(format!(
+            "{shared_bytes} bytes of shared memory where a block may have {limit}"
+        ));
     }
     broken
 }
 
 /// The card that attention is planned for.
-const TARGET: AttentionTarget = AttentionTarget { multiprocessors: 128, plane: 32, units: 1024 };
+const TARGET: AttentionTarget = AttentionTarget {
+    multiprocessors: 128,
+    plane: 32,
+    units: 1024,
+};
 
 /// A row of one group of query heads.
-fn shape([heads, head_dim]: [usize; 2], has_norm: bool, dtype: ActivationDtype, pass: AttentionPass) -> AttentionShape {
+fn shape(
+    [heads, head_dim]: [usize; 2],
+    has_norm: bool,
+    dtype: ActivationDtype,
+    pass: AttentionPass,
+) -> AttentionShape {
     AttentionShape {
         rows: 1,
         heads,
@@ -113,7 +163,10 @@ fn rows() -> Vec<(String, Subject)> {
     let mut subjects = Vec::new();
     for dtype in [F16, BF16, F32] {
         for features in [896, 4096, 8192, 16384] {
-            subjects.push((format!("norm of {features} {dtype}"), Subject::Norm { features, dtype }));
+            subjects.push((
+                format!("norm of {features} {dtype}"),
+                Subject::Norm { features, dtype },
+            ));
         }
         subjects.push((format!("gates in {dtype}"), Subject::Gates { dtype }));
     }
@@ -122,8 +175,25 @@ fn rows() -> Vec<(String, Subject)> {
 
 /// The head of one row to as many as it takes.
 fn heads() -> Vec<(String, Subject)> {
-    let named = |(rows, features, dtype)| (format!("head of {rows} rows of {features} {dtype}"), Subject::Head { rows, features, dtype });
-    let heads = [(1, 4096, F16), (2, 896, F16), (9, 4096, BF16), (17, 8192, F16), (32, 4096, F16), (33, 896, BF16), (64, 4096, F16)];
+    let named = |(rows, features, dtype)| {
+        (
+            format!("head of {rows} rows of {features} {dtype}"),
+            Subject::Head {
+                rows,
+                features,
+                dtype,
+            },
+        )
+    };
+    let heads = [
+        (1, 4096, F16),
+        (2, 896, F16),
+        (9, 4096, BF16),
+        (17, 8192, F16),
+        (32, 4096, F16),
+        (33, 896, BF16),
+        (64, 4096, F16),
+    ];
     heads.map(named).into()
 }
 
@@ -134,14 +204,41 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
         return subjects;
     }
     for group in [GroupSize::G32, GroupSize::G64, GroupSize::G128] {
-        for (blocks, zero_points, bf16) in [(1, false, false), (2, true, false), (4, false, true), (8, true, true)] {
-            for (bits, sparsity) in Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity))) {
-                let operations =
-                    [(Prologue::None, Epilogue::None), (Prologue::AddRmsNorm, Epilogue::None), (Prologue::AddRmsNorm, Epilogue::SwiGlu)];
-                for (prologue, epilogue) in operations.into_iter().filter(|(_, epilogue)| blocks * epilogue.columns() <= 8) {
+        for (blocks, zero_points, bf16) in [
+            (1, false, false),
+            (2, true, false),
+            (4, false, true),
+            (8, true, true),
+        ] {
+            for (bits, sparsity) in Bits::ALL
+                .into_iter()
+                .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)))
+            {
+                let operations = [
+                    (Prologue::None, Epilogue::None),
+                    (Prologue::AddRmsNorm, Epilogue::None),
+                    (Prologue::AddRmsNorm, Epilogue::SwiGlu),
+                ];
+                for (prologue, epilogue) in operations
+                    .into_iter()
+                    .filter(|(_, epilogue)| blocks * epilogue.columns() <= 8)
+                {
                     // Without a norm K is split among two blocks at least.
-                    let blocks = if prologue == Prologue::None { blocks.max(2) } else { blocks };
-                    let config = gemv::Config { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue };
+                    let blocks = if prologue == Prologue::None {
+                        blocks.max(2)
+                    } else {
+                        blocks
+                    };
+                    let config = gemv::Config {
+                        blocks,
+                        group,
+                        bits,
+                        zero_points,
+                        bf16,
+                        sparsity,
+                        prologue,
+                        epilogue,
+                    };
                     if gemv::takes_format(&config) {
                         subjects.push((gemv_name(&config), Subject::Gemv(config)));
                     }
@@ -153,15 +250,33 @@ fn gemv(card: Card) -> Vec<(String, Subject)> {
 }
 
 fn gemv_name(config: &gemv::Config) -> String {
-    let gemv::Config { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue } = config;
+    let gemv::Config {
+        blocks,
+        group,
+        bits,
+        zero_points,
+        bf16,
+        sparsity,
+        prologue,
+        epilogue,
+    } = config;
     let dtype = if *bf16 { "bf16" } else { "f16" };
     let zeros = if *zero_points { " zeros" } else { "" };
-    let norm = if *prologue == Prologue::AddRmsNorm { " norm" } else { "" };
-    let gated = if *epilogue == Epilogue::SwiGlu { " swiglu" } else { "" };
+    let norm = if *prologue == Prologue::AddRmsNorm {
+        " norm"
+    } else {
+        ""
+    };
+    let gated = if *epilogue == Epilogue::SwiGlu {
+        " swiglu"
+    } else {
+        ""
+    };
     format!("gemv of {blocks} blocks {sparsity} {bits} {group} {dtype}{zeros}{norm}{gated}")
 }
 
-/// Attention for groups of one to eight heads, every kind of head_dim, with and without norms, in every dtype; and for rows of prompts.
+/// Attention for groups of one to eight heads, every kind of head_dim, with and without norms, in
+/// every dtype; and for rows of prompts.
 fn attention() -> Vec<(String, Subject)> {
     let steps = [
         (128, 1, false, F16),
@@ -179,15 +294,43 @@ fn attention() -> Vec<(String, Subject)> {
     let named = |pass| {
         move |(head_dim, group, has_norm, dtype)| {
             let norms = if has_norm { " with norms" } else { "" };
-            let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}").to_lowercase();
-            (name, Subject::Attention { group, head_dim, has_norm, dtype, pass })
+            let name = format!("{pass:?} attention of {group} x {head_dim} in {dtype}{norms}")
+                .to_lowercase();
+            (
+                name,
+                Subject::Attention {
+                    group,
+                    head_dim,
+                    has_norm,
+                    dtype,
+                    pass,
+                },
+            )
         }
     };
-    steps.into_iter().map(named(AttentionPass::Step)).chain(prompts.into_iter().map(named(AttentionPass::Prompt))).collect()
+    steps
+        .into_iter()
+        .map(named(AttentionPass::Step))
+        .chain(prompts.into_iter().map(named(AttentionPass::Prompt)))
+        .collect()
 }
 
 /// Attention of prompts on tensor cores.
 fn flash() -> Vec<(String, Subject)> {
-    let named = |(head_dim, dtype)| (format!("flash attention of {head_dim} in {dtype}"), Subject::Flash { head_dim, dtype });
-    [(64, F16), (80, BF16), (96, F16), (128, F16), (128, BF16), (256, F16)].map(named).into()
+    let named = |(head_dim, dtype)| {
+        (
+            format!("flash attention of {head_dim} in {dtype}"),
+            Subject::Flash { head_dim, dtype },
+        )
+    };
+    [
+        (64, F16),
+        (80, BF16),
+        (96, F16),
+        (128, F16),
+        (128, BF16),
+        (256, F16),
+    ]
+    .map(named)
+    .into()
 }

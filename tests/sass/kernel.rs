@@ -49,7 +49,8 @@ impl Kernel {
         }
     }
 
-    /// The number of pairs of weights that the machine code makes; 0 for kernels that are no Marlin.
+    /// The number of pairs of weights that the machine code makes; 0 for kernels that are no
+    /// Marlin.
     pub fn pairs(&self, code: &Code) -> usize {
         match &self.subject {
             Subject::Tile(config) => rules::Counts::of(config, code).pairs,
@@ -78,7 +79,8 @@ pub fn broken(kernel: &Kernel, compiled: &Compiled) -> Vec<String> {
     }
 }
 
-/// Returns every kernel that is compiled for a card; with `whole` every configuration of a tile, in place of those that the card's coverage takes.
+/// Returns every kernel that is compiled for a card; with `whole` every configuration of a tile, in
+/// place of those that the card's coverage takes.
 pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
     let mut kernels: Vec<Kernel> = Vec::new();
     let recorded = tiles::recorded(card)?;
@@ -87,25 +89,43 @@ pub fn all(card: Card, whole: bool) -> Result<Vec<Kernel>, String> {
             _ if whole => of_tile,
             Coverage::Pairs => {
                 let chosen = pairs::cover(&of_tile);
-                of_tile.into_iter().filter(|config| chosen.contains(config) || recorded.contains(config)).collect()
+                of_tile
+                    .into_iter()
+                    .filter(|config| chosen.contains(config) || recorded.contains(config))
+                    .collect()
             }
             Coverage::SamePtx(_) | Coverage::One => of_tile.into_iter().take(1).collect(),
         };
         let kernel = |config: Config| {
             let (name, unit) = (tiles::name(&config), tiles::unit(&config));
-            Kernel { card, name, unit, subject: Subject::Tile(config) }
+            Kernel {
+                card,
+                name,
+                unit,
+                subject: Subject::Tile(config),
+            }
         };
         kernels.extend(chosen.into_iter().map(kernel));
     }
     kernels.extend(decode::subjects(card).into_iter().map(|(name, subject)| {
         let unit = subject.routine().name().to_owned();
-        Kernel { card, name, unit, subject: Subject::Decode(subject) }
+        Kernel {
+            card,
+            name,
+            unit,
+            subject: Subject::Decode(subject),
+        }
     }));
-    kernels.extend(ladder::STEPS.into_iter().flat_map(|step| ladder::ROWS.map(|m| (step, m))).map(|(step, m)| Kernel {
-        card,
-        name: format!("ladder step {step} of {m} rows"),
-        unit: Routine::Ladder.name().to_owned(),
-        subject: Subject::Ladder { step, m },
-    }));
+    kernels.extend(
+        ladder::STEPS
+            .into_iter()
+            .flat_map(|step| ladder::ROWS.map(|m| (step, m)))
+            .map(|(step, m)| Kernel {
+                card,
+                name: format!("ladder step {step} of {m} rows"),
+                unit: Routine::Ladder.name().to_owned(),
+                subject: Subject::Ladder { step, m },
+            }),
+    );
     Ok(kernels)
 }

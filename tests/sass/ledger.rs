@@ -1,6 +1,7 @@
 //! The ledger: what the machine code of every kernel was found to be.
 //!
-//! `ledger/<arch>.tsv` has a head, a line for each kernel, and the configurations that are left out:
+//! `ledger/<arch>.tsv` has a head, a line for each kernel, and the configurations that are left
+//! out:
 //!
 //! ```text
 //! # cubecl     0.11.3                                     the versions that texts and machine code are made with
@@ -22,7 +23,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// The instructions that the ledger counts, each with the modifiers that tell it apart: those that the rules read.
+/// The instructions that the ledger counts, each with the modifiers that tell it apart: those that
+/// the rules read.
 const COUNTED: [(&str, &[&str]); 13] = [
     ("HMMA", &[]),
     ("HGMMA", &[]),
@@ -50,9 +52,15 @@ pub struct Row {
 
 /// The names of the figures.
 pub fn columns() -> Vec<String> {
-    let counted = COUNTED.iter().map(|(mnemonic, modifiers)| [&[*mnemonic], *modifiers].concat().join("."));
+    let counted = COUNTED
+        .iter()
+        .map(|(mnemonic, modifiers)| [&[*mnemonic], *modifiers].concat().join("."));
     let fixed = ["registers", "shared", "local", "instructions"].map(str::to_owned);
-    fixed.into_iter().chain(counted).chain(["pairs".to_owned(), "early".to_owned()]).collect()
+    fixed
+        .into_iter()
+        .chain(counted)
+        .chain(["pairs".to_owned(), "early".to_owned()])
+        .collect()
 }
 
 impl Row {
@@ -60,10 +68,18 @@ impl Row {
     pub fn new(kernel: &Kernel, source: &Source, compiled: &Compiled) -> Self {
         let Compiled { usage, code, .. } = compiled;
         let local = usage.stack + usage.spills;
-        let counted = COUNTED.iter().map(|(mnemonic, modifiers)| code.count(mnemonic, modifiers));
-        let last = [kernel.pairs(code), code.loads_before_wait().map_or(0, |loads| loads.len())];
+        let counted = COUNTED
+            .iter()
+            .map(|(mnemonic, modifiers)| code.count(mnemonic, modifiers));
+        let last = [
+            kernel.pairs(code),
+            code.loads_before_wait().map_or(0, |loads| loads.len()),
+        ];
         let fixed = [usage.registers, compiled.shared_bytes, local, code.len()];
-        Self { text: source.digest(), figures: fixed.into_iter().chain(counted).chain(last).collect() }
+        Self {
+            text: source.digest(),
+            figures: fixed.into_iter().chain(counted).chain(last).collect(),
+        }
     }
 
     /// What another row says otherwise, in words.
@@ -72,8 +88,14 @@ impl Row {
         if self.text != found.text {
             differences.push("another text".to_owned());
         }
-        let figures = columns().into_iter().zip(self.figures.iter().zip(&found.figures));
-        differences.extend(figures.filter(|(_, (own, other))| own != other).map(|(name, (own, other))| format!("{name} {own} -> {other}")));
+        let figures = columns()
+            .into_iter()
+            .zip(self.figures.iter().zip(&found.figures));
+        differences.extend(
+            figures
+                .filter(|(_, (own, other))| own != other)
+                .map(|(name, (own, other))| format!("{name} {own} -> {other}")),
+        );
         differences
     }
 }
@@ -108,12 +130,18 @@ pub enum LedgerError {
     File { path: PathBuf, source: io::Error },
     /// A line is not of the form that is written.
     #[error("{path}:{line}: `{text}` is no line of a ledger; `cargo xtask proof --bless` writes it anew", path = path.display())]
-    Line { path: PathBuf, line: usize, text: String },
+    Line {
+        path: PathBuf,
+        line: usize,
+        text: String,
+    },
 }
 
 /// The file of a card's ledger.
 fn path(card: Card) -> PathBuf {
-    root().join("tests/sass/ledger").join(format!("{}.tsv", card.arch))
+    root()
+        .join("tests/sass/ledger")
+        .join(format!("{}.tsv", card.arch))
 }
 
 impl Ledger {
@@ -130,7 +158,11 @@ impl Ledger {
     fn parse(text: &str, path: &Path) -> Result<Self, LedgerError> {
         let mut ledger = Self::default();
         let mut lines = text.lines().enumerate();
-        let broken = |(number, line): (usize, &str)| LedgerError::Line { path: path.into(), line: number + 1, text: line.into() };
+        let broken = |(number, line): (usize, &str)| LedgerError::Line {
+            path: path.into(),
+            line: number + 1,
+            text: line.into(),
+        };
         for (number, line) in lines.by_ref() {
             let fields: Vec<&str> = line.split('\t').collect();
             match fields[..] {
@@ -152,12 +184,23 @@ impl Ledger {
         }
         for (number, line) in lines.filter(|(_, line)| !line.starts_with('#')) {
             let mut fields = line.split('\t');
-            let (Some(name), Some(text)) = (fields.next(), fields.next()) else { return Err(broken((number, line))) };
-            let figures: Vec<usize> = fields.map(str::parse).collect::<Result<_, _>>().map_err(|_| broken((number, line)))?;
+            let (Some(name), Some(text)) = (fields.next(), fields.next()) else {
+                return Err(broken((number, line)));
+            };
+            let figures: Vec<usize> = fields
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map_err(|_| broken((number, line)))?;
             if figures.len() != columns().len() {
                 return Err(broken((number, line)));
             }
-            ledger.rows.insert(name.into(), Row { text: text.into(), figures });
+            ledger.rows.insert(
+                name.into(),
+                Row {
+                    text: text.into(),
+                    figures,
+                },
+            );
         }
         Ok(ledger)
     }
@@ -171,38 +214,72 @@ impl Ledger {
     }
 
     fn text(&self, card: Card) -> String {
-        let Versions { cubecl, compiler, rules, sources } = &self.versions;
+        let Versions {
+            cubecl,
+            compiler,
+            rules,
+            sources,
+        } = &self.versions;
         let mut text = format!("# cubecl\t{cubecl}\n");
         // Writing to a string does not fail.
-        let _ = writeln!(text, "# compiler\t{}", compiler.as_deref().unwrap_or_default());
+        let _ = writeln!(
+            text,
+            "# compiler\t{}",
+            compiler.as_deref().unwrap_or_default()
+        );
         let _ = writeln!(text, "# rules\t{rules}");
         for (routine, digest) in sources {
             let _ = writeln!(text, "# sources\t{}\t{digest}", routine.name());
         }
         let _ = writeln!(text, "name\ttext\t{}", columns().join("\t"));
-        for (name, Row { text: digest, figures }) in &self.rows {
+        for (
+            name,
+            Row {
+                text: digest,
+                figures,
+            },
+        ) in &self.rows
+        {
             let figures: Vec<String> = figures.iter().map(usize::to_string).collect();
             let _ = writeln!(text, "{name}\t{digest}\t{}", figures.join("\t"));
         }
         for of_tile in tiles::by_tile(card) {
-            let left_out: Vec<String> = of_tile.iter().map(tiles::name).filter(|name| !self.rows.contains_key(name)).collect();
-            if let Some(unit) = of_tile.first().map(tiles::unit).filter(|_| !left_out.is_empty()) {
-                let short = left_out.iter().map(|name| name.strip_prefix(&unit).unwrap_or(name).trim());
-                let _ = writeln!(text, "# left out\t{unit}\t{}", short.collect::<Vec<_>>().join("; "));
+            let left_out: Vec<String> = of_tile
+                .iter()
+                .map(tiles::name)
+                .filter(|name| !self.rows.contains_key(name))
+                .collect();
+            if let Some(unit) = of_tile
+                .first()
+                .map(tiles::unit)
+                .filter(|_| !left_out.is_empty())
+            {
+                let short = left_out
+                    .iter()
+                    .map(|name| name.strip_prefix(&unit).unwrap_or(name).trim());
+                let _ = writeln!(
+                    text,
+                    "# left out\t{unit}\t{}",
+                    short.collect::<Vec<_>>().join("; ")
+                );
             }
         }
         text
     }
 
-    /// Returns the row of a kernel that has this text, if it need not be found again: it was made with the same compiler, and obeyed the same rules.
+    /// Returns the row of a kernel that has this text, if it need not be found again: it was made
+    /// with the same compiler, and obeyed the same rules.
     pub fn knows(&self, text: &str, versions: &Versions) -> Option<&Row> {
         let is_current = self.versions.rules == versions.rules && self.is_of_compiler(versions);
         is_current.then(|| self.rows.values().find(|row| row.text == text))?
     }
 
-    /// Returns true if all texts of a routine are what they were: the sources, CubeCL, the compiler and the rules are.
+    /// Returns true if all texts of a routine are what they were: the sources, CubeCL, the compiler
+    /// and the rules are.
     pub fn is_fresh(&self, routine: Routine, versions: &Versions) -> bool {
-        let is_same = self.versions.cubecl == versions.cubecl && self.versions.rules == versions.rules && self.is_of_compiler(versions);
+        let is_same = self.versions.cubecl == versions.cubecl
+            && self.versions.rules == versions.rules
+            && self.is_of_compiler(versions);
         is_same && self.versions.sources.get(&routine) == versions.sources.get(&routine)
     }
 

@@ -6,13 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
     /// A line that every kernel has is missing.
-    #[error("the log of ptxas has no line with `{0}`; its wording has changed, or nothing was compiled:\n{1}")]
+    #[error(
+        "the log of ptxas has no line with `{0}`; its wording has changed, or nothing was compiled:\n{1}"
+    )]
     NoLine(&'static str, String),
     /// A listing without instructions.
-    #[error("the listing of nvdisasm has no instruction; its form has changed, or nothing was compiled")]
+    #[error(
+        "the listing of nvdisasm has no instruction; its form has changed, or nothing was compiled"
+    )]
     Empty,
     /// A listing with other functions than the kernels that were compiled.
-    #[error("the listing of nvdisasm has the functions {found:?} where the kernels {expected:?} were compiled; was one not inlined?")]
+    #[error(
+        "the listing of nvdisasm has the functions {found:?} where the kernels {expected:?} were compiled; was one not inlined?"
+    )]
     Functions {
         /// The kernels.
         expected: Vec<String>,
@@ -21,12 +27,16 @@ pub enum ListingError {
     },
 }
 
-/// Returns the lines of `ptxas -v` on each of `kernels`, which were compiled together: those after its name, and what came before any name.
+/// Returns the lines of `ptxas -v` on each of `kernels`, which were compiled together: those after
+/// its name, and what came before any name.
 pub fn logs_of(log: &str, kernels: &[&str]) -> Vec<String> {
-    let (mut common, mut logs, mut current) = (String::new(), vec![String::new(); kernels.len()], None);
+    let (mut common, mut logs, mut current) =
+        (String::new(), vec![String::new(); kernels.len()], None);
     for line in log.lines() {
         if let Some((_, name)) = line.split_once("Compiling entry function '") {
-            current = kernels.iter().position(|kernel| name.split('\'').next() == Some(*kernel));
+            current = kernels
+                .iter()
+                .position(|kernel| name.split('\'').next() == Some(*kernel));
         }
         let part = current.map_or(&mut common, |kernel: usize| &mut logs[kernel]);
         part.push_str(line);
@@ -42,7 +52,10 @@ pub fn listings_of(listing: &str, kernels: &[&str]) -> Result<Vec<String>, Listi
         if line.starts_with("//---") {
             // The ruler above the next section.
             current = None;
-        } else if let Some(name) = line.strip_prefix(".text.").and_then(|label| label.strip_suffix(':')) {
+        } else if let Some(name) = line
+            .strip_prefix(".text.")
+            .and_then(|label| label.strip_suffix(':'))
+        {
             current = Some(name);
         }
         if let Some(name) = current {
@@ -51,13 +64,19 @@ pub fn listings_of(listing: &str, kernels: &[&str]) -> Result<Vec<String>, Listi
             part.push('\n');
         }
     }
-    if !functions.keys().eq(&BTreeSet::from_iter(kernels.iter().copied())) {
+    if !functions
+        .keys()
+        .eq(&BTreeSet::from_iter(kernels.iter().copied()))
+    {
         return Err(ListingError::Functions {
             expected: kernels.iter().map(ToString::to_string).collect(),
             found: functions.keys().map(ToString::to_string).collect(),
         });
     }
-    Ok(kernels.iter().filter_map(|kernel| functions.remove(kernel)).collect())
+    Ok(kernels
+        .iter()
+        .filter_map(|kernel| functions.remove(kernel))
+        .collect())
 }
 
 /// The resources of a kernel, as reported by ptxas.
@@ -76,7 +95,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Parses the output of `ptxas -v` on a kernel. For several functions, takes the maximum of the registers, and the sum of everything else.
+    /// Parses the output of `ptxas -v` on a kernel. For several functions, takes the maximum of the
+    /// registers, and the sum of everything else.
     pub fn parse(log: &str) -> Result<Self, ListingError> {
         let missing = |what| ListingError::NoLine(what, log.to_owned());
         let (mut usage, mut frames) = (Self::default(), 0);
@@ -84,10 +104,14 @@ impl Usage {
             if let Some(stack) = before(line, " bytes stack frame") {
                 frames += 1;
                 usage.stack += stack;
-                usage.spills += before(line, " bytes spill stores").ok_or_else(|| missing("bytes spill stores"))?;
-                usage.spills += before(line, " bytes spill loads").ok_or_else(|| missing("bytes spill loads"))?;
+                usage.spills += before(line, " bytes spill stores")
+                    .ok_or_else(|| missing("bytes spill stores"))?;
+                usage.spills += before(line, " bytes spill loads")
+                    .ok_or_else(|| missing("bytes spill loads"))?;
             }
-            usage.registers = usage.registers.max(before(line, " registers").unwrap_or_default());
+            usage.registers = usage
+                .registers
+                .max(before(line, " registers").unwrap_or_default());
             usage.static_shared += before(line, " bytes smem").unwrap_or_default();
             if line.contains("(C7") || line.contains("warning") {
                 usage.remarks.push(line.to_owned());
@@ -96,14 +120,21 @@ impl Usage {
         if frames == 0 {
             return Err(missing("bytes stack frame"));
         }
-        if usage.registers == 0 { Err(missing("registers")) } else { Ok(usage) }
+        if usage.registers == 0 {
+            Err(missing("registers"))
+        } else {
+            Ok(usage)
+        }
     }
 }
 
 /// Returns the number directly before `words`.
 fn before(line: &str, words: &str) -> Option<usize> {
     let (head, _) = line.split_once(words)?;
-    head.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    head.rsplit(|c: char| !c.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// The instructions of a kernel, in order.
@@ -120,10 +151,15 @@ struct Instruction {
 }
 
 impl Code {
-    /// Parses a listing of nvdisasm, whose instructions are `/*offset*/ @predicate OPCODE operands ;`.
+    /// Parses a listing of nvdisasm, whose instructions are `/*offset*/ @predicate OPCODE operands
+    /// ;`.
     pub fn parse(listing: &str) -> Result<Self, ListingError> {
         let instructions: Vec<_> = listing.lines().filter_map(instruction).collect();
-        if instructions.is_empty() { Err(ListingError::Empty) } else { Ok(Self { instructions }) }
+        if instructions.is_empty() {
+            Err(ListingError::Empty)
+        } else {
+            Ok(Self { instructions })
+        }
     }
 
     /// Returns the number of instructions.
@@ -135,29 +171,50 @@ impl Code {
     pub fn count(&self, mnemonic: &str, modifiers: &[&str]) -> usize {
         let matches = |opcode: &str| {
             let mut parts = opcode.split('.');
-            parts.next() == Some(mnemonic) && modifiers.iter().all(|modifier| opcode.split('.').skip(1).any(|part| part == *modifier))
+            parts.next() == Some(mnemonic)
+                && modifiers
+                    .iter()
+                    .all(|modifier| opcode.split('.').skip(1).any(|part| part == *modifier))
         };
-        self.instructions.iter().filter(|instruction| matches(&instruction.opcode)).count()
+        self.instructions
+            .iter()
+            .filter(|instruction| matches(&instruction.opcode))
+            .count()
     }
 
-    /// Returns the loads from global memory, of any kind, before the first `griddepcontrol.wait`; `None` if there is no such wait.
+    /// Returns the loads from global memory, of any kind, before the first `griddepcontrol.wait`;
+    /// `None` if there is no such wait.
     pub fn loads_before_wait(&self) -> Option<Vec<&str>> {
-        let wait = self.instructions.iter().position(|instruction| instruction.opcode.starts_with("ACQBULK"))?;
-        let is_load =
-            |opcode: &&str| ["LDG", "LD.", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "RED"].iter().any(|load| opcode.starts_with(load));
-        Some(self.instructions[..wait].iter().map(|instruction| instruction.opcode.as_str()).filter(is_load).collect())
+        let wait = self
+            .instructions
+            .iter()
+            .position(|instruction| instruction.opcode.starts_with("ACQBULK"))?;
+        let is_load = |opcode: &&str| {
+            ["LDG", "LD.", "LDGSTS", "UBLKCP", "UTMALDG", "ATOMG", "RED"]
+                .iter()
+                .any(|load| opcode.starts_with(load))
+        };
+        Some(
+            self.instructions[..wait]
+                .iter()
+                .map(|instruction| instruction.opcode.as_str())
+                .filter(is_load)
+                .collect(),
+        )
     }
 
     /// Returns the number of LOP3s whose table is a mask: `a & b`, in any order of operands.
     pub fn count_mask(&self) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);
-            instruction.opcode == "LOP3.LUT" && operands.any(|operand| ["0xc0", "0xa0", "0x88"].contains(&operand))
+            instruction.opcode == "LOP3.LUT"
+                && operands.any(|operand| ["0xc0", "0xa0", "0x88"].contains(&operand))
         };
         self.instructions.iter().filter(matches).count()
     }
 
-    /// Returns the number of LOP3s with `constant` as an operand whose table is a mask and an or: `(a & b) | c`, in any order of operands.
+    /// Returns the number of LOP3s with `constant` as an operand whose table is a mask and an or:
+    /// `(a & b) | c`, in any order of operands.
     pub fn count_mask_or(&self, constant: &str) -> usize {
         let matches = |instruction: &&Instruction| {
             let mut operands = instruction.operands.split(',').map(str::trim);
@@ -180,5 +237,8 @@ fn instruction(line: &str) -> Option<Instruction> {
     }
     let rest = rest.split(';').next()?.trim_end();
     let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
-    (!opcode.is_empty()).then(|| Instruction { opcode: opcode.to_owned(), operands: operands.to_owned() })
+    (!opcode.is_empty()).then(|| Instruction {
+        opcode: opcode.to_owned(),
+        operands: operands.to_owned(),
+    })
 }

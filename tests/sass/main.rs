@@ -1,8 +1,11 @@
-//! The proof: checks the machine code of the kernels for every card, without a GPU, and that the ledger says what it is.
+//! The proof: checks the machine code of the kernels for every card, without a GPU, and that the
+//! ledger says what it is.
 //!
-//! CubeCL's CUDA text is compiled by NVRTC with CubeCL's options, then by ptxas, and listed by nvdisasm; `rules.rs` has the rules for the listing. `ledger/<arch>.tsv` says
-//! what was found: kernels whose sources have not changed since are not compiled again, but for a random sample. `cargo xtask proof` compiles everything, `cargo xtask
-//! proof --bless` rewrites the ledger, and `cargo xtask test` runs this beside all other tests.
+//! CubeCL's CUDA text is compiled by NVRTC with CubeCL's options, then by ptxas, and listed by
+//! nvdisasm; `rules.rs` has the rules for the listing. `ledger/<arch>.tsv` says what was found:
+//! kernels whose sources have not changed since are not compiled again, but for a random sample.
+//! `cargo xtask proof` compiles everything, `cargo xtask proof --bless` rewrites the ledger, and
+//! `cargo xtask test` runs this beside all other tests.
 
 mod check;
 mod decode;
@@ -55,14 +58,34 @@ pub enum Coverage {
     One,
 }
 
-const SM_86: Card = Card { arch: "sm_86", capability: 86, coverage: Coverage::Pairs };
+const SM_86: Card = Card {
+    arch: "sm_86",
+    capability: 86,
+    coverage: Coverage::Pairs,
+};
 const CARDS: [Card; 5] = [
-    Card { arch: "sm_80", capability: 80, coverage: Coverage::Pairs },
+    Card {
+        arch: "sm_80",
+        capability: 80,
+        coverage: Coverage::Pairs,
+    },
     SM_86,
     // ptxas used as many registers and instructions as for sm_86 in 376 of 376 configurations.
-    Card { arch: "sm_89", capability: 89, coverage: Coverage::SamePtx(&SM_86) },
-    Card { arch: "sm_90a", capability: 90, coverage: Coverage::Pairs },
-    Card { arch: "sm_120", capability: 120, coverage: Coverage::One },
+    Card {
+        arch: "sm_89",
+        capability: 89,
+        coverage: Coverage::SamePtx(&SM_86),
+    },
+    Card {
+        arch: "sm_90a",
+        capability: 90,
+        coverage: Coverage::Pairs,
+    },
+    Card {
+        arch: "sm_120",
+        capability: 120,
+        coverage: Coverage::One,
+    },
 ];
 
 /// The folder of the workspace.
@@ -82,9 +105,14 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let toolchain = std::env::var_os(FOLDER).map(|folder| Toolchain::load(PathBuf::from(folder))).transpose();
-    let toolchain =
-        toolchain.map_err(|error| format!("{FOLDER}: {error}; `cargo xtask proof` sets the compiler up and the variable with it"))?;
+    let toolchain = std::env::var_os(FOLDER)
+        .map(|folder| Toolchain::load(PathBuf::from(folder)))
+        .transpose();
+    let toolchain = toolchain.map_err(|error| {
+        format!(
+            "{FOLDER}: {error}; `cargo xtask proof` sets the compiler up and the variable with it"
+        )
+    })?;
     let mode = Mode::from_env()?;
     let proof = Arc::new(Proof::new(mode, toolchain, Report::default())?);
     let mut tests = samples::trials();
@@ -92,7 +120,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn std::error::Error>> {
     tests.extend(sources::trials());
     tests.push(records::trial());
     for card in CARDS {
-        let kernels: Vec<Arc<Kernel>> = kernel::all(card, mode == Mode::All)?.into_iter().map(Arc::new).collect();
+        let kernels: Vec<Arc<Kernel>> = kernel::all(card, mode == Mode::All)?
+            .into_iter()
+            .map(Arc::new)
+            .collect();
         tests.extend(prove::trials(&proof, card, kernels));
         tests.push(tiles::every_format(card));
     }

@@ -32,7 +32,14 @@ pub enum NvrtcError {
 
 /// The functions of the library, and the library itself, which must stay loaded.
 pub struct Nvrtc {
-    create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
     compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
     destroy: unsafe extern "C" fn(*mut Program) -> c_int,
     log_size: SizeOf,
@@ -58,7 +65,8 @@ impl Drop for Scoped<'_> {
 impl Nvrtc {
     /// Loads the library at `path`.
     pub fn load(path: &Path) -> Result<Self, NvrtcError> {
-        // SAFETY: loading NVRTC only runs its initialisers; each symbol has the type that nvrtc.h declares, and the library is kept.
+        // SAFETY: loading NVRTC only runs its initialisers; each symbol has the type that nvrtc.h
+        // declares, and the library is kept.
         unsafe {
             let library = Library::new(path)?;
             Ok(Self {
@@ -77,18 +85,30 @@ impl Nvrtc {
     /// Compiles a CUDA text to PTX.
     pub fn ptx(&self, text: &str, options: &[String]) -> Result<String, NvrtcError> {
         let text = CString::new(text)?;
-        let options = options.iter().map(|option| CString::new(option.as_str())).collect::<Result<Vec<_>, _>>()?;
+        let options = options
+            .iter()
+            .map(|option| CString::new(option.as_str()))
+            .collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = null_mut();
-        // SAFETY: the text outlives the program, which `scoped` destroys; there are no headers and no name.
-        let status = unsafe { (self.create)(&mut program, text.as_ptr(), null(), 0, null(), null()) };
+        // SAFETY: the text outlives the program, which `scoped` destroys; there are no headers and
+        // no name.
+        let status =
+            unsafe { (self.create)(&mut program, text.as_ptr(), null(), 0, null(), null()) };
         succeeded("nvrtcCreateProgram", status, String::new)?;
-        let scoped = Scoped { program, nvrtc: self };
-        // SAFETY: the program is alive, and `pointers` has `pointers.len()` zero-terminated strings.
-        let status = unsafe { (self.compile)(scoped.program, pointers.len() as c_int, pointers.as_ptr()) };
-        succeeded("nvrtcCompileProgram", status, || match scoped.read("nvrtcGetProgramLog", self.log_size, self.log) {
-            Ok(log) => format!("\n{log}"),
-            Err(error) => format!(", and its log cannot be read: {error}"),
+        let scoped = Scoped {
+            program,
+            nvrtc: self,
+        };
+        // SAFETY: the program is alive, and `pointers` has `pointers.len()` zero-terminated
+        // strings.
+        let status =
+            unsafe { (self.compile)(scoped.program, pointers.len() as c_int, pointers.as_ptr()) };
+        succeeded("nvrtcCompileProgram", status, || {
+            match scoped.read("nvrtcGetProgramLog", self.log_size, self.log) {
+                Ok(log) => format!("\n{log}"),
+                Err(error) => format!(", and its log cannot be read: {error}"),
+            }
         })?;
         scoped.read("nvrtcGetPTX", self.ptx_size, self.ptx)
     }
@@ -96,17 +116,46 @@ impl Nvrtc {
 
 impl Scoped<'_> {
     /// Reads a text, after asking NVRTC for its size.
-    fn read(&self, call: &'static str, size_of: SizeOf, text_of: TextOf) -> Result<String, NvrtcError> {
+    fn read(
+        &self,
+        call: &'static str,
+        size_of: SizeOf,
+        text_of: TextOf,
+    ) -> Result<String, NvrtcError> {
         let mut size = 0;
         // SAFETY: the program is alive.
-        succeeded(call, unsafe { size_of(self.program, &mut size) }, String::new)?;
+        succeeded(
+            call,
+            unsafe { size_of(self.program, &mut size) },
+            String::new,
+        )?;
         let mut text = vec![0u8; size];
-        // SAFETY: the program is alive, and the buffer has the size that NVRTC asked for, the final zero included.
-        succeeded(call, unsafe { text_of(self.program, text.as_mut_ptr().cast()) }, String::new)?;
-        Ok(CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy().into_owned())
+        // SAFETY: the program is alive, and the buffer has the size that NVRTC asked for, the final
+        // zero included.
+        succeeded(
+            call,
+            unsafe { text_of(self.program, text.as_mut_ptr().cast()) },
+            String::new,
+        )?;
+        Ok(CStr::from_bytes_until_nul(&text)
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned())
     }
 }
 
-fn succeeded(call: &'static str, status: c_int, log: impl FnOnce() -> String) -> Result<(), NvrtcError> {
-    if status == 0 { Ok(()) } else { Err(NvrtcError::Call { call, status, log: log() }) }
+fn succeeded(
+    call: &'static str,
+    status: c_int,
+    log: impl FnOnce() -> String,
+) -> Result<(), NvrtcError> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(NvrtcError::Call {
+            call,
+            status,
+            log: log(),
+        })
+    }
 }

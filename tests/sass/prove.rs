@@ -45,7 +45,9 @@ impl Mode {
             Ok("bless") => Ok(Self::Bless),
             Ok("everything") => Ok(Self::Everything),
             Ok("all") => Ok(Self::All),
-            Ok(other) => Err(format!("{MODE} is `{other}` where it may be bless, everything or all")),
+            Ok(other) => Err(format!(
+                "{MODE} is `{other}` where it may be bless, everything or all"
+            )),
         }
     }
 }
@@ -64,18 +66,38 @@ pub struct Proof {
 
 impl Proof {
     /// Reads the ledgers and the digests of the sources.
-    pub fn new(mode: Mode, toolchain: Option<Toolchain>, report: Report) -> Result<Self, Box<dyn Error>> {
-        let compiler = toolchain.as_ref().map(|toolchain| toolchain.version().to_owned());
-        let versions = Versions { compiler, ..sources::versions()? };
-        let ledgers = CARDS.iter().map(|&card| Ok((card.arch, Ledger::read(card)?))).collect::<Result<_, Box<dyn Error>>>()?;
-        Ok(Self { mode, toolchain, versions, ledgers, found: Mutex::default(), report })
+    pub fn new(
+        mode: Mode,
+        toolchain: Option<Toolchain>,
+        report: Report,
+    ) -> Result<Self, Box<dyn Error>> {
+        let compiler = toolchain
+            .as_ref()
+            .map(|toolchain| toolchain.version().to_owned());
+        let versions = Versions {
+            compiler,
+            ..sources::versions()?
+        };
+        let ledgers = CARDS
+            .iter()
+            .map(|&card| Ok((card.arch, Ledger::read(card)?)))
+            .collect::<Result<_, Box<dyn Error>>>()?;
+        Ok(Self {
+            mode,
+            toolchain,
+            versions,
+            ledgers,
+            found: Mutex::default(),
+            report,
+        })
     }
 
     fn ledger(&self, card: Card) -> &Ledger {
         &self.ledgers[card.arch]
     }
 
-    /// Writes the ledgers with what was found. `is_whole`: every test was run, so that rows of kernels which are no more can be dropped.
+    /// Writes the ledgers with what was found. `is_whole`: every test was run, so that rows of
+    /// kernels which are no more can be dropped.
     pub fn bless(&self, is_whole: bool) -> Result<(), Box<dyn Error>> {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_whole || self.toolchain.is_none() {
@@ -84,26 +106,49 @@ impl Proof {
             );
         }
         for card in CARDS {
-            let names: BTreeSet<String> = kernel::all(card, false)?.into_iter().map(|kernel| kernel.name).collect();
-            let of_card = found.iter().filter(|((arch, name), _)| *arch == card.arch && names.contains(name));
-            let rows: BTreeMap<String, Row> = of_card.map(|((_, name), row)| (name.clone(), row.clone())).collect();
-            let missing = names.iter().filter(|name| !rows.contains_key(*name)).count();
+            let names: BTreeSet<String> = kernel::all(card, false)?
+                .into_iter()
+                .map(|kernel| kernel.name)
+                .collect();
+            let of_card = found
+                .iter()
+                .filter(|((arch, name), _)| *arch == card.arch && names.contains(name));
+            let rows: BTreeMap<String, Row> = of_card
+                .map(|((_, name), row)| (name.clone(), row.clone()))
+                .collect();
+            let missing = names
+                .iter()
+                .filter(|name| !rows.contains_key(*name))
+                .count();
             if missing > 0 {
-                return Err(format!("{}: {missing} kernels were not compiled, so the ledger was left as it was", card.arch).into());
+                return Err(format!(
+                    "{}: {missing} kernels were not compiled, so the ledger was left as it was",
+                    card.arch
+                )
+                .into());
             }
-            Ledger { versions: self.versions.clone(), rows }.write(card)?;
+            Ledger {
+                versions: self.versions.clone(),
+                rows,
+            }
+            .write(card)?;
         }
         Ok(())
     }
 
     fn record(&self, card: Card, name: &str, row: &Row) {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).insert((card.arch, name.to_owned()), row.clone());
+        self.found
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((card.arch, name.to_owned()), row.clone());
     }
 
     /// Checks kernels that are compiled together; returns what is wrong, in words.
     fn prove(&self, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
         let ledger = self.ledger(card);
-        let is_fresh = kernels.first().is_some_and(|kernel| ledger.is_fresh(kernel.routine(), &self.versions));
+        let is_fresh = kernels
+            .first()
+            .is_some_and(|kernel| ledger.is_fresh(kernel.routine(), &self.versions));
         let has_row = |kernel: &Arc<Kernel>| ledger.rows.contains_key(&kernel.name);
         let takes_rows = matches!(self.mode, Mode::Changed | Mode::Bless);
         if takes_rows && is_fresh && kernels.iter().all(has_row) {
@@ -116,7 +161,9 @@ impl Proof {
         let (mut sources, mut wrong) = self.texts(kernels);
         if takes_rows {
             sources.retain(|(kernel, source)| {
-                let Some(row) = ledger.knows(&source.digest(), &self.versions) else { return true };
+                let Some(row) = ledger.knows(&source.digest(), &self.versions) else {
+                    return true;
+                };
                 self.report.add_known(1);
                 wrong.extend(self.compare(kernel, row));
                 false
@@ -129,10 +176,23 @@ impl Proof {
     /// Compiles kernels and compares them with the ledger; returns what is wrong, in words.
     fn compile(&self, card: Card, sources: Vec<(&Kernel, Source)>) -> Vec<String> {
         let Some(toolchain) = &self.toolchain else {
-            return sources.iter().map(|(kernel, _)| format!("{}: not in the ledger, and there is no compiler", kernel.name)).collect();
+            return sources
+                .iter()
+                .map(|(kernel, _)| {
+                    format!(
+                        "{}: not in the ledger, and there is no compiler",
+                        kernel.name
+                    )
+                })
+                .collect();
         };
         let mut wrong = Vec::new();
-        for Outcome { kernel, row, broken } in check(sources, card, toolchain) {
+        for Outcome {
+            kernel,
+            row,
+            broken,
+        } in check(sources, card, toolchain)
+        {
             wrong.extend(broken.iter().map(|rule| format!("{}: {rule}", kernel.name)));
             match row {
                 Ok(row) => {
@@ -158,13 +218,18 @@ impl Proof {
         (sources, wrong)
     }
 
-    /// Compares what was found of a kernel with its row; returns what differs. Nothing does where the ledger is about to be written.
+    /// Compares what was found of a kernel with its row; returns what differs. Nothing does where
+    /// the ledger is about to be written.
     fn compare(&self, kernel: &Kernel, found: &Row) -> Option<String> {
         self.record(kernel.card, &kernel.name, found);
         match self.ledger(kernel.card).rows.get(&kernel.name) {
             _ if self.mode == Mode::Bless => None,
             Some(row) if row == found => None,
-            Some(row) => Some(format!("{}: the ledger says otherwise: {}", kernel.name, row.differences(found).join(", "))),
+            Some(row) => Some(format!(
+                "{}: the ledger says otherwise: {}",
+                kernel.name,
+                row.differences(found).join(", ")
+            )),
             // The ledger leaves it out.
             None if self.mode == Mode::All => None,
             None => Some(format!("{}: not in the ledger", kernel.name)),
@@ -172,7 +237,8 @@ impl Proof {
     }
 }
 
-/// Returns the tests of a card's kernels: one for each unit, one for the ledger as a whole, and one for the sample.
+/// Returns the tests of a card's kernels: one for each unit, one for the ledger as a whole, and one
+/// for the sample.
 pub fn trials(proof: &Arc<Proof>, card: Card, kernels: Vec<Arc<Kernel>>) -> Vec<Trial> {
     let mut units: BTreeMap<&str, Vec<Arc<Kernel>>> = BTreeMap::new();
     for kernel in &kernels {
@@ -182,7 +248,11 @@ pub fn trials(proof: &Arc<Proof>, card: Card, kernels: Vec<Arc<Kernel>>) -> Vec<
         .into_iter()
         .map(|(unit, kernels)| {
             let proof = proof.clone();
-            trial(format!("{}::{}", card.arch, unit.replace(' ', "_")), proof.clone(), move || proof.prove(card, &kernels))
+            trial(
+                format!("{}::{}", card.arch, unit.replace(' ', "_")),
+                proof.clone(),
+                move || proof.prove(card, &kernels),
+            )
         })
         .collect();
     tests.push(trial(format!("{}::ledger", card.arch), proof.clone(), {
@@ -190,40 +260,75 @@ pub fn trials(proof: &Arc<Proof>, card: Card, kernels: Vec<Arc<Kernel>>) -> Vec<
         move || ledger_is_whole(&proof, card, &kernels)
     }));
     if let Coverage::SamePtx(twin) = card.coverage {
-        tests.push(Trial::test(format!("{}::configurations_are_those_of_{}", card.arch, twin.arch), move || {
-            let [own, other] = [card, *twin].map(crate::tiles::by_tile);
-            if own == other { Ok(()) } else { Err(Failed::from("each configuration of this card has to be compiled for it")) }
-        }));
+        tests.push(Trial::test(
+            format!("{}::configurations_are_those_of_{}", card.arch, twin.arch),
+            move || {
+                let [own, other] = [card, *twin].map(crate::tiles::by_tile);
+                if own == other {
+                    Ok(())
+                } else {
+                    Err(Failed::from(
+                        "each configuration of this card has to be compiled for it",
+                    ))
+                }
+            },
+        ));
     }
     let proof = proof.clone();
-    tests.push(trial(format!("{}::sample", card.arch), proof.clone(), move || sample(&proof, card, &kernels)));
+    tests.push(trial(
+        format!("{}::sample", card.arch),
+        proof.clone(),
+        move || sample(&proof, card, &kernels),
+    ));
     tests
 }
 
-fn trial(name: String, proof: Arc<Proof>, body: impl FnOnce() -> Vec<String> + Send + 'static) -> Trial {
+fn trial(
+    name: String,
+    proof: Arc<Proof>,
+    body: impl FnOnce() -> Vec<String> + Send + 'static,
+) -> Trial {
     Trial::ignorable_test(name, move || {
         if proof.toolchain.is_none() {
-            return Ok(Completion::ignored_with("needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up"));
+            return Ok(Completion::ignored_with(
+                "needs NVIDIA's compiler: `cargo xtask proof` or `cargo xtask test` sets it up",
+            ));
         }
         let wrong = body();
         match wrong.is_empty() {
             true => Ok(Completion::Completed),
-            false => Err(Failed::from(format!("{}\nif that is what it should be: `cargo xtask proof --bless`", wrong.join("\n")))),
+            false => Err(Failed::from(format!(
+                "{}\nif that is what it should be: `cargo xtask proof --bless`",
+                wrong.join("\n")
+            ))),
         }
     })
 }
 
-/// Returns the rows of kernels that are no more, and the routines whose sources are others than the ledger says.
+/// Returns the rows of kernels that are no more, and the routines whose sources are others than the
+/// ledger says.
 fn ledger_is_whole(proof: &Proof, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
     let ledger = proof.ledger(card);
     if proof.mode == Mode::Bless {
         return Vec::new();
     }
     let names: BTreeSet<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
-    let gone = ledger.rows.keys().filter(|name| !names.contains(name.as_str())).map(|name| format!("{name}: in the ledger, and no kernel"));
+    let gone = ledger
+        .rows
+        .keys()
+        .filter(|name| !names.contains(name.as_str()))
+        .map(|name| format!("{name}: in the ledger, and no kernel"));
     let of_card: BTreeSet<Routine> = kernels.iter().map(|kernel| kernel.routine()).collect();
-    let changed = of_card.into_iter().filter(|routine| !ledger.is_fresh(*routine, &proof.versions));
-    gone.chain(changed.map(|routine| format!("{}: other sources, versions or rules than the ledger's", routine.name()))).collect()
+    let changed = of_card
+        .into_iter()
+        .filter(|routine| !ledger.is_fresh(*routine, &proof.versions));
+    gone.chain(changed.map(|routine| {
+        format!(
+            "{}: other sources, versions or rules than the ledger's",
+            routine.name()
+        )
+    }))
+    .collect()
 }
 
 /// Compiles the card's part of the sample, and compares it with the ledger.
@@ -236,13 +341,19 @@ fn sample(proof: &Proof, card: Card, kernels: &[Arc<Kernel>]) -> Vec<String> {
             Ok(seed) => seed,
             Err(_) => return vec![format!("{SEED} is `{text}`, which is no number")],
         },
-        // Not that of other tests, which CI fixes: a sample that is always the same would find nothing.
+        // Not that of other tests, which CI fixes: a sample that is always the same would find
+        // nothing.
         Err(_) => rand::rng().random(),
     };
     println!("{SEED}={seed} draws the sample of {}", card.arch);
     let all: usize = proof.ledgers.values().map(|ledger| ledger.rows.len()).sum();
-    let share = (SAMPLE * kernels.len()).div_ceil(all.max(1)).min(kernels.len());
-    let drawn: Vec<Arc<Kernel>> = kernels.sample(&mut StdRng::seed_from_u64(seed), share).cloned().collect();
+    let share = (SAMPLE * kernels.len())
+        .div_ceil(all.max(1))
+        .min(kernels.len());
+    let drawn: Vec<Arc<Kernel>> = kernels
+        .sample(&mut StdRng::seed_from_u64(seed), share)
+        .cloned()
+        .collect();
     let (sources, mut wrong) = proof.texts(&drawn);
     wrong.extend(proof.compile(card, sources));
     wrong

@@ -1,4 +1,5 @@
-//! The figures in `benches/records`: checks that each names a routine, and warns if the kernel or the sources have changed since.
+//! The figures in `benches/records`: checks that each names a routine, and warns if the kernel or
+//! the sources have changed since.
 
 use crate::ledger::Ledger;
 use crate::sources::WORKSPACE;
@@ -9,9 +10,12 @@ use source_digest::{Routine, step_digest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed kernels are only a warning, as a new run needs the card.
+/// Returns one test of all records, which does not need NVIDIA's compiler. Rows of changed kernels
+/// are only a warning, as a new run needs the card.
 pub fn trial() -> Trial {
-    Trial::test("records::name_their_routines", || check().map_err(Failed::from))
+    Trial::test("records::name_their_routines", || {
+        check().map_err(Failed::from)
+    })
 }
 
 fn check() -> Result<(), String> {
@@ -21,11 +25,19 @@ fn check() -> Result<(), String> {
     }
     let mut texts = BTreeSet::new();
     for card in CARDS {
-        texts.extend(Ledger::read(card).map_err(|error| error.to_string())?.rows.into_values().map(|row| row.text));
+        texts.extend(
+            Ledger::read(card)
+                .map_err(|error| error.to_string())?
+                .rows
+                .into_values()
+                .map(|row| row.text),
+        );
     }
-    let step = step_digest(WORKSPACE.as_ref().map_err(Clone::clone)?).map_err(|error| error.to_string())?;
+    let step = step_digest(WORKSPACE.as_ref().map_err(Clone::clone)?)
+        .map_err(|error| error.to_string())?;
     for path in paths {
-        let stale = stale_rows(&rows(&path)?, &step, &texts).map_err(|error| format!("{}: {error}", path.display()))?;
+        let stale = stale_rows(&rows(&path)?, &step, &texts)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
         for (routine, count) in stale {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             println!(
@@ -36,15 +48,23 @@ fn check() -> Result<(), String> {
     Ok(())
 }
 
-/// The records with times of a card's kernels; those of the processor, of devices' tests, and perplexities of families, have none.
+/// The records with times of a card's kernels; those of the processor, of devices' tests, and
+/// perplexities of families, have none.
 pub fn paths() -> Result<Vec<PathBuf>, String> {
     let folder = root().join("benches/records");
-    let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let is_of_a_card = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.ends_with(".json") && !["device-", "host-", "family-"].iter().any(|other| name.starts_with(other))
+        name.ends_with(".json")
+            && !["device-", "host-", "family-"]
+                .iter()
+                .any(|other| name.starts_with(other))
     };
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(is_of_a_card).collect();
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(is_of_a_card)
+        .collect();
     paths.sort();
     Ok(paths)
 }
@@ -54,17 +74,29 @@ pub fn rows(path: &Path) -> Result<Vec<Value>, String> {
     let error = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;
     let record: Value = serde_json::from_str(&text).map_err(|source| error(&source))?;
-    record["rows"].as_array().cloned().ok_or_else(|| error(&"no rows"))
+    record["rows"]
+        .as_array()
+        .cloned()
+        .ok_or_else(|| error(&"no rows"))
 }
 
-/// Returns the number of rows for each routine that are of another kernel, or of a step of other sources; those without a digest are, too.
-fn stale_rows(rows: &[Value], step: &str, texts: &BTreeSet<String>) -> Result<BTreeMap<String, usize>, String> {
+/// Returns the number of rows for each routine that are of another kernel, or of a step of other
+/// sources; those without a digest are, too.
+fn stale_rows(
+    rows: &[Value],
+    step: &str,
+    texts: &BTreeSet<String>,
+) -> Result<BTreeMap<String, usize>, String> {
     let mut stale = BTreeMap::new();
     for (number, row) in rows.iter().enumerate() {
-        let routine = row["routine"].as_str().ok_or(format!("row {number} has no routine"))?;
+        let routine = row["routine"]
+            .as_str()
+            .ok_or(format!("row {number} has no routine"))?;
         let is_current = match routine {
             "step" => row["digest"] == step,
-            name if Routine::named(name).is_some() => row["text"].as_str().is_some_and(|text| texts.contains(text)),
+            name if Routine::named(name).is_some() => row["text"]
+                .as_str()
+                .is_some_and(|text| texts.contains(text)),
             name => return Err(format!("row {number} is of `{name}`, which is no routine")),
         };
         if !is_current {

@@ -25,10 +25,23 @@ struct State {
 impl Report {
     /// Adds a kernel that was compiled.
     pub fn add(&self, kernel: &Kernel, row: &Row, broken: &[String]) {
-        let figures: Vec<String> =
-            columns().iter().zip(&row.figures).filter(|(_, count)| **count > 0).map(|(name, count)| format!("{name} {count}")).collect();
-        let refused = if broken.is_empty() { String::new() } else { format!("  REFUSED: {}", broken.join("; ")) };
-        let line = format!("{:6} {}: {}{refused}", kernel.card.arch, kernel.name, figures.join(", "));
+        let figures: Vec<String> = columns()
+            .iter()
+            .zip(&row.figures)
+            .filter(|(_, count)| **count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        let refused = if broken.is_empty() {
+            String::new()
+        } else {
+            format!("  REFUSED: {}", broken.join("; "))
+        };
+        let line = format!(
+            "{:6} {}: {}{refused}",
+            kernel.card.arch,
+            kernel.name,
+            figures.join(", ")
+        );
         self.change(|state| {
             state.lines.push((kernel.card.arch, line));
             state.refused += usize::from(!broken.is_empty());
@@ -58,13 +71,28 @@ impl Report {
     pub fn print(&self) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for card in CARDS {
-            let of_card: Vec<_> = state.lines.iter().filter(|(arch, _)| *arch == card.arch).collect();
+            let of_card: Vec<_> = state
+                .lines
+                .iter()
+                .filter(|(arch, _)| *arch == card.arch)
+                .collect();
             of_card.iter().for_each(|(_, line)| println!("{line}"));
             if !of_card.is_empty() {
-                println!("{}: {} kernels compiled ({})", card.arch, of_card.len(), ledger::coverage(card));
+                println!(
+                    "{}: {} kernels compiled ({})",
+                    card.arch,
+                    of_card.len(),
+                    ledger::coverage(card)
+                );
             }
         }
-        let State { lines, refused, fresh, known, texts } = &*state;
+        let State {
+            lines,
+            refused,
+            fresh,
+            known,
+            texts,
+        } = &*state;
         println!(
             "proof: {} kernels compiled, {refused} refused; {fresh} of unchanged sources and {known} of a known text taken from the ledger; {:.0} s of texts",
             lines.len(),

@@ -20,15 +20,16 @@ pub struct Counts {
     pub copies: usize,
     /// `ldmatrix.x4`.
     pub matrix_loads: usize,
-    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype, with f32 sums; of a 2:4 weight `mma.sp.m16n8k32` or
-    /// `wgmma.sp.m64nNk32`.
+    /// `mma.sync.m16n8k16`, or `wgmma.m64nNk16` of the tile's rows, in the configuration's dtype,
+    /// with f32 sums; of a 2:4 weight `mma.sp.m16n8k32` or `wgmma.sp.m64nNk32`.
     pub products: usize,
     /// Waits for `wgmma`.
     pub waits: usize,
     /// `lop3`.
     pub logic: usize,
-    /// The instructions that turn a pair of weights into a pair of floats. Of 4 bits a `lop3`: a mask and an or, or only a mask if weights are multiplied
-    /// as f16 in their stored form. Of 8 bits a `prmt`, for bf16 two.
+    /// The instructions that turn a pair of weights into a pair of floats. Of 4 bits a `lop3`: a
+    /// mask and an or, or only a mask if weights are multiplied as f16 in their stored form. Of 8
+    /// bits a `prmt`, for bf16 two.
     pub pairs: usize,
 }
 
@@ -43,16 +44,32 @@ impl Counts {
             Product::SparseWgmma => ("HGMMA", format!("64x{rows}x32")),
         };
         let of = |modifiers: &[&str]| {
-            let sparse: &[&str] = if config.tile.is_sparse() { &["SP"] } else { &[] };
+            let sparse: &[&str] = if config.tile.is_sparse() {
+                &["SP"]
+            } else {
+                &[]
+            };
             code.count(mnemonic, &[&[&shape, "F32"], sparse, modifiers].concat())
         };
         let (products, products_bf16) = (of(&[]), of(&["BF16"]));
         // 1024 in f16 and 128 in bf16, twice: a nibble is or-ed into it.
-        let magic = if config.bf16 { "0x43004300" } else { "0x64006400" };
+        let magic = if config.bf16 {
+            "0x43004300"
+        } else {
+            "0x64006400"
+        };
         Self {
-            copies: if config.tile.is_wgmma() { code.count("UBLKCP", &[]) } else { code.count("LDGSTS", &["E", "BYPASS", "128"]) },
+            copies: if config.tile.is_wgmma() {
+                code.count("UBLKCP", &[])
+            } else {
+                code.count("LDGSTS", &["E", "BYPASS", "128"])
+            },
             matrix_loads: code.count("LDSM", &["16", "M88", "4"]),
-            products: if config.bf16 { products_bf16 } else { products - products_bf16 },
+            products: if config.bf16 {
+                products_bf16
+            } else {
+                products - products_bf16
+            },
             waits: code.count("WARPGROUP", &["DEPBAR"]),
             logic: code.count("LOP3", &[]),
             pairs: match config.bits {
@@ -66,35 +83,55 @@ impl Counts {
 
 /// Returns the uses of local memory, which are not allowed, and the remarks of ptxas, in words.
 pub fn local_memory(usage: &Usage, code: &Code) -> Vec<String> {
-    let mut broken: Vec<String> = usage.remarks.iter().map(|remark| format!("ptxas said: {}", remark.trim())).collect();
+    let mut broken: Vec<String> = usage
+        .remarks
+        .iter()
+        .map(|remark| format!("ptxas said: {}", remark.trim()))
+        .collect();
     for (what, bytes) in [("a stack frame", usage.stack), ("spills", usage.spills)] {
         if bytes > 0 {
-            broken.push(format!("{what} of {bytes} bytes where there must be none ({} registers)", usage.registers));
+            broken.push(format!(
+                "{what} of {bytes} bytes where there must be none ({} registers)",
+                usage.registers
+            ));
         }
     }
     for mnemonic in ["LDL", "STL"] {
         let count = code.count(mnemonic, &[]);
         if count > 0 {
-            broken.push(format!("{count} {mnemonic} where nothing may touch local memory"));
+            broken.push(format!(
+                "{count} {mnemonic} where nothing may touch local memory"
+            ));
         }
     }
     broken
 }
 
-/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a missing wait, in words. `is_there` tells whether a load is
-/// of what was there before the pass: a weight, say.
-pub fn early_loads(capability: u32, code: &Code, mut is_there: impl FnMut(&str) -> bool) -> Vec<String> {
+/// Returns the loads before `griddepcontrol.wait`, of what the kernel before may still write, and a
+/// missing wait, in words. `is_there` tells whether a load is of what was there before the pass: a
+/// weight, say.
+pub fn early_loads(
+    capability: u32,
+    code: &Code,
+    mut is_there: impl FnMut(&str) -> bool,
+) -> Vec<String> {
     if capability < 90 {
         return Vec::new();
     }
-    let Some(loads) = code.loads_before_wait() else { return vec!["no griddepcontrol.wait (ACQBULK)".to_owned()] };
+    let Some(loads) = code.loads_before_wait() else {
+        return vec!["no griddepcontrol.wait (ACQBULK)".to_owned()];
+    };
     let early = loads.into_iter().filter(|load| !is_there(load));
     early.map(|load| format!("{load} before griddepcontrol.wait (ACQBULK), which reads what the kernel before may still write")).collect()
 }
 
 /// Returns the rules that a compiled configuration breaks, in words.
 pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<String> {
-    let Compiled { usage, code, shared_bytes } = compiled;
+    let Compiled {
+        usage,
+        code,
+        shared_bytes,
+    } = compiled;
     let tile = &config.tile;
     let mut broken = Vec::new();
     let mut rule = |holds: bool, message: String| {
@@ -104,76 +141,161 @@ pub fn broken(capability: u32, config: &Config, compiled: &Compiled) -> Vec<Stri
     };
 
     let (registers, warps) = (usage.registers, config.block_threads() / 32);
-    rule(registers <= THREAD_REGISTERS, format!("{registers} registers a thread where at most {THREAD_REGISTERS} exist"));
+    rule(
+        registers <= THREAD_REGISTERS,
+        format!("{registers} registers a thread where at most {THREAD_REGISTERS} exist"),
+    );
     let quarter = registers.next_multiple_of(REGISTER_STEP) * 32 * warps.div_ceil(4);
     rule(
         quarter <= REGISTERS,
-        format!("{quarter} registers for a quarter of {warps} warps where a quarter of a multiprocessor has {REGISTERS}"),
+        format!(
+            "{quarter} registers for a quarter of {warps} warps where a quarter of a multiprocessor has {REGISTERS}"
+        ),
     );
     let limit = shared_limit(capability);
-    rule(*shared_bytes <= limit, format!("{shared_bytes} bytes of shared memory where a block may have {limit}"));
+    rule(
+        *shared_bytes <= limit,
+        format!("{shared_bytes} bytes of shared memory where a block may have {limit}"),
+    );
 
     for message in local_memory(usage, code) {
         rule(false, message);
     }
 
     // The producer of warpgroups has asked for the first of the weight by then.
-    for message in early_loads(capability, code, |load| tile.is_wgmma() && load.starts_with("UBLKCP")) {
+    for message in early_loads(capability, code, |load| {
+        tile.is_wgmma() && load.starts_with("UBLKCP")
+    }) {
         rule(false, message);
     }
 
     let counts = Counts::of(config, code);
-    // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of activations.
+    // A warp's share of one step: `columns` by `depth` of the weight, the tile's rows by `depth` of
+    // activations.
     let (columns, depth) = (tile.columns() / tile.warps_n, tile.depth() / tile.warps_k);
-    // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of activations and wgmma by all of them. The loop over steps
-    // is not unrolled.
+    // A product takes 16 of a warp's columns by 16 stored rows of K, mma.sync by 8 rows of
+    // activations and wgmma by all of them. The loop over steps is not unrolled.
     let rows = if tile.is_wgmma() { tile.rows() } else { 8 };
     let (stored, bits) = (tile.sparsity().stored_rows(depth), config.bits.count());
     // One more for all 64 columns if the activations themselves are summed.
-    let products = (columns / 16 + usize::from(config.multiplies_stored())) * (stored / 16) * (tile.rows() / rows);
-    rule(counts.products == products, format!("{} {} (HMMA, HGMMA) where the tile takes {products}", counts.products, tile.product));
+    let products = (columns / 16 + usize::from(config.multiplies_stored()))
+        * (stored / 16)
+        * (tile.rows() / rows);
+    rule(
+        counts.products == products,
+        format!(
+            "{} {} (HMMA, HGMMA) where the tile takes {products}",
+            counts.products, tile.product
+        ),
+    );
     // There is no matrix product of another instruction, shape or accumulator.
     let all = code.count("HMMA", &[]) + code.count("HGMMA", &[]);
-    rule(all == counts.products, format!("{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype", counts.products));
-    // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the end: ptxas has inserted any others between products.
-    let groups = if config.multiplies_stored() { config.groups_in_chunk() } else { 0 };
-    let waits = if tile.is_wgmma() { stored / 16 + groups + 1 } else { 0 };
-    rule(counts.waits == waits, format!("{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}", counts.waits));
+    rule(
+        all == counts.products,
+        format!(
+            "{all} HMMA and HGMMA of which only {} are in the tile's shape and dtype",
+            counts.products
+        ),
+    );
+    // One wait for each 16 stored rows of K, one for each group with a separate sum, and one at the
+    // end: ptxas has inserted any others between products.
+    let groups = if config.multiplies_stored() {
+        config.groups_in_chunk()
+    } else {
+        0
+    };
+    let waits = if tile.is_wgmma() {
+        stored / 16 + groups + 1
+    } else {
+        0
+    };
+    rule(
+        counts.waits == waits,
+        format!(
+            "{} waits for wgmma (WARPGROUP.DEPBAR) where the tile takes {waits}",
+            counts.waits
+        ),
+    );
     // An ldmatrix.x4 loads 512 bytes; wgmma reads shared memory itself.
-    let loads = if tile.is_wgmma() { 0 } else { tile.rows() * depth * 2 / 512 };
-    rule(counts.matrix_loads >= loads, format!("{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}", counts.matrix_loads));
+    let loads = if tile.is_wgmma() {
+        0
+    } else {
+        tile.rows() * depth * 2 / 512
+    };
+    rule(
+        counts.matrix_loads >= loads,
+        format!(
+            "{} ldmatrix.x4 (LDSM.16.M88.4) where the tile takes {loads}",
+            counts.matrix_loads
+        ),
+    );
     // One instruction for each pair of weights of the lane.
     let pairs = columns * stored / 32 / 2;
-    rule(counts.pairs >= pairs, format!("{} pairs of weights made by lop3 or prmt where the tile has {pairs}", counts.pairs));
+    rule(
+        counts.pairs >= pairs,
+        format!(
+            "{} pairs of weights made by lop3 or prmt where the tile has {pairs}",
+            counts.pairs
+        ),
+    );
     if tile.is_wgmma() {
-        // For each row of chunks four rows of tiles, of 8 bits eight, two of metadata, scales and zero points of each group, and a box of activations for each 64 rows of K. A
-        // producer starts those of a step; warps without one start a quarter of the tiles and one of the others each. The compiler may have unrolled the
-        // loop around them.
-        let groups = if config.group == GroupSize::Channel { 0 } else { config.groups_in_chunk() };
+        // For each row of chunks four rows of tiles, of 8 bits eight, two of metadata, scales and
+        // zero points of each group, and a box of activations for each 64 rows of K. A producer
+        // starts those of a step; warps without one start a quarter of the tiles and one of the
+        // others each. The compiler may have unrolled the loop around them.
+        let groups = if config.group == GroupSize::Channel {
+            0
+        } else {
+            config.groups_in_chunk()
+        };
         let zeros = if config.zero_points { groups.max(1) } else { 0 };
         let (atoms, metadata) = (tile.chunk_rows() / 64, if tile.is_sparse() { 2 } else { 0 });
         let (boxes, bulk) = match config.has_producer() {
-            true => (tile.warps_k * atoms, tile.warps_k * (bits + metadata + groups + zeros)),
+            true => (
+                tile.warps_k * atoms,
+                tile.warps_k * (bits + metadata + groups + zeros),
+            ),
             false => (atoms, bits / 4 + metadata / 2 + groups + zeros),
         };
         let found = code.count("UTMALDG", &["2D"]);
-        rule(found > 0 && found.is_multiple_of(boxes), format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"));
+        rule(
+            found > 0 && found.is_multiple_of(boxes),
+            format!("{found} copies of a box (UTMALDG.2D) where a step takes {boxes}"),
+        );
         // With SwiGLU gates and ups are copied by themselves.
         let (bulk, steps) = (bulk * config.epilogue.columns(), (found / boxes).max(1));
-        // In clusters ptxas unrolls the loop of the first weights, one for each stage, which their activations follow in a loop of their own.
-        let unrolled = if tile.is_clustered() { tile.stages - 1 } else { 0 };
+        // In clusters ptxas unrolls the loop of the first weights, one for each stage, which their
+        // activations follow in a loop of their own.
+        let unrolled = if tile.is_clustered() {
+            tile.stages - 1
+        } else {
+            0
+        };
         let (least, most) = (bulk * steps, bulk * (steps + unrolled));
-        let are_whole = counts.copies.is_multiple_of(bulk) && (least..=most).contains(&counts.copies);
-        rule(are_whole, format!("{} bulk copies (UBLKCP) where {found} of a box come with {least} to {most}", counts.copies));
+        let are_whole =
+            counts.copies.is_multiple_of(bulk) && (least..=most).contains(&counts.copies);
+        rule(
+            are_whole,
+            format!(
+                "{} bulk copies (UBLKCP) where {found} of a box come with {least} to {most}",
+                counts.copies
+            ),
+        );
         let others = code.count("LDGSTS", &[]);
-        rule(others == 0, format!("{others} cp.async (LDGSTS) where the copy engine copies everything"));
+        rule(
+            others == 0,
+            format!("{others} cp.async (LDGSTS) where the copy engine copies everything"),
+        );
     } else {
         // Only the weight of one step, 16 bytes for each lane.
         let metadata = if tile.is_sparse() { 2 } else { 0 };
         let copies = columns * stored * bits / 8 / 512 + metadata;
         rule(
             counts.copies >= copies,
-            format!("{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}", counts.copies),
+            format!(
+                "{} cp.async of 16 bytes (LDGSTS.E.BYPASS.128) where one step takes {copies}",
+                counts.copies
+            ),
         );
     }
     broken

@@ -48,7 +48,10 @@ pub fn trials() -> Vec<Trial> {
         ("listings_of_two_kernels_are_told_apart", two_listings),
         ("a_sound_kernel_breaks_no_rule", sound_kernel),
         ("each_fault_breaks_its_rule", faulty_kernels),
-        ("each_fault_of_warpgroups_breaks_its_rule", faulty_warpgroups),
+        (
+            "each_fault_of_warpgroups_breaks_its_rule",
+            faulty_warpgroups,
+        ),
     ]
     .map(|(name, body)| {
         Trial::test(format!("samples::{name}"), move || {
@@ -60,7 +63,13 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn clean_log() {
-    assert_eq!(Usage::parse(LOG), Ok(Usage { registers: 77, ..Usage::default() }));
+    assert_eq!(
+        Usage::parse(LOG),
+        Ok(Usage {
+            registers: 77,
+            ..Usage::default()
+        })
+    );
 }
 
 fn faulty_log() {
@@ -72,15 +81,32 @@ fn faulty_log() {
         .replace("456 bytes cmem", "1024 bytes smem, 456 bytes cmem")
         + "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n";
     let usage = Usage::parse(&log).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((usage.registers, usage.static_shared, usage.stack, usage.spills, usage.remarks.len()), (77, 1024, 40, 48, 1));
+    assert_eq!(
+        (
+            usage.registers,
+            usage.static_shared,
+            usage.stack,
+            usage.spills,
+            usage.remarks.len()
+        ),
+        (77, 1024, 40, 48, 1)
+    );
 }
 
 fn foreign_log() {
-    for (line, missing) in
-        [("bytes stack frame", "bytes stack frame"), ("bytes spill loads", "bytes spill loads"), ("registers", "registers")]
-    {
-        let error = Usage::parse(&LOG.replace(line, "?")).map_or_else(|error| error, |usage| panic!("read {usage:?} without `{line}`"));
-        assert!(matches!(&error, ListingError::NoLine(what, _) if *what == missing), "{error}");
+    for (line, missing) in [
+        ("bytes stack frame", "bytes stack frame"),
+        ("bytes spill loads", "bytes spill loads"),
+        ("registers", "registers"),
+    ] {
+        let error = Usage::parse(&LOG.replace(line, "?")).map_or_else(
+            |error| error,
+            |usage| panic!("read {usage:?} without `{line}`"),
+        );
+        assert!(
+            matches!(&error, ListingError::NoLine(what, _) if *what == missing),
+            "{error}"
+        );
     }
 }
 
@@ -103,24 +129,58 @@ fn instructions() {
 }
 
 fn no_instructions() {
-    assert!(matches!(Code::parse(".target sm_80\n        /* nothing */\n"), Err(ListingError::Empty)));
+    assert!(matches!(
+        Code::parse(".target sm_80\n        /* nothing */\n"),
+        Err(ListingError::Empty)
+    ));
 }
 
 fn two_logs() {
-    let other = LOG.replace("44ad3521", "b424523b").replace("Used 77", "Used 96");
+    let other = LOG
+        .replace("44ad3521", "b424523b")
+        .replace("Used 77", "Used 96");
     let (_, other) = other.split_once('\n').unwrap_or_default();
-    let logs = logs_of(&format!("ptxas info    : (C7508) of all\n{LOG}{other}"), &["matmul_f_f16_b424523b", "matmul_f_f16_44ad3521"]);
-    let usages: Vec<Usage> = logs.iter().map(|log| Usage::parse(log).unwrap_or_else(|error| panic!("{error}"))).collect();
-    assert_eq!(usages.iter().map(|usage| (usage.registers, usage.remarks.len())).collect::<Vec<_>>(), [(96, 1), (77, 1)]);
+    let logs = logs_of(
+        &format!("ptxas info    : (C7508) of all\n{LOG}{other}"),
+        &["matmul_f_f16_b424523b", "matmul_f_f16_44ad3521"],
+    );
+    let usages: Vec<Usage> = logs
+        .iter()
+        .map(|log| Usage::parse(log).unwrap_or_else(|error| panic!("{error}")))
+        .collect();
+    assert_eq!(
+        usages
+            .iter()
+            .map(|usage| (usage.registers, usage.remarks.len()))
+            .collect::<Vec<_>>(),
+        [(96, 1), (77, 1)]
+    );
 }
 
 fn two_listings() {
     let both = LISTING.to_owned()
         + "//--------------------- .nv.shared.f ----\n\t.zero 1024\n.text.f:\n        /*0000*/                   EXIT ;\n";
-    let listings = listings_of(&both, &["f", "matmul_f_f16_b424523b"]).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(listings.iter().map(|listing| code(listing).len()).collect::<Vec<_>>(), [1, 14]);
-    for kernels in [vec!["f"], vec!["f", "g"], vec!["f", "matmul_f_f16_b424523b", "g"]] {
-        assert!(matches!(listings_of(&both, &kernels), Err(ListingError::Functions { .. })), "{kernels:?}");
+    let listings = listings_of(&both, &["f", "matmul_f_f16_b424523b"])
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        listings
+            .iter()
+            .map(|listing| code(listing).len())
+            .collect::<Vec<_>>(),
+        [1, 14]
+    );
+    for kernels in [
+        vec!["f"],
+        vec!["f", "g"],
+        vec!["f", "matmul_f_f16_b424523b", "g"],
+    ] {
+        assert!(
+            matches!(
+                listings_of(&both, &kernels),
+                Err(ListingError::Functions { .. })
+            ),
+            "{kernels:?}"
+        );
     }
 }
 
@@ -130,31 +190,55 @@ fn code(listing: &str) -> Code {
 
 /// Returns a configuration for sm_80 in f16, and a listing that obeys every rule.
 fn sound() -> (Config, String) {
-    let config = configs(80, shared_limit(80)).into_iter().find(|config| !config.bf16);
-    let Some(config) = config else { panic!("no configuration in f16 fits {} bytes", shared_limit(80)) };
-    let (rows, columns, depth) =
-        (config.tile.rows(), config.tile.columns() / config.tile.warps_n, config.tile.depth() / config.tile.warps_k);
+    let config = configs(80, shared_limit(80))
+        .into_iter()
+        .find(|config| !config.bf16);
+    let Some(config) = config else {
+        panic!("no configuration in f16 fits {} bytes", shared_limit(80))
+    };
+    let (rows, columns, depth) = (
+        config.tile.rows(),
+        config.tile.columns() / config.tile.warps_n,
+        config.tile.depth() / config.tile.warps_k,
+    );
     let counts = [
-        ("LDGSTS.E.BYPASS.128 [R27], [R20.64]", columns * depth / 1024),
+        (
+            "LDGSTS.E.BYPASS.128 [R27], [R20.64]",
+            columns * depth / 1024,
+        ),
         ("LDSM.16.M88.4 R8, [R8]", rows * depth / 256),
-        ("LOP3.LUT R2, R3, 0x64006400, R9, 0xec, !PT", columns * depth / 64),
-        ("HMMA.16816.F32 R4, R8, R12, R4", rows * columns * depth / 2048),
+        (
+            "LOP3.LUT R2, R3, 0x64006400, R9, 0xec, !PT",
+            columns * depth / 64,
+        ),
+        (
+            "HMMA.16816.F32 R4, R8, R12, R4",
+            rows * columns * depth / 2048,
+        ),
     ];
     (config, lines(&counts))
 }
 
 /// Returns a configuration of 16 rows for warpgroups in bf16, and a listing that obeys every rule.
 fn sound_warpgroup() -> (Config, String) {
-    let config = configs(90, shared_limit(90))
-        .into_iter()
-        .find(|config| config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16);
-    let Some(config) = config else { panic!("no configuration of warpgroups in bf16 fits {} bytes", shared_limit(90)) };
+    let config = configs(90, shared_limit(90)).into_iter().find(|config| {
+        config.bf16 && !config.zero_points && config.tile.is_wgmma() && config.tile.rows() == 16
+    });
+    let Some(config) = config else {
+        panic!(
+            "no configuration of warpgroups in bf16 fits {} bytes",
+            shared_limit(90)
+        )
+    };
     let counts = [
         ("UBLKCP.S.G [UR42], [UR46], UR60", 4 * config.tile.warps_k),
         ("UTMALDG.2D [UR8], [UR26]", config.tile.warps_k),
         ("LOP3.LUT R2, R3, 0x43004300, R9, 0xec, !PT", 64),
         ("HGMMA.64x16x16.F32.BF16 R48, R88, gdesc[UR8], R48", 15),
-        ("HGMMA.64x16x16.F32.BF16 R24, R100, gdesc[UR28], R24, gsb0", 1),
+        (
+            "HGMMA.64x16x16.F32.BF16 R24, R100, gdesc[UR28], R24, gsb0",
+            1,
+        ),
         ("WARPGROUP.DEPBAR.LE gsb0, 0x1", 4),
         ("WARPGROUP.DEPBAR.LE gsb0, 0x0", 1),
     ];
@@ -163,24 +247,38 @@ fn sound_warpgroup() -> (Config, String) {
 
 /// Returns a listing with each instruction repeated `count` times.
 fn lines(counts: &[(&str, usize)]) -> String {
-    counts.iter().flat_map(|&(text, count)| std::iter::repeat_n(line(text), count)).collect()
+    counts
+        .iter()
+        .flat_map(|&(text, count)| std::iter::repeat_n(line(text), count))
+        .collect()
 }
 
 fn line(instruction: &str) -> String {
     format!("        /*0000*/                   {instruction} ;\n")
 }
 
-/// Returns the rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes below the limit.
+/// Returns the rules broken by a kernel for sm_80 whose dynamic shared memory is `spare` bytes
+/// below the limit.
 fn rules(config: &Config, log: &str, listing: &str, spare: usize) -> Vec<String> {
     let usage = Usage::parse(log).unwrap_or_else(|error| panic!("{error}"));
     let shared_bytes = shared_limit(80) - spare + usage.static_shared;
-    broken(80, config, &Compiled { usage, code: code(listing), shared_bytes })
+    broken(
+        80,
+        config,
+        &Compiled {
+            usage,
+            code: code(listing),
+            shared_bytes,
+        },
+    )
 }
 
 fn sound_kernel() {
     let (config, listing) = sound();
     assert_eq!(rules(&config, LOG, &listing, 0), Vec::<String>::new());
-    let most = LOG.replace("Used 77", "Used 255").replace("456 bytes cmem", "16 bytes smem, 456 bytes cmem");
+    let most = LOG
+        .replace("Used 77", "Used 255")
+        .replace("456 bytes cmem", "16 bytes smem, 456 bytes cmem");
     assert_eq!(rules(&config, &most, &listing, 16), Vec::<String>::new());
     let (config, listing) = sound_warpgroup();
     assert_eq!(rules(&config, LOG, &listing, 0), Vec::<String>::new());
@@ -189,41 +287,91 @@ fn sound_kernel() {
 fn faulty_kernels() {
     let (config, sound) = sound();
     for (good, bad, word) in [
-        ("Used 77 registers", "Used 256 registers", "256 registers a thread"),
+        (
+            "Used 77 registers",
+            "Used 256 registers",
+            "256 registers a thread",
+        ),
         ("0 bytes stack frame", "8 bytes stack frame", "stack frame"),
         ("0 bytes spill stores", "4 bytes spill stores", "spills"),
         ("0 bytes spill loads", "4 bytes spill loads", "spills"),
-        ("456 bytes cmem", "16 bytes smem, 456 bytes cmem", "shared memory"),
-        ("0 bytes gmem", "(C7508) Potential Performance Loss", "C7508"),
+        (
+            "456 bytes cmem",
+            "16 bytes smem, 456 bytes cmem",
+            "shared memory",
+        ),
+        (
+            "0 bytes gmem",
+            "(C7508) Potential Performance Loss",
+            "C7508",
+        ),
     ] {
         one(rules(&config, &LOG.replace(good, bad), &sound, 0), word);
     }
     // 129 registers are allocated as 136, and 512 threads can have 128 each.
-    let wide = Config { tile: Tile { warps_k: 16 / config.tile.warps_n, ..config.tile }, ..config };
-    assert_eq!(rules(&wide, &LOG.replace("Used 77", "Used 128"), &sound, 0), Vec::<String>::new());
-    one(rules(&wide, &LOG.replace("Used 77", "Used 129"), &sound, 0), "17408 registers");
+    let wide = Config {
+        tile: Tile {
+            warps_k: 16 / config.tile.warps_n,
+            ..config.tile
+        },
+        ..config
+    };
+    assert_eq!(
+        rules(&wide, &LOG.replace("Used 77", "Used 128"), &sound, 0),
+        Vec::<String>::new()
+    );
+    one(
+        rules(&wide, &LOG.replace("Used 77", "Used 129"), &sound, 0),
+        "17408 registers",
+    );
 
-    for (more, word) in
-        [("LDL.64 R4, [R1]", "LDL"), ("STL [R1], R4", "STL"), ("HMMA.16816.F32 R4", "mma.sync"), ("HMMA.16816.F16 R4", "HMMA")]
-    {
+    for (more, word) in [
+        ("LDL.64 R4, [R1]", "LDL"),
+        ("STL [R1], R4", "STL"),
+        ("HMMA.16816.F32 R4", "mma.sync"),
+        ("HMMA.16816.F16 R4", "HMMA"),
+    ] {
         one(rules(&config, LOG, &(sound.clone() + &line(more)), 0), word);
     }
     for (good, bad, word) in [
-        ("LDSM.16.M88.4 R8, [R8]", "LDSM.16.M88.2 R8, [R8]", "ldmatrix"),
+        (
+            "LDSM.16.M88.4 R8, [R8]",
+            "LDSM.16.M88.2 R8, [R8]",
+            "ldmatrix",
+        ),
         ("LDGSTS.E.BYPASS.128", "LDGSTS.E.128", "cp.async"),
         ("R3, 0x64006400, R9, 0xec", "R3, 0xf000f, RZ, 0xc0", "lop3"),
         ("HMMA.16816.F32 ", "FFMA ", "mma.sync"),
         ("HMMA.16816.F32 R4", "HMMA.16816.F32.BF16 R4", "mma.sync"),
     ] {
         let broken = rules(&config, LOG, &sound.replacen(good, bad, 1), 0);
-        assert!(broken.iter().any(|rule| rule.contains(word)), "`{bad}` in place of `{good}` broke only {broken:?}");
+        assert!(
+            broken.iter().any(|rule| rule.contains(word)),
+            "`{bad}` in place of `{good}` broke only {broken:?}"
+        );
     }
 }
 
 fn faulty_warpgroups() {
     let (config, sound) = sound_warpgroup();
-    one(rules(&config, LOG, &(sound.clone() + &line("HMMA.16816.F32.BF16 R4")), 0), "HMMA and HGMMA");
-    one(rules(&config, LOG, &(sound.clone() + &line("WARPGROUP.DEPBAR.LE gsb0, 0x0")), 0), "6 waits");
+    one(
+        rules(
+            &config,
+            LOG,
+            &(sound.clone() + &line("HMMA.16816.F32.BF16 R4")),
+            0,
+        ),
+        "HMMA and HGMMA",
+    );
+    one(
+        rules(
+            &config,
+            LOG,
+            &(sound.clone() + &line("WARPGROUP.DEPBAR.LE gsb0, 0x0")),
+            0,
+        ),
+        "6 waits",
+    );
     for (good, bad, word) in [
         ("HGMMA.64x16x16.F32.BF16", "HGMMA.64x16x16.F32", "wgmma"),
         ("HGMMA.64x16x16.F32.BF16", "HGMMA.64x8x16.F32.BF16", "wgmma"),
@@ -233,10 +381,16 @@ fn faulty_warpgroups() {
         ("UTMALDG.2D", "UTMALDG.3D", "UTMALDG"),
     ] {
         let broken = rules(&config, LOG, &sound.replacen(good, bad, 1), 0);
-        assert!(broken.iter().any(|rule| rule.contains(word)), "`{bad}` in place of `{good}` broke only {broken:?}");
+        assert!(
+            broken.iter().any(|rule| rule.contains(word)),
+            "`{bad}` in place of `{good}` broke only {broken:?}"
+        );
     }
 }
 
 fn one(broken: Vec<String>, word: &str) {
-    assert!(matches!(&broken[..], [only] if only.contains(word)), "one rule on `{word}` was to be broken; broken: {broken:?}");
+    assert!(
+        matches!(&broken[..], [only] if only.contains(word)),
+        "one rule on `{word}` was to be broken; broken: {broken:?}"
+    );
 }

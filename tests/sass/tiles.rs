@@ -13,8 +13,17 @@ const RECORDED: u32 = 90;
 /// The name of a configuration: tile, width, group, dtype, zero points, epilogue.
 pub fn name(config: &Config) -> String {
     let tile = &config.tile;
-    let cluster = if tile.is_clustered() { format!(" clusters of {}", tile.cluster) } else { String::new() };
-    format!("{}{cluster} {} stages {}", unit(config), tile.stages, format(config))
+    let cluster = if tile.is_clustered() {
+        format!(" clusters of {}", tile.cluster)
+    } else {
+        String::new()
+    };
+    format!(
+        "{}{cluster} {} stages {}",
+        unit(config),
+        tile.stages,
+        format(config)
+    )
 }
 
 /// The name of a configuration's format.
@@ -28,7 +37,13 @@ pub fn format(config: &Config) -> String {
 /// The name of a tile, whatever its stages and its clusters.
 pub fn unit(config: &Config) -> String {
     let tile = &config.tile;
-    format!("{}x{}x{} {}", tile.rows(), tile.columns(), tile.depth(), tile.product)
+    format!(
+        "{}x{}x{} {}",
+        tile.rows(),
+        tile.columns(),
+        tile.depth(),
+        tile.product
+    )
 }
 
 /// Every configuration of a card, by tile.
@@ -38,7 +53,11 @@ pub fn by_tile(card: Card) -> Vec<Vec<Config>> {
 
 /// Configurations by tile, whatever its stages and its clusters.
 pub fn grouped(configs: &[Config]) -> Vec<Vec<Config>> {
-    let tile = |config: &Config| Tile { stages: 0, cluster: 1, ..config.tile };
+    let tile = |config: &Config| Tile {
+        stages: 0,
+        cluster: 1,
+        ..config.tile
+    };
     let mut groups: Vec<(Tile, Vec<Config>)> = Vec::new();
     for config in configs {
         match groups.iter_mut().find(|(of, _)| *of == tile(config)) {
@@ -49,7 +68,8 @@ pub fn grouped(configs: &[Config]) -> Vec<Vec<Config>> {
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// The configurations of a card that `benches/records` has times of, so that the ledger tells whether they are stale.
+/// The configurations of a card that `benches/records` has times of, so that the ledger tells
+/// whether they are stale.
 pub fn recorded(card: Card) -> Result<Vec<Config>, String> {
     let mut found = Vec::new();
     if card.capability != RECORDED {
@@ -74,26 +94,44 @@ fn is_of(row: &Value, config: &Config) -> bool {
         && row["kernel"] == format!("marlin ({})", config.tile)
 }
 
-/// Returns a test that every format has a configuration on a card: the other tests would pass without one.
+/// Returns a test that every format has a configuration on a card: the other tests would pass
+/// without one.
 pub fn every_format(card: Card) -> Trial {
-    Trial::test(format!("{}::every_format_has_a_configuration", card.arch), move || {
-        let limit = shared_limit(card.capability);
-        let configs = configs(card.capability, limit);
-        let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
-        for (bits, sparsity, group) in values.flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group))) {
-            for (zero_points, bf16) in [(false, false), (false, true), (true, false), (true, true)] {
-                let is_there = |config: &Config| {
-                    let Config { tile, group: of, bits: width, zero_points: zeros, bf16: dtype, .. } = *config;
-                    (of, width, zeros, dtype, tile.sparsity()) == (group, bits, zero_points, bf16, sparsity)
-                };
-                if !configs.iter().any(is_there) {
-                    return Err(Failed::from(format!(
-                        "no configuration of {sparsity} {bits} weights fits {limit} bytes of shared memory with group {group}, zero points \
+    Trial::test(
+        format!("{}::every_format_has_a_configuration", card.arch),
+        move || {
+            let limit = shared_limit(card.capability);
+            let configs = configs(card.capability, limit);
+            let values = Bits::ALL
+                .into_iter()
+                .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+            for (bits, sparsity, group) in values
+                .flat_map(|(bits, sparsity)| GroupSize::ALL.map(|group| (bits, sparsity, group)))
+            {
+                for (zero_points, bf16) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    let is_there = |config: &Config| {
+                        let Config {
+                            tile,
+                            group: of,
+                            bits: width,
+                            zero_points: zeros,
+                            bf16: dtype,
+                            ..
+                        } = *config;
+                        (of, width, zeros, dtype, tile.sparsity())
+                            == (group, bits, zero_points, bf16, sparsity)
+                    };
+                    if !configs.iter().any(is_there) {
+                        return Err(Failed::from(format!(
+                            "no configuration of {sparsity} {bits} weights fits {limit} bytes of shared memory with group {group}, zero points \
                          {zero_points}, bf16 {bf16}"
-                    )));
+                        )));
+                    }
                 }
             }
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    )
 }

@@ -66,21 +66,39 @@ pub struct Compiled {
 impl Toolchain {
     /// Loads the compiler in `folder`, which has `bin`, `lib` and `include`.
     pub fn load(folder: PathBuf) -> Result<Self, ToolchainError> {
-        for (what, path) in
-            [("ptxas", "bin/ptxas"), ("nvdisasm", "bin/nvdisasm"), ("CUDA headers", "include/cuda_fp16.h"), ("CCCL", "include/cccl")]
-        {
+        for (what, path) in [
+            ("ptxas", "bin/ptxas"),
+            ("nvdisasm", "bin/nvdisasm"),
+            ("CUDA headers", "include/cuda_fp16.h"),
+            ("CCCL", "include/cccl"),
+        ] {
             if !folder.join(path).exists() {
                 return Err(ToolchainError::Missing { what, folder });
             }
         }
         let lib = folder.join("lib");
         let library = fs::read_dir(&lib)
-            .map_err(|source| ToolchainError::File { path: lib.clone(), source })?
+            .map_err(|source| ToolchainError::File {
+                path: lib.clone(),
+                source,
+            })?
             .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so.")));
-        let Some(library) = library else { return Err(ToolchainError::Missing { what: "libnvrtc.so", folder: lib }) };
+            .find(|path| {
+                path.file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so."))
+            });
+        let Some(library) = library else {
+            return Err(ToolchainError::Missing {
+                what: "libnvrtc.so",
+                folder: lib,
+            });
+        };
         let nvrtc = Nvrtc::load(&library)?;
-        let mut toolchain = Self { folder, nvrtc, version: String::new() };
+        let mut toolchain = Self {
+            folder,
+            nvrtc,
+            version: String::new(),
+        };
         let version = toolchain.run("ptxas", &["--version".as_ref()])?.0;
         toolchain.version = version.lines().last().unwrap_or_default().trim().to_owned();
         Ok(toolchain)
@@ -94,8 +112,8 @@ impl Toolchain {
     /// Compiles a text to PTX for the architecture `arch`.
     pub fn ptx(&self, text: &str, arch: &str) -> Result<String, ToolchainError> {
         let include = self.folder.join("include");
-        // As in `compile_to_ptx` of cubecl-cuda 0.11.3, but for `-lineinfo`: the machine code is the same without it, and ptxas takes line information of
-        // one text only.
+        // As in `compile_to_ptx` of cubecl-cuda 0.11.3, but for `-lineinfo`: the machine code is
+        // the same without it, and ptxas takes line information of one text only.
         let options = [
             format!("--gpu-architecture={arch}"),
             format!("--include-path={}", include.display()),
@@ -104,21 +122,36 @@ impl Toolchain {
         Ok(self.nvrtc.ptx(text, &options)?)
     }
 
-    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas and nvdisasm, which takes 0.3 s to start, take all at once. Where
-    /// they fail, each kernel is compiled by itself, so that the error is that of the kernel which has it.
-    pub fn compile(&self, sources: &[&Source], arch: &str) -> Vec<Result<Compiled, ToolchainError>> {
+    /// Compiles kernels for the architecture `arch`, in order. NVRTC compiles each by itself; ptxas
+    /// and nvdisasm, which takes 0.3 s to start, take all at once. Where they fail, each kernel is
+    /// compiled by itself, so that the error is that of the kernel which has it.
+    pub fn compile(
+        &self,
+        sources: &[&Source],
+        arch: &str,
+    ) -> Vec<Result<Compiled, ToolchainError>> {
         match self.compile_together(sources, arch) {
             Ok(compiled) => compiled.into_iter().map(Ok).collect(),
             Err(error) if sources.len() == 1 => vec![Err(error)],
-            Err(_) => sources.iter().flat_map(|source| self.compile(&[source], arch)).collect(),
+            Err(_) => sources
+                .iter()
+                .flat_map(|source| self.compile(&[source], arch))
+                .collect(),
         }
     }
 
-    fn compile_together(&self, sources: &[&Source], arch: &str) -> Result<Vec<Compiled>, ToolchainError> {
+    fn compile_together(
+        &self,
+        sources: &[&Source],
+        arch: &str,
+    ) -> Result<Vec<Compiled>, ToolchainError> {
         if sources.is_empty() {
             return Ok(Vec::new());
         }
-        let scratch = tempfile::tempdir().map_err(|source| ToolchainError::File { path: std::env::temp_dir(), source })?;
+        let scratch = tempfile::tempdir().map_err(|source| ToolchainError::File {
+            path: std::env::temp_dir(),
+            source,
+        })?;
         let (mut entries, mut files) = (Vec::new(), Vec::new());
         for (i, source) in sources.iter().enumerate() {
             // Kernels for different sizes may have the same name.
@@ -126,25 +159,40 @@ impl Toolchain {
             let text = source.text.replace(&source.entry, &entry);
             entries.push(entry);
             let file = scratch.path().join(format!("{i}.ptx"));
-            fs::write(&file, self.ptx(&text, arch)?).map_err(|source| ToolchainError::File { path: file.clone(), source })?;
+            fs::write(&file, self.ptx(&text, arch)?).map_err(|source| ToolchainError::File {
+                path: file.clone(),
+                source,
+            })?;
             files.push(file);
         }
 
         let cubin = scratch.path().join("kernels.cubin");
         let arch = format!("-arch={arch}");
         let arguments = ["-v".as_ref(), arch.as_ref(), "-o".as_ref(), cubin.as_path()];
-        let arguments: Vec<&Path> = arguments.into_iter().chain(files.iter().map(PathBuf::as_path)).collect();
+        let arguments: Vec<&Path> = arguments
+            .into_iter()
+            .chain(files.iter().map(PathBuf::as_path))
+            .collect();
         let (_, log) = self.run("ptxas", &arguments)?;
-        // Only code (`-c`), without the analysis of data flow (`-ndf`), which takes a third of the time and does not change the listing.
+        // Only code (`-c`), without the analysis of data flow (`-ndf`), which takes a third of the
+        // time and does not change the listing.
         let (listing, _) = self.run("nvdisasm", &["-c".as_ref(), "-ndf".as_ref(), &cubin])?;
 
         let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
         let listings = listing::listings_of(&listing, &entries)?;
-        let compiled = sources.iter().zip(listing::logs_of(&log, &entries)).zip(listings).map(|((source, log), listing)| {
-            let usage = Usage::parse(&log)?;
-            let shared_bytes = source.shared_bytes + usage.static_shared;
-            Ok(Compiled { usage, code: Code::parse(&listing)?, shared_bytes })
-        });
+        let compiled = sources
+            .iter()
+            .zip(listing::logs_of(&log, &entries))
+            .zip(listings)
+            .map(|((source, log), listing)| {
+                let usage = Usage::parse(&log)?;
+                let shared_bytes = source.shared_bytes + usage.static_shared;
+                Ok(Compiled {
+                    usage,
+                    code: Code::parse(&listing)?,
+                    shared_bytes,
+                })
+            });
         compiled.collect()
     }
 
@@ -152,11 +200,21 @@ impl Toolchain {
     fn run(&self, program: &str, arguments: &[&Path]) -> Result<(String, String), ToolchainError> {
         let path = self.folder.join("bin").join(program);
         let mut command = Command::new(&path);
-        let output = command.args(arguments).output().map_err(|source| ToolchainError::File { path, source })?;
-        let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned());
+        let output = command
+            .args(arguments)
+            .output()
+            .map_err(|source| ToolchainError::File { path, source })?;
+        let (out, err) = (
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        );
         if !output.status.success() {
             let output_text = format!("{out}{err}");
-            return Err(ToolchainError::Failed { command: format!("{command:?}"), status: output.status, output: output_text });
+            return Err(ToolchainError::Failed {
+                command: format!("{command:?}"),
+                status: output.status,
+                output: output_text,
+            });
         }
         Ok((out, err))
     }

@@ -1,6 +1,9 @@
 use half::{bf16, f16};
 use marlin_format::layout::{MetadataLayout, PlainLayout};
-use marlin_format::{FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightTensors};
+use marlin_format::{
+    FormatError, PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, WeightDescriptor,
+    WeightFormat, WeightTensors,
+};
 use marlin_kernels::{ActivationDtype, QuantProblem};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -29,8 +32,18 @@ pub struct Case {
 impl Case {
     /// Returns the problem for the kernels, with scales in the dtype of the format.
     pub fn problem(&self) -> QuantProblem {
-        let Self { m, k, n, spec, activations, permuted, sparsity } = *self;
-        let format = WeightFormat::dense(spec).with_permutation(permuted).with_sparsity(sparsity);
+        let Self {
+            m,
+            k,
+            n,
+            spec,
+            activations,
+            permuted,
+            sparsity,
+        } = *self;
+        let format = WeightFormat::dense(spec)
+            .with_permutation(permuted)
+            .with_sparsity(sparsity);
         QuantProblem::new(m, WeightDescriptor::plain(format, k, n), activations)
     }
 }
@@ -52,7 +65,8 @@ pub struct Operands {
     pub bias: Vec<f32>,
     /// x W + bias, [M, N].
     pub expected: Vec<f64>,
-    /// The square root of the sum of squares of the terms of each output: the expected magnitude of a random sum of these terms.
+    /// The square root of the sum of squares of the terms of each output: the expected magnitude of
+    /// a random sum of these terms.
     pub magnitude: Vec<f64>,
     tiles: OnceLock<WeightTensors<Vec<u8>>>,
 }
@@ -60,12 +74,23 @@ pub struct Operands {
 impl Operands {
     /// The bytes of the weight's tensors in the tile layout, packed at the first call.
     pub fn tiles(&self) -> &WeightTensors<Vec<u8>> {
-        self.tiles.get_or_init(|| tile_bytes(&self.weight).unwrap_or_else(|error| panic!("{}: {error}", self.weight.descriptor())))
+        self.tiles.get_or_init(|| {
+            tile_bytes(&self.weight)
+                .unwrap_or_else(|error| panic!("{}: {error}", self.weight.descriptor()))
+        })
     }
 
     /// Draws the operands of a case from a seed.
     pub fn random(case: &Case, seed: u64) -> Self {
-        let Case { m, k, n, spec, activations, permuted, sparsity } = *case;
+        let Case {
+            m,
+            k,
+            n,
+            spec,
+            activations,
+            permuted,
+            sparsity,
+        } = *case;
         let mut rng = StdRng::seed_from_u64(seed);
         let round = |value: f32| match activations {
             ActivationDtype::F32 => value,
@@ -78,8 +103,12 @@ impl Operands {
         let layout = PlainLayout::new(sparsity.stored_rows(k), n, spec.bits);
         let words = layout.pack_with(|row, column| q[row * n + column]);
         let metadata = (sparsity == Sparsity::TwoFour).then(|| random_metadata(&mut rng, k, n));
-        let scales: Vec<f32> = (0..groups * n).map(|_| rng.random_range(0.002..0.02)).collect();
-        let zero_points = spec.zero_points.then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
+        let scales: Vec<f32> = (0..groups * n)
+            .map(|_| rng.random_range(0.002..0.02))
+            .collect();
+        let zero_points = spec
+            .zero_points
+            .then(|| (0..groups * n).map(|_| rng.random_range(0..=max)).collect());
         let row_permutation = permuted.then(|| {
             let mut rows: Vec<u32> = (0..k as u32).collect();
             for i in (1..k).rev() {
@@ -88,24 +117,53 @@ impl Operands {
             rows
         });
         let scales = Scales::from_f32(&scales, spec.scale_dtype);
-        let parts = PlainParts { k, n, spec, words, metadata, scales, zero_points, row_permutation };
+        let parts = PlainParts {
+            k,
+            n,
+            spec,
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        };
         let weight = PlainWeight::new(parts).unwrap_or_else(|error| panic!("{case}: {error}"));
-        let x: Vec<f32> = (0..m * k).map(|_| round(rng.random_range(-1.0..1.0))).collect();
+        let x: Vec<f32> = (0..m * k)
+            .map(|_| round(rng.random_range(-1.0..1.0)))
+            .collect();
         let bias: Vec<f32> = (0..n).map(|_| round(rng.random_range(-1.0..1.0))).collect();
         let (expected, magnitude) = reference(&x, &weight, &bias, m);
-        Self { x, weight, bias, expected, magnitude, tiles: OnceLock::new() }
+        Self {
+            x,
+            weight,
+            bias,
+            expected,
+            magnitude,
+            tiles: OnceLock::new(),
+        }
     }
 
-    /// SwiGLU of the product, whose first half of columns are gates, [M, N / 2]: the expected outputs, and the magnitude of the terms of each, to first order.
+    /// SwiGLU of the product, whose first half of columns are gates, [M, N / 2]: the expected
+    /// outputs, and the magnitude of the terms of each, to first order.
     pub fn swiglu(&self, case: &Case) -> (Vec<f64>, Vec<f64>) {
         let half = case.n / 2;
-        let rows = self.expected.chunks_exact(case.n).zip(self.magnitude.chunks_exact(case.n));
+        let rows = self
+            .expected
+            .chunks_exact(case.n)
+            .zip(self.magnitude.chunks_exact(case.n));
         let outputs = rows.flat_map(|(sums, magnitudes)| {
-            let ((gates, ups), (of_gates, of_ups)) = (sums.split_at(half), magnitudes.split_at(half));
+            let ((gates, ups), (of_gates, of_ups)) =
+                (sums.split_at(half), magnitudes.split_at(half));
             (0..half).map(move |i| {
                 let sigmoid = 1.0 / (1.0 + (-gates[i]).exp());
-                let (silu, slope) = (gates[i] * sigmoid, sigmoid * (1.0 + gates[i] * (1.0 - sigmoid)));
-                (silu * ups[i], (silu * of_ups[i]).hypot(slope * ups[i] * of_gates[i]))
+                let (silu, slope) = (
+                    gates[i] * sigmoid,
+                    sigmoid * (1.0 + gates[i] * (1.0 - sigmoid)),
+                );
+                (
+                    silu * ups[i],
+                    (silu * of_ups[i]).hypot(slope * ups[i] * of_gates[i]),
+                )
             })
         });
         outputs.unzip()
@@ -131,12 +189,20 @@ pub fn plain_bytes(weight: &PlainWeight) -> WeightTensors<Vec<u8>> {
 /// The same in the tile layout.
 fn tile_bytes(weight: &PlainWeight) -> Result<WeightTensors<Vec<u8>>, FormatError> {
     let descriptor = weight.descriptor();
-    let metadata = weight.metadata().map(|metadata| descriptor.sparse_layout().pack_metadata(metadata));
-    let zero_points = weight.zero_points().map(|zeros| descriptor.tile_zeros().pack(zeros));
+    let metadata = weight
+        .metadata()
+        .map(|metadata| descriptor.sparse_layout().pack_metadata(metadata));
+    let zero_points = weight
+        .zero_points()
+        .map(|zeros| descriptor.tile_zeros().pack(zeros));
     Ok(WeightTensors {
         words: little_endian(&descriptor.tiles().pack(weight)?),
         metadata: metadata.transpose()?.map(|words| little_endian(&words)),
-        scales: descriptor.tile_scales().pack(weight.scales())?.as_bytes().to_vec(),
+        scales: descriptor
+            .tile_scales()
+            .pack(weight.scales())?
+            .as_bytes()
+            .to_vec(),
         zero_points: zero_points.transpose()?.map(|words| little_endian(&words)),
         row_permutation: weight.row_permutation().map(little_endian),
     })
@@ -148,9 +214,17 @@ fn little_endian(words: &[u32]) -> Vec<u8> {
 
 /// The row, in the order of groups, of a stored value.
 fn row_of(weight: &PlainWeight, stored: usize, column: usize) -> usize {
-    let Some(metadata) = weight.metadata() else { return stored };
-    let nibble = MetadataLayout::new(weight.k(), weight.n()).index(stored / 2, column).read(metadata);
-    let place = if stored.is_multiple_of(2) { nibble & 3 } else { nibble >> 2 };
+    let Some(metadata) = weight.metadata() else {
+        return stored;
+    };
+    let nibble = MetadataLayout::new(weight.k(), weight.n())
+        .index(stored / 2, column)
+        .read(metadata);
+    let place = if stored.is_multiple_of(2) {
+        nibble & 3
+    } else {
+        nibble >> 2
+    };
     stored / 2 * 4 + usize::from(place)
 }
 
@@ -165,7 +239,8 @@ fn random_metadata(rng: &mut StdRng, k: usize, n: usize) -> Vec<u32> {
     metadata
 }
 
-/// Computes x W + bias in f64 and the magnitudes, from the definition of the format and without the code under test.
+/// Computes x W + bias in f64 and the magnitudes, from the definition of the format and without the
+/// code under test.
 fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f64>, Vec<f64>) {
     let (k, n) = (weight.k(), weight.n());
     let rows = weight.spec().group.rows(k);
@@ -173,9 +248,13 @@ fn reference(x: &[f32], weight: &PlainWeight, bias: &[f32], m: usize) -> (Vec<f6
     for stored in 0..weight.sparsity().stored_rows(k) {
         for column in 0..n {
             let row = row_of(weight, stored, column);
-            let natural = weight.row_permutation().map_or(row, |rows| rows[row] as usize);
+            let natural = weight
+                .row_permutation()
+                .map_or(row, |rows| rows[row] as usize);
             let group = (row / rows) * n + column;
-            let zero = weight.zero_points().map_or(weight.spec().bits.midpoint(), |zeros| zeros[group]);
+            let zero = weight
+                .zero_points()
+                .map_or(weight.spec().bits.midpoint(), |zeros| zeros[group]);
             let q = f64::from(weight.q(stored, column)) - f64::from(zero);
             dense[natural * n + column] = q * f64::from(weight.scales().get(group));
         }

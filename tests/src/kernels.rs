@@ -2,7 +2,8 @@
 
 use marlin_kernels::{Kernel, Plan};
 
-/// Returns true if the kernel of a plan computes on tensor cores: that of tiles for any rows, or that of one row.
+/// Returns true if the kernel of a plan computes on tensor cores: that of tiles for any rows, or
+/// that of one row.
 pub fn runs_on_tensor_cores(plan: &Plan) -> bool {
     matches!(plan.kernel, Kernel::Marlin(_) | Kernel::Gemv { .. })
 }
@@ -15,20 +16,45 @@ mod tests {
     use marlin_kernels::{ActivationDtype, Card, QuantProblem, Runtime, Target, held_on, plan};
     use std::collections::BTreeSet;
 
-    /// What the device tests claim of a card's plans, of cards of every capability, since no check but a run on a card sees those.
+    /// What the device tests claim of a card's plans, of cards of every capability, since no check
+    /// but a run on a card sees those.
     #[test]
     fn half_precision_runs_on_the_tensor_cores_of_every_card() {
         let mut kernels = BTreeSet::new();
-        for (capability, shared) in [(80, 163), (86, 99), (89, 99), (90, 227), (100, 227), (120, 99)] {
-            let target = Target { runtime: Runtime::Cuda, card: Some(Card::assumed(capability, 108, shared * 1024)) };
+        for (capability, shared) in [
+            (80, 163),
+            (86, 99),
+            (89, 99),
+            (90, 227),
+            (100, 227),
+            (120, 99),
+        ] {
+            let target = Target {
+                runtime: Runtime::Cuda,
+                card: Some(Card::assumed(capability, 108, shared * 1024)),
+            };
             for case in cases() {
                 // A layer casts scales in f32 to the dtype of activations in half precision.
                 let half = case.activations != ActivationDtype::F32;
-                let problem = if half { case.problem().with_scales(case.activations) } else { case.problem() };
+                let problem = if half {
+                    case.problem().with_scales(case.activations)
+                } else {
+                    case.problem()
+                };
                 let weight = held_on(&problem, &target);
                 let plan = plan(QuantProblem { weight, ..problem }, &target);
-                assert_eq!(runs_on_tensor_cores(&plan), half, "{case} on {capability}: {plan}, because {}", plan.reason);
-                assert_eq!(weight.layout == WeightLayout::Tile, half, "{case} on {capability}: laid out {}", weight.layout);
+                assert_eq!(
+                    runs_on_tensor_cores(&plan),
+                    half,
+                    "{case} on {capability}: {plan}, because {}",
+                    plan.reason
+                );
+                assert_eq!(
+                    weight.layout == WeightLayout::Tile,
+                    half,
+                    "{case} on {capability}: laid out {}",
+                    weight.layout
+                );
                 kernels.insert(match plan.kernel {
                     Kernel::Marlin(_) => "tiles",
                     Kernel::Gemv { .. } => "one row",
@@ -36,6 +62,10 @@ mod tests {
                 });
             }
         }
-        assert_eq!(kernels, BTreeSet::from(["tiles", "one row", "others"]), "the cases have problems for each");
+        assert_eq!(
+            kernels,
+            BTreeSet::from(["tiles", "one row", "others"]),
+            "the cases have problems for each"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Helpers of the device tests: the list of problems and what they run on, random operands and their seed, the f64 reference, the relative error, the
-//! repository's files.
+//! Helpers of the device tests: the list of problems and what they run on, random operands and
+//! their seed, the f64 reference, the relative error, the repository's files.
 
 mod data;
 mod error;

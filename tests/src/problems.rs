@@ -3,29 +3,44 @@ use marlin_format::{Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity};
 use marlin_kernels::ActivationDtype;
 
 /// Rows of activations around the edges of every tile.
-pub const ROWS: [usize; 18] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048];
+pub const ROWS: [usize; 18] = [
+    1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 2048,
+];
 
-/// Returns shapes [K, N] for a group size: whole tiles, an N one above and one below a tile, an incomplete last group, and for whole-column groups a K that
-/// fills neither a word nor a tile.
+/// Returns shapes [K, N] for a group size: whole tiles, an N one above and one below a tile, an
+/// incomplete last group, and for whole-column groups a K that fills neither a word nor a tile.
 pub fn shapes(group: GroupSize) -> Vec<[usize; 2]> {
     let rows = group.rows(128);
-    let mut shapes = vec![[rows, 64], [2 * rows, 63], [3 * rows, 65], [128, 128], [384, 1]];
+    let mut shapes = vec![
+        [rows, 64],
+        [2 * rows, 63],
+        [3 * rows, 65],
+        [128, 128],
+        [384, 1],
+    ];
     shapes.extend_from_slice(match group {
         GroupSize::Channel => &[[1, 1], [7, 9], [9, 7], [15, 17], [129, 33]],
         // The last shape has one group, which the tile layout pads to two.
         GroupSize::G32 => &[[344, 40], [33, 9], [32, 344]],
         GroupSize::G64 => &[[72, 65], [1000, 8]],
-        // K of the first ends in the second half of the last group, that of the second after its first half, and that of the third within the only group.
+        // K of the first ends in the second half of the last group, that of the second after its
+        // first half, and that of the third within the only group.
         GroupSize::G128 => &[[200, 33], [320, 64], [100, 7]],
     });
     shapes
 }
 
-/// Returns the list of problems: every format with every shape of its group and varying rows, and every number of rows in [`ROWS`] with each bit width.
+/// Returns the list of problems: every format with every shape of its group and varying rows, and
+/// every number of rows in [`ROWS`] with each bit width.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut rows = ROWS.iter().copied().filter(|&m| m <= 129).cycle();
-    let bits_and_groups = Bits::ALL.into_iter().flat_map(|bits| GroupSize::ALL.map(|group| QuantSpec { bits, ..QuantSpec::int4(group) }));
+    let bits_and_groups = Bits::ALL.into_iter().flat_map(|bits| {
+        GroupSize::ALL.map(|group| QuantSpec {
+            bits,
+            ..QuantSpec::int4(group)
+        })
+    });
     for symmetric in bits_and_groups {
         for spec in [symmetric, symmetric.with_zero_points()] {
             for (activations, scales) in [
@@ -35,10 +50,22 @@ pub fn cases() -> Vec<Case> {
             ] {
                 let spec = spec.with_scale_dtype(scales);
                 for [k, n] in shapes(spec.group) {
-                    for (permuted, sparsity) in [(false, Sparsity::Dense), (true, Sparsity::Dense), (false, Sparsity::TwoFour)] {
+                    for (permuted, sparsity) in [
+                        (false, Sparsity::Dense),
+                        (true, Sparsity::Dense),
+                        (false, Sparsity::TwoFour),
+                    ] {
                         if sparsity == Sparsity::Dense || k.is_multiple_of(4) {
                             let m = rows.next().unwrap_or(1);
-                            cases.push(Case { m, k, n, spec, activations, permuted, sparsity });
+                            cases.push(Case {
+                                m,
+                                k,
+                                n,
+                                spec,
+                                activations,
+                                permuted,
+                                sparsity,
+                            });
                         }
                     }
                 }
@@ -46,15 +73,45 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for m in ROWS {
-        let case = |(spec, sparsity)| Case { m, k: 256, n: 65, spec, activations: ActivationDtype::F16, permuted: false, sparsity };
-        let (int4, int8) = (QuantSpec::int4(GroupSize::G128), QuantSpec::int8(GroupSize::G128));
-        cases.extend([(int4, Sparsity::Dense), (int8, Sparsity::Dense), (int4, Sparsity::TwoFour)].map(case));
+        let case = |(spec, sparsity)| Case {
+            m,
+            k: 256,
+            n: 65,
+            spec,
+            activations: ActivationDtype::F16,
+            permuted: false,
+            sparsity,
+        };
+        let (int4, int8) = (
+            QuantSpec::int4(GroupSize::G128),
+            QuantSpec::int8(GroupSize::G128),
+        );
+        cases.extend(
+            [
+                (int4, Sparsity::Dense),
+                (int8, Sparsity::Dense),
+                (int4, Sparsity::TwoFour),
+            ]
+            .map(case),
+        );
     }
-    // Scales in f32, as models quantised in f32 have; for tensor cores, a layer casts them to the dtype of the activations.
+    // Scales in f32, as models quantised in f32 have; for tensor cores, a layer casts them to the
+    // dtype of the activations.
     for activations in [ActivationDtype::F32, ActivationDtype::F16] {
-        for spec in [QuantSpec::int4(GroupSize::G32).with_zero_points(), QuantSpec::int8(GroupSize::Channel)] {
+        for spec in [
+            QuantSpec::int4(GroupSize::G32).with_zero_points(),
+            QuantSpec::int8(GroupSize::Channel),
+        ] {
             let spec = spec.with_scale_dtype(ScaleDtype::F32);
-            cases.extend([1, 9].map(|m| Case { m, k: 96, n: 65, spec, activations, permuted: m > 1, sparsity: Sparsity::Dense }));
+            cases.extend([1, 9].map(|m| Case {
+                m,
+                k: 96,
+                n: 65,
+                spec,
+                activations,
+                permuted: m > 1,
+                sparsity: Sparsity::Dense,
+            }));
         }
     }
     cases

@@ -1,4 +1,5 @@
-//! Builds the book with mdBook, which is installed in `target` if the pinned version is missing there.
+//! Builds the book with mdBook, which is installed in `target` if the pinned version is missing
+//! there.
 
 use crate::process::{Error, cargo, root, run, target};
 use std::path::PathBuf;
@@ -9,7 +10,11 @@ const VERSION: &str = "0.5.4";
 /// Builds the book into `target/book`.
 pub fn build() -> Result<(), Error> {
     let mut command = Command::new(mdbook()?);
-    run(command.arg("build").arg(root().join("book")).arg("--dest-dir").arg(target().join("book")))
+    run(command
+        .arg("build")
+        .arg(root().join("book"))
+        .arg("--dest-dir")
+        .arg(target().join("book")))
 }
 
 /// Returns the path of the pinned mdBook, after installing it if needed.
@@ -17,11 +22,25 @@ fn mdbook() -> Result<PathBuf, Error> {
     let tools = target().join("tools");
     let program = tools.join("bin/mdbook");
     let version = Command::new(&program).arg("--version").output();
-    if version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == format!("mdbook v{VERSION}")) {
+    if version.is_ok_and(|output| {
+        String::from_utf8_lossy(&output.stdout).trim() == format!("mdbook v{VERSION}")
+    }) {
         return Ok(program);
     }
-    println!("xtask: installing mdbook {VERSION} into {}", tools.display());
-    let mut install = cargo(["install", "mdbook", "--version", VERSION, "--locked", "--no-default-features", "--quiet", "--root"]);
+    println!(
+        "xtask: installing mdbook {VERSION} into {}",
+        tools.display()
+    );
+    let mut install = cargo([
+        "install",
+        "mdbook",
+        "--version",
+        VERSION,
+        "--locked",
+        "--no-default-features",
+        "--quiet",
+        "--root",
+    ]);
     // A debug build takes a third of the time, and is fast enough for the book.
     run(install.arg(&tools).arg("--debug"))?;
     Ok(program)

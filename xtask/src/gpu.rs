@@ -1,7 +1,8 @@
-//! Packs the device tests, the benches and the program for a machine with a GPU and no Rust toolchain, and keeps the results of the tests there.
+//! Packs the device tests, the benches and the program for a machine with a GPU and no Rust
+//! toolchain, and keeps the results of the tests there.
 //!
-//! They are built without optimisation, like the tests here: kernels are compiled on the other machine, and the speed of replayed graphs does not depend on the
-//! host's code.
+//! They are built without optimisation, like the tests here: kernels are compiled on the other
+//! machine, and the speed of replayed graphs does not depend on the host's code.
 
 mod record;
 
@@ -14,42 +15,68 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What the tests read, by its path in the repository. The 2:4 model would be another 7 MiB packed, and no test reads it.
-const FILES: [&str; 3] = ["tests/golden", "examples/train-tiny-llama/model", "examples/train-tiny-llama/heldout.txt"];
+/// What the tests read, by its path in the repository. The 2:4 model would be another 7 MiB packed,
+/// and no test reads it.
+const FILES: [&str; 3] = [
+    "tests/golden",
+    "examples/train-tiny-llama/model",
+    "examples/train-tiny-llama/heldout.txt",
+];
 /// The most that the archive may have.
 const MAX_MIB: f64 = 60.0;
 const MIB: f64 = 1048576.0;
-/// Options of xz: with the filter for x86 code and a dictionary of a fifth of the binary, the archive is 3 % smaller.
+/// Options of xz: with the filter for x86 code and a dictionary of a fifth of the binary, the
+/// archive is 3 % smaller.
 const XZ: &str = "--threads=0 --x86 --lzma2=preset=6,dict=64MiB";
-/// Where processes that run side by side keep what they have tuned, in CubeCL's configuration; `run.sh` empties it.
+/// Where processes that run side by side keep what they have tuned, in CubeCL's configuration;
+/// `run.sh` empties it.
 const ENVIRONMENT: &str = "\n[environment]\npath = { directory = \"cache\" }\n";
 /// The name of the binary in the pack.
 const BINARY: &str = "device";
 /// The programs that the binary is, too, where its first argument is one of these.
 const PROGRAMS: [&str; 2] = ["burn-marlin", "burn-marlin-bench"];
 
-/// Builds one binary of the device tests, the benches and the program, without CubeCL's CPU runtime, and puts it into the folder `out` with all that it needs, and
-/// the folder into `out`.tar.xz.
+/// Builds one binary of the device tests, the benches and the program, without CubeCL's CPU
+/// runtime, and puts it into the folder `out` with all that it needs, and the folder into
+/// `out`.tar.xz.
 ///
-/// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` says how, and `burn-marlin` and `burn-marlin-bench` are the programs.
+/// On the other machine, `run.sh` in the folder runs the tests, `run.sh --help` says how, and
+/// `burn-marlin` and `burn-marlin-bench` are the programs.
 pub fn pack(out: &Path) -> Result<(), Error> {
     llvm::set_up()?;
     let commit = commit_of_tree()?;
-    let binary = build(&["test", "--package", "marlin-tests", "--no-default-features", "--test", "device", "--no-run"])?;
+    let binary = build(&[
+        "test",
+        "--package",
+        "marlin-tests",
+        "--no-default-features",
+        "--test",
+        "device",
+        "--no-run",
+    ])?;
     if out.exists() {
         // Only what this command has made.
         if !out.join("run.sh").exists() {
-            return Err(Error::Needs(format!("{}: exists, and is no folder that pack-gpu has made; name another", out.display())));
+            return Err(Error::Needs(format!(
+                "{}: exists, and is no folder that pack-gpu has made; name another",
+                out.display()
+            )));
         }
         fs::remove_dir_all(out).map_err(Error::file(out))?;
     }
     fs::create_dir_all(out).map_err(Error::file(out))?;
-    run(Command::new("strip").arg("-o").arg(out.join(BINARY)).arg(binary))?;
+    run(Command::new("strip")
+        .arg("-o")
+        .arg(out.join(BINARY))
+        .arg(binary))?;
     for file in FILES {
         let to = out.join(file);
         let parent = to.parent().unwrap_or(out);
         fs::create_dir_all(parent).map_err(Error::file(parent))?;
-        run(Command::new("cp").arg("-r").arg(root().join(file)).arg(parent))?;
+        run(Command::new("cp")
+            .arg("-r")
+            .arg(root().join(file))
+            .arg(parent))?;
     }
     let script = root().join("tests/device/run.sh");
     fs::copy(&script, out.join("run.sh")).map_err(Error::file(&script))?;
@@ -64,9 +91,20 @@ pub fn pack(out: &Path) -> Result<(), Error> {
 
     let mut packed = out.as_os_str().to_owned();
     packed.push(".tar.xz");
-    let name = out.file_name().ok_or_else(|| Error::Needs(format!("{}: is no name of a folder", out.display())))?;
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    run(Command::new("tar").env("XZ_OPT", XZ).arg("-cJf").arg(&packed).arg("-C").arg(parent).arg(name))?;
+    let name = out
+        .file_name()
+        .ok_or_else(|| Error::Needs(format!("{}: is no name of a folder", out.display())))?;
+    let parent = out
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    run(Command::new("tar")
+        .env("XZ_OPT", XZ)
+        .arg("-cJf")
+        .arg(&packed)
+        .arg("-C")
+        .arg(parent)
+        .arg(name))?;
     let bytes = fs::metadata(&packed).map_err(Error::file(&packed))?.len();
     println!(
         "xtask: {}, {:.1} MiB: unpack it on the other machine with tar, then {}/run.sh",
@@ -75,7 +113,10 @@ pub fn pack(out: &Path) -> Result<(), Error> {
         name.display()
     );
     if bytes as f64 > MAX_MIB * MIB {
-        return Err(Error::Needs(format!("{}: larger than the {MAX_MIB} MiB that a pack may have", packed.display())));
+        return Err(Error::Needs(format!(
+            "{}: larger than the {MAX_MIB} MiB that a pack may have",
+            packed.display()
+        )));
     }
     Ok(())
 }
@@ -89,16 +130,29 @@ fn write_script(path: &Path, text: &str) -> Result<(), Error> {
 fn commit_of_tree() -> Result<String, Error> {
     let commit = git(&["rev-parse", "HEAD"])?;
     let changes = git(&["status", "--porcelain"])?;
-    Ok(if changes.is_empty() { format!("{commit}\n") } else { format!("{commit} with uncommitted changes\n") })
+    Ok(if changes.is_empty() {
+        format!("{commit}\n")
+    } else {
+        format!("{commit} with uncommitted changes\n")
+    })
 }
 
 /// Returns what a command of git prints.
 fn git(args: &[&str]) -> Result<String, Error> {
     let mut command = Command::new("git");
     command.args(args).current_dir(root());
-    let output = command.stderr(Stdio::null()).output().map_err(|source| Error::Start { command: show(&command), source })?;
+    let output = command
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|source| Error::Start {
+            command: show(&command),
+            source,
+        })?;
     if !output.status.success() {
-        return Err(Error::Failed { command: show(&command), status: output.status });
+        return Err(Error::Failed {
+            command: show(&command),
+            status: output.status,
+        });
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -30,13 +30,17 @@ enum Command {
     Setup,
     /// Run the demo on the shipped model: quantise, compare, generate.
     Demo,
-    /// Run the fast checks: format, clippy, the tests of the libraries, and the device tests on Flex.
+    /// Run the fast checks: format, clippy, the tests of the libraries, and the device tests on
+    /// Flex.
     Check,
-    /// Run every check but the slow ones: format, clippy, docs, tests, machine code that is not in the ledger, doc tests, book.
+    /// Run every check but the slow ones: format, clippy, docs, tests, machine code that is not in
+    /// the ledger, doc tests, book.
     Test,
-    /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every configuration.
+    /// Run the slow checks: clippy without a CubeCL runtime, and the machine code of every
+    /// configuration.
     Slow,
-    /// Compile the kernels for every card, without a GPU, and check the machine code against the rules and the ledger, `tests/sass/ledger`.
+    /// Compile the kernels for every card, without a GPU, and check the machine code against the
+    /// rules and the ledger, `tests/sass/ledger`.
     Proof {
         /// Compile only what is not in the ledger, and write what was found into it.
         #[arg(long, conflicts_with = "all")]
@@ -47,13 +51,15 @@ enum Command {
     },
     /// Build the book into `target/book`.
     Book,
-    /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its cores; `--help` after either lists the options.
+    /// Time the kernels on this machine's NVIDIA card, or with `cargo xtask bench host` on its
+    /// cores; `--help` after either lists the options.
     Bench {
         /// Arguments of the bench program.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         args: Vec<String>,
     },
-    /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain: a folder, and the same as an archive; its `run.sh` runs the tests.
+    /// Build device tests, benches and program for a machine with a GPU and no Rust toolchain: a
+    /// folder, and the same as an archive; its `run.sh` runs the tests.
     PackGpu {
         /// The folder; the archive is beside it, with `.tar.xz` after its name.
         out: PathBuf,

@@ -1,4 +1,5 @@
-//! Installs NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a virtual environment in the build folder.
+//! Installs NVIDIA's compiler without CUDA: the wheels that NVIDIA publishes for Python, in a
+//! virtual environment in the build folder.
 //!
 //! `tests/sass` compiles the kernels with it for every card; that needs no GPU and no driver.
 
@@ -10,8 +11,8 @@ use std::process::{Command, Stdio};
 
 /// The environment variable with the compiler's folder, which `tests/sass` reads.
 pub const VARIABLE: &str = "BURN_MARLIN_NVIDIA";
-/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. They and their dependencies are pinned, as the number of registers
-/// depends on the version.
+/// NVRTC, ptxas (in `nvcc`), nvdisasm, and the headers that CubeCL's text includes. They and their
+/// dependencies are pinned, as the number of registers depends on the version.
 const WHEELS: [&str; 7] = [
     "nvidia-cuda-nvrtc==13.5.37",
     "nvidia-cuda-nvcc==13.5.37",
@@ -54,11 +55,18 @@ pub fn prove(proof: Proof) -> Result<(), Error> {
         llvm::set_up()?;
         set_up()
     })?;
-    let folder = compiler.ok_or_else(|| Error::Needs("NVIDIA's compiler is installed on Linux only; run this there".into()))?;
-    step("proof", || run(cargo(["test", "--workspace", "--test", "sass"]).env(VARIABLE, folder).env(MODE, proof.name())))
+    let folder = compiler.ok_or_else(|| {
+        Error::Needs("NVIDIA's compiler is installed on Linux only; run this there".into())
+    })?;
+    step("proof", || {
+        run(cargo(["test", "--workspace", "--test", "sass"])
+            .env(VARIABLE, folder)
+            .env(MODE, proof.name()))
+    })
 }
 
-/// Returns the folder of the compiler, after installing it if needed; `None` on systems without such wheels.
+/// Returns the folder of the compiler, after installing it if needed; `None` on systems without
+/// such wheels.
 pub fn set_up() -> Result<Option<PathBuf>, Error> {
     if !cfg!(target_os = "linux") {
         return Ok(None);
@@ -70,30 +78,59 @@ pub fn set_up() -> Result<Option<PathBuf>, Error> {
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return compiler(&environment).map(Some);
     }
-    println!("xtask: installing NVIDIA's compiler into {}, to compile the kernels for every card without a GPU", environment.display());
+    println!(
+        "xtask: installing NVIDIA's compiler into {}, to compile the kernels for every card without a GPU",
+        environment.display()
+    );
     if !has_venv() {
-        install_packages(&["python3-venv"], "NVIDIA's compiler is installed with Python's venv and pip, which are missing here")?;
+        install_packages(
+            &["python3-venv"],
+            "NVIDIA's compiler is installed with Python's venv and pip, which are missing here",
+        )?;
     }
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
+    run(Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(&environment))?;
     let mut install = Command::new(environment.join("bin/python"));
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]).args(WHEELS);
+    install
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+        ])
+        .args(WHEELS);
     run(&mut install)?;
     let folder = compiler(&environment)?;
     fs::write(&stamp, wanted).map_err(Error::file(&stamp))?;
     Ok(Some(folder))
 }
 
-/// Returns true if `python3` can make virtual environments; Debian's lacks `ensurepip` without the package `python3-venv`.
+/// Returns true if `python3` can make virtual environments; Debian's lacks `ensurepip` without the
+/// package `python3-venv`.
 fn has_venv() -> bool {
-    let probe = Command::new("python3").args(["-c", "import ensurepip, venv"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let probe = Command::new("python3")
+        .args(["-c", "import ensurepip, venv"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
     probe.is_ok_and(|status| status.success())
 }
 
-/// Returns the folder of the compiler in the environment: `lib/python3.*/site-packages/nvidia/cu13`.
+/// Returns the folder of the compiler in the environment:
+/// `lib/python3.*/site-packages/nvidia/cu13`.
 fn compiler(environment: &Path) -> Result<PathBuf, Error> {
     let lib = environment.join("lib");
     let entries = fs::read_dir(&lib).map_err(Error::file(&lib))?;
-    let mut folders = entries.filter_map(|entry| entry.ok().map(|entry| entry.path().join("site-packages/nvidia").join(CUDA)));
+    let mut folders = entries.filter_map(|entry| {
+        entry
+            .ok()
+            .map(|entry| entry.path().join("site-packages/nvidia").join(CUDA))
+    });
     folders.find(|folder| folder.join("bin/ptxas").exists()).ok_or_else(|| {
         let shown = environment.display();
         Error::Needs(format!(
@@ -108,17 +145,27 @@ mod tests {
 
     #[test]
     fn every_wheel_is_pinned() {
-        assert!(WHEELS.iter().all(|wheel| wheel.split_once("==").is_some_and(|(_, version)| !version.is_empty())));
+        assert!(WHEELS.iter().all(|wheel| {
+            wheel
+                .split_once("==")
+                .is_some_and(|(_, version)| !version.is_empty())
+        }));
     }
 
     #[test]
     fn the_compiler_is_found_whatever_the_python() -> Result<(), Error> {
         let environment = target().join("tmp/nvidia-test");
-        let bin = environment.join("lib/python3.99/site-packages/nvidia").join(CUDA).join("bin");
+        let bin = environment
+            .join("lib/python3.99/site-packages/nvidia")
+            .join(CUDA)
+            .join("bin");
         fs::create_dir_all(&bin).map_err(Error::file(&bin))?;
         assert!(matches!(compiler(&environment), Err(Error::Needs(_))));
         fs::write(bin.join("ptxas"), "").map_err(Error::file(&bin))?;
-        assert_eq!(compiler(&environment)?, bin.parent().map(Path::to_path_buf).unwrap_or_default());
+        assert_eq!(
+            compiler(&environment)?,
+            bin.parent().map(Path::to_path_buf).unwrap_or_default()
+        );
         fs::remove_dir_all(&environment).map_err(Error::file(&environment))
     }
 }

@@ -10,13 +10,22 @@ use std::time::Instant;
 pub enum Error {
     /// The program is not installed or may not be run.
     #[error("`{command}` could not be started: {source}")]
-    Start { command: String, source: std::io::Error },
+    Start {
+        command: String,
+        source: std::io::Error,
+    },
     /// The program ran and failed.
     #[error("`{command}` failed ({status})")]
-    Failed { command: String, status: std::process::ExitStatus },
+    Failed {
+        command: String,
+        status: std::process::ExitStatus,
+    },
     /// A file or folder could not be read or written.
     #[error("{path}: {source}", path = path.display())]
-    File { path: PathBuf, source: std::io::Error },
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// A step that the user must do first.
     #[error("{0}")]
     Needs(String),
@@ -32,22 +41,30 @@ impl Error {
 
 /// Returns the root folder of the workspace.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+        .to_path_buf()
 }
 
 /// Returns the folder of build outputs: `CARGO_TARGET_DIR` if set, otherwise `target`.
 pub fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
 /// Returns a command of the `cargo` that runs this task, in the root folder of the workspace.
 ///
-/// The command gets none of the variables that describe xtask's own package: build scripts of dependencies (ring's) rerun if they change, so running
-/// `cargo test` and `cargo xtask test` by turns would compile Burn anew every time.
+/// The command gets none of the variables that describe xtask's own package: build scripts of
+/// dependencies (ring's) rerun if they change, so running `cargo test` and `cargo xtask test` by
+/// turns would compile Burn anew every time.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        {
             command.env_remove(name);
         }
     }
@@ -57,16 +74,40 @@ pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
 
 /// Runs a command and waits for it, passing its output through.
 pub fn run(command: &mut Command) -> Result<(), Error> {
-    let status = command.status().map_err(|source| Error::Start { command: show(command), source })?;
-    if status.success() { Ok(()) } else { Err(Error::Failed { command: show(command), status }) }
+    let status = command.status().map_err(|source| Error::Start {
+        command: show(command),
+        source,
+    })?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Error::Failed {
+            command: show(command),
+            status,
+        })
+    }
 }
 
-/// Builds by a command of cargo, whose diagnostics are printed, and returns cargo's messages, a line of JSON each.
+/// Builds by a command of cargo, whose diagnostics are printed, and returns cargo's messages, a
+/// line of JSON each.
 pub fn build_messages(command: &[&str]) -> Result<String, Error> {
-    let mut build = cargo(command.iter().chain(&["--message-format", "json-render-diagnostics"]));
-    let output = build.stderr(Stdio::inherit()).output().map_err(|source| Error::Start { command: show(&build), source })?;
+    let mut build = cargo(
+        command
+            .iter()
+            .chain(&["--message-format", "json-render-diagnostics"]),
+    );
+    let output = build
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|source| Error::Start {
+            command: show(&build),
+            source,
+        })?;
     if !output.status.success() {
-        return Err(Error::Failed { command: show(&build), status: output.status });
+        return Err(Error::Failed {
+            command: show(&build),
+            status: output.status,
+        });
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -75,7 +116,12 @@ pub fn build_messages(command: &[&str]) -> Result<String, Error> {
 pub fn build(command: &[&str]) -> Result<PathBuf, Error> {
     executable(&build_messages(command)?)
         .map(|path| root().join(path))
-        .ok_or_else(|| Error::Needs(format!("cargo built a binary and did not name it; run `cargo {}` to see why", command.join(" "))))
+        .ok_or_else(|| {
+            Error::Needs(format!(
+                "cargo built a binary and did not name it; run `cargo {}` to see why",
+                command.join(" ")
+            ))
+        })
 }
 
 /// Returns the last executable in cargo's messages.
@@ -93,20 +139,29 @@ pub fn step<T>(name: &str, body: impl FnOnce() -> Result<T, Error>) -> Result<T,
     Ok(value)
 }
 
-/// Installs Debian packages, as root or with a `sudo` that needs no password. `why` is a sentence on their purpose, without the full stop.
+/// Installs Debian packages, as root or with a `sudo` that needs no password. `why` is a sentence
+/// on their purpose, without the full stop.
 pub fn install_packages(packages: &[&str], why: &str) -> Result<(), Error> {
     let names = packages.join(" ");
     if !Path::new("/usr/bin/apt-get").exists() {
-        return Err(Error::Needs(format!("{why}. This is no Debian system: install what Debian has as {names}, then repeat the command")));
+        return Err(Error::Needs(format!(
+            "{why}. This is no Debian system: install what Debian has as {names}, then repeat the command"
+        )));
     }
     let install = format!("apt-get install --yes --no-install-recommends {names}");
     let by_hand = || {
         let lines = format!("sudo apt-get update && sudo {install}");
-        Error::Needs(format!("{why}. This user may not install packages. Run\n\n    {lines}\n\nthen repeat the command"))
+        Error::Needs(format!(
+            "{why}. This user may not install packages. Run\n\n    {lines}\n\nthen repeat the command"
+        ))
     };
     let mut prefix: Vec<&str> = Vec::new();
     if !is_root() {
-        let sudo = Command::new("sudo").args(["-n", "true"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let sudo = Command::new("sudo")
+            .args(["-n", "true"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         if !sudo.is_ok_and(|status| status.success()) {
             return Err(by_hand());
         }
@@ -117,7 +172,8 @@ pub fn install_packages(packages: &[&str], why: &str) -> Result<(), Error> {
     for line in ["apt-get update", install.as_str()] {
         let mut words = prefix.iter().copied().chain(line.split(' '));
         let mut command = Command::new(words.next().unwrap_or("env"));
-        run(command.args(words).stdout(Stdio::null())).map_err(|error| Error::Needs(format!("{error}\n{}", by_hand())))?;
+        run(command.args(words).stdout(Stdio::null()))
+            .map_err(|error| Error::Needs(format!("{error}\n{}", by_hand())))?;
     }
     Ok(())
 }
@@ -130,7 +186,10 @@ fn is_root() -> bool {
 /// Returns the command line as a user would type it.
 pub fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -139,8 +198,7 @@ mod tests {
 
     #[test]
     fn the_executable_is_the_last_one_named() {
-        let messages =
-            "{\"executable\":null}\n{\"target\":{},\"executable\":\"/a/device-1\",\"fresh\":true}\n{\"reason\":\"build-finished\"}";
+        let messages = "{\"executable\":null}\n{\"target\":{},\"executable\":\"/a/device-1\",\"fresh\":true}\n{\"reason\":\"build-finished\"}";
         assert_eq!(executable(messages), Some("/a/device-1"));
         assert_eq!(executable("{}"), None);
     }

@@ -1,6 +1,7 @@
 //! Builds all tests and runs their binaries, as many at once as there are cores.
 //!
-//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread: they share a device. So those on the CPU runtime are two processes.
+//! Cargo runs one binary after the other, and the device tests, most of the time, have one thread:
+//! they share a device. So those on the CPU runtime are two processes.
 
 use crate::process::{Error, build_messages, show, target};
 use serde_json::Value;
@@ -13,7 +14,8 @@ use std::time::Instant;
 
 /// The name of the binary of the device tests, which runs once for each device.
 const DEVICE: &str = "device";
-/// Devices that every machine has, the slower one first, and in how many processes their tests run: a process runs one test after the other.
+/// Devices that every machine has, the slower one first, and in how many processes their tests run:
+/// a process runs one test after the other.
 const DEVICES: [(&str, usize); 2] = [("cpu", 2), ("flex", 1)];
 /// The binary that compiles kernels: the longest after the device tests.
 const PROOF: &str = "sass";
@@ -36,33 +38,49 @@ struct Job {
     command: Command,
 }
 
-/// Builds the tests of the workspace, and runs them; the proof with the environment variable `variable`.
+/// Builds the tests of the workspace, and runs them; the proof with the environment variable
+/// `variable`.
 ///
 /// # Errors
 /// A test fails; the output of its binary has been printed.
 pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
     let messages = build_messages(&["test", "--workspace", "--all-targets", "--no-run"])?;
     let binaries: Vec<Binary> = messages.lines().filter_map(binary).collect();
-    let jobs = binaries.iter().flat_map(|binary| jobs(binary, variable)).collect::<Vec<Job>>();
-    let (alone, mut jobs): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| ALONE.contains(&job.name.as_str()));
+    let jobs = binaries
+        .iter()
+        .flat_map(|binary| jobs(binary, variable))
+        .collect::<Vec<Job>>();
+    let (alone, mut jobs): (Vec<Job>, Vec<Job>) = jobs
+        .into_iter()
+        .partition(|job| ALONE.contains(&job.name.as_str()));
     // The longest first, so that no core waits for it at the end.
     jobs.sort_by_key(|job| !(job.name.starts_with(DEVICE) || job.name == PROOF));
     let logs = target().join("test-logs");
     fs::create_dir_all(&logs).map_err(Error::file(&logs))?;
     let (waiting, failures) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || {
+        waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .next()
+    };
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
             scope.spawn(|| {
                 while let Some(job) = next() {
                     if let Err(error) = run(job, &logs) {
-                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+                        failures
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(error);
                     }
                 }
             });
         }
     });
-    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut failures = failures
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
     failures.extend(alone.into_iter().filter_map(|job| run(job, &logs).err()));
     match failures.into_iter().next() {
         Some(error) => Err(error),
@@ -74,7 +92,9 @@ pub fn run_tests(variable: Option<(&str, &Path)>) -> Result<(), Error> {
 fn binary(message: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(message).ok()?;
     let path = PathBuf::from(message["executable"].as_str()?);
-    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
+    let folder = Path::new(message["manifest_path"].as_str()?)
+        .parent()?
+        .to_path_buf();
     let is_test = message["profile"]["test"].as_bool()?;
     let target = &message["target"];
     let (name, kind) = (target["name"].as_str()?, target["kind"][0].as_str()?);
@@ -90,7 +110,9 @@ fn binary(message: &str) -> Option<Binary> {
 fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
     let command = || {
         let mut command = Command::new(&binary.path);
-        command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder);
+        command
+            .current_dir(&binary.folder)
+            .env("CARGO_MANIFEST_DIR", &binary.folder);
         command
     };
     if binary.name == DEVICE {
@@ -99,7 +121,10 @@ fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
                 let partition = format!("{part}/{parts}");
                 let mut command = command();
                 command.args(["--device", device, "--partition", &partition]);
-                Job { name: format!("{DEVICE} {device} {partition}"), command }
+                Job {
+                    name: format!("{DEVICE} {device} {partition}"),
+                    command,
+                }
             })
         };
         return DEVICES.into_iter().flat_map(on).collect();
@@ -108,24 +133,38 @@ fn jobs(binary: &Binary, variable: Option<(&str, &Path)>) -> Vec<Job> {
     if let Some((name, value)) = variable.filter(|_| binary.name == PROOF) {
         command.env(name, value);
     }
-    vec![Job { name: binary.name.clone(), command }]
+    vec![Job {
+        name: binary.name.clone(),
+        command,
+    }]
 }
 
 /// Runs a job with its output in a file, and prints its result; where it fails, the whole output.
 fn run(job: Job, logs: &Path) -> Result<(), Error> {
     let Job { name, mut command } = job;
     let log = logs.join(format!("{}.log", name.replace([' ', '/'], "-")));
-    let [out, err] = [File::create(&log), File::options().append(true).open(&log)].map(|file| file.map_err(Error::file(&log)));
+    let [out, err] = [File::create(&log), File::options().append(true).open(&log)]
+        .map(|file| file.map_err(Error::file(&log)));
     command.stdin(Stdio::null()).stdout(out?).stderr(err?);
     let clock = Instant::now();
-    let status = command.status().map_err(|source| Error::Start { command: show(&command), source })?;
+    let status = command.status().map_err(|source| Error::Start {
+        command: show(&command),
+        source,
+    })?;
     let seconds = clock.elapsed().as_secs_f64();
     let output = fs::read_to_string(&log).map_err(Error::file(&log))?;
     if !status.success() {
         println!("{output}\n--- {name}: failed after {seconds:.1} s");
-        return Err(Error::Failed { command: show(&command), status });
+        return Err(Error::Failed {
+            command: show(&command),
+            status,
+        });
     }
-    let is_remark = |line: &&str| ["warning:", "proof:", "test result:"].iter().any(|start| line.starts_with(start));
+    let is_remark = |line: &&str| {
+        ["warning:", "proof:", "test result:"]
+            .iter()
+            .any(|start| line.starts_with(start))
+    };
     let remarks: Vec<&str> = output.lines().filter(is_remark).collect();
     println!("--- {name}: ok in {seconds:.1} s\n{}", remarks.join("\n"));
     Ok(())
@@ -143,14 +182,19 @@ mod tests {
             )
         };
         let found = binary(&message(true, r#""/w/target/device-1""#));
-        assert!(matches!(&found, Some(Binary { name, folder, .. }) if name == "device" && folder == Path::new("/w/tests")));
+        assert!(
+            matches!(&found, Some(Binary { name, folder, .. }) if name == "device" && folder == Path::new("/w/tests"))
+        );
         assert!(binary(&message(false, r#""/w/target/device-1""#)).is_none());
         assert!(binary(&message(true, "null")).is_none());
         let jobs = found.map(|binary| jobs(&binary, None)).unwrap_or_default();
         assert_eq!(
-            jobs.iter().map(|job| show(&job.command)).collect::<Vec<_>>(),
-            [("cpu", "1/2"), ("cpu", "2/2"), ("flex", "1/1")]
-                .map(|(device, part)| format!("/w/target/device-1 --device {device} --partition {part}"))
+            jobs.iter()
+                .map(|job| show(&job.command))
+                .collect::<Vec<_>>(),
+            [("cpu", "1/2"), ("cpu", "2/2"), ("flex", "1/1")].map(|(device, part)| format!(
+                "/w/target/device-1 --device {device} --partition {part}"
+            ))
         );
     }
 }

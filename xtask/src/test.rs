@@ -11,10 +11,16 @@ pub fn run_all() -> Result<(), Error> {
         nvidia::set_up()
     })?;
     format_and_clippy()?;
-    step("docs", || run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings")))?;
+    step("docs", || {
+        run(cargo(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "--deny warnings"))
+    })?;
     // Without the compiler's folder the tests of the machine code are left out, and say so.
-    step("tests", || runner::run_tests(compiler.as_deref().map(|folder| (nvidia::VARIABLE, folder))))?;
-    step("doc tests", || run(&mut cargo(["test", "--workspace", "--doc"])))?;
+    step("tests", || {
+        runner::run_tests(compiler.as_deref().map(|folder| (nvidia::VARIABLE, folder)))
+    })?;
+    step("doc tests", || {
+        run(&mut cargo(["test", "--workspace", "--doc"]))
+    })?;
     step("book", book::build)?;
     gpu::print_last_runs();
     Ok(())
@@ -23,22 +29,64 @@ pub fn run_all() -> Result<(), Error> {
 /// Runs the checks that take long and seldom fail where the others pass.
 pub fn run_slow() -> Result<(), Error> {
     step("set-up", llvm::set_up)?;
-    // The workspace has every runtime among its features; a program that depends on a crate with `flex` only has none.
-    let without_runtime =
-        ["clippy", "--package", "marlin-llama", "--no-default-features", "--features", "flex", "--", "--deny", "warnings"];
-    step("without a CubeCL runtime", || run(&mut cargo(without_runtime)))?;
+    // The workspace has every runtime among its features; a program that depends on a crate with
+    // `flex` only has none.
+    let without_runtime = [
+        "clippy",
+        "--package",
+        "marlin-llama",
+        "--no-default-features",
+        "--features",
+        "flex",
+        "--",
+        "--deny",
+        "warnings",
+    ];
+    step("without a CubeCL runtime", || {
+        run(&mut cargo(without_runtime))
+    })?;
     nvidia::prove(Proof::All)
 }
 
-/// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers and models on Flex.
+/// Runs the checks for every save: format, clippy, the tests of the libraries and those of layers
+/// and models on Flex.
 pub fn run_quick() -> Result<(), Error> {
     step("set-up", llvm::set_up)?;
     format_and_clippy()?;
-    step("tests of the libraries", || run(&mut cargo(["test", "--workspace", "--lib", "--test", "format", "--quiet"])))?;
-    step("tests on Flex", || run(&mut cargo(["test", "--workspace", "--test", "device", "--quiet", "--", "--device", "flex"])))
+    step("tests of the libraries", || {
+        run(&mut cargo([
+            "test",
+            "--workspace",
+            "--lib",
+            "--test",
+            "format",
+            "--quiet",
+        ]))
+    })?;
+    step("tests on Flex", || {
+        run(&mut cargo([
+            "test",
+            "--workspace",
+            "--test",
+            "device",
+            "--quiet",
+            "--",
+            "--device",
+            "flex",
+        ]))
+    })
 }
 
 fn format_and_clippy() -> Result<(), Error> {
     step("format", || run(&mut cargo(["fmt", "--all", "--check"])))?;
-    step("clippy", || run(&mut cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])))
+    step("clippy", || {
+        run(&mut cargo([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "--deny",
+            "warnings",
+        ]))
+    })
 }

@@ -16,7 +16,10 @@ pub struct FusionCount {
 
 /// The counts so far.
 pub fn fusion_count() -> FusionCount {
-    FusionCount { fused: FUSED.load(Ordering::Relaxed), dequantized: DEQUANTIZED.load(Ordering::Relaxed) }
+    FusionCount {
+        fused: FUSED.load(Ordering::Relaxed),
+        dequantized: DEQUANTIZED.load(Ordering::Relaxed),
+    }
 }
 
 #[cfg(feature = "cubecl-runtime")]

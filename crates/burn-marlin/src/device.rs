@@ -10,13 +10,17 @@ use marlin_kernels::Target;
 
 /// The properties of a Burn device that decide which kernel runs.
 ///
-/// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as Flex, whose host kernels are the closest.
+/// A backend that is neither CubeCL nor Flex has no implementation of the op; it is described as
+/// Flex, whose host kernels are the closest.
 pub fn target(device: &Device) -> Target {
     client(device).map_or(Target::FLEX, |client| Target::of(&client))
 }
 
 /// The client of a CubeCL device.
-#[allow(unreachable_patterns, reason = "without Flex there are CubeCL devices alone")]
+#[allow(
+    unreachable_patterns,
+    reason = "without Flex there are CubeCL devices alone"
+)]
 fn client(device: &Device) -> Option<Client> {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "cubecl-runtime")]
@@ -27,24 +31,37 @@ fn client(device: &Device) -> Option<Client> {
 
 /// The name that a device reports.
 pub fn device_name(device: &Device) -> String {
-    client(device).map_or_else(|| "Flex (CPU)".into(), |client| client.properties().identity.name.clone())
+    client(device).map_or_else(
+        || "Flex (CPU)".into(),
+        |client| client.properties().identity.name.clone(),
+    )
 }
 
-/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host; `None` if it does not report them.
+/// Bytes that a device can still hold, which are the machine's for a backend that runs on the host;
+/// `None` if it does not report them.
 pub fn free_memory(device: &Device) -> Option<usize> {
-    let Some(client) = client(device) else { return available_memory() };
+    let Some(client) = client(device) else {
+        return available_memory();
+    };
     let total = client.properties().memory.max_memory()?;
-    let used = device.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use);
+    let used = device
+        .memory_pool_usage()
+        .map_or(0, |usage| usage.bytes_in_use);
     Some(total.saturating_sub(used) as usize)
 }
 
-/// What `make` returns, with memory of its own for each tensor that it makes, which the device has back when the tensor is gone.
+/// What `make` returns, with memory of its own for each tensor that it makes, which the device has
+/// back when the tensor is gone.
 ///
-/// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that the pages have ever had: one that is much larger than the others
-/// leaves most of a page empty, and so do all later ones.
+/// Other tensors of a CubeCL device share pages, and a page is as large as the largest tensor that
+/// the pages have ever had: one that is much larger than the others leaves most of a page empty,
+/// and so do all later ones.
 pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
-    let Some(client) = client(device) else { return make() };
-    // Burn's fusion allocates where operations run. An error of one is reported where its tensor is read.
+    let Some(client) = client(device) else {
+        return make();
+    };
+    // Burn's fusion allocates where operations run. An error of one is reported where its tensor is
+    // read.
     let run = || drop(device.flush());
     run();
     client.memory_dedicated_allocation((), |()| {
@@ -54,8 +71,13 @@ pub fn apart<T: Send>(device: &Device, make: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// The dtype in which a device holds scales of a format: the format's own where the device has it, f32 otherwise.
+/// The dtype in which a device holds scales of a format: the format's own where the device has it,
+/// f32 otherwise.
 pub(crate) fn scale_dtype(dtype: ScaleDtype, device: &Device) -> DType {
     let dtype = DType::from(float_dtype(dtype.into()));
-    if device.supports_dtype(dtype) { dtype } else { DType::F32 }
+    if device.supports_dtype(dtype) {
+        dtype
+    } else {
+        DType::F32
+    }
 }

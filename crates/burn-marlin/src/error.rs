@@ -10,7 +10,8 @@ use std::fmt;
 pub struct ConvertError<M, E = Error> {
     /// The model.
     ///
-    /// It is as it was, unless the device failed in the middle of a conversion: then the layers before the one that the error names are converted.
+    /// It is as it was, unless the device failed in the middle of a conversion: then the layers
+    /// before the one that the error names are converted.
     pub model: M,
     /// The cause.
     pub error: E,
@@ -75,7 +76,8 @@ pub enum Error {
         /// The error of the device.
         reason: String,
     },
-    /// A tensor holds another dtype than a quantised weight has, after loading a record that does not belong to it.
+    /// A tensor holds another dtype than a quantised weight has, after loading a record that does
+    /// not belong to it.
     #[error("{tensor} of a quantised weight has dtype {found:?}; expected {expected}")]
     Dtype {
         /// The tensor: words, scales, zero points or row permutation.
@@ -112,7 +114,9 @@ pub enum Error {
         asked: QuantSpec,
     },
     /// The fusion provider came too late.
-    #[error("the fusion provider must be installed before the first tensor operation of the program: {reason}")]
+    #[error(
+        "the fusion provider must be installed before the first tensor operation of the program: {reason}"
+    )]
     Install {
         /// Burn's error.
         reason: String,
@@ -123,7 +127,10 @@ impl Error {
     /// The same of a layer at a path.
     pub(crate) fn in_layer(self, path: &str) -> Self {
         match self {
-            Self::Format(source) => Self::Layer { path: path.to_owned(), source },
+            Self::Format(source) => Self::Layer {
+                path: path.to_owned(),
+                source,
+            },
             other => other,
         }
     }
@@ -132,12 +139,21 @@ impl Error {
 fn list_strict(left: &[(String, LeftReason)], unmatched: &[String]) -> String {
     let mut parts = Vec::new();
     if !left.is_empty() {
-        let layers: Vec<String> = left.iter().map(|(path, reason)| format!("{path} ({reason})")).collect();
+        let layers: Vec<String> = left
+            .iter()
+            .map(|(path, reason)| format!("{path} ({reason})"))
+            .collect();
         parts.push(format!("would leave {}", layers.join(", ")));
     }
     if !unmatched.is_empty() {
-        let patterns: Vec<String> = unmatched.iter().map(|pattern| format!("`{pattern}`")).collect();
-        parts.push(format!("has patterns that match no linear layer, {}", patterns.join(", ")));
+        let patterns: Vec<String> = unmatched
+            .iter()
+            .map(|pattern| format!("`{pattern}`"))
+            .collect();
+        parts.push(format!(
+            "has patterns that match no linear layer, {}",
+            patterns.join(", ")
+        ));
     }
     parts.join(" and ")
 }

@@ -9,8 +9,8 @@ use cubecl::bytes::{Bytes, Reader};
 
 /// A float tensor in memory of the host, on its way there at first.
 ///
-/// On CUDA that memory is pinned, from CubeCL's pool of it: the device writes and reads it by itself, at the rate of its bus. Other memory would cost a copy more
-/// each way.
+/// On CUDA that memory is pinned, from CubeCL's pool of it: the device writes and reads it by
+/// itself, at the rate of its bus. Other memory would cost a copy more each way.
 pub struct HostTensor<const D: usize> {
     #[cfg(feature = "cubecl-runtime")]
     reading: Option<Reading>,
@@ -29,11 +29,14 @@ pub struct ReadError {
 }
 
 fn unread(error: &impl ToString) -> ReadError {
-    ReadError { reason: error.to_string() }
+    ReadError {
+        reason: error.to_string(),
+    }
 }
 
 impl<const D: usize> HostTensor<D> {
-    /// Starts to copy a tensor to the host, after the work given to its device before. The device keeps the tensor until [`wait`](Self::wait).
+    /// Starts to copy a tensor to the host, after the work given to its device before. The device
+    /// keeps the tensor until [`wait`](Self::wait).
     ///
     /// # Errors
     /// The device failed.
@@ -43,10 +46,19 @@ impl<const D: usize> HostTensor<D> {
         if let Ok(tensor) = tensor.clone().try_into_primitive::<burn::backend::Cube>() {
             let client = tensor.client.clone();
             let reading = start_reading(client.resolve_tensor_float::<CubeBackend>(tensor));
-            return Ok(Self { reading: Some(reading), bytes: Bytes::from_bytes_vec(Vec::new()), shape, dtype });
+            return Ok(Self {
+                reading: Some(reading),
+                bytes: Bytes::from_bytes_vec(Vec::new()),
+                shape,
+                dtype,
+            });
         }
         let data = tensor.try_into_data().map_err(|error| unread(&error))?;
-        let bytes = data.bytes().read(Reader::new()).map_err(|error| unread(&error))?.to_vec();
+        let bytes = data
+            .bytes()
+            .read(Reader::new())
+            .map_err(|error| unread(&error))?
+            .to_vec();
         Ok(Self {
             #[cfg(feature = "cubecl-runtime")]
             reading: None,

@@ -7,7 +7,8 @@ use marlin_kernels::{ActivationDtype, Prologue};
 
 /// A linear layer with a quantised weight, of 4 bits (W4A16) or of 8 (W8A16): y = x W + b.
 ///
-/// For models that are written with it. A model that is written with Burn's `Linear` gains the same kernels through [`W4A16`](crate::W4A16).
+/// For models that are written with it. A model that is written with Burn's `Linear` gains the same
+/// kernels through [`W4A16`](crate::W4A16).
 #[derive(Module, Debug)]
 pub struct QuantLinear {
     weight: QuantizedWeight,
@@ -26,35 +27,58 @@ impl QuantLinear {
         {
             return Err(Error::BiasLength { expected, found });
         }
-        let plan = weight.plan(1, ActivationDtype::from(weight.spec().scale_dtype), Prologue::None);
+        let plan = weight.plan(
+            1,
+            ActivationDtype::from(weight.spec().scale_dtype),
+            Prologue::None,
+        );
         tracing::debug!(k = weight.dims()[0], n = expected, spec = %weight.spec(), kernel = %plan.kernel, reason = %plan.reason, "quantised layer");
-        Ok(Self { weight, bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)) })
+        Ok(Self {
+            weight,
+            bias: bias.map(|bias| Param::initialized(ParamId::new(), bias)),
+        })
     }
 
-    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is. Of a layer that [`W4A16`](crate::W4A16) has converted to that
-    /// spec, the weight that it has.
+    /// Rounds the weight of a float layer to the spec's bits; the bias stays as it is. Of a layer
+    /// that [`W4A16`](crate::W4A16) has converted to that spec, the weight that it has.
     ///
     /// # Errors
     /// As [`QuantizedWeight::quantize`]; a converted layer of another spec.
     pub fn from_linear(linear: &Linear, spec: &QuantSpec) -> Result<Self, Error> {
         let weight = match linear.weight.reparameterization::<QuantizedWeight>() {
             Some(weight) if weight.spec() == *spec => weight.detached(),
-            Some(weight) => return Err(Error::Converted { found: weight.spec(), asked: *spec }),
+            Some(weight) => {
+                return Err(Error::Converted {
+                    found: weight.spec(),
+                    asked: *spec,
+                });
+            }
             None => QuantizedWeight::quantize(linear.weight.val(), spec)?,
         };
         Self::new(weight, linear.bias.as_ref().map(|bias| bias.val()))
     }
 
-    /// A layer without values, to load a record into: K input and N output features, for activations in a dtype. Its outputs are NaN until then.
+    /// A layer without values, to load a record into: K input and N output features, for
+    /// activations in a dtype. Its outputs are NaN until then.
     ///
     /// # Errors
     /// No features, or too many.
-    pub fn unloaded(dims: [usize; 2], bias: bool, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
+    pub fn unloaded(
+        dims: [usize; 2],
+        bias: bool,
+        spec: QuantSpec,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Result<Self, Error> {
         let [k, n] = dims;
         let weight = QuantizedWeight::unloaded(k, n, spec, activations, device)?;
         let dtype = weight.activations();
-        let init = move |device: &Device, _: bool| Tensor::full([n], f32::NAN, (device, DType::from(dtype)));
-        let bias = bias.then(|| Param::uninitialized(ParamId::new(), init, device.clone(), true, Shape::new([n])));
+        let init = move |device: &Device, _: bool| {
+            Tensor::full([n], f32::NAN, (device, DType::from(dtype)))
+        };
+        let bias = bias.then(|| {
+            Param::uninitialized(ParamId::new(), init, device.clone(), true, Shape::new([n]))
+        });
         Ok(Self { weight, bias })
     }
 
@@ -74,7 +98,9 @@ impl QuantLinear {
 
     /// The bias `[N]` in the activations' dtype.
     pub fn bias_in(&self, dtype: DType) -> Option<Tensor<1>> {
-        self.bias.as_ref().map(|bias| bias.val().cast(FloatDType::from(dtype)))
+        self.bias
+            .as_ref()
+            .map(|bias| bias.val().cast(FloatDType::from(dtype)))
     }
 
     /// The quantised weight.

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 
 /// Look into Llama checkpoints, quantise them to 4 or 8 bits, run them.
 ///
-/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer. Compiled kernels are kept in `burn-marlin` in the user's cache folder;
-/// `BURN_MARLIN_CACHE` names another folder, or is `off`.
+/// Logs go to standard error; `RUST_LOG=debug` shows the kernel of every layer. Compiled kernels
+/// are kept in `burn-marlin` in the user's cache folder; `BURN_MARLIN_CACHE` names another folder,
+/// or is `off`.
 #[derive(Debug, Parser)]
 #[command(name = "burn-marlin", version)]
 pub struct Cli {
@@ -22,9 +23,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits per weight and kernel.
+    /// List the contents of a checkpoint: every tensor and quantised layer, its format, size, bits
+    /// per weight and kernel.
     Inspect(InspectArgs),
-    /// Quantise a float checkpoint to 4 or 8 bits, into a new folder that other engines load too (compressed-tensors or GPTQ).
+    /// Quantise a float checkpoint to 4 or 8 bits, into a new folder that other engines load too
+    /// (compressed-tensors or GPTQ).
     Quantize(QuantizeArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
@@ -32,7 +35,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Measure how well a model predicts a text.
     Perplexity(PerplexityArgs),
-    /// Compare models with the one that they were made from: perplexity, divergence and agreement of their next tokens.
+    /// Compare models with the one that they were made from: perplexity, divergence and agreement
+    /// of their next tokens.
     Evaluate(EvaluateArgs),
     /// The logits after a sequence of tokens, as JSON, to compare with another implementation.
     Logits(LogitsArgs),
@@ -83,7 +87,8 @@ pub struct InspectArgs {
     /// The device to choose kernels for; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// A line for every tensor and layer; without it, equal ones of consecutive layers are printed on one line.
+    /// A line for every tensor and layer; without it, equal ones of consecutive layers are printed
+    /// on one line.
     #[arg(long)]
     pub all: bool,
     /// Print JSON, always with every tensor and layer.
@@ -97,7 +102,8 @@ pub enum FormatName {
     CompressedTensors,
     /// GPTQ, version 2: GPTQModel's.
     Gptq,
-    /// compressed-tensors, marlin-24: the kept weights of --sparse24 alone; compressed-tensors from 0.15 on and vLLM do not read it.
+    /// compressed-tensors, marlin-24: the kept weights of --sparse24 alone; compressed-tensors from
+    /// 0.15 on and vLLM do not read it.
     #[value(name = "marlin-24")]
     Marlin24,
 }
@@ -144,7 +150,8 @@ pub struct QuantizeArgs {
     /// gptq: scale inputs before, as awq does.
     #[arg(long)]
     pub awq: bool,
-    /// gptq, awq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in `messages`, on each line. May be given several times.
+    /// gptq, awq: text to calibrate on; `.jsonl` has a document in `text`, or a conversation in
+    /// `messages`, on each line. May be given several times.
     #[arg(long, value_name = "FILE")]
     pub calibration: Vec<PathBuf>,
     /// gptq, awq: samples of the text.
@@ -155,8 +162,9 @@ pub struct QuantizeArgs {
     /// gptq, awq: the seed that draws the samples.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// gptq: round the features with the largest inputs first, over groups too; activations are permuted at run time then, for which --format gptq alone has readers
-    /// (GPTQModel, not vLLM). Without it groups with large inputs come first, and large inputs first in a group.
+    /// gptq: round the features with the largest inputs first, over groups too; activations are
+    /// permuted at run time then, for which --format gptq alone has readers (GPTQModel, not vLLM).
+    /// Without it groups with large inputs come first, and large inputs first in a group.
     #[arg(long)]
     pub act_order: bool,
     /// gptq: the part of the mean of a Hessian's diagonal that is added to it.
@@ -165,17 +173,19 @@ pub struct QuantizeArgs {
     /// gptq, awq: the device to calibrate on; without it the best one present: cuda, vulkan, flex.
     #[arg(long)]
     pub device: Option<DeviceName>,
-    /// gptq, awq: dtype of activations; without it the checkpoint's, where the device computes in it.
+    /// gptq, awq: dtype of activations; without it the checkpoint's, where the device computes in
+    /// it.
     #[arg(long)]
     pub dtype: Option<DtypeName>,
     /// Form of the files.
     #[arg(long, value_enum, default_value = "compressed-tensors")]
     pub format: FormatName,
-    /// Layers to leave as they are: a name, or `re:` and a regular expression, that the model has. May be given several times.
+    /// Layers to leave as they are: a name, or `re:` and a regular expression, that the model has.
+    /// May be given several times.
     #[arg(long)]
     pub exclude: Vec<String>,
-    /// Layers to quantise otherwise: a pattern as of --exclude, and `bits:8`, `group:g32`, both with a comma, or `skip`. May be given several times; the
-    /// first that matches a layer counts.
+    /// Layers to quantise otherwise: a pattern as of --exclude, and `bits:8`, `group:g32`, both
+    /// with a comma, or `skip`. May be given several times; the first that matches a layer counts.
     #[arg(long = "override", value_name = "PATTERN=SETTINGS", value_parser = override_of)]
     pub overrides: Vec<(String, Override)>,
     /// Print JSON.
@@ -185,7 +195,9 @@ pub struct QuantizeArgs {
 
 /// A pattern and what differs in its layers. Patterns may have `=` in them, settings have none.
 fn override_of(text: &str) -> Result<(String, Override), Box<dyn Error + Send + Sync>> {
-    let (pattern, settings) = text.rsplit_once('=').ok_or("there is no `=` between a pattern and its settings")?;
+    let (pattern, settings) = text
+        .rsplit_once('=')
+        .ok_or("there is no `=` between a pattern and its settings")?;
     Ok((pattern.into(), settings.parse()?))
 }
 
@@ -196,7 +208,8 @@ pub struct EvaluateArgs {
     /// Hugging Face folders of the models to compare with the first.
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
-    /// Text file, UTF-8. May be given several times: each text has its results, and all of them together.
+    /// Text file, UTF-8. May be given several times: each text has its results, and all of them
+    /// together.
     #[arg(long, value_name = "FILE", required = true)]
     pub text: Vec<PathBuf>,
     #[command(flatten)]
@@ -223,7 +236,8 @@ pub struct SamplingArgs {
     /// Choose among the likeliest tokens that together have this probability.
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Choose among the tokens that are at least this many times as likely as the likeliest, 0 to 1.
+    /// Choose among the tokens that are at least this many times as likely as the likeliest, 0 to
+    /// 1.
     #[arg(long)]
     pub min_p: Option<f32>,
     /// Divide the logits of tokens that already occurred; 1 leaves them.
@@ -292,7 +306,8 @@ pub struct LogitsArgs {
 pub struct KernelsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Rows of activations to plan for: sequences of a decode step, or tokens of a prompt. May be given several times.
+    /// Rows of activations to plan for: sequences of a decode step, or tokens of a prompt. May be
+    /// given several times.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 512])]
     pub rows: Vec<usize>,
     /// A line for every layer; without it, equal ones share a line.

@@ -48,16 +48,23 @@ impl DeviceName {
 
 /// The named device, or the best one present.
 ///
-/// CubeCL's CPU runtime is never the default: Flex is faster on the same machine. Kernels that are compiled from then on are kept on disk.
+/// CubeCL's CPU runtime is never the default: Flex is faster on the same machine. Kernels that are
+/// compiled from then on are kept on disk.
 pub fn open(name: Option<DeviceName>) -> Result<Device, CliError> {
     if name != Some(DeviceName::Flex) {
         kernel_cache::enable();
     }
     match name {
-        Some(name) => name.find().ok_or_else(|| CliError::Device { name: name.as_str(), reason: "no such device is present".into() }),
+        Some(name) => name.find().ok_or_else(|| CliError::Device {
+            name: name.as_str(),
+            reason: "no such device is present".into(),
+        }),
         None => [DeviceName::Cuda, DeviceName::Vulkan, DeviceName::Flex]
             .into_iter()
             .find_map(DeviceName::find)
-            .ok_or_else(|| CliError::Device { name: "flex", reason: "this build has no device".into() }),
+            .ok_or_else(|| CliError::Device {
+                name: "flex",
+                reason: "this build has no device".into(),
+            }),
     }
 }

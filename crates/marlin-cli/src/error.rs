@@ -16,13 +16,22 @@ pub enum CliError {
     #[error("{dir}: {count} {}; `generate` does not take the folder as it is", if *count == 1 { "fault" } else { "faults" }, dir = dir.display())]
     Faults { dir: PathBuf, count: usize },
     #[error("cannot read {path}", path = path.display())]
-    File { path: PathBuf, source: std::io::Error },
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{path}: the text is not UTF-8", path = path.display())]
     NotUtf8 { path: PathBuf },
     #[error("{path}", path = path.display())]
-    ShortText { path: PathBuf, source: Box<marlin_llama::LlamaError> },
+    ShortText {
+        path: PathBuf,
+        source: Box<marlin_llama::LlamaError>,
+    },
     #[error("cannot write {path}", path = path.display())]
-    Write { path: PathBuf, source: std::io::Error },
+    Write {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("the plot could not be drawn: {0}")]
     Plot(String),
     #[error("--method gptq, sparsegpt and awq need text to calibrate on: --calibration FILE")]
@@ -39,7 +48,9 @@ pub enum CliError {
     TooManyIds { found: usize, max_len: usize },
     #[error("the device did not return the logits: {0}")]
     Read(String),
-    #[error("the logit of token {token} is {found}; are the weights broken, or the activations too large for their dtype?")]
+    #[error(
+        "the logit of token {token} is {found}; are the weights broken, or the activations too large for their dtype?"
+    )]
     NotFinite { token: usize, found: f32 },
     #[error("the input could not be read")]
     Input(#[source] std::io::Error),

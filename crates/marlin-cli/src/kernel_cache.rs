@@ -1,8 +1,9 @@
 //! Compiled kernels on disk: CubeCL's cache, in the user's cache folder.
 //!
-//! CubeCL keys a kernel by its type, its compile-time configuration, the program's build ID and the card's architecture, and keeps the results of autotuning
-//! by the number of the device. The rest is in the name of the environment, a file of the folder: this program's version, the driver's, NVRTC's, and the cards.
-//! Several processes may use it at once.
+//! CubeCL keys a kernel by its type, its compile-time configuration, the program's build ID and the
+//! card's architecture, and keeps the results of autotuning by the number of the device. The rest
+//! is in the name of the environment, a file of the folder: this program's version, the driver's,
+//! NVRTC's, and the cards. Several processes may use it at once.
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 use etcetera::BaseStrategy;
@@ -17,21 +18,25 @@ use std::time::{Duration, SystemTime};
 const VARIABLE: &str = "BURN_MARLIN_CACHE";
 /// What a new environment must have room for: a model's kernels are some 10 MB.
 const ROOM: usize = 32 << 20;
-/// Environments that had no new kernel for so long, of drivers and versions before, are removed when there is a new one.
+/// Environments that had no new kernel for so long, of drivers and versions before, are removed
+/// when there is a new one.
 const OLD: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// True where the cache is on and has no kernel yet.
 static IS_EMPTY: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if the cache was switched on and no process has used it before: every kernel must be compiled.
+/// Returns true if the cache was switched on and no process has used it before: every kernel must
+/// be compiled.
 pub fn is_empty() -> bool {
     IS_EMPTY.load(Ordering::Relaxed)
 }
 
-/// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for a device.
+/// Switches the cache on for the rest of the process. To be called before anything asks CubeCL for
+/// a device.
 ///
-/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml` that switches the cache on is left as it is. Calls after the
-/// first, of a command that opens several models, do nothing.
+/// Where that is not possible kernels are compiled anew, and a warning says why. A `cubecl.toml`
+/// that switches the cache on is left as it is. Calls after the first, of a command that opens
+/// several models, do nothing.
 pub fn enable() {
     static ENABLED: Once = Once::new();
     ENABLED.call_once(configure);
@@ -72,7 +77,12 @@ fn folder() -> Option<PathBuf> {
     match std::env::var_os(VARIABLE) {
         Some(value) if value == "off" => None,
         Some(value) => Some(value.into()),
-        None => Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("burn-marlin")),
+        None => Some(
+            etcetera::choose_base_strategy()
+                .ok()?
+                .cache_dir()
+                .join("burn-marlin"),
+        ),
     }
 }
 
@@ -80,16 +90,20 @@ fn folder() -> Option<PathBuf> {
 fn environment(versions: &[String]) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || ".+-".contains(character);
     let name = format!("{}-{}", env!("CARGO_PKG_VERSION"), versions.join("-"));
-    name.trim_end_matches('-').chars().map(|character| if is_plain(character) { character } else { '_' }).collect()
+    name.trim_end_matches('-')
+        .chars()
+        .map(|character| if is_plain(character) { character } else { '_' })
+        .collect()
 }
 
-/// Makes the folder, tests that there is room for an environment, and removes old ones if this one is new, which it returns. CubeCL would panic where it can read
-/// the file but not write it.
+/// Makes the folder, tests that there is room for an environment, and removes old ones if this one
+/// is new, which it returns. CubeCL would panic where it can read the file but not write it.
 fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
     fs::create_dir_all(folder)?;
     let is_new = !folder.join(format!("{name}.db")).exists();
     let probe = folder.join(format!("probe-{}", std::process::id()));
-    let written = File::create(&probe).and_then(|mut file| file.write_all(&vec![0; if is_new { ROOM } else { ROOM / 32 }]));
+    let written = File::create(&probe)
+        .and_then(|mut file| file.write_all(&vec![0; if is_new { ROOM } else { ROOM / 32 }]));
     let removed = fs::remove_file(&probe);
     written.and(removed)?;
     if is_new {
@@ -98,10 +112,20 @@ fn prepare(folder: &Path, name: &str) -> io::Result<bool> {
             let is_old = entry
                 .metadata()
                 .and_then(|metadata| metadata.modified())
-                .is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|age| age > OLD));
+                .is_ok_and(|modified| {
+                    SystemTime::now()
+                        .duration_since(modified)
+                        .is_ok_and(|age| age > OLD)
+                });
             // Another process may have removed it first.
             if is_old && entry.file_name().to_string_lossy().contains(".db") {
-                fs::remove_file(entry.path()).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+                fs::remove_file(entry.path()).or_else(|error| {
+                    if error.kind() == io::ErrorKind::NotFound {
+                        Ok(())
+                    } else {
+                        Err(error)
+                    }
+                })?;
             }
         }
     }
@@ -121,16 +145,28 @@ fn versions() -> Vec<String> {
     let (mut driver, mut major, mut minor) = (0, 0, 0);
     // SAFETY: the libraries are there, and the functions write to variables that outlive the calls.
     let is_known = unsafe {
-        sys::cuDriverGetVersion(&mut driver).result().is_ok() && nvrtc::sys::nvrtcVersion(&mut major, &mut minor).result().is_ok()
+        sys::cuDriverGetVersion(&mut driver).result().is_ok()
+            && nvrtc::sys::nvrtcVersion(&mut major, &mut minor)
+                .result()
+                .is_ok()
     };
     let names = || -> Result<Vec<String>, cudarc::driver::DriverError> {
         result::init()?;
-        (0..result::device::get_count()?).map(|card| result::device::get_name(result::device::get(card)?)).collect()
+        (0..result::device::get_count()?)
+            .map(|card| result::device::get_name(result::device::get(card)?))
+            .collect()
     };
     match names() {
         Ok(names) if is_known => {
-            let cards: Vec<_> = names.chunk_by(|a, b| a == b).map(|same| format!("{}x{}", same.len(), same[0])).collect();
-            vec![format!("cuda{driver}"), format!("nvrtc{major}.{minor}"), cards.join("+")]
+            let cards: Vec<_> = names
+                .chunk_by(|a, b| a == b)
+                .map(|same| format!("{}x{}", same.len(), same[0]))
+                .collect();
+            vec![
+                format!("cuda{driver}"),
+                format!("nvrtc{major}.{minor}"),
+                cards.join("+"),
+            ]
         }
         _ => Vec::new(),
     }
@@ -149,7 +185,13 @@ mod tests {
     fn a_name_is_a_file_name_that_has_all_versions() {
         let versions = ["cuda13000", "nvrtc13.0", "8xNVIDIA H200+1xTesla/T4"].map(String::from);
         let name = environment(&versions);
-        assert_eq!(name, format!("{}-cuda13000-nvrtc13.0-8xNVIDIA_H200+1xTesla_T4", env!("CARGO_PKG_VERSION")));
+        assert_eq!(
+            name,
+            format!(
+                "{}-cuda13000-nvrtc13.0-8xNVIDIA_H200+1xTesla_T4",
+                env!("CARGO_PKG_VERSION")
+            )
+        );
         assert_eq!(environment(&[]), env!("CARGO_PKG_VERSION"));
     }
 
@@ -158,7 +200,11 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("a/b");
         assert!(prepare(&folder, "x").unwrap());
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the probe is removed");
+        assert_eq!(
+            fs::read_dir(&folder).unwrap().count(),
+            0,
+            "the probe is removed"
+        );
         let file = parent.path().join("file");
         fs::write(&file, "").unwrap();
         prepare(&file, "x").unwrap_err();
@@ -172,8 +218,10 @@ mod tests {
             file.set_modified(SystemTime::now() - age).unwrap();
         };
         let names = || {
-            let mut names: Vec<_> =
-                fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            let mut names: Vec<_> = fs::read_dir(folder.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
             names.sort();
             names
         };

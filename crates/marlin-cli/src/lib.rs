@@ -18,17 +18,21 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
-/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an error; the devices present are listed
-/// when one is requested.
+/// The log filter without `RUST_LOG`. wgpu reports every graphics API that a machine lacks as an
+/// error; the devices present are listed when one is requested.
 const LOG: &str = "warn,wgpu_hal=off";
 
-/// Runs the program with its arguments, the first of which is its name, and returns its exit status. To be called before anything else in a binary's `main`: the
-/// process may be a worker of [`marlin_llama::init`].
+/// Runs the program with its arguments, the first of which is its name, and returns its exit
+/// status. To be called before anything else in a binary's `main`: the process may be a worker of
+/// [`marlin_llama::init`].
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     marlin_llama::init();
     let cli = Cli::parse_from(args);
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `burn-marlin inspect model | head`.

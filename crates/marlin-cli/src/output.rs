@@ -26,19 +26,37 @@ pub fn json(value: &impl Serialize) -> Result<(), CliError> {
 
 /// Prints rows in columns: text to the left, and whatever begins with a digit to the right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([header[column].len()]).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].len())
+            .chain([header[column].len()])
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     let row = |cells: &mut dyn Iterator<Item = &str>| {
         let cells = cells.zip(&widths).map(|(cell, &width)| {
-            if cell.starts_with(|c: char| c.is_ascii_digit()) { format!("{cell:>width$}") } else { format!("{cell:width$}") }
+            if cell.starts_with(|c: char| c.is_ascii_digit()) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:width$}")
+            }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let lines = rows.iter().map(|cells| row(&mut cells.iter().map(String::as_str)));
-    line(&std::iter::once(row(&mut header.iter().copied())).chain(lines).collect::<Vec<_>>().join("\n"))
+    let lines = rows
+        .iter()
+        .map(|cells| row(&mut cells.iter().map(String::as_str)));
+    line(
+        &std::iter::once(row(&mut header.iter().copied()))
+            .chain(lines)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
 }
 
-/// As [`table`], for rows that begin with the path of a layer or tensor: equal rows of consecutive layers as one row with their count, or every row if `all`.
+/// As [`table`], for rows that begin with the path of a layer or tensor: equal rows of consecutive
+/// layers as one row with their count, or every row if `all`.
 pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<()> {
     if all {
         return table(header, &rows);
@@ -47,16 +65,24 @@ pub fn layers(header: &[&str], rows: Vec<Vec<String>>, all: bool) -> io::Result<
         let rest = row.split_off(1);
         (row.concat(), rest)
     });
-    let rows: Vec<_> =
-        fold_layers(layers).into_iter().map(|run| [vec![run.path, run.count.to_string()], run.description].concat()).collect();
-    let [first, rest @ ..] = header else { return Ok(()) };
+    let rows: Vec<_> = fold_layers(layers)
+        .into_iter()
+        .map(|run| [vec![run.path, run.count.to_string()], run.description].concat())
+        .collect();
+    let [first, rest @ ..] = header else {
+        return Ok(());
+    };
     table(&[&[*first, "count"], rest].concat(), &rows)
 }
 
-/// Formats an error and its causes. Text that comes from a file is escaped for the terminal and limited in length.
+/// Formats an error and its causes. Text that comes from a file is escaped for the terminal and
+/// limited in length.
 pub fn message(error: &dyn std::error::Error) -> String {
     const SHOWN: usize = 4000;
-    without_control(&with_causes(error)).chars().take(SHOWN).collect()
+    without_control(&with_causes(error))
+        .chars()
+        .take(SHOWN)
+        .collect()
 }
 
 /// Bytes as a person reads them.
@@ -81,7 +107,9 @@ pub fn size_unit(bytes: usize) -> (f64, &'static str) {
 pub fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     // The template is a constant, and a bar without it is still a bar.
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}, {eta} left {msg}")
+    {
         bar.set_style(style);
     }
     bar
@@ -90,7 +118,9 @@ pub fn progress(total: u64) -> ProgressBar {
 /// A bar over bytes, with their rate.
 pub fn progress_of_bytes(total: usize) -> ProgressBar {
     let bar = ProgressBar::new(total as u64);
-    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template(
+        "{wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
+    ) {
         bar.set_style(style);
     }
     bar

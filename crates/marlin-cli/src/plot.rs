@@ -1,14 +1,20 @@
 //! Perplexity against size, as SVG or PNG.
 //!
-//! Everything is placed in pixels of the SVG; PNG is that SVG in twice the resolution, with a font that comes with the program.
+//! Everything is placed in pixels of the SVG; PNG is that SVG in twice the resolution, with a font
+//! that comes with the program.
+
+mod axis;
+mod rect;
 
 use crate::error::CliError;
 use crate::output;
+use axis::Axis;
 use marlin_format::without_control;
 use plotters::coord::Shift;
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use rect::{Rect, free_rect};
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg;
 use std::path::PathBuf;
@@ -61,7 +67,8 @@ pub struct Point {
     pub label: String,
     pub bytes: usize,
     pub perplexity: f64,
-    /// The standard error of how far it is from the reference's perplexity; not a number where there is none.
+    /// The standard error of how far it is from the reference's perplexity; not a number where
+    /// there is none.
     pub error: f64,
 }
 
@@ -80,84 +87,198 @@ impl Plot {
             Kind::Svg => svg.into_bytes(),
             Kind::Png => png(&svg)?,
         };
-        std::fs::write(&file.path, bytes).map_err(|source| CliError::Write { path: file.path.clone(), source })
+        std::fs::write(&file.path, bytes).map_err(|source| CliError::Write {
+            path: file.path.clone(),
+            source,
+        })
     }
 
     fn svg(&self) -> Result<String, CliError> {
-        if let Some(point) = self.points.iter().find(|point| !point.perplexity.is_finite()) {
-            return Err(CliError::Plot(format!("the perplexity of {} is {}", point.label, point.perplexity)));
+        if let Some(point) = self
+            .points
+            .iter()
+            .find(|point| !point.perplexity.is_finite())
+        {
+            return Err(CliError::Plot(format!(
+                "the perplexity of {} is {}",
+                point.label, point.perplexity
+            )));
         }
         plotters::style::register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
             .map_err(|_| CliError::Plot("its font cannot be read".into()))?;
         let mut svg = String::new();
-        self.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area()).map_err(|error| CliError::Plot(error.to_string()))?;
+        self.draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area())
+            .map_err(|error| CliError::Plot(error.to_string()))?;
         Ok(svg)
     }
 
     fn draw(&self, area: &Area<'_>) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
         area.fill(&WHITE)?;
-        let (factor, unit) = output::size_unit(self.points.iter().map(|point| point.bytes).max().unwrap_or(0));
+        let (factor, unit) = output::size_unit(
+            self.points
+                .iter()
+                .map(|point| point.bytes)
+                .max()
+                .unwrap_or(0),
+        );
         let bars = self.points.iter().flat_map(|point| {
-            let error = if point.error.is_finite() { point.error } else { 0.0 };
+            let error = if point.error.is_finite() {
+                point.error
+            } else {
+                0.0
+            };
             [point.perplexity - error, point.perplexity + error]
         });
         let (width, height) = (SIZE.0 as i32, SIZE.1 as i32);
         let vertical = Axis::new(bars, height - 66, 46);
-        let labels = vertical.ticks().into_iter().map(|(_, label)| Ok(text_size(area, &label)?.0));
-        let left = 48 + labels.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
-        let horizontal = Axis::new(self.points.iter().map(|point| point.bytes as f64 / factor), left, width - 36);
-        let frame = Rect { left, top: vertical.end, right: horizontal.end, bottom: vertical.start };
+        let labels = vertical
+            .ticks()
+            .into_iter()
+            .map(|(_, label)| Ok(text_size(area, &label)?.0));
+        let left = 48
+            + labels
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .max()
+                .unwrap_or(0);
+        let horizontal = Axis::new(
+            self.points.iter().map(|point| point.bytes as f64 / factor),
+            left,
+            width - 36,
+        );
+        let frame = Rect {
+            left,
+            top: vertical.end,
+            right: horizontal.end,
+            bottom: vertical.start,
+        };
 
         let middle = (frame.left + frame.right) / 2;
-        area.draw(&Text::new(self.caption.clone(), (middle, 16), style(HPos::Center, VPos::Top)))?;
+        area.draw(&Text::new(
+            self.caption.clone(),
+            (middle, 16),
+            style(HPos::Center, VPos::Top),
+        ))?;
         for (place, label) in horizontal.ticks() {
-            area.draw(&PathElement::new([(place, frame.top), (place, frame.bottom)], GRID))?;
-            area.draw(&Text::new(label, (place, frame.bottom + 8), style(HPos::Center, VPos::Top)))?;
+            area.draw(&PathElement::new(
+                [(place, frame.top), (place, frame.bottom)],
+                GRID,
+            ))?;
+            area.draw(&Text::new(
+                label,
+                (place, frame.bottom + 8),
+                style(HPos::Center, VPos::Top),
+            ))?;
         }
         for (place, label) in vertical.ticks() {
-            area.draw(&PathElement::new([(frame.left, place), (frame.right, place)], GRID))?;
-            area.draw(&Text::new(label, (frame.left - 8, place), style(HPos::Right, VPos::Center)))?;
+            area.draw(&PathElement::new(
+                [(frame.left, place), (frame.right, place)],
+                GRID,
+            ))?;
+            area.draw(&Text::new(
+                label,
+                (frame.left - 8, place),
+                style(HPos::Right, VPos::Center),
+            ))?;
         }
-        area.draw(&Text::new(format!("size of all tensors ({unit})"), (middle, height - 34), style(HPos::Center, VPos::Top)))?;
+        area.draw(&Text::new(
+            format!("size of all tensors ({unit})"),
+            (middle, height - 34),
+            style(HPos::Center, VPos::Top),
+        ))?;
         let upright = style(HPos::Center, VPos::Top).transform(FontTransform::Rotate270);
-        area.draw(&Text::new("perplexity", (14, (frame.top + frame.bottom) / 2), upright))?;
+        area.draw(&Text::new(
+            "perplexity",
+            (14, (frame.top + frame.bottom) / 2),
+            upright,
+        ))?;
 
         if let Some(reference) = self.points.first().filter(|_| self.points.len() > 1) {
             let y = vertical.place(reference.perplexity);
-            area.draw(&DashedPathElement::new([(frame.left, y), (frame.right, y)], 6, 4, REFERENCE.mix(0.6)))?;
+            area.draw(&DashedPathElement::new(
+                [(frame.left, y), (frame.right, y)],
+                6,
+                4,
+                REFERENCE.mix(0.6),
+            ))?;
         }
         area.draw(&PathElement::new(frame.corners(), INK))?;
 
-        let centre = |point: &Point| (horizontal.place(point.bytes as f64 / factor), vertical.place(point.perplexity));
+        let centre = |point: &Point| {
+            (
+                horizontal.place(point.bytes as f64 / factor),
+                vertical.place(point.perplexity),
+            )
+        };
         let bar = |point: &Point| {
             let ((x, y), error) = (centre(point), point.error);
-            let [top, bottom] =
-                if error.is_finite() { [error, -error].map(|error| vertical.place(point.perplexity + error)) } else { [y; 2] };
-            Rect { left: x - RADIUS - 2, top: top.min(y - RADIUS), right: x + RADIUS + 2, bottom: bottom.max(y + RADIUS) }
+            let [top, bottom] = if error.is_finite() {
+                [error, -error].map(|error| vertical.place(point.perplexity + error))
+            } else {
+                [y; 2]
+            };
+            Rect {
+                left: x - RADIUS - 2,
+                top: top.min(y - RADIUS),
+                right: x + RADIUS + 2,
+                bottom: bottom.max(y + RADIUS),
+            }
         };
         let mut taken: Vec<Rect> = self.points.iter().map(bar).collect();
         // Labels keep off the line of the reference.
-        let line = self.points.first().map_or(0, |reference| vertical.place(reference.perplexity));
-        let line = Rect { left: frame.left, top: line - 1, right: frame.right, bottom: line + 1 };
+        let line = self
+            .points
+            .first()
+            .map_or(0, |reference| vertical.place(reference.perplexity));
+        let line = Rect {
+            left: frame.left,
+            top: line - 1,
+            right: frame.right,
+            bottom: line + 1,
+        };
         let colour = |index| if index == 0 { REFERENCE } else { MODEL };
         for (index, point) in self.points.iter().enumerate() {
             let (x, _) = centre(point);
             if point.error.is_finite() {
-                let [top, bottom] = [point.error, -point.error].map(|error| vertical.place(point.perplexity + error));
-                for line in [[(x, top), (x, bottom)], [(x - 4, top), (x + 4, top)], [(x - 4, bottom), (x + 4, bottom)]] {
+                let [top, bottom] = [point.error, -point.error]
+                    .map(|error| vertical.place(point.perplexity + error));
+                for line in [
+                    [(x, top), (x, bottom)],
+                    [(x - 4, top), (x + 4, top)],
+                    [(x - 4, bottom), (x + 4, bottom)],
+                ] {
                     area.draw(&PathElement::new(line, colour(index).mix(0.6)))?;
                 }
             }
         }
         for (index, point) in self.points.iter().enumerate() {
             let label = self.label(area, index, (frame.right - frame.left) / 2)?;
-            let others: Vec<Rect> = taken.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, rect)| *rect).collect();
-            let rect = free_rect(centre(point), text_size(area, &label)?, &frame, &taken[index], &others, &line);
+            let others: Vec<Rect> = taken
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != index)
+                .map(|(_, rect)| *rect)
+                .collect();
+            let rect = free_rect(
+                centre(point),
+                text_size(area, &label)?,
+                &frame,
+                &taken[index],
+                &others,
+                &line,
+            );
             if let Some(line) = rect.line_from(centre(point)) {
                 area.draw(&PathElement::new(line, INK.mix(0.5)))?;
             }
-            area.draw(&Rectangle::new([(rect.left, rect.top), (rect.right, rect.bottom)], WHITE.mix(0.8).filled()))?;
-            area.draw(&Text::new(label, (rect.left, (rect.top + rect.bottom) / 2), style(HPos::Left, VPos::Center)))?;
+            area.draw(&Rectangle::new(
+                [(rect.left, rect.top), (rect.right, rect.bottom)],
+                WHITE.mix(0.8).filled(),
+            ))?;
+            area.draw(&Text::new(
+                label,
+                (rect.left, (rect.top + rect.bottom) / 2),
+                style(HPos::Left, VPos::Center),
+            ))?;
             taken.push(rect);
         }
         for (index, point) in self.points.iter().enumerate() {
@@ -167,8 +288,17 @@ impl Plot {
     }
 
     /// The label of a point, its beginning cut off where it is wider than `widest`.
-    fn label(&self, area: &Area<'_>, index: usize, widest: i32) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
-        let suffix = if index == 0 && self.points.len() > 1 { " (reference)" } else { "" };
+    fn label(
+        &self,
+        area: &Area<'_>,
+        index: usize,
+        widest: i32,
+    ) -> Result<String, DrawingAreaErrorKind<std::io::Error>> {
+        let suffix = if index == 0 && self.points.len() > 1 {
+            " (reference)"
+        } else {
+            ""
+        };
         let label = without_control(&self.points[index].label).replace(['\n', '\t'], " ");
         let mut shown = format!("{label}{suffix}");
         let mut rest = label.chars();
@@ -179,128 +309,17 @@ impl Plot {
     }
 }
 
-/// The values of one direction, and where they are in pixels.
-struct Axis {
-    low: f64,
-    high: f64,
-    /// Where `low` and `high` are.
-    start: i32,
-    end: i32,
-    is_logarithmic: bool,
-}
-
-impl Axis {
-    /// An axis with room around the values; logarithmic if some are several times as large as others.
-    fn new(values: impl Iterator<Item = f64>, start: i32, end: i32) -> Self {
-        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
-        let is_logarithmic = low > 0.0 && high > 5.0 * low;
-        let scale = |value: f64| if is_logarithmic { value.ln() } else { value };
-        let (low, high) = (scale(low), scale(high));
-        // One model alone has room around it, too.
-        let room = if high > low { 0.1 * (high - low) } else { (0.05 * high.abs()).max(1e-6) };
-        Self { low: low - room, high: high + room, start, end, is_logarithmic }
-    }
-
-    fn place(&self, value: f64) -> i32 {
-        let scaled = if self.is_logarithmic { value.ln() } else { value };
-        let part = (scaled - self.low) / (self.high - self.low);
-        self.start + (part * f64::from(self.end - self.start)).round() as i32
-    }
-
-    /// Places with round values.
-    fn ticks(&self) -> Vec<(i32, String)> {
-        let values: Vec<(f64, usize)> = if self.is_logarithmic {
-            let decades = (self.low / std::f64::consts::LN_10).floor() as i32..=(self.high / std::f64::consts::LN_10).ceil() as i32;
-            let factors: &[f64] = if self.high - self.low > 8.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
-            let values =
-                decades.flat_map(|decade| factors.iter().map(move |factor| (factor * 10f64.powi(decade), (-decade).max(0) as usize)));
-            values.filter(|(value, _)| (self.low..=self.high).contains(&value.ln())).collect()
-        } else {
-            let least = (self.high - self.low) / 6.0;
-            let decade = 10f64.powi(least.log10().floor() as i32);
-            let step = [1.0, 2.0, 5.0].into_iter().map(|factor| factor * decade).find(|step| *step >= least).unwrap_or(10.0 * decade);
-            let decimals = (-step.log10().floor()).max(0.0) as usize;
-            let multiples = (self.low / step).ceil() as i64..=(self.high / step).floor() as i64;
-            multiples.map(|multiple| (multiple as f64 * step, decimals)).collect()
-        };
-        values.into_iter().map(|(value, decimals)| (self.place(value), format!("{value:.decimals$}"))).collect()
-    }
-}
-
-/// A rectangle in pixels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Rect {
-    left: i32,
-    top: i32,
-    right: i32,
-    bottom: i32,
-}
-
-impl Rect {
-    fn corners(&self) -> [(i32, i32); 5] {
-        let &Self { left, top, right, bottom } = self;
-        [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        self.left < other.right && other.left < self.right && self.top < other.bottom && other.top < self.bottom
-    }
-
-    #[cfg(test)]
-    fn contains(&self, other: &Self) -> bool {
-        self.left < other.left && other.right < self.right && self.top < other.top && other.bottom < self.bottom
-    }
-
-    fn nearest(&self, (x, y): (i32, i32)) -> (i32, i32) {
-        (x.clamp(self.left, self.right), y.clamp(self.top, self.bottom))
-    }
-
-    /// True if a line has a point in the rectangle.
-    fn is_crossed(&self, [from, to]: [(i32, i32); 2]) -> bool {
-        const POINTS: i32 = 32;
-        let between = |from: i32, to: i32, index: i32| from + (to - from) * index / POINTS;
-        let mut points = (0..=POINTS).map(|index| (between(from.0, to.0, index), between(from.1, to.1, index)));
-        points.any(|point| self.nearest(point) == point)
-    }
-
-    /// The line to a point that is not beside the rectangle.
-    fn line_from(&self, (x, y): (i32, i32)) -> Option<[(i32, i32); 2]> {
-        let near = self.nearest((x, y));
-        let distance = (near.0 - x).abs().max((near.1 - y).abs());
-        (distance > 3 * RADIUS).then_some([(x, y), near])
-    }
-}
-
-/// A place for a label of a size: in the frame, near the point with the bar `own`, and off all others. A line to the point crosses none of `others`, where such
-/// a place is left.
-fn free_rect((x, y): (i32, i32), (width, height): (i32, i32), frame: &Rect, own: &Rect, others: &[Rect], line: &Rect) -> Rect {
-    /// Pixels between places that are tried.
-    const STEP: usize = 4;
-    let at = |left: i32, top: i32| Rect { left, top, right: left + width, bottom: top + height };
-    let beside = at(x + 2 * RADIUS, y - height / 2);
-    // Right beside the point, and every few pixels from there.
-    let first = |from: i32, low: i32| low + 1 + (from - low - 1).rem_euclid(STEP as i32);
-    let lefts = (first(beside.left, frame.left)..frame.right - width).step_by(STEP);
-    let places = lefts.flat_map(|left| (first(beside.top, frame.top)..frame.bottom - height).step_by(STEP).map(move |top| at(left, top)));
-    let is_free = |rect: &Rect| ![own, line].into_iter().chain(others).any(|other| other.overlaps(rect));
-    // Near, level with the point or in the middle over or under it, rather to the right than to the left.
-    let cost = |rect: &Rect| {
-        let (near_x, near_y) = rect.nearest((x, y));
-        let distance = f64::from((near_x - x).pow(2) + (near_y - y).pow(2)).sqrt();
-        let crooked = ((rect.left + rect.right) / 2 - x).abs().min(((rect.top + rect.bottom) / 2 - y).abs());
-        let crosses = rect.line_from((x, y)).is_some_and(|line| others.iter().any(|other| other.is_crossed(line)));
-        let far = if crosses { 100_000 } else { 0 };
-        far + 10 * distance as i32 + crooked + if rect.left > x { 0 } else { 8 }
-    };
-    let in_frame = at(beside.left.min(frame.right - width - 1), beside.top);
-    places.filter(is_free).min_by_key(cost).unwrap_or(in_frame)
-}
-
 fn style(horizontal: HPos, vertical: VPos) -> TextStyle<'static> {
-    (FONT, TEXT_SIZE).into_font().color(&INK).pos(Pos::new(horizontal, vertical))
+    (FONT, TEXT_SIZE)
+        .into_font()
+        .color(&INK)
+        .pos(Pos::new(horizontal, vertical))
 }
 
-fn text_size(area: &Area<'_>, text: &str) -> Result<(i32, i32), DrawingAreaErrorKind<std::io::Error>> {
+fn text_size(
+    area: &Area<'_>,
+    text: &str,
+) -> Result<(i32, i32), DrawingAreaErrorKind<std::io::Error>> {
     let (width, _) = area.estimate_text_size(text, &style(HPos::Left, VPos::Center))?;
     Ok((width as i32, TEXT_SIZE))
 }
@@ -312,9 +331,14 @@ fn png(svg: &str) -> Result<Vec<u8>, CliError> {
     fonts.load_font_data(dejavu::sans::regular().to_vec());
     fonts.set_sans_serif_family("DejaVu Sans");
     let tree = usvg::Tree::from_str(svg, &options).map_err(|error| failed(&error))?;
-    let mut pixels = Pixmap::new(PNG_SCALE * SIZE.0, PNG_SCALE * SIZE.1).ok_or_else(|| failed(&"no memory"))?;
+    let mut pixels =
+        Pixmap::new(PNG_SCALE * SIZE.0, PNG_SCALE * SIZE.1).ok_or_else(|| failed(&"no memory"))?;
     let scale = PNG_SCALE as f32;
-    resvg::render(&tree, Transform::from_scale(scale, scale), &mut pixels.as_mut());
+    resvg::render(
+        &tree,
+        Transform::from_scale(scale, scale),
+        &mut pixels.as_mut(),
+    );
     pixels.encode_png().map_err(|error| failed(&error))
 }
 

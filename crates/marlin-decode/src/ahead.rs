@@ -1,8 +1,9 @@
 //! Compilation of a pass's kernels ahead of the pass, on all cores.
 //!
-//! CubeCL compiles a kernel on its device's thread when it is first launched there: one after the other. Here each operation of a pass runs once on one of several
-//! servers of the same card, which have a thread each, on tensors that nobody reads. The kernels that they compile are in CubeCL's cache on disk then, where the
-//! device finds them.
+//! CubeCL compiles a kernel on its device's thread when it is first launched there: one after the
+//! other. Here each operation of a pass runs once on one of several servers of the same card, which
+//! have a thread each, on tensors that nobody reads. The kernels that they compile are in CubeCL's
+//! cache on disk then, where the device finds them.
 
 use crate::kernels::attention::AttentionShape;
 use burn::tensor::Device;
@@ -63,10 +64,18 @@ pub struct CompiledAhead {
     pub failed: usize,
 }
 
-/// Compiles the kernels of passes on a CUDA device whose kernels CubeCL keeps on disk, and waits for it. On other devices this does nothing.
+/// Compiles the kernels of passes on a CUDA device whose kernels CubeCL keeps on disk, and waits
+/// for it. On other devices this does nothing.
 ///
-/// Memory for the operands of as many operations as the machine has cores is taken meanwhile, the weights among them.
-#[cfg_attr(not(feature = "cuda"), allow(unused_variables, reason = "other runtimes compile on the thread that launches"))]
+/// Memory for the operands of as many operations as the machine has cores is taken meanwhile, the
+/// weights among them.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(
+        unused_variables,
+        reason = "other runtimes compile on the thread that launches"
+    )
+)]
 pub fn compile(device: &Device, passes: &[PassShape]) -> CompiledAhead {
     #[cfg(feature = "cuda")]
     if let burn::backend::DispatchDevice::Cube(device) = device.as_dispatch() {
@@ -106,8 +115,13 @@ mod servers {
         let operations: Vec<Operation> = passes.iter().flat_map(operations).collect();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let take = |number: usize| {
-            let Some(client) = further_server(&client, number) else { return };
-            let tensors = Tensors { client, device: device.clone() };
+            let Some(client) = further_server(&client, number) else {
+                return;
+            };
+            let tensors = Tensors {
+                client,
+                device: device.clone(),
+            };
             while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
                 operation(&tensors);
                 match cubecl::future::block_on(tensors.client.sync()) {
@@ -116,17 +130,25 @@ mod servers {
                 }
             }
             if let Err(error) = tensors.client.memory_cleanup() {
-                tracing::debug!(?error, "memory of operations that were compiled ahead is kept");
+                tracing::debug!(
+                    ?error,
+                    "memory of operations that were compiled ahead is kept"
+                );
             }
         };
         let cores = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
             let take = &take;
-            let threads: Vec<_> = (0..cores.min(operations.len())).map(|number| scope.spawn(move || take(number))).collect();
+            let threads: Vec<_> = (0..cores.min(operations.len()))
+                .map(|number| scope.spawn(move || take(number)))
+                .collect();
             // A launch that is refused ends its thread; the others go on.
             threads.into_iter().for_each(|thread| _ = thread.join());
         });
-        CompiledAhead { operations: operations.len(), failed: operations.len() - done.into_inner() }
+        CompiledAhead {
+            operations: operations.len(),
+            failed: operations.len() - done.into_inner(),
+        }
     }
 
     type Operation = Box<dyn Fn(&Tensors) + Send + Sync>;
@@ -134,25 +156,47 @@ mod servers {
     /// The operations of a pass, those whose kernels take longest to compile first.
     fn operations(pass: &PassShape) -> Vec<Operation> {
         let (ends, head) = (pass.ends, pass.head.clone());
-        let Some(first) = pass.attention.first().copied() else { return Vec::new() };
+        let Some(first) = pass.attention.first().copied() else {
+            return Vec::new();
+        };
         let ([hidden, vocab], rows, dtype) = (head.weight.dims(), first.rows, first.dtype);
         let mut operations: Vec<Operation> = Vec::new();
-        operations.extend(pass.attention.iter().map(|&shape| -> Operation { Box::new(move |tensors| attend(tensors, shape)) }));
+        operations.extend(
+            pass.attention
+                .iter()
+                .map(|&shape| -> Operation { Box::new(move |tensors| attend(tensors, shape)) }),
+        );
         if ends > 0 {
             operations.push(Box::new(move |tensors| {
-                let (rows, bitmaps) = (tensors.rows(ends), tensors.words([BITMAPS * first.slots, vocab.div_ceil(32)]));
-                CubeBackend::decode_sample(tensors.floats([ends, vocab], dtype), rows, bitmaps, first.max_len);
+                let (rows, bitmaps) = (
+                    tensors.rows(ends),
+                    tensors.words([BITMAPS * first.slots, vocab.div_ceil(32)]),
+                );
+                CubeBackend::decode_sample(
+                    tensors.floats([ends, vocab], dtype),
+                    rows,
+                    bitmaps,
+                    first.max_len,
+                );
             }));
-            operations.push(Box::new(move |tensors| multiply(tensors, &head, ends, dtype)));
+            operations.push(Box::new(move |tensors| {
+                multiply(tensors, &head, ends, dtype)
+            }));
         }
         let layers = pass.layers.iter().cloned();
-        operations.extend(layers.map(|layer| -> Operation { Box::new(move |tensors| multiply(tensors, &layer, rows, dtype)) }));
+        operations.extend(layers.map(|layer| -> Operation {
+            Box::new(move |tensors| multiply(tensors, &layer, rows, dtype))
+        }));
         operations.push(Box::new(move |tensors| {
             // The kernel is the same for a vocabulary of one token.
             CubeBackend::decode_embed(tensors.floats([1, hidden], dtype), tensors.rows(rows));
         }));
         operations.push(Box::new(move |tensors| {
-            CubeBackend::decode_rms_norm(tensors.floats([rows, hidden], dtype), tensors.floats([hidden], dtype), EPSILON);
+            CubeBackend::decode_rms_norm(
+                tensors.floats([rows, hidden], dtype),
+                tensors.floats([hidden], dtype),
+                EPSILON,
+            );
         }));
         operations.push(Box::new(move |tensors| {
             let [x, residual] = [(); 2].map(|()| tensors.floats([ends.max(1), hidden], dtype));
@@ -162,17 +206,44 @@ mod servers {
     }
 
     fn attend(tensors: &Tensors, shape: AttentionShape) {
-        let AttentionShape { rows, slots, kv_heads, max_len, head_dim, max_positions, rotary_dim, dtype, .. } = shape;
+        let AttentionShape {
+            rows,
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+            max_positions,
+            rotary_dim,
+            dtype,
+            ..
+        } = shape;
         let cache = || tensors.floats([slots, kv_heads, max_len, head_dim], dtype);
         let table = || tensors.floats([max_positions, rotary_dim / 2], ActivationDtype::F32);
-        let norm = || OptionalFloat::from(shape.norm_epsilon.map(|_| tensors.floats([head_dim], dtype)));
+        let norm = || {
+            OptionalFloat::from(
+                shape
+                    .norm_epsilon
+                    .map(|_| tensors.floats([head_dim], dtype)),
+            )
+        };
         let words = match shape.pass {
             AttentionPass::Step => [rows, shape.heads],
             AttentionPass::Prompt => [flash::most_tiles(rows, slots), TILE_WORDS],
         };
         let qkv = tensors.floats([rows, shape.qkv_columns()], dtype);
         let (keys, values, cos, sin) = (cache(), cache(), table(), table());
-        CubeBackend::decode_attention(qkv, tensors.rows(rows), keys, values, cos, sin, norm(), norm(), tensors.words(words), shape);
+        CubeBackend::decode_attention(
+            qkv,
+            tensors.rows(rows),
+            keys,
+            values,
+            cos,
+            sin,
+            norm(),
+            norm(),
+            tensors.words(words),
+            shape,
+        );
     }
 
     fn multiply(tensors: &Tensors, layer: &LinearShape, rows: usize, dtype: ActivationDtype) {
@@ -192,7 +263,16 @@ mod servers {
         let bias = OptionalFloat::from(layer.bias.then(|| tensors.floats([n], dtype)));
         if layer.prologue == Prologue::AddRmsNorm {
             let (residual, norm) = (tensors.floats([rows, k], dtype), tensors.floats([k], dtype));
-            CubeBackend::decode_norm_linear(x, residual, norm, EPSILON, weight, descriptor, bias, layer.epilogue);
+            CubeBackend::decode_norm_linear(
+                x,
+                residual,
+                norm,
+                EPSILON,
+                weight,
+                descriptor,
+                bias,
+                layer.epilogue,
+            );
         } else {
             CubeBackend::quant_linear(x, weight, descriptor, bias);
         }
@@ -229,7 +309,13 @@ mod servers {
 
         fn of_words<const D: usize>(&self, words: Vec<i32>, shape: [usize; D]) -> CubeTensor {
             let handle = self.client.create(Bytes::from_elems(words));
-            CubeTensor::new_contiguous(self.client.clone(), self.device.clone(), Shape::new(shape), handle, DType::I32)
+            CubeTensor::new_contiguous(
+                self.client.clone(),
+                self.device.clone(),
+                Shape::new(shape),
+                handle,
+                DType::I32,
+            )
         }
 
         /// The tensors of a quantised weight, of undefined values.

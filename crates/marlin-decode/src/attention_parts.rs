@@ -7,17 +7,26 @@ use marlin_kernels::ActivationDtype;
 pub struct AttentionParts {
     /// Query heads.
     pub heads: usize,
-    /// Cosines and sines, f32 [positions, rotary_dim / 2] each: features `i` and `i + rotary_dim / 2` of a head are rotated as a pair.
+    /// Cosines and sines, f32 [positions, rotary_dim / 2] each: features `i` and `i + rotary_dim /
+    /// 2` of a head are rotated as a pair.
     pub rope: [Tensor<2>; 2],
-    /// Weights `[head_dim]` of the RMSNorms of the heads of queries and of keys, and their epsilon, if the model has such norms.
+    /// Weights `[head_dim]` of the RMSNorms of the heads of queries and of keys, and their epsilon,
+    /// if the model has such norms.
     pub norms: Option<([Tensor<1>; 2], f64)>,
     /// Length of the sliding window in positions, if the model has one.
     pub window: Option<usize>,
 }
 
 impl AttentionParts {
-    /// The shape of the attention of `rows` rows in `dtype`, over a cache [slots, kv_heads, max_len, head_dim].
-    pub fn shape(&self, pass: AttentionPass, rows: usize, cache: [usize; 4], dtype: ActivationDtype) -> AttentionShape {
+    /// The shape of the attention of `rows` rows in `dtype`, over a cache [slots, kv_heads,
+    /// max_len, head_dim].
+    pub fn shape(
+        &self,
+        pass: AttentionPass,
+        rows: usize,
+        cache: [usize; 4],
+        dtype: ActivationDtype,
+    ) -> AttentionShape {
         let [slots, kv_heads, max_len, head_dim] = cache;
         let [max_positions, pairs] = self.rope[0].dims();
         AttentionShape {

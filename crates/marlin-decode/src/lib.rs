@@ -1,9 +1,11 @@
-//! A decode step outside its matmuls: attention over a KV cache, norms, rotary embedding, SwiGLU, the embedding, the head and sampling.
+//! A decode step outside its matmuls: attention over a KV cache, norms, rotary embedding, SwiGLU,
+//! the embedding, the head and sampling.
 //!
-//! One step runs a model on one token of each of several sequences. The state of a sequence is a [`Row`]; the rows are a tensor
-//! [rows, [`Row::WORDS`]] on the device, and [`sample`] writes the chosen token and the next position to it, so that the next step needs
-//! nothing from the host. On CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a function takes by
-//! `&mut` is written in place and keeps its memory.
+//! One step runs a model on one token of each of several sequences. The state of a sequence is a
+//! [`Row`]; the rows are a tensor [rows, [`Row::WORDS`]] on the device, and [`sample`] writes the
+//! chosen token and the next position to it, so that the next step needs nothing from the host. On
+//! CUDA a step can be recorded with [`burn::tensor::capture`] and replayed: every tensor that a
+//! function takes by `&mut` is written in place and keeps its memory.
 //!
 //! | module | contents |
 //! |---|---|
@@ -35,7 +37,8 @@ pub use attention_parts::AttentionParts;
 pub use device::{MAX_PASS_ROWS, has_flash_attention, has_kernels, takes_prompts};
 pub use error::DecodeError;
 pub use functions::{
-    add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear, prompt_attention, rms_norm, sample, silu_mul,
+    add_rms_norm, apply, attention, embed, linear, log_likelihoods, matmul, norm_linear,
+    prompt_attention, rms_norm, sample, silu_mul,
 };
 pub use kernels::flash::{TILE_WORDS, most_tiles, tiles};
 pub use kernels::sample::{BITMAPS, bitmap};

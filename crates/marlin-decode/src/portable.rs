@@ -1,4 +1,5 @@
-//! The parts of a decode step in Burn's own operations, for every backend. Operations that need the rows' values read them to the host.
+//! The parts of a decode step in Burn's own operations, for every backend. Operations that need the
+//! rows' values read them to the host.
 
 use crate::attention_parts::AttentionParts;
 use crate::kernels::sample::{BITMAPS, sample_host};
@@ -24,22 +25,38 @@ pub(crate) fn embed(table: Tensor<2>, rows: &Tensor<2, Int>) -> Tensor<2> {
     let vocab = table.dims()[0];
     let known = |row: Row| matches!(row.state, RowState::At(_)) && (row.token as usize) < vocab;
     let rows = host_rows(rows);
-    let tokens: Vec<i32> = rows.iter().map(|&row| if known(row) { row.token as i32 } else { 0 }).collect();
-    let kept: Vec<f32> = rows.iter().map(|&row| f32::from(u8::from(known(row)))).collect();
+    let tokens: Vec<i32> = rows
+        .iter()
+        .map(|&row| if known(row) { row.token as i32 } else { 0 })
+        .collect();
+    let kept: Vec<f32> = rows
+        .iter()
+        .map(|&row| f32::from(u8::from(known(row))))
+        .collect();
     let (device, dtype) = (table.device(), table.dtype());
     let count = rows.len();
     let kept = Tensor::<2>::from_data(TensorData::new(kept, [count, 1]), (&device, dtype));
-    table.select(0, Tensor::from_data(TensorData::new(tokens, [count]), (&device, DType::I32))) * kept
+    table.select(
+        0,
+        Tensor::from_data(TensorData::new(tokens, [count]), (&device, DType::I32)),
+    ) * kept
 }
 
-pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache<'_>, parts: &AttentionParts) -> Tensor<2> {
+pub(crate) fn attention(
+    qkv: Tensor<2>,
+    rows: &Tensor<2, Int>,
+    cache: LayerCache<'_>,
+    parts: &AttentionParts,
+) -> Tensor<2> {
     let [slots, kv_heads, max_len, head_dim] = cache.keys.dims();
     let heads = parts.heads;
     let LayerCache { keys, values } = cache;
     let dtype = FloatDType::from(qkv.dtype());
     let outputs = host_rows(rows).into_iter().enumerate().map(|(index, row)| {
         let (slot, position) = match row.state {
-            RowState::At(position) if (position as usize) < max_len && (row.slot as usize) < slots => {
+            RowState::At(position)
+                if (position as usize) < max_len && (row.slot as usize) < slots =>
+            {
                 (row.slot as usize, position as usize)
             }
             _ => return Tensor::zeros([1, heads * head_dim], (&qkv.device(), qkv.dtype())),
@@ -49,7 +66,9 @@ pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
         let mut take = |count: usize| {
             let start = end;
             end += count * head_dim;
-            qkv.clone().slice([index..index + 1, start..end]).reshape([1, count, 1, head_dim])
+            qkv.clone()
+                .slice([index..index + 1, start..end])
+                .reshape([1, count, 1, head_dim])
         };
         let (queries, new_keys, new_values) = (take(heads), take(kv_heads), take(kv_heads));
         let normalise_and_rotate = |x: Tensor<4>, norm: usize| {
@@ -59,33 +78,61 @@ pub(crate) fn attention(qkv: Tensor<2>, rows: &Tensor<2, Int>, cache: LayerCache
             };
             rotate_at(x, &parts.rope, position)
         };
-        write_cache(keys, normalise_and_rotate(new_keys, 1).cast(dtype), slot, position);
+        write_cache(
+            keys,
+            normalise_and_rotate(new_keys, 1).cast(dtype),
+            slot,
+            position,
+        );
         write_cache(values, new_values, slot, position);
 
-        let first = parts.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let first = parts
+            .window
+            .map_or(0, |window| (position + 1).saturating_sub(window));
         // [kv_heads, positions, head_dim]
         let of_slot = |cache: &Tensor<4>| {
-            let part = cache.clone().slice([slot..slot + 1, 0..kv_heads, first..position + 1, 0..head_dim]);
-            part.reshape([kv_heads, position + 1 - first, head_dim]).cast(FloatDType::F32)
+            let part = cache.clone().slice([
+                slot..slot + 1,
+                0..kv_heads,
+                first..position + 1,
+                0..head_dim,
+            ]);
+            part.reshape([kv_heads, position + 1 - first, head_dim])
+                .cast(FloatDType::F32)
         };
-        let queries = normalise_and_rotate(queries, 0).reshape([kv_heads, heads / kv_heads, head_dim]) / (head_dim as f64).sqrt();
+        let queries =
+            normalise_and_rotate(queries, 0).reshape([kv_heads, heads / kv_heads, head_dim])
+                / (head_dim as f64).sqrt();
         let weights = activation::softmax(queries.matmul(of_slot(keys).swap_dims(1, 2)), 2);
-        weights.matmul(of_slot(values)).reshape([1, heads * head_dim]).cast(dtype)
+        weights
+            .matmul(of_slot(values))
+            .reshape([1, heads * head_dim])
+            .cast(dtype)
     });
     Tensor::cat(outputs.collect(), 0)
 }
 
 /// As [`log_likelihoods`](crate::log_likelihoods), in Burn's own operations.
-pub(crate) fn log_likelihoods(logits: Tensor<2>, tokens: Tensor<1, Int>, vocab: usize) -> Tensor<1> {
+pub(crate) fn log_likelihoods(
+    logits: Tensor<2>,
+    tokens: Tensor<1, Int>,
+    vocab: usize,
+) -> Tensor<1> {
     let rows = logits.dims()[0];
     let likelihoods = activation::log_softmax(logits.cast(FloatDType::F32), 1);
-    let (none, outside) = (tokens.clone().lower_elem(0), tokens.clone().greater_equal_elem(vocab as i64));
-    let chosen = likelihoods.gather(1, tokens.clamp(0, vocab as i64 - 1).reshape([rows, 1])).reshape([rows]);
+    let (none, outside) = (
+        tokens.clone().lower_elem(0),
+        tokens.clone().greater_equal_elem(vocab as i64),
+    );
+    let chosen = likelihoods
+        .gather(1, tokens.clamp(0, vocab as i64 - 1).reshape([rows, 1]))
+        .reshape([rows]);
     chosen.mask_fill(none, 0.0).mask_fill(outside, f32::NAN)
 }
 
-/// Rotary position embedding (arXiv 2104.09864) of `x` [batch, heads, seq, head_dim]: rotates features `i` and `i + half` of a head, as a pair, by
-/// the angle whose cosine and sine are at `i` of `cos` and `sin` [1, 1, seq, half], in the dtype of `x`. Features from `2 * half` on are not
+/// Rotary position embedding (arXiv 2104.09864) of `x` [batch, heads, seq, head_dim]: rotates
+/// features `i` and `i + half` of a head, as a pair, by the angle whose cosine and sine are at `i`
+/// of `cos` and `sin` [1, 1, seq, half], in the dtype of `x`. Features from `2 * half` on are not
 /// changed.
 pub fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4> {
     let (half, head_dim) = (cos.dims()[3], x.dims()[3]);
@@ -102,29 +149,45 @@ pub fn rotate(x: Tensor<4>, cos: &Tensor<4>, sin: &Tensor<4>) -> Tensor<4> {
 
 /// Rotates heads by the angles of a position, in f32.
 fn rotate_at(x: Tensor<4>, tables: &[Tensor<2>; 2], position: usize) -> Tensor<4> {
-    let [cos, sin] = tables.each_ref().map(|table| table.clone().slice_dim(0, position..position + 1).unsqueeze::<4>());
+    let [cos, sin] = tables.each_ref().map(|table| {
+        table
+            .clone()
+            .slice_dim(0, position..position + 1)
+            .unsqueeze::<4>()
+    });
     rotate(x.cast(FloatDType::F32), &cos, &sin)
 }
 
-pub(crate) fn sample(logits: Tensor<2>, rows: &mut Tensor<2, Int>, bitmaps: &mut Tensor<2, Int>, max_len: usize) {
+pub(crate) fn sample(
+    logits: Tensor<2>,
+    rows: &mut Tensor<2, Int>,
+    bitmaps: &mut Tensor<2, Int>,
+    max_len: usize,
+) {
     let vocab = logits.dims()[1];
     let logits: Vec<f32> = host(logits.into_data().convert::<f32>());
     let words = bitmaps.dims()[1];
     let mut of_slots: Vec<i32> = host(bitmaps.clone().into_data().convert::<i32>());
     let mut sampled = host_rows(rows);
     for (row, logits) in sampled.iter_mut().zip(logits.chunks(vocab)) {
-        let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else { continue };
+        let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else {
+            continue;
+        };
         let mut unsigned: Vec<u32> = of_slot.iter().map(|&word| word as u32).collect();
         let (seen, suppressed) = unsigned.split_at_mut(words);
         sample_host(logits, row, seen, suppressed, max_len as u32);
-        of_slot.iter_mut().zip(unsigned).for_each(|(word, new)| *word = new as i32);
+        of_slot
+            .iter_mut()
+            .zip(unsigned)
+            .for_each(|(word, new)| *word = new as i32);
     }
     write_words(bitmaps, 0, of_slots);
     write_rows(rows, 0, &sampled);
 }
 
 fn host<E: Element>(data: TensorData) -> Vec<E> {
-    data.try_into_vec::<E>().unwrap_or_else(|error| panic!("{error:?}"))
+    data.try_into_vec::<E>()
+        .unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 /// Reads a step's rows to the host.

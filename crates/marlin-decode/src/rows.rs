@@ -7,7 +7,8 @@ use crate::ops::DecodeBackend;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
-/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, or the bitmaps of tokens of the slots.
+/// Allocates an i32 tensor [rows, words] of zeros: the rows of a step, or the bitmaps of tokens of
+/// the slots.
 pub fn words(shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
     Tensor::<1, Int>::zeros([shape[0] * shape[1]], (device, DType::I32)).reshape(shape)
 }
@@ -18,18 +19,31 @@ pub fn words(shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
 /// Panics if the words reach past the end of the tensor.
 pub fn write_words(tensor: &mut Tensor<2, Int>, row: usize, words: Vec<i32>) {
     let [rows, columns] = tensor.dims();
-    assert!(row * columns + words.len() <= rows * columns, "{} words from row {row} of {rows} of {columns}", words.len());
-    tensor.inplace(|tensor| match is_flex(&tensor.device()) || has_kernels(&tensor.device()) {
-        true => Tensor::from_dispatch(Dispatch::decode_write_words(tensor.into_dispatch(), row * columns, words)),
-        false => assign(tensor, row * columns, words),
-    });
+    assert!(
+        row * columns + words.len() <= rows * columns,
+        "{} words from row {row} of {rows} of {columns}",
+        words.len()
+    );
+    tensor.inplace(
+        |tensor| match is_flex(&tensor.device()) || has_kernels(&tensor.device()) {
+            true => Tensor::from_dispatch(Dispatch::decode_write_words(
+                tensor.into_dispatch(),
+                row * columns,
+                words,
+            )),
+            false => assign(tensor, row * columns, words),
+        },
+    );
 }
 
 /// As [`write_words`], in Burn's own operations, starting at word `first`.
 fn assign(tensor: Tensor<2, Int>, first: usize, words: Vec<i32>) -> Tensor<2, Int> {
     let (shape, device, count) = (tensor.dims(), tensor.device(), words.len());
     let new = Tensor::from_data(TensorData::new(words, [count]), (&device, DType::I32));
-    tensor.reshape([shape[0] * shape[1]]).slice_assign(first..first + count, new).reshape(shape)
+    tensor
+        .reshape([shape[0] * shape[1]])
+        .slice_assign(first..first + count, new)
+        .reshape(shape)
 }
 
 /// Writes rows of a step, starting at row `first`.
@@ -37,10 +51,15 @@ fn assign(tensor: Tensor<2, Int>, first: usize, words: Vec<i32>) -> Tensor<2, In
 /// # Panics
 /// Panics if the rows reach past the end of the tensor.
 pub fn write_rows(tensor: &mut Tensor<2, Int>, first: usize, rows: &[Row]) {
-    write_words(tensor, first, rows.iter().flat_map(|row| row.to_words()).collect());
+    write_words(
+        tensor,
+        first,
+        rows.iter().flat_map(|row| row.to_words()).collect(),
+    );
 }
 
-/// A copy of a step's rows to the host. It runs after the work that was submitted to the device before it, and does not wait for later work.
+/// A copy of a step's rows to the host. It runs after the work that was submitted to the device
+/// before it, and does not wait for later work.
 pub struct RowsRead(Reading);
 
 enum Reading {
@@ -59,10 +78,14 @@ pub fn start_reading(tensor: &Tensor<2, Int>) -> RowsRead {
     {
         return RowsRead(Reading::Cube(crate::ops::cube::start_reading(tensor)));
     }
-    let words = tensor.clone().try_into_data().map_err(|error| unread(&error)).and_then(|data| {
-        let words = data.convert::<i32>().try_into_vec::<i32>();
-        words.map_err(|error| unread(&error))
-    });
+    let words = tensor
+        .clone()
+        .try_into_data()
+        .map_err(|error| unread(&error))
+        .and_then(|data| {
+            let words = data.convert::<i32>().try_into_vec::<i32>();
+            words.map_err(|error| unread(&error))
+        });
     RowsRead(Reading::Done(words))
 }
 
@@ -78,21 +101,33 @@ impl RowsRead {
     /// Waits for the copy and returns the rows.
     ///
     /// # Errors
-    /// Returns an error if the device failed. Kernels run asynchronously, so their faults are reported here.
+    /// Returns an error if the device failed. Kernels run asynchronously, so their faults are
+    /// reported here.
     pub fn wait(self) -> Result<Vec<Row>, DecodeError> {
         #[cfg_attr(
             not(feature = "cubecl-runtime"),
-            allow(clippy::infallible_destructuring_match, reason = "with a runtime there are two cases")
+            allow(
+                clippy::infallible_destructuring_match,
+                reason = "with a runtime there are two cases"
+            )
         )]
         let words = match self.0 {
             #[cfg(feature = "cubecl-runtime")]
             Reading::Cube(read) => read.wait().map_err(|error| unread(&error)),
             Reading::Done(words) => words,
         };
-        Ok(words?.as_chunks::<{ Row::WORDS }>().0.iter().copied().map(Row::from_words).collect())
+        Ok(words?
+            .as_chunks::<{ Row::WORDS }>()
+            .0
+            .iter()
+            .copied()
+            .map(Row::from_words)
+            .collect())
     }
 }
 
 fn unread(error: &dyn std::fmt::Debug) -> DecodeError {
-    DecodeError::Step { reason: format!("{error:?}") }
+    DecodeError::Step {
+        reason: format!("{error:?}"),
+    }
 }

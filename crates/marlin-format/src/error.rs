@@ -15,7 +15,9 @@ pub enum FormatError {
         found: i64,
     },
     /// A group size that no kernel here supports.
-    #[error("group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128")]
+    #[error(
+        "group size {found} is not supported; use -1 (one group per output channel), 32, 64 or 128"
+    )]
     GroupSize {
         /// The number found.
         found: i64,
@@ -95,7 +97,9 @@ pub enum FormatError {
     #[error("the spec says zero points, but none are given; give them or use a symmetric spec")]
     MissingZeroPoints,
     /// The spec is symmetric, and there are zero points.
-    #[error("the spec is symmetric, but zero points are given; drop them or use a spec with zero points")]
+    #[error(
+        "the spec is symmetric, but zero points are given; drop them or use a spec with zero points"
+    )]
     UnexpectedZeroPoints,
     /// A zero point that the weight's bits do not hold.
     #[error("the zero point of group {group}, column {column} is {found}; it must be in 0..={max}")]
@@ -110,13 +114,18 @@ pub enum FormatError {
         max: u8,
     },
     /// A 2:4 weight whose K is not a multiple of 4.
-    #[error("a 2:4 weight of K = {k}; K must be a multiple of 4, of which two values are kept: keep this weight dense")]
+    #[error(
+        "a 2:4 weight of K = {k}; K must be a multiple of 4, of which two values are kept: keep this weight dense"
+    )]
     SparseRows {
         /// Input features.
         k: usize,
     },
-    /// A 2:4 weight with act-order: sorted rows are not the four neighbours that were pruned together.
-    #[error("a 2:4 weight with act-order; its rows must be in their natural order: keep this weight dense, or quantise without act-order")]
+    /// A 2:4 weight with act-order: sorted rows are not the four neighbours that were pruned
+    /// together.
+    #[error(
+        "a 2:4 weight with act-order; its rows must be in their natural order: keep this weight dense, or quantise without act-order"
+    )]
     SparsePermuted,
     /// A weight that is not 2:4 where 2:4 is asked for.
     #[error(
@@ -139,7 +148,8 @@ pub enum FormatError {
         /// The spec found.
         found: crate::QuantSpec,
     },
-    /// Metadata that do not name two rows in ascending order, or padding that does not name the first two.
+    /// Metadata that do not name two rows in ascending order, or padding that does not name the
+    /// first two.
     #[error(
         "the metadata of rows {row} to {} of column {column} are {found:#x}; they must name two rows in ascending order: 4, 8, 9, 12, 13 or 14, \
          and 4 in padding", row + 3
@@ -153,7 +163,9 @@ pub enum FormatError {
         found: u8,
     },
     /// A row permutation that names a row outside the weight.
-    #[error("the row permutation names row {found} at position {position}; rows go from 0 to {last}")]
+    #[error(
+        "the row permutation names row {found} at position {position}; rows go from 0 to {last}"
+    )]
     PermutationRange {
         /// The position in the permutation.
         position: usize,
@@ -163,7 +175,9 @@ pub enum FormatError {
         last: usize,
     },
     /// A row permutation that names a row twice.
-    #[error("the row permutation names row {row} a second time at position {position}; it must name every row once")]
+    #[error(
+        "the row permutation names row {row} a second time at position {position}; it must name every row once"
+    )]
     PermutationDuplicate {
         /// The position in the permutation.
         position: usize,
@@ -171,7 +185,9 @@ pub enum FormatError {
         row: u32,
     },
     /// A slice that is empty or leaves the weight.
-    #[error("a slice of {axis} from {start} to {end} of {length} features; it must have at least one and end within them")]
+    #[error(
+        "a slice of {axis} from {start} to {end} of {length} features; it must have at least one and end within them"
+    )]
     SliceRange {
         /// K or N.
         axis: &'static str,
@@ -191,7 +207,9 @@ pub enum FormatError {
         group: GroupSize,
     },
     /// A slice along K of a weight whose rows are permuted.
-    #[error("a slice of K of a weight with act-order, whose groups have rows from all of K; slice it along N")]
+    #[error(
+        "a slice of K of a weight with act-order, whose groups have rows from all of K; slice it along N"
+    )]
     SlicePermuted,
     /// Padding of the packed words that is not the midpoint.
     #[error("word {word} is {found:#010x}: its values past K or N must be {}, as in {:#010x}", .bits.midpoint(), .bits.padding_word())]
@@ -204,7 +222,9 @@ pub enum FormatError {
         bits: Bits,
     },
     /// A weight to quantise that is infinite or not a number.
-    #[error("the weight at row {row}, column {column} is {value}; only finite weights can be quantised")]
+    #[error(
+        "the weight at row {row}, column {column} is {value}; only finite weights can be quantised"
+    )]
     NonFiniteWeight {
         /// Input feature.
         row: usize,
@@ -226,7 +246,9 @@ pub enum FormatError {
         dtype: ScaleDtype,
     },
     /// A padding multiple that is not a multiple of the tile.
-    #[error("{axis} cannot be padded to multiples of {multiple}; it must be a positive multiple of the tile's {tile}")]
+    #[error(
+        "{axis} cannot be padded to multiples of {multiple}; it must be a positive multiple of the tile's {tile}"
+    )]
     PadMultiple {
         /// `K` or `N`.
         axis: &'static str,
@@ -236,7 +258,9 @@ pub enum FormatError {
         tile: usize,
     },
     /// K or N of a layout that does not pad.
-    #[error("{axis} = {extent} is not a multiple of the tile's {tile}; the published 2:4 formats have whole tiles only")]
+    #[error(
+        "{axis} = {extent} is not a multiple of the tile's {tile}; the published 2:4 formats have whole tiles only"
+    )]
     TileDoesNotDivide {
         /// `K` or `N`.
         axis: &'static str,

@@ -7,7 +7,8 @@ use std::hash::Hash;
 /// Layers with one description whose paths differ in nothing but consecutive numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerRun<T> {
-    /// Their path, with the first and the last of the numbers: `model.layers.0..31.mlp.down_proj` is 32 layers, both ends included.
+    /// Their path, with the first and the last of the numbers: `model.layers.0..31.mlp.down_proj`
+    /// is 32 layers, both ends included.
     pub path: String,
     /// The number of layers.
     pub count: usize,
@@ -17,8 +18,9 @@ pub struct LayerRun<T> {
 
 /// Folds layers with equal descriptions and consecutive numbers in their paths into one run each.
 ///
-/// A number is a whole component of a path: `layers.2.mlp` has one, `layer2.mlp` none. Where paths have several, the last is folded first, so that
-/// all experts of all layers of a model become one run. Runs come in the order of their first layers.
+/// A number is a whole component of a path: `layers.2.mlp` has one, `layer2.mlp` none. Where paths
+/// have several, the last is folded first, so that all experts of all layers of a model become one
+/// run. Runs come in the order of their first layers.
 ///
 /// ```
 /// use marlin_format::fold_layers;
@@ -29,9 +31,19 @@ pub struct LayerRun<T> {
 /// assert_eq!(paths, ["layers.0..1.up", "layers.0.down", "layers.1.down", "head"]);
 /// assert_eq!((runs[0].count, runs[0].description), (2, "int4"));
 /// ```
-pub fn fold_layers<T: Clone + Eq + Hash>(layers: impl IntoIterator<Item = (String, T)>) -> Vec<LayerRun<T>> {
-    let mut runs: Vec<Option<Run<T>>> = layers.into_iter().map(|(path, description)| Some(Run::of(&path, description))).collect();
-    let depth = runs.iter().flatten().map(|run| run.path.len()).max().unwrap_or(0);
+pub fn fold_layers<T: Clone + Eq + Hash>(
+    layers: impl IntoIterator<Item = (String, T)>,
+) -> Vec<LayerRun<T>> {
+    let mut runs: Vec<Option<Run<T>>> = layers
+        .into_iter()
+        .map(|(path, description)| Some(Run::of(&path, description)))
+        .collect();
+    let depth = runs
+        .iter()
+        .flatten()
+        .map(|run| run.path.len())
+        .max()
+        .unwrap_or(0);
     for position in (0..depth).rev() {
         fold_at(&mut runs, position);
     }
@@ -58,7 +70,10 @@ enum Component {
 impl Component {
     fn of(text: &str) -> Self {
         // Only what is written as the number is: `007` would come out as another name.
-        text.parse().ok().filter(|number: &u64| number.to_string() == text).map_or_else(|| Self::Text(text.into()), Self::Number)
+        text.parse()
+            .ok()
+            .filter(|number: &u64| number.to_string() == text)
+            .map_or_else(|| Self::Text(text.into()), Self::Number)
     }
 }
 
@@ -75,17 +90,33 @@ impl fmt::Display for Component {
 
 impl<T: Clone> Run<T> {
     fn of(path: &str, description: T) -> Self {
-        Self { path: path.split('.').map(Component::of).collect(), count: 1, description }
+        Self {
+            path: path.split('.').map(Component::of).collect(),
+            count: 1,
+            description,
+        }
     }
 
     fn finish(self) -> LayerRun<T> {
-        let path = self.path.iter().map(Component::to_string).collect::<Vec<_>>().join(".");
-        LayerRun { path, count: self.count, description: self.description }
+        let path = self
+            .path
+            .iter()
+            .map(Component::to_string)
+            .collect::<Vec<_>>()
+            .join(".");
+        LayerRun {
+            path,
+            count: self.count,
+            description: self.description,
+        }
     }
 
-    /// The common part of runs that differ only in the number at `position`, and that number; `None` if there is none.
+    /// The common part of runs that differ only in the number at `position`, and that number;
+    /// `None` if there is none.
     fn key(&self, position: usize) -> Option<((Vec<Component>, T), u64)> {
-        let &Component::Number(number) = self.path.get(position)? else { return None };
+        let &Component::Number(number) = self.path.get(position)? else {
+            return None;
+        };
         let mut path = self.path.clone();
         path[position] = Component::Any;
         Some(((path, self.description.clone()), number))
@@ -102,9 +133,17 @@ fn fold_at<T: Clone + Eq + Hash>(runs: &mut [Option<Run<T>>], position: usize) {
     }
     for mut members in alike.into_values() {
         members.sort_unstable();
-        for members in members.chunk_by(|(before, _), (after, _)| before.checked_add(1) == Some(*after)) {
-            let [(first, _), .., (last, _)] = members else { continue };
-            let count = members.iter().filter_map(|&(_, index)| runs[index].as_ref()).map(|run| run.count).sum();
+        for members in
+            members.chunk_by(|(before, _), (after, _)| before.checked_add(1) == Some(*after))
+        {
+            let [(first, _), .., (last, _)] = members else {
+                continue;
+            };
+            let count = members
+                .iter()
+                .filter_map(|&(_, index)| runs[index].as_ref())
+                .map(|run| run.count)
+                .sum();
             // In a list that is sorted by name, the tenth layer comes before the second.
             let place = members.iter().map(|&(_, index)| index).min();
             for &(_, index) in members {
@@ -125,22 +164,47 @@ mod tests {
 
     /// Runs as `path xcount description`.
     fn folded(layers: &[(&str, &str)]) -> Vec<String> {
-        let runs = fold_layers(layers.iter().map(|&(path, description)| (path.to_string(), description)));
-        runs.iter().map(|run| format!("{} x{} {}", run.path, run.count, run.description)).collect()
+        let runs = fold_layers(
+            layers
+                .iter()
+                .map(|&(path, description)| (path.to_string(), description)),
+        );
+        runs.iter()
+            .map(|run| format!("{} x{} {}", run.path, run.count, run.description))
+            .collect()
     }
 
     #[test]
     fn equal_neighbours_fold_whatever_their_order() {
         // As sorted by name.
-        let layers = ["0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9"].map(|layer| format!("model.layers.{layer}.down"));
-        let layers: Vec<(&str, &str)> = layers.iter().map(|layer| (layer.as_str(), "int4")).collect();
+        let layers = ["0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9"]
+            .map(|layer| format!("model.layers.{layer}.down"));
+        let layers: Vec<(&str, &str)> = layers
+            .iter()
+            .map(|layer| (layer.as_str(), "int4"))
+            .collect();
         assert_eq!(folded(&layers), ["model.layers.0..11.down x12 int4"]);
     }
 
     #[test]
     fn another_description_or_a_gap_ends_a_run() {
-        let layers = [("h.0", "int8"), ("h.1", "int4"), ("h.2", "int4"), ("h.3", "int8"), ("h.4", "int8"), ("h.7", "int8")];
-        assert_eq!(folded(&layers), ["h.0 x1 int8", "h.1..2 x2 int4", "h.3..4 x2 int8", "h.7 x1 int8"]);
+        let layers = [
+            ("h.0", "int8"),
+            ("h.1", "int4"),
+            ("h.2", "int4"),
+            ("h.3", "int8"),
+            ("h.4", "int8"),
+            ("h.7", "int8"),
+        ];
+        assert_eq!(
+            folded(&layers),
+            [
+                "h.0 x1 int8",
+                "h.1..2 x2 int4",
+                "h.3..4 x2 int8",
+                "h.7 x1 int8"
+            ]
+        );
     }
 
     #[test]
@@ -148,11 +212,25 @@ mod tests {
         let mut layers = Vec::new();
         for layer in 0..3 {
             for expert in 0..4 {
-                layers.push((format!("layers.{layer}.experts.{expert}.up"), if layer == 2 && expert == 3 { "f16" } else { "int4" }));
+                layers.push((
+                    format!("layers.{layer}.experts.{expert}.up"),
+                    if layer == 2 && expert == 3 {
+                        "f16"
+                    } else {
+                        "int4"
+                    },
+                ));
             }
         }
-        let layers: Vec<(&str, &str)> = layers.iter().map(|(path, description)| (path.as_str(), *description)).collect();
-        let expected = ["layers.0..1.experts.0..3.up x8 int4", "layers.2.experts.0..2.up x3 int4", "layers.2.experts.3.up x1 f16"];
+        let layers: Vec<(&str, &str)> = layers
+            .iter()
+            .map(|(path, description)| (path.as_str(), *description))
+            .collect();
+        let expected = [
+            "layers.0..1.experts.0..3.up x8 int4",
+            "layers.2.experts.0..2.up x3 int4",
+            "layers.2.experts.3.up x1 f16",
+        ];
         assert_eq!(folded(&layers), expected);
     }
 
@@ -168,12 +246,21 @@ mod tests {
             ("", "f16"),
             ("a.3.b", "f16"),
         ];
-        assert_eq!(folded(&layers), layers.map(|(path, description)| format!("{path} x1 {description}")));
+        assert_eq!(
+            folded(&layers),
+            layers.map(|(path, description)| format!("{path} x1 {description}"))
+        );
     }
 
     #[test]
     fn a_path_that_comes_twice_is_not_folded_with_itself() {
-        assert_eq!(folded(&[("h.0", "int4"), ("h.0", "int4")]), ["h.0 x1 int4", "h.0 x1 int4"]);
-        assert_eq!(folded(&[("h.18446744073709551615", "int4"), ("h.0", "int4")]).len(), 2);
+        assert_eq!(
+            folded(&[("h.0", "int4"), ("h.0", "int4")]),
+            ["h.0 x1 int4", "h.0 x1 int4"]
+        );
+        assert_eq!(
+            folded(&[("h.18446744073709551615", "int4"), ("h.0", "int4")]).len(),
+            2
+        );
     }
 }

@@ -1,10 +1,12 @@
-//! 4-bit and 8-bit weight formats on the host: groups, packing, the Marlin tile layout, quantisation and checkpoints. No Burn, no GPU.
+//! 4-bit and 8-bit weight formats on the host: groups, packing, the Marlin tile layout,
+//! quantisation and checkpoints. No Burn, no GPU.
 //!
-//! Everything goes through one form, [`PlainWeight`]: files are read into it ([`checkpoint`]), f32 weights are quantised into it
-//! ([`quantize_rtn`]), and device layouts are packed from it ([`layout`]).
+//! Everything goes through one form, [`PlainWeight`]: files are read into it ([`checkpoint`]), f32
+//! weights are quantised into it ([`quantize_rtn`]), and device layouts are packed from it
+//! ([`layout`]).
 //!
-//! Throughout, K is the number of input features, N of output features, and G of groups along K. A weight is `[K, N]`: the transpose of the
-//! `[N, K]` that PyTorch stores.
+//! Throughout, K is the number of input features, N of output features, and G of groups along K. A
+//! weight is `[K, N]`: the transpose of the `[N, K]` that PyTorch stores.
 //!
 //! ```
 //! use marlin_format::{GroupSize, QuantSpec, quantize_rtn};
@@ -18,7 +20,9 @@
 //! ```
 
 #[cfg(target_endian = "big")]
-compile_error!("packed weights are little-endian, in files and on devices; this crate does not convert them on a big-endian host");
+compile_error!(
+    "packed weights are little-endian, in files and on devices; this crate does not convert them on a big-endian host"
+);
 
 pub mod checkpoint;
 pub mod layout;
@@ -34,7 +38,8 @@ pub use fold::{LayerRun, fold_layers};
 pub use memory::{available_memory, memory_short_of};
 pub use text::{excerpt, with_causes, without_control};
 pub use weight::{
-    Bits, GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, TensorDescriptor, TensorDtype,
-    WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, WeightTensors, check_two_four, expand_two_four, prune_two_four, quantize,
-    quantize_rtn, quantize_two_four,
+    Bits, GroupSize, JoinError, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity,
+    TensorDescriptor, TensorDtype, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor,
+    WeightTensors, check_two_four, expand_two_four, prune_two_four, quantize, quantize_rtn,
+    quantize_two_four,
 };

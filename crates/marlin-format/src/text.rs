@@ -5,7 +5,8 @@ const SHOWN: usize = 200;
 /// Most bytes of a name: those of published tensors have 120.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The beginning of a file's text as a message shows it: without control characters, which a terminal would obey.
+/// The beginning of a file's text as a message shows it: without control characters, which a
+/// terminal would obey.
 pub fn excerpt(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN).flat_map(shown_char).collect();
     if text.chars().nth(SHOWN).is_some() {
@@ -16,16 +17,32 @@ pub fn excerpt(text: &str) -> String {
 
 /// A text with its control characters escaped, but for line breaks and tabs.
 pub fn without_control(text: &str) -> String {
-    text.chars().flat_map(|c| if matches!(c, '\n' | '\t') { vec![c] } else { shown_char(c) }).collect()
+    text.chars()
+        .flat_map(|c| {
+            if matches!(c, '\n' | '\t') {
+                vec![c]
+            } else {
+                shown_char(c)
+            }
+        })
+        .collect()
 }
 
-/// An error's message and those of its causes: the file is often in the first, both sides of a mismatch in the last.
+/// An error's message and those of its causes: the file is often in the first, both sides of a
+/// mismatch in the last.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 fn shown_char(c: char) -> Vec<char> {
-    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+    if c.is_control() {
+        c.escape_default().collect()
+    } else {
+        vec![c]
+    }
 }
 
 /// Returns true if a name is plain: short, and without control characters.
@@ -40,9 +57,16 @@ mod tests {
     #[test]
     fn what_a_terminal_would_obey_is_escaped_and_long_texts_are_cut() {
         assert_eq!(excerpt("a\u{1b}[31mb\n\u{9b}"), "a\\u{1b}[31mb\\n\\u{9b}");
-        assert_eq!(excerpt(&"ä".repeat(100_000)), format!("{}...", "ä".repeat(200)));
+        assert_eq!(
+            excerpt(&"ä".repeat(100_000)),
+            format!("{}...", "ä".repeat(200))
+        );
         assert_eq!(excerpt(&"x".repeat(200)), "x".repeat(200));
         assert_eq!(without_control("a\n\tb\u{1b}c"), "a\n\tb\\u{1b}c");
-        assert!(is_plain("model.layers.0.mlp.up_proj.weight") && !is_plain("a\u{1b}") && !is_plain(&"x".repeat(1025)));
+        assert!(
+            is_plain("model.layers.0.mlp.up_proj.weight")
+                && !is_plain("a\u{1b}")
+                && !is_plain(&"x".repeat(1025))
+        );
     }
 }

@@ -38,7 +38,9 @@ pub enum KernelError {
         found: &'static str,
     },
     /// An alias of another buffer where the kernel needs a buffer of its own.
-    #[error("{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own")]
+    #[error(
+        "{operand}: an alias of another buffer where the problem {problem} needs a buffer of its own"
+    )]
     Alias {
         /// The operand: activations.
         operand: &'static str,
@@ -58,7 +60,9 @@ pub enum KernelError {
         limit: usize,
     },
     /// A matrix has more elements than the kernels can address.
-    #[error("the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}")]
+    #[error(
+        "the problem {problem} has {elements} elements in one operand; the kernels address at most {limit}"
+    )]
     TooLarge {
         /// The problem, as words.
         problem: String,
@@ -68,7 +72,9 @@ pub enum KernelError {
         limit: usize,
     },
     /// A plan of another backend came to a CubeCL launch.
-    #[error("the plan `{kernel}` is not launched on {runtime}; take the plan that `plan` gives for its target")]
+    #[error(
+        "the plan `{kernel}` is not launched on {runtime}; take the plan that `plan` gives for its target"
+    )]
     NotLaunchable {
         /// The plan's kernel.
         kernel: Kernel,
@@ -76,7 +82,9 @@ pub enum KernelError {
         runtime: Runtime,
     },
     /// A launch of a tile kernel without blocks, or of clusters that are not one for each tile.
-    #[error("the problem {problem}: a launch of {blocks} blocks in tiles of {tile}; take the launch that `tile::plan` gives")]
+    #[error(
+        "the problem {problem}: a launch of {blocks} blocks in tiles of {tile}; take the launch that `tile::plan` gives"
+    )]
     Blocks {
         /// The problem, as words.
         problem: String,
@@ -86,7 +94,9 @@ pub enum KernelError {
         blocks: usize,
     },
     /// A matmul that is to compute an epilogue with which its kernel cannot end.
-    #[error("the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives")]
+    #[error(
+        "the problem {problem}: {kernel} does not end with this epilogue; take the plan that `plan` gives"
+    )]
     Epilogue {
         /// The problem, as words.
         problem: String,
@@ -94,7 +104,9 @@ pub enum KernelError {
         kernel: Kernel,
     },
     /// A problem or a cluster that the kernel of one row does not take.
-    #[error("the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives")]
+    #[error(
+        "the problem {problem} on clusters of {blocks} blocks: not for the kernel of one row; take the plan that `plan` gives"
+    )]
     NoGemv {
         /// The problem, as words.
         problem: String,
@@ -110,7 +122,9 @@ pub enum KernelError {
         limit: usize,
     },
     /// The kernel does not take this pair of dtypes.
-    #[error("activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16")]
+    #[error(
+        "activations in {activations} and scales in {scales}; the kernel takes both in f16 or both in bf16"
+    )]
     DtypePair {
         /// Dtype of activations and output.
         activations: ActivationDtype,

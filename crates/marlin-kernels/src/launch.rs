@@ -1,4 +1,5 @@
-//! The launch of a plan: every matmul with a quantised weight on a CubeCL runtime goes through here.
+//! The launch of a plan: every matmul with a quantised weight on a CubeCL runtime goes through
+//! here.
 
 use crate::matmul::{gemv, mma_sync, portable, wgmma};
 use crate::plan::{EpilogueStage, PrologueStage};
@@ -27,14 +28,15 @@ pub struct Operands {
     pub out: BufferArg,
 }
 
-/// Operands of [`Prologue::AddRmsNorm`](crate::Prologue::AddRmsNorm) in the activations' dtype, contiguous, from addresses that are multiples of
-/// 16.
+/// Operands of [`Prologue::AddRmsNorm`](crate::Prologue::AddRmsNorm) in the activations' dtype,
+/// contiguous, from addresses that are multiples of 16.
 pub struct NormOperands {
     /// The residual stream [M, K].
     pub residual: BufferArg,
     /// The norm's weight `[K]`.
     pub weight: BufferArg,
-    /// `x + residual` [M, K], rounded; written whole. Another buffer than `residual`, which other blocks still read.
+    /// `x + residual` [M, K], rounded; written whole. Another buffer than `residual`, which other
+    /// blocks still read.
     pub sum: BufferArg,
     /// Added to the mean square.
     pub epsilon: f32,
@@ -42,50 +44,105 @@ pub struct NormOperands {
 
 /// Runs a problem by its [`plan`](crate::plan).
 ///
-/// A weight in a layout that the kernel does not read is repacked for the call; activations are put in the order of the stored rows if
-/// they are in another.
+/// A weight in a layout that the kernel does not read is repacked for the call; activations are put
+/// in the order of the stored rows if they are in another.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or the device does not take, a plan whose
-/// prologue or epilogue is not computed by the matmul, or a plan of another backend.
-pub fn launch(client: &Client, problem: &QuantProblem, plan: &Plan, operands: Operands) -> Result<(), KernelError> {
+/// A buffer of the wrong length, an operand that does not fit the format, dtypes that the kernel or
+/// the device does not take, a plan whose prologue or epilogue is not computed by the matmul, or a
+/// plan of another backend.
+pub fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    plan: &Plan,
+    operands: Operands,
+) -> Result<(), KernelError> {
     plan.kernel.trace(problem);
     let target = Target::of(client);
     if problem.epilogue != Epilogue::None && plan.epilogue != EpilogueStage::InKernel {
-        return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: plan.kernel });
+        return Err(KernelError::Epilogue {
+            problem: problem.to_string(),
+            kernel: plan.kernel,
+        });
     }
     match (plan.kernel, target.card) {
-        (Kernel::Marlin(launch), Some(card)) => launch_marlin(client, &card, problem, &launch, operands),
+        (Kernel::Marlin(launch), Some(card)) => {
+            launch_marlin(client, &card, problem, &launch, operands)
+        }
         (Kernel::Gemv { blocks }, _) if plan.prologue != PrologueStage::Before => {
-            expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
-            let x = if is_aligned(&operands.x) { operands.x } else { arranged(client, problem, operands.x, None)? };
+            expect_operands(
+                problem,
+                &operands.weight,
+                operands.bias.as_ref(),
+                &operands.out,
+            )?;
+            let x = if is_aligned(&operands.x) {
+                operands.x
+            } else {
+                arranged(client, problem, operands.x, None)?
+            };
             gemv::launch(client, problem, blocks, Operands { x, ..operands })
         }
         (Kernel::Portable { rows }, _) => {
             let (problem, weight) = repack::to_portable(client, problem, operands.weight)?;
             portable::launch(client, &problem, rows, Operands { weight, ..operands })
         }
-        (kernel, _) => Err(KernelError::NotLaunchable { kernel, runtime: target.runtime }),
+        (kernel, _) => Err(KernelError::NotLaunchable {
+            kernel,
+            runtime: target.runtime,
+        }),
     }
 }
 
-fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
-    expect_operands(problem, &operands.weight, operands.bias.as_ref(), &operands.out)?;
-    if !problem.fills(launch.tile.columns()) || !cost::format(problem).config(launch.tile).takes_epilogue() {
-        return Err(KernelError::Epilogue { problem: problem.to_string(), kernel: Kernel::Marlin(*launch) });
+fn launch_marlin(
+    client: &Client,
+    card: &Card,
+    problem: &QuantProblem,
+    launch: &Launch,
+    operands: Operands,
+) -> Result<(), KernelError> {
+    expect_operands(
+        problem,
+        &operands.weight,
+        operands.bias.as_ref(),
+        &operands.out,
+    )?;
+    if !problem.fills(launch.tile.columns())
+        || !cost::format(problem).config(launch.tile).takes_epilogue()
+    {
+        return Err(KernelError::Epilogue {
+            problem: problem.to_string(),
+            kernel: Kernel::Marlin(*launch),
+        });
     }
-    if launch.blocks == 0 || launch.tile.is_clustered() && cost::blocks(problem, &launch.tile, card) != Some(launch.blocks) {
-        return Err(KernelError::Blocks { problem: problem.to_string(), tile: launch.tile, blocks: launch.blocks });
+    if launch.blocks == 0
+        || launch.tile.is_clustered()
+            && cost::blocks(problem, &launch.tile, card) != Some(launch.blocks)
+    {
+        return Err(KernelError::Blocks {
+            problem: problem.to_string(),
+            tile: launch.tile,
+            blocks: launch.blocks,
+        });
     }
     if problem.m == 0 {
         return Ok(());
     }
     let Operands { x, mut weight, .. } = operands;
     let row_permutation = weight.row_permutation.take();
-    let is_arranged = row_permutation.is_none() && row_length(problem.k()) == problem.k() && is_aligned(&x);
-    let x = if is_arranged { x } else { arranged(client, problem, x, row_permutation)? };
+    let is_arranged =
+        row_permutation.is_none() && row_length(problem.k()) == problem.k() && is_aligned(&x);
+    let x = if is_arranged {
+        x
+    } else {
+        arranged(client, problem, x, row_permutation)?
+    };
     expect_arranged(problem, &x)?;
-    let operands = Operands { x, weight, ..operands };
+    let operands = Operands {
+        x,
+        weight,
+        ..operands
+    };
     match launch.tile.is_wgmma() {
         true => wgmma::launch(client, card, problem, launch, operands),
         false => mma_sync::launch(client, card, problem, launch, operands),
@@ -93,7 +150,12 @@ fn launch_marlin(client: &Client, card: &Card, problem: &QuantProblem, launch: &
 }
 
 /// Activations in the order of the stored rows, padded to [`row_length`], in memory of their own.
-fn arranged(client: &Client, problem: &QuantProblem, x: BufferArg, row_permutation: Option<BufferArg>) -> Result<BufferArg, KernelError> {
+fn arranged(
+    client: &Client,
+    problem: &QuantProblem,
+    x: BufferArg,
+    row_permutation: Option<BufferArg>,
+) -> Result<BufferArg, KernelError> {
     let elements = problem.m * row_length(problem.k());
     let arranged = client.empty(elements * problem.activations.elem().size());
     // SAFETY: the buffer was made for these elements.
@@ -102,7 +164,8 @@ fn arranged(client: &Client, problem: &QuantProblem, x: BufferArg, row_permutati
     Ok(out())
 }
 
-/// True if kernels that read 16 bytes at a time can read a buffer in place: a view into another buffer may start anywhere.
+/// True if kernels that read 16 bytes at a time can read a buffer in place: a view into another
+/// buffer may start anywhere.
 fn is_aligned(buffer: &BufferArg) -> bool {
     match buffer {
         BufferArg::Handle { handle } => handle.handle.offset_start.unwrap_or(0).is_multiple_of(16),
@@ -110,11 +173,18 @@ fn is_aligned(buffer: &BufferArg) -> bool {
     }
 }
 
-/// Writes the float weight [K, N] in natural row order, in the problem's activation dtype. `m` of the problem is not used.
+/// Writes the float weight [K, N] in natural row order, in the problem's activation dtype. `m` of
+/// the problem is not used.
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the device lacks.
-pub fn dequantize(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
+/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the
+/// device lacks.
+pub fn dequantize(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: WeightBuffers,
+    out: BufferArg,
+) -> Result<(), KernelError> {
     let (problem, weight) = repack::to_portable(client, problem, weight)?;
     portable::dequantize(client, &problem, weight, out)
 }

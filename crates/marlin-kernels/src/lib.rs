@@ -1,6 +1,7 @@
 //! W4A16 and W8A16 matmul kernels, their launch, and the choice among them. No Burn.
 //!
-//! A [`Problem`] describes a matmul; [`plan`] chooses the [`Kernel`] and gives the reason, without a device; [`launch`] runs it. Each routine has a folder:
+//! A [`Problem`] describes a matmul; [`plan`] chooses the [`Kernel`] and gives the reason, without
+//! a device; [`launch`] runs it. Each routine has a folder:
 //!
 //! | routine | runs on | for |
 //! |---|---|---|
@@ -20,13 +21,22 @@ mod error;
 pub mod inspect;
 mod launch;
 pub mod matmul;
-#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+#[allow(
+    missing_docs,
+    reason = "CubeCL's macro makes an undocumented module beside each function"
+)]
 pub mod overlap;
 mod plan;
-#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+#[allow(
+    missing_docs,
+    reason = "CubeCL's macro makes an undocumented module beside each function"
+)]
 pub mod planes;
 pub mod problem;
-#[allow(missing_docs, reason = "CubeCL's macro makes an undocumented module beside each function")]
+#[allow(
+    missing_docs,
+    reason = "CubeCL's macro makes an undocumented module beside each function"
+)]
 pub mod ptx;
 pub mod repack;
 pub mod tile;

@@ -2,7 +2,9 @@
 
 use crate::matmul::{gemv, head, host};
 use crate::tile::{self, Launch};
-use crate::{ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target};
+use crate::{
+    ActivationDtype, Card, Epilogue, FloatProblem, Problem, Prologue, QuantProblem, Runtime, Target,
+};
 use marlin_format::{Sparsity, WeightDescriptor, WeightLayout};
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +13,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// A routine of [`matmul`](crate::matmul), with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile: tensor cores.
+    /// [`mma_sync`](crate::matmul::mma_sync) or [`wgmma`](crate::matmul::wgmma), by the tile:
+    /// tensor cores.
     Marlin(Launch),
     /// [`gemv`]: one row, with the prologue in the kernel, on clusters of blocks.
     Gemv {
@@ -49,7 +52,8 @@ impl fmt::Display for Kernel {
 }
 
 impl Kernel {
-    /// Records a launch of this kernel as a trace event of the target `marlin_kernels::launch`, with the fields `kernel` and `problem`.
+    /// Records a launch of this kernel as a trace event of the target `marlin_kernels::launch`,
+    /// with the fields `kernel` and `problem`.
     ///
     /// Devices report faults at a later sync and name no kernel: the last event does.
     pub fn trace(&self, problem: &impl fmt::Display) {
@@ -60,7 +64,8 @@ impl Kernel {
 /// The reason why a kernel was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernels take.
+    /// The card's compute capability, 80 for 8.0, and dtypes are those that the tensor-core kernels
+    /// take.
     TensorCores {
         /// Compute capability, 80 for 8.0.
         capability: u32,
@@ -83,11 +88,13 @@ pub enum Reason {
     },
     /// No tile of the tensor-core kernel fits the card's shared memory.
     NoTile,
-    /// The tensor-core kernel would take it, but the weight was laid out for another dtype of activations.
+    /// The tensor-core kernel would take it, but the weight was laid out for another dtype of
+    /// activations.
     PlainLayout,
     /// Flex does not run CubeCL kernels.
     Flex,
-    /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no operations.
+    /// The layer is a `Linear` of Burn's that reads a converted weight, and the backend fuses no
+    /// operations.
     NoFusion(Runtime),
     /// The weight is a float tensor.
     FloatWeight,
@@ -99,21 +106,51 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = |capability: u32| format!("{}.{}", capability / 10, capability % 10);
         match *self {
-            Self::TensorCores { capability } => write!(f, "tensor cores of compute capability {}", version(capability)),
-            Self::NoTensorCores(runtime) => write!(f, "{runtime} takes no inline PTX, which the tensor-core kernels need"),
+            Self::TensorCores { capability } => write!(
+                f,
+                "tensor cores of compute capability {}",
+                version(capability)
+            ),
+            Self::NoTensorCores(runtime) => write!(
+                f,
+                "{runtime} takes no inline PTX, which the tensor-core kernels need"
+            ),
             Self::OldCard { capability } => {
-                write!(f, "the tensor-core kernels need compute capability 8.0, the card has {}", version(capability))
+                write!(
+                    f,
+                    "the tensor-core kernels need compute capability 8.0, the card has {}",
+                    version(capability)
+                )
             }
-            Self::F32Activations => f.write_str("tensor cores take activations in f16 or bf16, these are in f32"),
-            Self::DtypePair { activations, scales } => {
-                write!(f, "the tensor-core kernels take activations and scales in one dtype, these are in {activations} and {scales}")
+            Self::F32Activations => {
+                f.write_str("tensor cores take activations in f16 or bf16, these are in f32")
             }
-            Self::NoTile => f.write_str("no tile of the tensor-core kernels fits the card's shared memory"),
-            Self::PlainLayout => f.write_str("the weight was laid out for activations that tensor cores do not take"),
-            Self::Flex => f.write_str("Flex runs no CubeCL kernel; the host kernel reads the packed weight as it is"),
-            Self::NoFusion(runtime) => write!(f, "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"),
+            Self::DtypePair {
+                activations,
+                scales,
+            } => {
+                write!(
+                    f,
+                    "the tensor-core kernels take activations and scales in one dtype, these are in {activations} and {scales}"
+                )
+            }
+            Self::NoTile => {
+                f.write_str("no tile of the tensor-core kernels fits the card's shared memory")
+            }
+            Self::PlainLayout => {
+                f.write_str("the weight was laid out for activations that tensor cores do not take")
+            }
+            Self::Flex => f.write_str(
+                "Flex runs no CubeCL kernel; the host kernel reads the packed weight as it is",
+            ),
+            Self::NoFusion(runtime) => write!(
+                f,
+                "{runtime} fuses no operations, so Burn's Linear gets a float weight for the call"
+            ),
             Self::FloatWeight => f.write_str("the weight is a float tensor"),
-            Self::ManyRows => f.write_str("the weight is a float tensor, and Burn's matmul is faster for so many rows"),
+            Self::ManyRows => f.write_str(
+                "the weight is a float tensor, and Burn's matmul is faster for so many rows",
+            ),
         }
     }
 }
@@ -156,14 +193,27 @@ pub struct Plan {
 impl Plan {
     /// The plan of a product alone.
     pub const fn product(kernel: Kernel, reason: Reason) -> Self {
-        Self { kernel, prologue: PrologueStage::None, epilogue: EpilogueStage::None, reason }
+        Self {
+            kernel,
+            prologue: PrologueStage::None,
+            epilogue: EpilogueStage::None,
+            reason,
+        }
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = if self.prologue == PrologueStage::Before { "rms_norm, then " } else { "" };
-        let after = if self.epilogue == EpilogueStage::After { ", then swiglu" } else { "" };
+        let before = if self.prologue == PrologueStage::Before {
+            "rms_norm, then "
+        } else {
+            ""
+        };
+        let after = if self.epilogue == EpilogueStage::After {
+            ", then swiglu"
+        } else {
+            ""
+        };
         write!(f, "{before}{}{after}", self.kernel)
     }
 }
@@ -173,9 +223,11 @@ const MAX_PLANS: usize = 4096;
 
 static PLANS: LazyLock<Mutex<HashMap<(Problem, Target), Plan>>> = LazyLock::new(Mutex::default);
 
-/// The kernel for a problem on a device. The same arguments give the same plan, which is looked up from the second time on.
+/// The kernel for a problem on a device. The same arguments give the same plan, which is looked up
+/// from the second time on.
 ///
-/// The only place that decides: [`launch`](crate::launch) and [`head::launch`] run this plan, and reports print it.
+/// The only place that decides: [`launch`](crate::launch) and [`head::launch`] run this plan, and
+/// reports print it.
 pub fn plan(problem: impl Into<Problem>, target: &Target) -> Plan {
     let problem = problem.into();
     // A panic elsewhere leaves the map whole: an entry is there or it is not.
@@ -203,14 +255,23 @@ fn quant(problem: &QuantProblem, target: &Target) -> Plan {
         return plan;
     }
     if problem.prologue == Prologue::AddRmsNorm {
-        return Plan { prologue: PrologueStage::Before, ..quant(&problem.with_prologue(Prologue::None), target) };
+        return Plan {
+            prologue: PrologueStage::Before,
+            ..quant(&problem.with_prologue(Prologue::None), target)
+        };
     }
     let launch = tensor_cores(problem, target);
     if let (Ok((launch, reason)), WeightLayout::Tile) = (launch, problem.weight.layout) {
-        return Plan { epilogue: in_kernel(problem), ..Plan::product(Kernel::Marlin(launch), reason) };
+        return Plan {
+            epilogue: in_kernel(problem),
+            ..Plan::product(Kernel::Marlin(launch), reason)
+        };
     }
     if problem.epilogue != Epilogue::None {
-        return Plan { epilogue: EpilogueStage::After, ..quant(&problem.with_epilogue(Epilogue::None), target) };
+        return Plan {
+            epilogue: EpilogueStage::After,
+            ..quant(&problem.with_epilogue(Epilogue::None), target)
+        };
     }
     if target.runtime == Runtime::Flex {
         return Plan::product(Kernel::Host, Reason::Flex);
@@ -225,7 +286,8 @@ fn quant(problem: &QuantProblem, target: &Target) -> Plan {
     Plan::product(Kernel::Portable { rows }, reason)
 }
 
-/// The plan of [`gemv`], which computes the norm in the kernel, and the epilogue if the columns allow it.
+/// The plan of [`gemv`], which computes the norm in the kernel, and the epilogue if the columns
+/// allow it.
 fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
     let card = target.card?;
     let prologue = match problem.prologue {
@@ -233,10 +295,22 @@ fn one_row(problem: &QuantProblem, target: &Target) -> Option<Plan> {
         Prologue::AddRmsNorm => PrologueStage::InKernel,
     };
     let plan = |problem: &QuantProblem, epilogue| {
-        let kernel = Kernel::Gemv { blocks: gemv::plan(problem, &card)? };
-        Some(Plan { prologue, epilogue, ..Plan::product(kernel, Reason::TensorCores { capability: card.capability }) })
+        let kernel = Kernel::Gemv {
+            blocks: gemv::plan(problem, &card)?,
+        };
+        Some(Plan {
+            prologue,
+            epilogue,
+            ..Plan::product(
+                kernel,
+                Reason::TensorCores {
+                    capability: card.capability,
+                },
+            )
+        })
     };
-    plan(problem, in_kernel(problem)).or_else(|| plan(&problem.with_epilogue(Epilogue::None), EpilogueStage::After))
+    plan(problem, in_kernel(problem))
+        .or_else(|| plan(&problem.with_epilogue(Epilogue::None), EpilogueStage::After))
 }
 
 /// The stage of the epilogue in a kernel that computes it.
@@ -263,33 +337,57 @@ fn float(problem: &FloatProblem, target: &Target) -> Plan {
 /// The launch on tensor cores, and why; or why not.
 fn tensor_cores(problem: &QuantProblem, target: &Target) -> Result<(Launch, Reason), Reason> {
     let card: Card = target.card.ok_or(Reason::NoTensorCores(target.runtime))?;
-    let QuantProblem { activations, scales, .. } = *problem;
+    let QuantProblem {
+        activations,
+        scales,
+        ..
+    } = *problem;
     if card.capability < crate::device::MIN_CAPABILITY {
-        return Err(Reason::OldCard { capability: card.capability });
+        return Err(Reason::OldCard {
+            capability: card.capability,
+        });
     }
     if activations == ActivationDtype::F32 {
         return Err(Reason::F32Activations);
     }
     if activations != scales {
-        return Err(Reason::DtypePair { activations, scales });
+        return Err(Reason::DtypePair {
+            activations,
+            scales,
+        });
     }
     let launch = tile::plan(problem, &card).ok_or(Reason::NoTile)?;
-    Ok((launch, Reason::TensorCores { capability: card.capability }))
+    Ok((
+        launch,
+        Reason::TensorCores {
+            capability: card.capability,
+        },
+    ))
 }
 
-/// The weight as a device should hold it for activations of the problem's dtype, whatever their rows: in the layout that its kernel reads, and a 2:4
-/// weight dense where no kernel knows its metadata.
+/// The weight as a device should hold it for activations of the problem's dtype, whatever their
+/// rows: in the layout that its kernel reads, and a 2:4 weight dense where no kernel knows its
+/// metadata.
 pub fn held_on(problem: &QuantProblem, target: &Target) -> WeightDescriptor {
     match tensor_cores(problem, target) {
         Ok(_) => problem.weight.in_layout(WeightLayout::Tile),
-        Err(_) => problem.in_layout(WeightLayout::Plain).with_sparsity(Sparsity::Dense).weight,
+        Err(_) => {
+            problem
+                .in_layout(WeightLayout::Plain)
+                .with_sparsity(Sparsity::Dense)
+                .weight
+        }
     }
 }
 
-/// The plan for Burn's own `Linear` on a weight that was converted in place: that of [`plan`] where the backend fuses operations.
+/// The plan for Burn's own `Linear` on a weight that was converted in place: that of [`plan`] where
+/// the backend fuses operations.
 pub fn plan_converted(problem: &QuantProblem, target: &Target) -> Plan {
     match target.runtime {
-        Runtime::Flex => Plan::product(Kernel::DequantizeThenMatmul, Reason::NoFusion(target.runtime)),
+        Runtime::Flex => Plan::product(
+            Kernel::DequantizeThenMatmul,
+            Reason::NoFusion(target.runtime),
+        ),
         _ => plan(*problem, target),
     }
 }

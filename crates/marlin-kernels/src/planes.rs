@@ -7,7 +7,8 @@ use cubecl::prelude::*;
 /// The planes that a kernel counts on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Planes {
-    /// Units that are in one plane whichever of its sizes the device chooses: the smallest of them; 1 where units exchange nothing.
+    /// Units that are in one plane whichever of its sizes the device chooses: the smallest of them;
+    /// 1 where units exchange nothing.
     pub size: usize,
     /// True if all planes of the device have that size.
     pub is_only_size: bool,
@@ -16,14 +17,23 @@ pub struct Planes {
 impl Planes {
     /// Those of an NVIDIA card.
     #[cfg(feature = "cuda")]
-    pub const NVIDIA: Self = Self { size: 32, is_only_size: true };
+    pub const NVIDIA: Self = Self {
+        size: 32,
+        is_only_size: true,
+    };
 
     /// Those of a client's device.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
-        let [least, most] = [properties.hardware.plane_size_min, properties.hardware.plane_size_max];
+        let [least, most] = [
+            properties.hardware.plane_size_min,
+            properties.hardware.plane_size_max,
+        ];
         let has_planes = properties.features.plane.contains(Plane::Ops);
-        Self { size: if has_planes { least.max(1) as usize } else { 1 }, is_only_size: least == most }
+        Self {
+            size: if has_planes { least.max(1) as usize } else { 1 },
+            is_only_size: least == most,
+        }
     }
 }
 
@@ -31,7 +41,8 @@ impl Planes {
 #[cube]
 pub fn plane_total(value: f32, #[comptime] size: usize) -> f32 {
     let mut total = value;
-    // A plane may have several such sums in it; and on CUDA `plane_sum` is a loop that is not unrolled.
+    // A plane may have several such sums in it; and on CUDA `plane_sum` is a loop that is not
+    // unrolled.
     #[unroll]
     for i in 0..comptime!(size.ilog2()) {
         total += plane_shuffle_xor(total, comptime!(1u32 << i));

@@ -4,7 +4,9 @@ use crate::{KernelError, Target};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
-use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors};
+use marlin_format::{
+    QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightLayout, WeightTensors,
+};
 use std::fmt;
 
 /// The dtype of activations and output. Products accumulate in f32 whatever it is.
@@ -42,10 +44,17 @@ impl ActivationDtype {
     /// # Errors
     /// [`KernelError::Dtype`].
     pub fn expect_on(self, client: &Client) -> Result<(), KernelError> {
-        if client.features().type_usage(self.elem()).contains(TypeUsage::Conversion) {
+        if client
+            .features()
+            .type_usage(self.elem())
+            .contains(TypeUsage::Conversion)
+        {
             return Ok(());
         }
-        Err(KernelError::Dtype { runtime: Target::of(client).runtime, dtype: self.name() })
+        Err(KernelError::Dtype {
+            runtime: Target::of(client).runtime,
+            dtype: self.name(),
+        })
     }
 }
 
@@ -71,7 +80,8 @@ pub enum Prologue {
     /// None: the activations are multiplied as they come.
     #[default]
     None,
-    /// The activations are added to the residual stream, and the RMSNorm (arXiv 1910.07467) of that sum is multiplied.
+    /// The activations are added to the residual stream, and the RMSNorm (arXiv 1910.07467) of that
+    /// sum is multiplied.
     AddRmsNorm,
 }
 
@@ -81,7 +91,8 @@ pub enum Epilogue {
     /// None: the output is the product with the bias, [M, N].
     #[default]
     None,
-    /// SwiGLU (arXiv 2002.05202): the first half of the columns are gates, the second ups, and the output is `silu(gate) * up`, [M, N / 2].
+    /// SwiGLU (arXiv 2002.05202): the first half of the columns are gates, the second ups, and the
+    /// output is `silu(gate) * up`, [M, N / 2].
     SwiGlu,
 }
 
@@ -98,7 +109,8 @@ impl Epilogue {
     }
 }
 
-/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a bias `[N]`, and of that the epilogue.
+/// A matmul with a quantised weight: prologue(activations [M, K]) times the weight [K, N], plus a
+/// bias `[N]`, and of that the epilogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QuantProblem {
     /// Rows of activations: batch times sequence. 1 to a few in decode, many in prefill.
@@ -107,7 +119,8 @@ pub struct QuantProblem {
     pub weight: WeightDescriptor,
     /// Dtype of activations and output.
     pub activations: ActivationDtype,
-    /// Dtype in which the device holds the scales: the format's own where the device supports it, f32 otherwise.
+    /// Dtype in which the device holds the scales: the format's own where the device supports it,
+    /// f32 otherwise.
     pub scales: ActivationDtype,
     /// The operation before the product.
     pub prologue: Prologue,
@@ -115,8 +128,8 @@ pub struct QuantProblem {
     pub epilogue: Epilogue,
 }
 
-/// A matmul with a float weight in the activations' dtype whose columns are contiguous: activations [M, K] times the transpose of a table
-/// [N, K] gives [M, N].
+/// A matmul with a float weight in the activations' dtype whose columns are contiguous: activations
+/// [M, K] times the transpose of a table [N, K] gives [M, N].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FloatProblem {
     /// Rows of activations.
@@ -154,9 +167,17 @@ impl From<FloatProblem> for Problem {
 pub const MAX_ELEMENTS: usize = QuantSpec::MAX_ELEMENTS;
 
 impl QuantProblem {
-    /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the format's own dtype.
+    /// The problem of `m` rows of activations in a dtype and a weight whose scales are held in the
+    /// format's own dtype.
     pub fn new(m: usize, weight: WeightDescriptor, activations: ActivationDtype) -> Self {
-        Self { m, weight, activations, scales: weight.spec().scale_dtype.into(), prologue: Prologue::None, epilogue: Epilogue::None }
+        Self {
+            m,
+            weight,
+            activations,
+            scales: weight.spec().scale_dtype.into(),
+            prologue: Prologue::None,
+            epilogue: Epilogue::None,
+        }
     }
 
     /// The same problem with scales held in a dtype.
@@ -176,12 +197,18 @@ impl QuantProblem {
 
     /// The same problem on the weight in another layout.
     pub fn in_layout(self, layout: WeightLayout) -> Self {
-        Self { weight: self.weight.in_layout(layout), ..self }
+        Self {
+            weight: self.weight.in_layout(layout),
+            ..self
+        }
     }
 
     /// The same problem on a weight that stores the values of a pattern.
     pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
-        Self { weight: self.weight.with_sparsity(sparsity), ..self }
+        Self {
+            weight: self.weight.with_sparsity(sparsity),
+            ..self
+        }
     }
 
     /// Input features.
@@ -199,7 +226,8 @@ impl QuantProblem {
         self.n() / self.epilogue.columns()
     }
 
-    /// Returns true if tiles of `columns` columns can have the epilogue: the gates of SwiGLU fill half of each, and their ups the other half.
+    /// Returns true if tiles of `columns` columns can have the epilogue: the gates of SwiGLU fill
+    /// half of each, and their ups the other half.
     pub(crate) fn fills(&self, columns: usize) -> bool {
         self.epilogue == Epilogue::None || self.n().is_multiple_of(columns)
     }
@@ -218,21 +246,48 @@ impl QuantProblem {
                 expect_length(self, tensor.name(), expected.elements(), *found)?;
             }
         }
-        expect_presence(self, "metadata", expected.metadata.is_some(), found.metadata.is_some())?;
-        expect_presence(self, "zero_points", expected.zero_points.is_some(), found.zero_points.is_some())?;
-        expect_presence(self, "row_permutation", expected.row_permutation.is_some(), found.row_permutation.is_some())
+        expect_presence(
+            self,
+            "metadata",
+            expected.metadata.is_some(),
+            found.metadata.is_some(),
+        )?;
+        expect_presence(
+            self,
+            "zero_points",
+            expected.zero_points.is_some(),
+            found.zero_points.is_some(),
+        )?;
+        expect_presence(
+            self,
+            "row_permutation",
+            expected.row_permutation.is_some(),
+            found.row_permutation.is_some(),
+        )
     }
 
     /// Checks that 32-bit indices reach every operand.
     pub(crate) fn expect_addressable(&self) -> Result<(), KernelError> {
         let (k, n) = (self.k(), self.n());
-        // The tile layout pads K and N: for very narrow weights to more words than there are values.
+        // The tile layout pads K and N: for very narrow weights to more words than there are
+        // values.
         let words = self.weight.tensors().words.elements();
-        expect_at_most(self, self.m.saturating_mul(k.max(n)).max(k.saturating_mul(n)).max(words), MAX_ELEMENTS)
+        expect_at_most(
+            self,
+            self.m
+                .saturating_mul(k.max(n))
+                .max(k.saturating_mul(n))
+                .max(words),
+            MAX_ELEMENTS,
+        )
     }
 
     /// Checks output and bias.
-    pub(crate) fn expect_outputs(&self, out: usize, bias: Option<usize>) -> Result<(), KernelError> {
+    pub(crate) fn expect_outputs(
+        &self,
+        out: usize,
+        bias: Option<usize>,
+    ) -> Result<(), KernelError> {
         expect_length(self, "output", self.m * self.outputs(), out)?;
         bias.map_or(Ok(()), |bias| expect_length(self, "bias", self.n(), bias))
     }
@@ -242,52 +297,103 @@ impl QuantProblem {
 ///
 /// # Errors
 /// [`KernelError::BufferLength`].
-pub fn expect_length(problem: &impl fmt::Display, operand: &'static str, expected: usize, found: usize) -> Result<(), KernelError> {
+pub fn expect_length(
+    problem: &impl fmt::Display,
+    operand: &'static str,
+    expected: usize,
+    found: usize,
+) -> Result<(), KernelError> {
     if found == expected {
         return Ok(());
     }
-    Err(KernelError::BufferLength { operand, problem: problem.to_string(), expected, found })
+    Err(KernelError::BufferLength {
+        operand,
+        problem: problem.to_string(),
+        expected,
+        found,
+    })
 }
 
 /// Checks that a buffer has at least `needed` elements.
 ///
 /// # Errors
 /// [`KernelError::BufferLength`].
-pub fn expect_at_least(problem: &impl fmt::Display, operand: &'static str, needed: usize, found: usize) -> Result<(), KernelError> {
-    if found >= needed { Ok(()) } else { expect_length(problem, operand, needed, found) }
+pub fn expect_at_least(
+    problem: &impl fmt::Display,
+    operand: &'static str,
+    needed: usize,
+    found: usize,
+) -> Result<(), KernelError> {
+    if found >= needed {
+        Ok(())
+    } else {
+        expect_length(problem, operand, needed, found)
+    }
 }
 
 /// Checks that the largest operand has no more elements than the kernels address.
 ///
 /// # Errors
 /// [`KernelError::TooLarge`].
-pub fn expect_at_most(problem: &impl fmt::Display, elements: usize, limit: usize) -> Result<(), KernelError> {
+pub fn expect_at_most(
+    problem: &impl fmt::Display,
+    elements: usize,
+    limit: usize,
+) -> Result<(), KernelError> {
     if elements <= limit {
         return Ok(());
     }
-    Err(KernelError::TooLarge { problem: problem.to_string(), elements, limit })
+    Err(KernelError::TooLarge {
+        problem: problem.to_string(),
+        elements,
+        limit,
+    })
 }
 
 /// Checks that an operand is there where the problem has it, and absent where it has not.
 ///
 /// # Errors
 /// [`KernelError::Presence`].
-pub fn expect_presence(problem: &impl fmt::Display, operand: &'static str, expected: bool, found: bool) -> Result<(), KernelError> {
+pub fn expect_presence(
+    problem: &impl fmt::Display,
+    operand: &'static str,
+    expected: bool,
+    found: bool,
+) -> Result<(), KernelError> {
     if found == expected {
         return Ok(());
     }
     let found = if found { "present" } else { "missing" };
-    Err(KernelError::Presence { operand, problem: problem.to_string(), found })
+    Err(KernelError::Presence {
+        operand,
+        problem: problem.to_string(),
+        found,
+    })
 }
 
 impl fmt::Display for QuantProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { m, weight, activations, prologue, epilogue, .. } = self;
-        write!(f, "M={m} N={} K={} {} {activations}", weight.n, weight.k, weight.format)?;
+        let Self {
+            m,
+            weight,
+            activations,
+            prologue,
+            epilogue,
+            ..
+        } = self;
+        write!(
+            f,
+            "M={m} N={} K={} {} {activations}",
+            weight.n, weight.k, weight.format
+        )?;
         if *prologue == Prologue::AddRmsNorm {
             f.write_str(" after a norm")?;
         }
-        if *epilogue == Epilogue::SwiGlu { f.write_str(" with SwiGLU") } else { Ok(()) }
+        if *epilogue == Epilogue::SwiGlu {
+            f.write_str(" with SwiGLU")
+        } else {
+            Ok(())
+        }
     }
 }
 

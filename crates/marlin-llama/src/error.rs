@@ -58,7 +58,8 @@ pub enum LlamaError {
     /// A weight that a quantiser which looks at data cannot quantise.
     #[error("{layer}")]
     Calibrate {
-        /// The layer's name in the checkpoint; that of the first layer where several have the same inputs.
+        /// The layer's name in the checkpoint; that of the first layer where several have the same
+        /// inputs.
         layer: String,
         /// The cause.
         source: QuantError,
@@ -66,7 +67,8 @@ pub enum LlamaError {
     /// Hidden states of calibration samples that the device did not return.
     #[error("the hidden states in {block} cannot be read from the device: {reason}")]
     HiddenStates {
-        /// The name in the checkpoint of the block, of its layer whose inputs they were to be, or of the embedding.
+        /// The name in the checkpoint of the block, of its layer whose inputs they were to be, or
+        /// of the embedding.
         block: String,
         /// The error of the device.
         reason: String,
@@ -102,7 +104,9 @@ pub enum LlamaError {
         max_len: usize,
     },
     /// A sample without tokens, or with more than the model has positions.
-    #[error("calibration sample {sample} has {tokens} tokens; a sample has from 1 to the model's {limit}")]
+    #[error(
+        "calibration sample {sample} has {tokens} tokens; a sample has from 1 to the model's {limit}"
+    )]
     SampleLength {
         /// The sample.
         sample: usize,
@@ -181,7 +185,9 @@ pub enum LlamaError {
         layer: String,
     },
     /// A weight with a value that the dtype of the file cannot hold.
-    #[error("`{tensor}` holds {value} at element {index}, which {dtype:?} cannot; was training stable, or is bf16 needed?")]
+    #[error(
+        "`{tensor}` holds {value} at element {index}, which {dtype:?} cannot; was training stable, or is bf16 needed?"
+    )]
     NotRepresentable {
         /// The tensor's name in the checkpoint.
         tensor: String,
@@ -249,7 +255,9 @@ pub enum LlamaError {
         dtype: FloatDType,
     },
     /// More positions than the model was made for, or none.
-    #[error("{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings, or YaRN's context)")]
+    #[error(
+        "{asked} positions were asked for; the model takes from 1 to {limit} (max_position_embeddings, or YaRN's context)"
+    )]
     MaxLen {
         /// Positions asked for.
         asked: usize,
@@ -272,7 +280,9 @@ pub enum LlamaError {
     #[error("the prompt has no tokens; give it at least a word")]
     EmptyPrompt,
     /// A prompt that does not fit the cache.
-    #[error("the prompt has {tokens} tokens, the cache has room for {room}; shorten it, or open the model with a larger `max_len`")]
+    #[error(
+        "the prompt has {tokens} tokens, the cache has room for {room}; shorten it, or open the model with a larger `max_len`"
+    )]
     PromptTooLong {
         /// Tokens in the prompt.
         tokens: usize,
@@ -323,8 +333,11 @@ pub enum LlamaError {
     /// A next token that cannot be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// A window of the perplexity in which nothing would be predicted, or that the model does not take.
-    #[error("a window of {window} tokens does not work; it must be from 2 to the model's {max_len} positions")]
+    /// A window of the perplexity in which nothing would be predicted, or that the model does not
+    /// take.
+    #[error(
+        "a window of {window} tokens does not work; it must be from 2 to the model's {max_len} positions"
+    )]
     Window {
         /// Tokens in a window.
         window: usize,
@@ -373,6 +386,10 @@ pub enum LlamaError {
 
 impl LlamaError {
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.into(), source }
+        Self::Io {
+            action,
+            path: path.into(),
+            source,
+        }
     }
 }

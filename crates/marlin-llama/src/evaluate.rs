@@ -1,8 +1,11 @@
-//! Models beside the one that they were made from: perplexity, and how far their next tokens are from its own.
+//! Models beside the one that they were made from: perplexity, and how far their next tokens are
+//! from its own.
 
 use burn::tensor::Tensor;
 
-use crate::perplexity::{Batch, batches, check_likelihoods, check_text, dense_batch, log_probabilities, unread};
+use crate::perplexity::{
+    Batch, batches, check_likelihoods, check_text, dense_batch, log_probabilities, unread,
+};
 use crate::{LlamaError, LlamaModel};
 
 /// A mean over the tokens of texts, and how sure it is.
@@ -10,7 +13,8 @@ use crate::{LlamaError, LlamaModel};
 pub struct Mean {
     /// The mean.
     pub mean: f64,
-    /// Its standard error, of windows as they are drawn from texts: tokens of one window depend on each other. Not a number for a single window.
+    /// Its standard error, of windows as they are drawn from texts: tokens of one window depend on
+    /// each other. Not a number for a single window.
     pub error: f64,
 }
 
@@ -30,7 +34,8 @@ pub struct Evaluation {
 pub struct Against {
     /// The negative log-likelihood of a token less that by the reference.
     pub nll_change: Mean,
-    /// The Kullback-Leibler divergence of the next token's distribution from the reference's, in nats.
+    /// The Kullback-Leibler divergence of the next token's distribution from the reference's, in
+    /// nats.
     pub divergence: Mean,
     /// The part of tokens for which both have the same most likely next token.
     pub agreement: Mean,
@@ -63,7 +68,8 @@ struct Values {
 impl Values {
     fn add(&mut self, values: impl Iterator<Item = f64>, window: usize) {
         let values: Vec<f64> = values.collect();
-        self.windows.extend(values.chunks(window).map(<[f64]>::to_vec));
+        self.windows
+            .extend(values.chunks(window).map(<[f64]>::to_vec));
     }
 
     fn tokens(&self) -> usize {
@@ -78,26 +84,42 @@ impl Values {
     fn mean(&self) -> Mean {
         let (count, tokens) = (self.windows.len() as f64, self.tokens() as f64);
         let mean = self.sum() / tokens;
-        let squares: f64 = self.windows.iter().map(|window| window.iter().map(|value| value - mean).sum::<f64>().powi(2)).sum();
-        Mean { mean, error: (squares * count / (count - 1.0)).sqrt() / tokens }
+        let squares: f64 = self
+            .windows
+            .iter()
+            .map(|window| window.iter().map(|value| value - mean).sum::<f64>().powi(2))
+            .sum();
+        Mean {
+            mean,
+            error: (squares * count / (count - 1.0)).sqrt() / tokens,
+        }
     }
 }
 
-/// Evaluates models over the tokens of texts in windows of `window` tokens that do not overlap, as [`perplexity`](crate::perplexity()) does, the first model being
-/// the reference of all others. All of them are called in turn on the same windows.
+/// Evaluates models over the tokens of texts in windows of `window` tokens that do not overlap, as
+/// [`perplexity`](crate::perplexity()) does, the first model being the reference of all others. All
+/// of them are called in turn on the same windows.
 ///
 /// # Errors
-/// As [`perplexity`](crate::perplexity()), of each model; [`LlamaError::Vocabulary`] for models of other vocabularies.
+/// As [`perplexity`](crate::perplexity()), of each model; [`LlamaError::Vocabulary`] for models of
+/// other vocabularies.
 pub fn evaluate(
     models: &[&LlamaModel],
     texts: &[&[u32]],
     window: usize,
     mut on_progress: impl FnMut(usize, usize),
 ) -> Result<Evaluations, LlamaError> {
-    let mut found = Evaluations { texts: Vec::new(), all: Vec::new() };
-    let Some(reference) = models.first() else { return Ok(found) };
+    let mut found = Evaluations {
+        texts: Vec::new(),
+        all: Vec::new(),
+    };
+    let Some(reference) = models.first() else {
+        return Ok(found);
+    };
     for model in models {
-        texts.iter().try_for_each(|tokens| check_text(model, tokens, window))?;
+        texts
+            .iter()
+            .try_for_each(|tokens| check_text(model, tokens, window))?;
         let (expected, found) = (reference.config().vocab_size, model.config().vocab_size);
         if expected != found {
             return Err(LlamaError::Vocabulary { expected, found });
@@ -119,7 +141,8 @@ pub fn evaluate(
     Ok(found)
 }
 
-/// What models say of tokens: of each the negative log-likelihoods, and of all but the first the values beside it.
+/// What models say of tokens: of each the negative log-likelihoods, and of all but the first the
+/// values beside it.
 struct Collected {
     nll: Vec<Values>,
     against: Vec<[Values; 3]>,
@@ -128,24 +151,45 @@ struct Collected {
 impl Collected {
     fn new(models: usize) -> Self {
         let nll = (0..models).map(|_| Values::default()).collect();
-        Self { nll, against: (1..models).map(|_| Default::default()).collect() }
+        Self {
+            nll,
+            against: (1..models).map(|_| Default::default()).collect(),
+        }
     }
 
     /// Calls the models on a batch.
     fn add(&mut self, models: &[&LlamaModel], batch: &Batch<'_>) -> Result<(), LlamaError> {
-        let Some((reference, others)) = models.split_first() else { return Ok(()) };
+        let Some((reference, others)) = models.split_first() else {
+            return Ok(());
+        };
         let predicted = batch.seq - 1;
         let expected = Predicted::of(reference, batch)?;
         self.nll[0].add(expected.nll.iter().copied(), predicted);
         let probabilities = expected.log_probabilities.clone().exp();
         for (index, model) in others.iter().enumerate() {
             let found = Predicted::of(model, batch)?;
-            let divergence = (probabilities.clone() * (expected.log_probabilities.clone() - found.log_probabilities)).sum_dim(2);
+            let divergence = (probabilities.clone()
+                * (expected.log_probabilities.clone() - found.log_probabilities))
+                .sum_dim(2);
             let divergence = divergence.try_into_vec_as::<f32>().map_err(unread)?;
             let [changes, divergences, agreements] = &mut self.against[index];
-            changes.add(found.nll.iter().zip(&expected.nll).map(|(found, expected)| found - expected), predicted);
+            changes.add(
+                found
+                    .nll
+                    .iter()
+                    .zip(&expected.nll)
+                    .map(|(found, expected)| found - expected),
+                predicted,
+            );
             divergences.add(divergence.into_iter().map(f64::from), predicted);
-            agreements.add(found.top.iter().zip(&expected.top).map(|(found, expected)| f64::from(u8::from(found == expected))), predicted);
+            agreements.add(
+                found
+                    .top
+                    .iter()
+                    .zip(&expected.top)
+                    .map(|(found, expected)| f64::from(u8::from(found == expected))),
+                predicted,
+            );
             self.nll[1 + index].add(found.nll.into_iter(), predicted);
         }
         Ok(())
@@ -153,17 +197,28 @@ impl Collected {
 
     /// Adds what the same models say of another text.
     fn append(&mut self, other: Self) {
-        let against = self.against.iter_mut().flatten().zip(other.against.into_iter().flatten());
-        self.nll.iter_mut().zip(other.nll).chain(against).for_each(|(values, other)| values.windows.extend(other.windows));
+        let against = self
+            .against
+            .iter_mut()
+            .flatten()
+            .zip(other.against.into_iter().flatten());
+        self.nll
+            .iter_mut()
+            .zip(other.nll)
+            .chain(against)
+            .for_each(|(values, other)| values.windows.extend(other.windows));
     }
 
     fn evaluations(&self) -> Vec<Evaluation> {
-        let mut against = self.against.iter().map(|[changes, divergences, agreements]| Against {
-            nll_change: changes.mean(),
-            divergence: divergences.mean(),
-            agreement: agreements.mean(),
-            differ: agreements.tokens() - agreements.sum().round() as usize,
-        });
+        let mut against = self
+            .against
+            .iter()
+            .map(|[changes, divergences, agreements]| Against {
+                nll_change: changes.mean(),
+                divergence: divergences.mean(),
+                agreement: agreements.mean(),
+                differ: agreements.tokens() - agreements.sum().round() as usize,
+            });
         let evaluation = |(index, nll): (usize, &Values)| Evaluation {
             tokens: nll.tokens(),
             nll: nll.mean(),
@@ -187,7 +242,18 @@ impl Predicted {
         let (log_probabilities, likelihoods) = log_probabilities(model, batch);
         let likelihoods = likelihoods.try_into_vec_as::<f32>().map_err(unread)?;
         check_likelihoods(model, batch, &likelihoods)?;
-        let top = log_probabilities.clone().argmax(2).try_into_vec_as::<i64>().map_err(unread)?;
-        Ok(Self { log_probabilities, nll: likelihoods.into_iter().map(|value| -f64::from(value)).collect(), top })
+        let top = log_probabilities
+            .clone()
+            .argmax(2)
+            .try_into_vec_as::<i64>()
+            .map_err(unread)?;
+        Ok(Self {
+            log_probabilities,
+            nll: likelihoods
+                .into_iter()
+                .map(|value| -f64::from(value))
+                .collect(),
+            top,
+        })
     }
 }

@@ -25,12 +25,14 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// The seed of the random choices.
     pub seed: u64,
-    /// True to call [`Decoder::warm_up`] with the prompt's length first, so that the times of prefill and decode do not include compilation.
+    /// True to call [`Decoder::warm_up`] with the prompt's length first, so that the times of
+    /// prefill and decode do not include compilation.
     pub warm_up: bool,
-    /// True to call [`Decoder::compile_ahead`] before, for a process that finds no compiled kernels on disk.
+    /// True to call [`Decoder::compile_ahead`] before, for a process that finds no compiled kernels
+    /// on disk.
     pub compile_ahead: bool,
-    /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece lose the space that a text would begin with, as in
-    /// transformers.
+    /// True for a text that is an answer, and not the prompt continued: tokens of SentencePiece
+    /// lose the space that a text would begin with, as in transformers.
     pub answer: bool,
 }
 
@@ -69,8 +71,8 @@ impl Llama {
         }
     }
 
-    /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come; if it breaks, the text ends there, with
-    /// [`StopReason::Stopped`].
+    /// Continues a prompt. `on_text` gets the text in pieces of whole characters, as they come; if
+    /// it breaks, the text ends there, with [`StopReason::Stopped`].
     ///
     /// # Errors
     /// As [`generate_from`](Self::generate_from).
@@ -86,9 +88,10 @@ impl Llama {
     /// The same from a prompt's tokens.
     ///
     /// # Errors
-    /// [`LlamaError::NoTokenizer`], [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`] with both numbers, [`LlamaError::Token`] for tokens
-    /// outside the vocabulary, [`LlamaError::Sampling`] for options outside their range and broken logits, [`LlamaError::Read`] where the device
-    /// fails.
+    /// [`LlamaError::NoTokenizer`], [`LlamaError::EmptyPrompt`], [`LlamaError::PromptTooLong`] with
+    /// both numbers, [`LlamaError::Token`] for tokens outside the vocabulary,
+    /// [`LlamaError::Sampling`] for options outside their range and broken logits,
+    /// [`LlamaError::Read`] where the device fails.
     pub fn generate_from(
         &self,
         prompt: Vec<u32>,
@@ -96,13 +99,40 @@ impl Llama {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlamaError> {
         let tokenizer = self.tokenizer()?;
-        let GenerateOptions { max_new_tokens, sampling, ref suppression, ref stop_tokens, seed, warm_up, compile_ahead, answer } = *options;
+        let GenerateOptions {
+            max_new_tokens,
+            sampling,
+            ref suppression,
+            ref stop_tokens,
+            seed,
+            warm_up,
+            compile_ahead,
+            answer,
+        } = *options;
         let mut decoder = Decoder::new(self.model.clone(), 1)?;
-        let compiled = if compile_ahead { compile(&mut decoder, prompt.len()) } else { Duration::ZERO };
-        let warm_up = compiled + if warm_up { decoder.warm_up(prompt.len()) } else { Duration::ZERO };
+        let compiled = if compile_ahead {
+            compile(&mut decoder, prompt.len())
+        } else {
+            Duration::ZERO
+        };
+        let warm_up = compiled
+            + if warm_up {
+                decoder.warm_up(prompt.len())
+            } else {
+                Duration::ZERO
+            };
         let start = Instant::now();
         let (suppression, stop_tokens) = (suppression.clone(), stop_tokens.clone());
-        decoder.join(&prompt, &SequenceOptions { sampling, suppression, seed, stop_tokens, max_new_tokens })?;
+        decoder.join(
+            &prompt,
+            &SequenceOptions {
+                sampling,
+                suppression,
+                seed,
+                stop_tokens,
+                max_new_tokens,
+            },
+        )?;
         let mut stream = TextStream::after(tokenizer, if answer { &[] } else { &prompt })?;
         let mut text = String::new();
         let mut show = |piece: Option<String>| {
@@ -118,7 +148,9 @@ impl Llama {
             if max_new_tokens == 0 {
                 break StopReason::MaxNewTokens;
             }
-            let Some(Decoded { token, end, .. }) = decoder.step()?.pop() else { break StopReason::MaxNewTokens };
+            let Some(Decoded { token, end, .. }) = decoder.step()?.pop() else {
+                break StopReason::MaxNewTokens;
+            };
             prefill.get_or_insert_with(|| start.elapsed());
             if let Some(token) = token {
                 tokens.push(token);
@@ -136,11 +168,20 @@ impl Llama {
         tracing::debug!(tokens = tokens.len(), ?stop_reason, "the text ended");
         let prefill = prefill.unwrap_or_default();
         let decode = start.elapsed().saturating_sub(prefill);
-        Ok(Generation { text, tokens, prompt_tokens: prompt.len(), warm_up, prefill, decode, stop_reason })
+        Ok(Generation {
+            text,
+            tokens,
+            prompt_tokens: prompt.len(),
+            warm_up,
+            prefill,
+            decode,
+            stop_reason,
+        })
     }
 }
 
-/// Compiles ahead, and returns the time that it took: zero where the device has nothing to compile so.
+/// Compiles ahead, and returns the time that it took: zero where the device has nothing to compile
+/// so.
 fn compile(decoder: &mut Decoder, prompt_tokens: usize) -> Duration {
     let start = Instant::now();
     let CompiledAhead { operations, failed } = decoder.compile_ahead(prompt_tokens);
@@ -148,6 +189,11 @@ fn compile(decoder: &mut Decoder, prompt_tokens: usize) -> Duration {
         return Duration::ZERO;
     }
     let took = start.elapsed();
-    tracing::debug!(operations, failed, seconds = took.as_secs_f64(), "kernels compiled on all cores");
+    tracing::debug!(
+        operations,
+        failed,
+        seconds = took.as_secs_f64(),
+        "kernels compiled on all cores"
+    );
     took
 }

@@ -1,11 +1,13 @@
 //! Llama-style decoders with 4-bit weights in Burn: Llama 2 and 3, Mistral, Qwen 2 and 3, Phi-3.
 //!
-//! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues a prompt, [`Llama::perplexity`] measures how well
-//!   a text is predicted.
+//! - [`Llama::open`] opens a Hugging Face folder, float or quantised; [`Llama::generate`] continues
+//!   a prompt, [`Llama::perplexity`] measures how well a text is predicted.
 //! - [`ChatTemplate`] renders a conversation in the form that a model was trained on.
-//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in compressed-tensors' or GPTQ's form, by rounding or by GPTQ;
-//!   [`evaluate()`] compares what it made with the float model.
-//! - [`LlamaModel`] is the model itself, one definition for float and 4-bit weights; it can be trained, and saved with [`save_float`].
+//! - [`quantize_folder`] makes a folder with 4-bit or 8-bit projections from a float one, in
+//!   compressed-tensors' or GPTQ's form, by rounding or by GPTQ; [`evaluate()`] compares what it
+//!   made with the float model.
+//! - [`LlamaModel`] is the model itself, one definition for float and 4-bit weights; it can be
+//!   trained, and saved with [`save_float`].
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
@@ -37,8 +39,8 @@ mod suppression;
 mod tokens;
 
 pub use config::{
-    Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError, LongRopeScaling, RopeScaling, SlidingWindow,
-    YarnRopeScaling,
+    Architecture, GenerationConfig, Llama3RopeScaling, LlamaConfig, LlamaConfigError,
+    LongRopeScaling, RopeScaling, SlidingWindow, YarnRopeScaling,
 };
 pub use decoder::{Decoded, Decoder, MAX_SEQUENCES, SequenceOptions, StopReason};
 pub use error::LlamaError;
@@ -47,12 +49,15 @@ pub use folder::{Llama, OpenOptions, OpenProgress, check_folder};
 pub use generate::{GenerateOptions, Generation};
 pub use marlin_decode::ahead::CompiledAhead;
 pub use marlin_quant::{LayerLoss, RowOrder};
-pub use marlin_text::{ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init};
+pub use marlin_text::{
+    ChatTemplate, Failure as TextFailure, Message, TextError, TextStream, Tokenizer, init,
+};
 pub use model::{KvCache, LlamaModel, Projection, ProjectionGroup, QUANTIZABLE_PROJECTIONS};
 pub use perplexity::{Perplexity, PerplexityProgress, perplexity};
 pub use quantize::{
-    Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError, QuantizeOptions, QuantizeProgress, QuantizeReport,
-    QuantizedLayer, SampleOptions, calibration_samples, quantize_folder,
+    Calibration, FileFormat, HIDDEN_STATES_ON_DEVICE, Method, Override, OverrideError,
+    QuantizeOptions, QuantizeProgress, QuantizeReport, QuantizedLayer, SampleOptions,
+    calibration_samples, quantize_folder,
 };
 pub use sampling::{Sampling, SamplingError};
 pub use save::save_float;

@@ -39,19 +39,31 @@ impl Llama {
     ///
     /// # Errors
     /// As [`perplexity`]; [`LlamaError::NoTokenizer`].
-    pub fn perplexity(&self, text: &str, window: usize, on_progress: impl FnMut(PerplexityProgress)) -> Result<Perplexity, LlamaError> {
-        perplexity(&self.model, &self.tokenizer()?.encode(text)?, window, on_progress)
+    pub fn perplexity(
+        &self,
+        text: &str,
+        window: usize,
+        on_progress: impl FnMut(PerplexityProgress),
+    ) -> Result<Perplexity, LlamaError> {
+        perplexity(
+            &self.model,
+            &self.tokenizer()?.encode(text)?,
+            window,
+            on_progress,
+        )
     }
 }
 
 /// The perplexity of tokens, in windows of `window` tokens that do not overlap.
 ///
-/// Every token but a window's first is predicted once, from those before it in its window. The last window may be shorter; where it would be
-/// a single token, that is left out. Log-likelihoods are computed in f32 and summed in f64.
+/// Every token but a window's first is predicted once, from those before it in its window. The last
+/// window may be shorter; where it would be a single token, that is left out. Log-likelihoods are
+/// computed in f32 and summed in f64.
 ///
 /// # Errors
-/// [`LlamaError::Window`], [`LlamaError::TextTooShort`], [`LlamaError::Token`] for tokens outside the vocabulary;
-/// [`LlamaError::LogLikelihood`] if the model's output is not a number; [`LlamaError::Read`] where the device fails.
+/// [`LlamaError::Window`], [`LlamaError::TextTooShort`], [`LlamaError::Token`] for tokens outside
+/// the vocabulary; [`LlamaError::LogLikelihood`] if the model's output is not a number;
+/// [`LlamaError::Read`] where the device fails.
 pub fn perplexity(
     model: &LlamaModel,
     tokens: &[u32],
@@ -60,20 +72,40 @@ pub fn perplexity(
 ) -> Result<Perplexity, LlamaError> {
     check_text(model, tokens, window)?;
     let vocab_size = model.config().vocab_size;
-    let is_flash = decode::has_flash_attention(&model.device(), model.dtype(), model.config().head_dim);
-    let batch = if is_flash { (pass_rows(vocab_size) / window).max(1) } else { dense_batch(model, window) };
+    let is_flash =
+        decode::has_flash_attention(&model.device(), model.dtype(), model.config().head_dim);
+    let batch = if is_flash {
+        (pass_rows(vocab_size) / window).max(1)
+    } else {
+        dense_batch(model, window)
+    };
     let total = tokens.len() / window + usize::from(tokens.len() % window > 1);
     let (mut sum, mut predicted, mut windows) = (0.0, 0, 0);
     for batch in batches(tokens, window, batch) {
-        let likelihoods = if is_flash { row_likelihoods(model, &batch) } else { log_likelihoods(model, &batch) }?;
+        let likelihoods = if is_flash {
+            row_likelihoods(model, &batch)
+        } else {
+            log_likelihoods(model, &batch)
+        }?;
         check_likelihoods(model, &batch, &likelihoods)?;
-        sum -= likelihoods.iter().map(|&value| f64::from(value)).sum::<f64>();
+        sum -= likelihoods
+            .iter()
+            .map(|&value| f64::from(value))
+            .sum::<f64>();
         predicted += likelihoods.len();
         windows += batch.windows();
-        on_progress(PerplexityProgress { windows, total, so_far: (sum / predicted as f64).exp() });
+        on_progress(PerplexityProgress {
+            windows,
+            total,
+            so_far: (sum / predicted as f64).exp(),
+        });
     }
     let nll = sum / predicted as f64;
-    Ok(Perplexity { perplexity: nll.exp(), nll, tokens: predicted })
+    Ok(Perplexity {
+        perplexity: nll.exp(),
+        nll,
+        tokens: predicted,
+    })
 }
 
 /// Windows of one length that a model is called with together.
@@ -93,43 +125,91 @@ impl Batch<'_> {
 }
 
 /// The windows of a text, `batch` at a time, and then what is left over if it is more than a token.
-pub(crate) fn batches(tokens: &[u32], window: usize, batch: usize) -> impl Iterator<Item = Batch<'_>> {
+pub(crate) fn batches(
+    tokens: &[u32],
+    window: usize,
+    batch: usize,
+) -> impl Iterator<Item = Batch<'_>> {
     let (whole, rest) = tokens.split_at(tokens.len() / window * window);
-    let rest = (rest.len() > 1).then_some(Batch { tokens: rest, seq: rest.len(), start: whole.len() });
+    let rest = (rest.len() > 1).then_some(Batch {
+        tokens: rest,
+        seq: rest.len(),
+        start: whole.len(),
+    });
     let size = batch * window;
-    whole.chunks(size).enumerate().map(move |(index, tokens)| Batch { tokens, seq: window, start: index * size }).chain(rest)
+    whole
+        .chunks(size)
+        .enumerate()
+        .map(move |(index, tokens)| Batch {
+            tokens,
+            seq: window,
+            start: index * size,
+        })
+        .chain(rest)
 }
 
 /// Windows that a forward without a cache is called with together.
 pub(crate) fn dense_batch(model: &LlamaModel, window: usize) -> usize {
-    let widest = model.config().vocab_size.max(model.config().num_attention_heads * window);
+    let widest = model
+        .config()
+        .vocab_size
+        .max(model.config().num_attention_heads * window);
     (BATCH_ELEMENTS / window / widest).max(1)
 }
 
 /// Checks that the log-likelihoods of a batch are numbers.
-pub(crate) fn check_likelihoods(model: &LlamaModel, batch: &Batch<'_>, likelihoods: &[f32]) -> Result<(), LlamaError> {
-    let Some((index, &value)) = likelihoods.iter().enumerate().find(|(_, value)| !value.is_finite()) else { return Ok(()) };
+pub(crate) fn check_likelihoods(
+    model: &LlamaModel,
+    batch: &Batch<'_>,
+    likelihoods: &[f32],
+) -> Result<(), LlamaError> {
+    let Some((index, &value)) = likelihoods
+        .iter()
+        .enumerate()
+        .find(|(_, value)| !value.is_finite())
+    else {
+        return Ok(());
+    };
     let predicted = batch.seq - 1;
     let position = batch.start + index / predicted * batch.seq + index % predicted + 1;
-    Err(LlamaError::LogLikelihood { position, value, dtype: model.dtype() })
+    Err(LlamaError::LogLikelihood {
+        position,
+        value,
+        dtype: model.dtype(),
+    })
 }
 
 /// Checks that a model can be asked for the likelihoods of tokens in windows.
-pub(crate) fn check_text(model: &LlamaModel, tokens: &[u32], window: usize) -> Result<(), LlamaError> {
+pub(crate) fn check_text(
+    model: &LlamaModel,
+    tokens: &[u32],
+    window: usize,
+) -> Result<(), LlamaError> {
     let (max_len, vocab_size) = (model.max_len(), model.config().vocab_size);
     if window < 2 || window > max_len {
         return Err(LlamaError::Window { window, max_len });
     }
     if tokens.len() < 2 {
-        return Err(LlamaError::TextTooShort { tokens: tokens.len() });
+        return Err(LlamaError::TextTooShort {
+            tokens: tokens.len(),
+        });
     }
-    if let Some((position, &token)) = tokens.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
-        return Err(LlamaError::Token { token, position, vocab_size });
+    if let Some((position, &token)) = tokens
+        .iter()
+        .enumerate()
+        .find(|&(_, &token)| token as usize >= vocab_size)
+    {
+        return Err(LlamaError::Token {
+            token,
+            position,
+            vocab_size,
+        });
     }
     Ok(())
 }
 
-/// Most rows of a pass over rows: enough for the speed of a long prompt, few enough that their logits fit.
+/// Most rows of a pass over rows: enough for the speed of a long prompt, few enough that their
+/// logits fit.
 fn pass_rows(vocab_size: usize) -> usize {
     (BATCH_ELEMENTS / vocab_size).clamp(128, 4096)
 }
@@ -143,23 +223,39 @@ fn row_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, Ll
     let size = pass_rows(model.config().vocab_size);
     for (pass, part) in tokens.chunks(size).enumerate() {
         let first = pass * size;
-        let (mut rows, mut next) = (Vec::with_capacity(part.len()), Vec::with_capacity(part.len()));
+        let (mut rows, mut next) = (
+            Vec::with_capacity(part.len()),
+            Vec::with_capacity(part.len()),
+        );
         for (index, &token) in (first..).zip(part) {
             let (slot, position) = (index / seq, index % seq);
             rows.push(Row::of_prompt(token, position as u32, slot as u32));
             // The last token of a window predicts none.
-            next.push(if position + 1 < seq { tokens[index + 1] as i32 } else { -1 });
+            next.push(if position + 1 < seq {
+                tokens[index + 1] as i32
+            } else {
+                -1
+            });
         }
-        let next = Tensor::<1, Int>::from_data(TensorData::new(next, [part.len()]), (&device, DType::I32));
+        let next =
+            Tensor::<1, Int>::from_data(TensorData::new(next, [part.len()]), (&device, DType::I32));
         let found = decode::log_likelihoods(model.row_logits(&rows, slots, &mut cache), next);
         let found = found.try_into_vec_as::<f32>().map_err(unread)?;
-        likelihoods.extend(rows.iter().zip(found).filter(|(row, _)| row.state != RowState::At(seq as u32 - 1)).map(|(_, found)| found));
+        likelihoods.extend(
+            rows.iter()
+                .zip(found)
+                .filter(|(row, _)| row.state != RowState::At(seq as u32 - 1))
+                .map(|(_, found)| found),
+        );
     }
     Ok(likelihoods)
 }
 
 pub(crate) fn unread(error: impl Display) -> LlamaError {
-    LlamaError::Read { tensor: "log-likelihoods".into(), reason: error.to_string() }
+    LlamaError::Read {
+        tensor: "log-likelihoods".into(),
+        reason: error.to_string(),
+    }
 }
 
 /// The log-likelihoods of all tokens but each window's first, [windows * (seq - 1)].
@@ -168,13 +264,17 @@ fn log_likelihoods(model: &LlamaModel, batch: &Batch<'_>) -> Result<Vec<f32>, Ll
     likelihoods.try_into_vec_as::<f32>().map_err(unread)
 }
 
-/// The log-probabilities in f32 of all tokens after each of a window but its last, [windows, seq - 1, vocab], and of those the ones of the tokens that come
-/// next, [windows, seq - 1, 1].
+/// The log-probabilities in f32 of all tokens after each of a window but its last, [windows, seq -
+/// 1, vocab], and of those the ones of the tokens that come next, [windows, seq - 1, 1].
 pub(crate) fn log_probabilities(model: &LlamaModel, batch: &Batch<'_>) -> (Tensor<3>, Tensor<3>) {
     let (windows, seq, vocab) = (batch.windows(), batch.seq, model.config().vocab_size);
     let tokens = token_tensor(batch.tokens, [windows, seq], &model.device());
-    let logits = model.forward_full(tokens.clone()).slice([0..windows, 0..seq - 1, 0..vocab]);
-    let targets = tokens.slice([0..windows, 1..seq]).reshape([windows, seq - 1, 1]);
+    let logits = model
+        .forward_full(tokens.clone())
+        .slice([0..windows, 0..seq - 1, 0..vocab]);
+    let targets = tokens
+        .slice([0..windows, 1..seq])
+        .reshape([windows, seq - 1, 1]);
     let all = activation::log_softmax(logits.cast(FloatDType::F32), 2);
     (all.clone(), all.gather(2, targets))
 }

@@ -4,7 +4,8 @@ use marlin_decode::{Row, RowState};
 
 /// The choice of the next token.
 ///
-/// Applied in this order, as Hugging Face's `generate` does: repetition penalty, [suppressed tokens](crate::Suppression), temperature, top-k, top-p, min-p.
+/// Applied in this order, as Hugging Face's `generate` does: repetition penalty, [suppressed
+/// tokens](crate::Suppression), temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by this; 0 always takes the most likely token.
@@ -13,9 +14,11 @@ pub struct Sampling {
     pub top_k: Option<usize>,
     /// Only the most likely tokens that together reach this probability count; 1 for all.
     pub top_p: f32,
-    /// Only tokens at least this many times as likely as the most likely one count (arXiv 2407.01082); 0 for all, 1 for that one alone.
+    /// Only tokens at least this many times as likely as the most likely one count (arXiv
+    /// 2407.01082); 0 for all, 1 for that one alone.
     pub min_p: f32,
-    /// Logits of tokens that were there before are divided by this where positive, multiplied where negative; 1 for no penalty.
+    /// Logits of tokens that were there before are divided by this where positive, multiplied where
+    /// negative; 1 for no penalty.
     pub repetition_penalty: f32,
 }
 
@@ -34,7 +37,9 @@ pub enum SamplingError {
         expected: &'static str,
     },
     /// A run of tokens without any, which would be completed at every step.
-    #[error("bad word {index} of bad_words_ids, counted from 0, has no tokens; it must have at least one")]
+    #[error(
+        "bad word {index} of bad_words_ids, counted from 0, has no tokens; it must have at least one"
+    )]
     EmptyBadWord {
         /// Its place in the list.
         index: usize,
@@ -49,30 +54,70 @@ pub enum SamplingError {
 
 impl Sampling {
     /// Always the most likely token.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: None,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+    };
 
     /// Checks that every option is in its range.
     ///
     /// # Errors
     /// [`SamplingError::Option`], with the option's name.
     pub fn validate(&self) -> Result<(), SamplingError> {
-        let check = |option, found: f32, ok, expected| if ok { Ok(()) } else { Err(SamplingError::Option { option, found, expected }) };
-        let Self { temperature, top_k, top_p, min_p, repetition_penalty } = *self;
-        check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "0 or a positive number")?;
+        let check = |option, found: f32, ok, expected| {
+            if ok {
+                Ok(())
+            } else {
+                Err(SamplingError::Option {
+                    option,
+                    found,
+                    expected,
+                })
+            }
+        };
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+        } = *self;
+        check(
+            "temperature",
+            temperature,
+            temperature.is_finite() && temperature >= 0.0,
+            "0 or a positive number",
+        )?;
         check("top_k", 0.0, top_k != Some(0), "at least 1")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        check(
+            "top_p",
+            top_p,
+            top_p > 0.0 && top_p <= 1.0,
+            "above 0 and at most 1",
+        )?;
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
-        check("repetition_penalty", repetition_penalty, repetition_penalty.is_finite() && repetition_penalty > 0.0, "a positive number")
+        check(
+            "repetition_penalty",
+            repetition_penalty,
+            repetition_penalty.is_finite() && repetition_penalty > 0.0,
+            "a positive number",
+        )
     }
 
-    /// The row of a step for a sequence whose `token` is at `position` of `slot`, without suppressed tokens.
+    /// The row of a step for a sequence whose `token` is at `position` of `slot`, without
+    /// suppressed tokens.
     pub(crate) fn row(&self, token: u32, position: u32, slot: u32, seed: u64) -> Row {
         Row {
             token,
             state: RowState::At(position),
             slot,
             seed: (seed ^ seed >> 32) as u32,
-            top_k: self.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_k: self
+                .top_k
+                .map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
             temperature: self.temperature,
             top_p: self.top_p,
             repetition_penalty: self.repetition_penalty,

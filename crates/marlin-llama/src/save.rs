@@ -10,16 +10,24 @@ use crate::LlamaError;
 use crate::config::LlamaConfig;
 use crate::model::{LlamaModel, Part, Projection};
 
-/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout (projections [N, K]): projections that
-/// are joined into one matmul in the model are separate layers in the file, as its architecture has them.
+/// Writes `config.json` and `model.safetensors` to a new folder, in Hugging Face's names and layout
+/// (projections [N, K]): projections that are joined into one matmul in the model are separate
+/// layers in the file, as its architecture has them.
 ///
-/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The folder appears when it is complete.
+/// Weights are rounded to `dtype`. An output head that is the embedding is not written twice. The
+/// folder appears when it is complete.
 ///
 /// # Errors
-/// [`LlamaError::Checkpoint`] where `dir` exists with something in it or cannot be written; [`LlamaError::SaveDtype`] where `dtype` is not f16,
-/// bf16 or f32; [`LlamaError::NotFloat`] for a model with 4-bit projections; [`LlamaError::NotRepresentable`] for values that are not finite in
+/// [`LlamaError::Checkpoint`] where `dir` exists with something in it or cannot be written;
+/// [`LlamaError::SaveDtype`] where `dtype` is not f16, bf16 or f32; [`LlamaError::NotFloat`] for a
+/// model with 4-bit projections; [`LlamaError::NotRepresentable`] for values that are not finite in
 /// `dtype`; [`LlamaError::Read`] where the device fails.
-pub fn save_float(model: &LlamaModel, config: &LlamaConfig, dir: &Path, dtype: FloatDType) -> Result<(), LlamaError> {
+pub fn save_float(
+    model: &LlamaModel,
+    config: &LlamaConfig,
+    dir: &Path,
+    dtype: FloatDType,
+) -> Result<(), LlamaError> {
     let file_dtype = match dtype {
         FloatDType::F16 => Dtype::F16,
         FloatDType::BF16 => Dtype::BF16,
@@ -31,16 +39,27 @@ pub fn save_float(model: &LlamaModel, config: &LlamaConfig, dir: &Path, dtype: F
         tensors.extend(stored(&name, &part)?);
     }
     let mut writer = CheckpointWriter::create(dir)?;
-    let config = LlamaConfig { dtype: Some(dtype), ..config.clone() };
-    writer.write_file("config.json", format!("{:#}\n", config.to_json()).as_bytes())?;
-    writer.declare(tensors.iter().map(|tensor| TensorSpec::new(tensor.name.as_str(), file_dtype, tensor.values.shape())))?;
+    let config = LlamaConfig {
+        dtype: Some(dtype),
+        ..config.clone()
+    };
+    writer.write_file(
+        "config.json",
+        format!("{:#}\n", config.to_json()).as_bytes(),
+    )?;
+    writer.declare(
+        tensors
+            .iter()
+            .map(|tensor| TensorSpec::new(tensor.name.as_str(), file_dtype, tensor.values.shape())),
+    )?;
     for Stored { name, values } in tensors {
         writer.write_tensor(&name, &bytes(&name, &values.read(&name)?, dtype)?)?;
     }
     Ok(writer.finish()?)
 }
 
-/// A tensor as the file holds it: not read from the device, and matrices transposed as views, so that saving takes the memory of one tensor.
+/// A tensor as the file holds it: not read from the device, and matrices transposed as views, so
+/// that saving takes the memory of one tensor.
 struct Stored {
     name: String,
     values: Values,
@@ -53,16 +72,31 @@ enum Values {
 
 /// The part's weight, then its bias.
 fn stored(name: &str, part: &Part<'_>) -> Result<Vec<Stored>, LlamaError> {
-    let weight = |values| Stored { name: format!("{name}.weight"), values };
+    let weight = |values| Stored {
+        name: format!("{name}.weight"),
+        values,
+    };
     Ok(match part {
         Part::Embedding(embedding) => vec![weight(Values::Matrix(embedding.weight.val()))],
         Part::Norm(norm) => vec![weight(Values::Vector(norm.weight.val()))],
-        Part::Projection { projection: Projection::Quant(_), .. } => return Err(LlamaError::NotFloat { layer: name.into() }),
-        Part::Projection { projection: Projection::Dense(linear), columns } => {
+        Part::Projection {
+            projection: Projection::Quant(_),
+            ..
+        } => return Err(LlamaError::NotFloat { layer: name.into() }),
+        Part::Projection {
+            projection: Projection::Dense(linear),
+            columns,
+        } => {
             let columns_of_weight = linear.weight.val().slice_dim(1, columns.clone());
             let mut tensors = vec![weight(Values::Matrix(columns_of_weight.transpose()))];
-            let bias = linear.bias.as_ref().map(|bias| Values::Vector(bias.val().slice_dim(0, columns.clone())));
-            tensors.extend(bias.map(|values| Stored { name: format!("{name}.bias"), values }));
+            let bias = linear
+                .bias
+                .as_ref()
+                .map(|bias| Values::Vector(bias.val().slice_dim(0, columns.clone())));
+            tensors.extend(bias.map(|values| Stored {
+                name: format!("{name}.bias"),
+                values,
+            }));
             tensors
         }
     })
@@ -81,7 +115,10 @@ impl Values {
             Self::Vector(tensor) => tensor.try_into_vec_as::<f32>(),
             Self::Matrix(tensor) => tensor.try_into_vec_as::<f32>(),
         };
-        values.map_err(|error| LlamaError::Read { tensor: name.into(), reason: error.to_string() })
+        values.map_err(|error| LlamaError::Read {
+            tensor: name.into(),
+            reason: error.to_string(),
+        })
     }
 }
 
@@ -95,13 +132,35 @@ pub(crate) fn rounded(value: f32, dtype: FloatDType) -> f32 {
 }
 
 /// `values` in `dtype`, little-endian.
-pub(crate) fn bytes(tensor: &str, values: &[f32], dtype: FloatDType) -> Result<Vec<u8>, LlamaError> {
-    if let Some((index, &value)) = values.iter().enumerate().find(|&(_, &value)| !rounded(value, dtype).is_finite()) {
-        return Err(LlamaError::NotRepresentable { tensor: tensor.into(), index, value, dtype });
+pub(crate) fn bytes(
+    tensor: &str,
+    values: &[f32],
+    dtype: FloatDType,
+) -> Result<Vec<u8>, LlamaError> {
+    if let Some((index, &value)) = values
+        .iter()
+        .enumerate()
+        .find(|&(_, &value)| !rounded(value, dtype).is_finite())
+    {
+        return Err(LlamaError::NotRepresentable {
+            tensor: tensor.into(),
+            index,
+            value,
+            dtype,
+        });
     }
     Ok(match dtype {
-        FloatDType::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        FloatDType::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        FloatDType::F16 => values
+            .iter()
+            .flat_map(|&value| f16::from_f32(value).to_le_bytes())
+            .collect(),
+        FloatDType::BF16 => values
+            .iter()
+            .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
+            .collect(),
+        _ => values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
     })
 }

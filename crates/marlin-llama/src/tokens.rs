@@ -4,5 +4,11 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 /// Tokens as a tensor [batch, seq].
 pub(crate) fn token_tensor(tokens: &[u32], shape: [usize; 2], device: &Device) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(tokens.iter().map(|&token| i64::from(token)).collect(), shape), device)
+    Tensor::from_data(
+        TensorData::new(
+            tokens.iter().map(|&token| i64::from(token)).collect(),
+            shape,
+        ),
+        device,
+    )
 }

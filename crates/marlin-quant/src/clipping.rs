@@ -7,12 +7,20 @@ use marlin_format::{PlainParts, PlainWeight, QuantSpec, Scales, Sparsity, prune_
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's levels, whose range is the one of [`SHRINKS`](crate::SHRINKS) parts of the
-/// whole, of a symmetric spec with either sign of the scale, that leaves the least squared error of the group. 2:4 prunes it by magnitude before.
+/// Quantises `weight` [K, N], row-major, by rounding every value to the nearest of its group's
+/// levels, whose range is the one of [`SHRINKS`](crate::SHRINKS) parts of the whole, of a symmetric
+/// spec with either sign of the scale, that leaves the least squared error of the group. 2:4 prunes
+/// it by magnitude before.
 ///
 /// # Errors
 /// As [`marlin_format::quantize`].
-pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, QuantError> {
+pub fn round_with_clipping(
+    weight: &[f32],
+    k: usize,
+    n: usize,
+    spec: &QuantSpec,
+    sparsity: Sparsity,
+) -> Result<PlainWeight, QuantError> {
     expect_weight(weight, k, n)?;
     let mut pruned = Cow::Borrowed(weight);
     if sparsity == Sparsity::TwoFour {
@@ -24,15 +32,28 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec,
         .into_par_iter()
         .map(|index| {
             let (group, column) = (index / n, index % n);
-            let values = || weight[group * rows * n..].iter().skip(column).step_by(n).take(rows).copied();
+            let values = || {
+                weight[group * rows * n..]
+                    .iter()
+                    .skip(column)
+                    .step_by(n)
+                    .take(rows)
+                    .copied()
+            };
             let range = range(values());
             let whole = Grid::candidate(range, 0, spec);
             whole.check(group * rows, column, spec)?;
-            let error = |grid: &Grid| values().map(|value| f64::from(value - grid.nearest(value)).powi(2)).sum::<f64>();
+            let error = |grid: &Grid| {
+                values()
+                    .map(|value| f64::from(value - grid.nearest(value)).powi(2))
+                    .sum::<f64>()
+            };
             let (best, _) = (1..Grid::candidates(spec))
                 .map(|index| Grid::candidate(range, index, spec))
                 .map(|grid| (grid, error(&grid)))
-                .fold((whole, error(&whole)), |best, found| if found.1 < best.1 { found } else { best });
+                .fold((whole, error(&whole)), |best, found| {
+                    if found.1 < best.1 { found } else { best }
+                });
             Ok(best)
         })
         .collect::<Result<_, QuantError>>()?;
@@ -41,10 +62,14 @@ pub fn round_with_clipping(weight: &[f32], k: usize, n: usize, spec: &QuantSpec,
         k,
         n,
         spec: *spec,
-        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| grids[row / rows * n + column].q(weight[row * n + column]) as u8),
+        words: PlainLayout::new(k, n, spec.bits).pack_with(|row, column| {
+            grids[row / rows * n + column].q(weight[row * n + column]) as u8
+        }),
         metadata: None,
         scales: Scales::from_f32(&scales, spec.scale_dtype),
-        zero_points: spec.zero_points.then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
+        zero_points: spec
+            .zero_points
+            .then(|| grids.iter().map(|grid| grid.zero as u8).collect()),
         row_permutation: None,
     })?;
     in_form(weight, sparsity)

@@ -17,7 +17,8 @@ use cubek::matmul::routine::BlueprintStrategy;
 use cubek::std::InputBinding;
 use marlin_kernels::{Runtime, Target};
 
-/// The client of a CubeCL device that is no CPU and has no autodiff. On CubeCL's CPU runtime matmuls are slower than the host's own code.
+/// The client of a CubeCL device that is no CPU and has no autodiff. On CubeCL's CPU runtime
+/// matmuls are slower than the host's own code.
 fn client(device: &Device) -> Option<Client> {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) if !device.is_autodiff() => {
@@ -34,13 +35,15 @@ pub(crate) fn rounds(device: &Device) -> bool {
 
 /// True for an NVIDIA card with tensor cores for bf16.
 pub(crate) fn has_tensor_cores(device: &Device) -> bool {
-    client(device).is_some_and(|client| Target::of(&client).runtime == Runtime::Cuda) && device.supports_dtype(DType::BF16)
+    client(device).is_some_and(|client| Target::of(&client).runtime == Runtime::Cuda)
+        && device.supports_dtype(DType::BF16)
 }
 
 /// A backend with a matmul of factors in 16 bits whose result is in f32.
 #[backend_extension(Cube, Fusion)]
 pub trait ProductBackend: Backend {
-    /// `a` [M, K] times `b` [K, N], without autotuning, which takes minutes on an H200 for the first product.
+    /// `a` [M, K] times `b` [K, N], without autotuning, which takes minutes on an H200 for the
+    /// first product.
     #[fusion(meta = product_spec)]
     fn quant_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
@@ -54,14 +57,26 @@ impl ProductBackend for CubeBackend {
         let ([m, _], [_, n]) = (a.shape().dims(), b.shape().dims());
         let (client, out) = (a.client.clone(), empty(&a, Shape::new([m, n]), DType::F32));
         let elem = |tensor: &CubeTensor| dtype_to_storage_type(tensor.dtype);
-        let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem(&a), rhs: elem(&b), out: elem(&out) });
+        let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems {
+            lhs: elem(&a),
+            rhs: elem(&b),
+            out: elem(&out),
+        });
         let input = |tensor: &CubeTensor| InputBinding::new(tensor.clone().binding(), elem(tensor));
         let strategy = Strategy::SpecializedTmaMma(BlueprintStrategy::Inferred(().into()));
-        match launch_ref(&strategy.into(), &client, input(&a), input(&b), out.clone().binding(), &mut dtypes) {
+        match launch_ref(
+            &strategy.into(),
+            &client,
+            input(&a),
+            input(&b),
+            out.clone().binding(),
+            &mut dtypes,
+        ) {
             Ok(()) => out,
             Err(error) => {
                 tracing::debug!(?error, m, n, "Burn chooses another matmul");
-                matmul(a, b, None, MatmulStrategy::Cube, DType::F32).unwrap_or_else(|error| panic!("matmul of {m} by {n}: {error:?}"))
+                matmul(a, b, None, MatmulStrategy::Cube, DType::F32)
+                    .unwrap_or_else(|error| panic!("matmul of {m} by {n}: {error:?}"))
             }
         }
     }

@@ -18,7 +18,9 @@ pub enum QuantError {
         found: usize,
     },
     /// An activation that is no number.
-    #[error("activation {feature} of row {row} is {value}; the model or its input overflows before this layer")]
+    #[error(
+        "activation {feature} of row {row} is {value}; the model or its input overflows before this layer"
+    )]
     NonFiniteActivation {
         /// The row, of all that were added.
         row: usize,
@@ -28,7 +30,9 @@ pub enum QuantError {
         value: f32,
     },
     /// Activations that have no sum of squares.
-    #[error("activations in batch {batch} are no numbers, or their squares overflow; the model or its input overflows before this layer")]
+    #[error(
+        "activations in batch {batch} are no numbers, or their squares overflow; the model or its input overflows before this layer"
+    )]
     NonFiniteBatch {
         /// The batch, of all that were added.
         batch: usize,

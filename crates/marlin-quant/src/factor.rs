@@ -6,10 +6,12 @@ use rayon::prelude::*;
 /// Times ten, that damping may grow where a factorisation fails.
 pub(crate) const ATTEMPTS: i32 = 8;
 
-/// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, of a Hessian whose features are in another order.
+/// The upper triangular `U` [K, K] with `H⁻¹ = Uᵀ U`, of a Hessian whose features are in another
+/// order.
 ///
-/// Row `i` of `U` is what an error of feature `i` does to the features after it: they change by `error * U[i][j] / U[i][i]`, and the least squared error
-/// that is then left is `(error / U[i][i])²`.
+/// Row `i` of `U` is what an error of feature `i` does to the features after it: they change by
+/// `error * U[i][j] / U[i][i]`, and the least squared error that is then left is `(error /
+/// U[i][i])²`.
 pub(crate) struct InverseFactor {
     features: usize,
     rows: Vec<f32>,
@@ -18,12 +20,17 @@ pub(crate) struct InverseFactor {
 }
 
 impl InverseFactor {
-    /// Of the features in `order`, with `damping` of the mean of the diagonal added to it, ten times as much after each attempt that fails. Features that are
-    /// always zero are independent of the others.
+    /// Of the features in `order`, with `damping` of the mean of the diagonal added to it, ten
+    /// times as much after each attempt that fails. Features that are always zero are independent
+    /// of the others.
     pub fn new(hessian: &Hessian, order: &[usize], damping: f64) -> Result<Self, QuantError> {
         let k = order.len();
         let diagonal = hessian.diagonal();
-        let live = diagonal.iter().filter(|&&square| square > 0.0).count().max(1);
+        let live = diagonal
+            .iter()
+            .filter(|&&square| square > 0.0)
+            .count()
+            .max(1);
         let mean = diagonal.iter().sum::<f64>() / live as f64;
         let mut tried = damping;
         for attempt in 0..=ATTEMPTS {
@@ -31,14 +38,23 @@ impl InverseFactor {
             let entry = |i: usize, j: usize| {
                 let (row, column) = (order[i], order[j]);
                 match (diagonal[row] > 0.0, diagonal[column] > 0.0) {
-                    (true, true) => hessian.get(row, column) + if i == j { tried * mean } else { 0.0 },
+                    (true, true) => {
+                        hessian.get(row, column) + if i == j { tried * mean } else { 0.0 }
+                    }
                     _ => f64::from(u8::from(i == j)),
                 }
             };
             if let Some(factor) = upper_factor(k, &entry) {
-                return Ok(Self { features: k, rows: inverse(k, &factor), damping: tried });
+                return Ok(Self {
+                    features: k,
+                    rows: inverse(k, &factor),
+                    damping: tried,
+                });
             }
-            tracing::debug!(damping = tried, "a Hessian has no Cholesky factor; damping grows");
+            tracing::debug!(
+                damping = tried,
+                "a Hessian has no Cholesky factor; damping grows"
+            );
         }
         Err(QuantError::NoFactor { k, damping: tried })
     }
@@ -52,45 +68,68 @@ impl InverseFactor {
     pub fn solve(&self, right: &[f32], n: usize) -> Vec<f32> {
         let k = self.features;
         let mut half = vec![0.0f32; k * n];
-        half.par_chunks_exact_mut(n).enumerate().for_each(|(i, sums)| {
-            for (&factor, right) in self.row(i).iter().zip(right[i * n..].chunks_exact(n)) {
-                sums.iter_mut().zip(right).for_each(|(sum, value)| *sum += factor * value);
-            }
-        });
+        half.par_chunks_exact_mut(n)
+            .enumerate()
+            .for_each(|(i, sums)| {
+                for (&factor, right) in self.row(i).iter().zip(right[i * n..].chunks_exact(n)) {
+                    sums.iter_mut()
+                        .zip(right)
+                        .for_each(|(sum, value)| *sum += factor * value);
+                }
+            });
         let mut solved = vec![0.0f32; k * n];
-        solved.par_chunks_exact_mut(n).enumerate().for_each(|(i, sums)| {
-            for (j, half) in half.chunks_exact(n).enumerate().take(i + 1) {
-                let factor = self.row(j)[i - j];
-                sums.iter_mut().zip(half).for_each(|(sum, value)| *sum += factor * value);
-            }
-        });
+        solved
+            .par_chunks_exact_mut(n)
+            .enumerate()
+            .for_each(|(i, sums)| {
+                for (j, half) in half.chunks_exact(n).enumerate().take(i + 1) {
+                    let factor = self.row(j)[i - j];
+                    sums.iter_mut()
+                        .zip(half)
+                        .for_each(|(sum, value)| *sum += factor * value);
+                }
+            });
         solved
     }
 }
 
-/// The upper triangular `R` with `H = R Rᵀ`, row-major: a Cholesky factorisation that begins with the last feature. `None` if `H` is not positive definite.
-pub(crate) fn upper_factor(k: usize, entry: &(impl Fn(usize, usize) -> f64 + Sync)) -> Option<Vec<f64>> {
+/// The upper triangular `R` with `H = R Rᵀ`, row-major: a Cholesky factorisation that begins with
+/// the last feature. `None` if `H` is not positive definite.
+pub(crate) fn upper_factor(
+    k: usize,
+    entry: &(impl Fn(usize, usize) -> f64 + Sync),
+) -> Option<Vec<f64>> {
     let mut factor = vec![0.0; k * k];
     for j in (0..k).rev() {
         let (above, from_j) = factor.split_at_mut(j * k);
         let row_j = &mut from_j[..k];
-        let square = entry(j, j) - row_j[j + 1..].iter().map(|value| value * value).sum::<f64>();
+        let square = entry(j, j)
+            - row_j[j + 1..]
+                .iter()
+                .map(|value| value * value)
+                .sum::<f64>();
         if !(square > 0.0 && square.is_finite()) {
             return None;
         }
         let root = square.sqrt();
         row_j[j] = root;
         let tail = &row_j[j + 1..];
-        // A task for few rows costs more than it saves: blocks of the device's factorisation are factored by one thread.
-        above.par_chunks_exact_mut(k).enumerate().with_min_len(256).for_each(|(i, row_i)| {
-            let product: f64 = row_i[j + 1..].iter().zip(tail).map(|(a, b)| a * b).sum();
-            row_i[j] = (entry(i, j) - product) / root;
-        });
+        // A task for few rows costs more than it saves: blocks of the device's factorisation are
+        // factored by one thread.
+        above
+            .par_chunks_exact_mut(k)
+            .enumerate()
+            .with_min_len(256)
+            .for_each(|(i, row_i)| {
+                let product: f64 = row_i[j + 1..].iter().zip(tail).map(|(a, b)| a * b).sum();
+                row_i[j] = (entry(i, j) - product) / root;
+            });
     }
     Some(factor)
 }
 
-/// The inverse of an upper triangular matrix, in f32: rows from the last, each a combination of those after it.
+/// The inverse of an upper triangular matrix, in f32: rows from the last, each a combination of
+/// those after it.
 pub(crate) fn inverse(k: usize, factor: &[f64]) -> Vec<f32> {
     let mut inverse = vec![0.0f64; k * k];
     for i in (0..k).rev() {
@@ -98,14 +137,25 @@ pub(crate) fn inverse(k: usize, factor: &[f64]) -> Vec<f32> {
         let row = &mut above[i * k..];
         let factor = &factor[i * k..(i + 1) * k];
         // Columns are independent: each thread has some of them.
-        row[i + 1..].par_chunks_mut(256).enumerate().for_each(|(part, columns)| {
-            let start = i + 1 + part * 256;
-            for (l, &weight) in factor.iter().enumerate().take(start + columns.len()).skip(i + 1) {
-                let other = &after[(l - i - 1) * k + start..][..columns.len()];
-                columns.iter_mut().zip(other).for_each(|(sum, value)| *sum -= weight * value);
-            }
-            columns.iter_mut().for_each(|sum| *sum /= factor[i]);
-        });
+        row[i + 1..]
+            .par_chunks_mut(256)
+            .enumerate()
+            .for_each(|(part, columns)| {
+                let start = i + 1 + part * 256;
+                for (l, &weight) in factor
+                    .iter()
+                    .enumerate()
+                    .take(start + columns.len())
+                    .skip(i + 1)
+                {
+                    let other = &after[(l - i - 1) * k + start..][..columns.len()];
+                    columns
+                        .iter_mut()
+                        .zip(other)
+                        .for_each(|(sum, value)| *sum -= weight * value);
+                }
+                columns.iter_mut().for_each(|sum| *sum /= factor[i]);
+            });
         row[i] = 1.0 / factor[i];
     }
     inverse.into_iter().map(|value| value as f32).collect()

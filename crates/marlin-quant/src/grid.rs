@@ -22,7 +22,8 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// The levels of values in `low..=high`, a range that includes 0, as [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
+    /// The levels of values in `low..=high`, a range that includes 0, as
+    /// [`quantize_rtn`](marlin_format::quantize_rtn) defines them for the whole range.
     pub fn new([low, high]: [f32; 2], spec: &QuantSpec) -> Self {
         let top = f32::from(spec.bits.max());
         let exact = spec.exact_scale(low, high);
@@ -31,23 +32,38 @@ impl Grid {
             true => (-low / scale).round_ties_even().clamp(0.0, top),
             false => f32::from(spec.bits.midpoint()),
         };
-        Self { scale, zero, top, exact }
+        Self {
+            scale,
+            zero,
+            top,
+            exact,
+        }
     }
 
-    /// How many grids a search tries for a range: [`SHRINKS`] parts of it, of a symmetric spec each with either sign of the scale, as the levels reach one further on
-    /// one side of zero.
+    /// How many grids a search tries for a range: [`SHRINKS`] parts of it, of a symmetric spec each
+    /// with either sign of the scale, as the levels reach one further on one side of zero.
     pub fn candidates(spec: &QuantSpec) -> usize {
-        if spec.zero_points { SHRINKS } else { 2 * SHRINKS }
+        if spec.zero_points {
+            SHRINKS
+        } else {
+            2 * SHRINKS
+        }
     }
 
     /// The grid number `index` of those; the first has the levels of the whole range.
     pub fn candidate([low, high]: [f32; 2], index: usize, spec: &QuantSpec) -> Self {
         let (part, sign) = match spec.zero_points {
             true => (shrink(index), 1.0),
-            false => (shrink(index / 2), if index.is_multiple_of(2) { 1.0 } else { -1.0 }),
+            false => (
+                shrink(index / 2),
+                if index.is_multiple_of(2) { 1.0 } else { -1.0 },
+            ),
         };
         let grid = Self::new([low * part, high * part], spec);
-        Self { scale: sign * grid.scale, ..grid }
+        Self {
+            scale: sign * grid.scale,
+            ..grid
+        }
     }
 
     /// The q of the nearest level.
@@ -64,7 +80,12 @@ impl Grid {
     pub fn check(&self, row: usize, column: usize, spec: &QuantSpec) -> Result<(), FormatError> {
         match self.scale.is_finite() {
             true => Ok(()),
-            false => Err(FormatError::ScaleOverflow { row, column, value: self.exact, dtype: spec.scale_dtype }),
+            false => Err(FormatError::ScaleOverflow {
+                row,
+                column,
+                value: self.exact,
+                dtype: spec.scale_dtype,
+            }),
         }
     }
 }
@@ -73,17 +94,28 @@ impl Grid {
 pub(crate) fn expect_weight(weight: &[f32], k: usize, n: usize) -> Result<(), QuantError> {
     QuantSpec::check_shape(k, n)?;
     if weight.len() != k * n {
-        return Err(QuantError::Shape { k, n, found: weight.len() });
+        return Err(QuantError::Shape {
+            k,
+            n,
+            found: weight.len(),
+        });
     }
     if let Some(place) = weight.iter().position(|value| !value.is_finite()) {
-        return Err(FormatError::NonFiniteWeight { row: place / n, column: place % n, value: weight[place] }.into());
+        return Err(FormatError::NonFiniteWeight {
+            row: place / n,
+            column: place % n,
+            value: weight[place],
+        }
+        .into());
     }
     Ok(())
 }
 
 /// The range of values, 0 among them.
 pub(crate) fn range(values: impl Iterator<Item = f32>) -> [f32; 2] {
-    values.fold([0.0, 0.0], |[low, high], value| [low.min(value), high.max(value)])
+    values.fold([0.0, 0.0], |[low, high], value| {
+        [low.min(value), high.max(value)]
+    })
 }
 
 /// The weight as 2:4 where that was asked for, or where it is that.
@@ -97,10 +129,14 @@ pub(crate) fn in_form(weight: PlainWeight, sparsity: Sparsity) -> Result<PlainWe
 /// True if a column of a weight [K, N] is 2:4: of every four rows two are zero.
 #[cfg(feature = "cubecl-runtime")]
 pub(crate) fn has_two_four(weight: &[f32], n: usize) -> bool {
-    weight.len().is_multiple_of(4 * n) && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
+    weight.len().is_multiple_of(4 * n)
+        && (0..n).any(|column| is_two_four(|row| weight[row * n + column] == 0.0, weight.len() / n))
 }
 
 /// True if of every four of K rows two are zero.
 pub(crate) fn is_two_four(is_zero: impl Fn(usize) -> bool, k: usize) -> bool {
-    k.is_multiple_of(4) && (0..k).step_by(4).all(|row| (row..row + 4).filter(|&row| is_zero(row)).count() >= 2)
+    k.is_multiple_of(4)
+        && (0..k)
+            .step_by(4)
+            .all(|row| (row..row + 4).filter(|&row| is_zero(row)).count() >= 2)
 }

@@ -12,7 +12,8 @@ const CHECKED_AT_ONCE: usize = 16;
 
 /// `xᵀ x` [K, K] over the activations `x` [tokens, K] that a layer was called with, in f64.
 ///
-/// Documents of different lengths are added as they come: a token counts once, and there is no padding.
+/// Documents of different lengths are added as they come: a token counts once, and there is no
+/// padding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hessian {
     features: usize,
@@ -22,9 +23,14 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Of no activations yet, for a layer of `features` input features: takes 8 bytes for each pair of features.
+    /// Of no activations yet, for a layer of `features` input features: takes 8 bytes for each pair
+    /// of features.
     pub fn new(features: usize) -> Self {
-        Self { features, sum: vec![0.0; features * features], tokens: 0 }
+        Self {
+            features,
+            sum: vec![0.0; features * features],
+            tokens: 0,
+        }
     }
 
     /// Adds activations [tokens, K], row-major.
@@ -34,19 +40,32 @@ impl Hessian {
     pub fn add(&mut self, activations: &[f32]) -> Result<(), QuantError> {
         let k = self.features;
         if k == 0 || !activations.len().is_multiple_of(k) {
-            return Err(QuantError::Rows { k, found: activations.len() });
+            return Err(QuantError::Rows {
+                k,
+                found: activations.len(),
+            });
         }
         if let Some(place) = activations.iter().position(|value| !value.is_finite()) {
-            return Err(QuantError::NonFiniteActivation { row: self.tokens + place / k, feature: place % k, value: activations[place] });
+            return Err(QuantError::NonFiniteActivation {
+                row: self.tokens + place / k,
+                feature: place % k,
+                value: activations[place],
+            });
         }
-        self.sum.par_chunks_exact_mut(k).enumerate().for_each(|(i, sums)| {
-            for row in activations.chunks_exact(k) {
-                let factor = f64::from(row[i]);
-                if factor != 0.0 {
-                    sums[i..].iter_mut().zip(&row[i..]).for_each(|(sum, &value)| *sum += factor * f64::from(value));
+        self.sum
+            .par_chunks_exact_mut(k)
+            .enumerate()
+            .for_each(|(i, sums)| {
+                for row in activations.chunks_exact(k) {
+                    let factor = f64::from(row[i]);
+                    if factor != 0.0 {
+                        sums[i..]
+                            .iter_mut()
+                            .zip(&row[i..])
+                            .for_each(|(sum, &value)| *sum += factor * f64::from(value));
+                    }
                 }
-            }
-        });
+            });
         self.tokens += activations.len() / k;
         Ok(())
     }
@@ -67,13 +86,19 @@ impl Hessian {
     /// Panics if one of them is not below [`features`](Self::features).
     pub fn get(&self, row: usize, column: usize) -> f64 {
         let (first, second) = (row.min(column), row.max(column));
-        assert!(second < self.features, "entry [{row}, {column}] of a Hessian of {} features", self.features);
+        assert!(
+            second < self.features,
+            "entry [{row}, {column}] of a Hessian of {} features",
+            self.features
+        );
         self.sum[first * self.features + second]
     }
 
     /// The sum of squares of every feature, `[K]`.
     pub fn diagonal(&self) -> Vec<f64> {
-        (0..self.features).map(|i| self.sum[i * self.features + i]).collect()
+        (0..self.features)
+            .map(|i| self.sum[i * self.features + i])
+            .collect()
     }
 }
 
@@ -101,20 +126,31 @@ enum Drift {
 impl HessianSums {
     /// Of no activations yet, for a layer of `features` input features.
     pub fn new(features: usize, device: &Device) -> Self {
-        let sum = apart(device, || Tensor::zeros([features, features], (device, DType::F32)));
-        Self { sum, drift: None, tokens: 0, batches: 0, unchecked: Vec::new() }
+        let sum = apart(device, || {
+            Tensor::zeros([features, features], (device, DType::F32))
+        });
+        Self {
+            sum,
+            drift: None,
+            tokens: 0,
+            batches: 0,
+            unchecked: Vec::new(),
+        }
     }
 
-    /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are exact in f32, and so are those of tensor cores in TF32.
+    /// Adds a batch of activations [tokens, K], of any float dtype: products of f16 and bf16 are
+    /// exact in f32, and so are those of tensor cores in TF32.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] for one of the batches so far, and [`QuantError::Read`]. Every sixteenth batch is checked with those before it, the last ones
-    /// where the sums are used.
+    /// [`QuantError::NonFiniteBatch`] for one of the batches so far, and [`QuantError::Read`].
+    /// Every sixteenth batch is checked with those before it, the last ones where the sums are
+    /// used.
     ///
     /// # Panics
     /// Panics if the activations have another K.
     pub fn add(&mut self, activations: Tensor<2>) -> Result<(), QuantError> {
-        self.unchecked.push(activations.clone().cast(FloatDType::F32).square().sum());
+        self.unchecked
+            .push(activations.clone().cast(FloatDType::F32).square().sum());
         self.batches += 1;
         self.tokens += activations.dims()[0];
         add_outer(&mut self.sum, activations.clone(), activations);
@@ -125,26 +161,34 @@ impl HessianSums {
         Ok(())
     }
 
-    /// Checks that the activations of the last batches are numbers; those before them have been checked.
+    /// Checks that the activations of the last batches are numbers; those before them have been
+    /// checked.
     fn check(&self) -> Result<(), QuantError> {
         if self.unchecked.is_empty() {
             return Ok(());
         }
         let squares = read(Tensor::cat(self.unchecked.clone(), 0))?;
         match squares.iter().position(|sum| !sum.is_finite()) {
-            Some(place) => Err(QuantError::NonFiniteBatch { batch: self.batches - self.unchecked.len() + place }),
+            Some(place) => Err(QuantError::NonFiniteBatch {
+                batch: self.batches - self.unchecked.len() + place,
+            }),
             None => Ok(()),
         }
     }
 
-    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. Every batch has them, or none.
+    /// [Adds](Self::add) activations beside those of the float model, `float` [tokens, K]. Every
+    /// batch has them, or none.
     ///
     /// # Errors
     /// As [`add`](Self::add).
     ///
     /// # Panics
     /// Panics if the shapes do not match, or a batch before had a residual.
-    pub fn add_beside(&mut self, activations: Tensor<2>, float: Tensor<2>) -> Result<(), QuantError> {
+    pub fn add_beside(
+        &mut self,
+        activations: Tensor<2>,
+        float: Tensor<2>,
+    ) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
         let inputs = float.cast(FloatDType::F32) - activations.clone().cast(FloatDType::F32);
@@ -157,16 +201,22 @@ impl HessianSums {
         Ok(())
     }
 
-    /// [Adds](Self::add) activations with `residual` [tokens, N]: what has to be added to the outputs of the float weight for these activations to get what the
-    /// float model has in their place. That is the difference of its outputs, and where they are added to hidden states, that of the hidden states as well.
-    /// For N below K this takes less work and memory than [`add_beside`](Self::add_beside). Every batch has a residual, or none.
+    /// [Adds](Self::add) activations with `residual` [tokens, N]: what has to be added to the
+    /// outputs of the float weight for these activations to get what the float model has in their
+    /// place. That is the difference of its outputs, and where they are added to hidden states,
+    /// that of the hidden states as well. For N below K this takes less work and memory than
+    /// [`add_beside`](Self::add_beside). Every batch has a residual, or none.
     ///
     /// # Errors
     /// As [`add`](Self::add).
     ///
     /// # Panics
     /// Panics if the shapes do not match, or a batch before had the float model's activations.
-    pub fn add_with_residual(&mut self, activations: Tensor<2>, residual: Tensor<2>) -> Result<(), QuantError> {
+    pub fn add_with_residual(
+        &mut self,
+        activations: Tensor<2>,
+        residual: Tensor<2>,
+    ) -> Result<(), QuantError> {
         self.add(activations.clone())?;
         let dtype = FloatDType::from(activations.dtype());
         let residual = residual.cast(dtype);
@@ -208,11 +258,16 @@ impl HessianSums {
         self.check()?;
         let k = self.features();
         let places: Vec<i32> = (0..k).map(|i| (i * (k + 1)) as i32).collect();
-        let places = Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&self.device(), DType::I32));
-        Ok(read(self.sum().reshape([k * k]).select(0, places))?.into_iter().map(f64::from).collect())
+        let places =
+            Tensor::<1, Int>::from_data(TensorData::new(places, [k]), (&self.device(), DType::I32));
+        Ok(read(self.sum().reshape([k * k]).select(0, places))?
+            .into_iter()
+            .map(f64::from)
+            .collect())
     }
 
-    /// The sums of the same activations, and of those beside them, with each feature divided by its of `scales`, `[K]`.
+    /// The sums of the same activations, and of those beside them, with each feature divided by its
+    /// of `scales`, `[K]`.
     ///
     /// # Panics
     /// Panics if there are not K scales.
@@ -220,18 +275,27 @@ impl HessianSums {
     pub fn divided(&self, scales: &[f32]) -> Self {
         let k = self.features();
         assert_eq!(scales.len(), k, "scales of {k} features");
-        let rows = Tensor::<2>::from_data(TensorData::new(scales.to_vec(), [k, 1]), (&self.device(), DType::F32));
+        let rows = Tensor::<2>::from_data(
+            TensorData::new(scales.to_vec(), [k, 1]),
+            (&self.device(), DType::F32),
+        );
         // A product is the same either way: the sums stay symmetric.
         let pairs = rows.clone() * rows.clone().transpose();
         let drift = self.drift.as_ref().map(|drift| match drift {
             Drift::Inputs(inputs) => Drift::Inputs(inputs.clone() / pairs.clone()),
             Drift::Outputs(outputs) => Drift::Outputs(outputs.clone() / rows),
         });
-        Self { sum: self.sum() / pairs, drift, unchecked: self.unchecked.clone(), ..*self }
+        Self {
+            sum: self.sum() / pairs,
+            drift,
+            unchecked: self.unchecked.clone(),
+            ..*self
+        }
     }
 
-    /// Columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of the weight is to be for its outputs to be the float model's.
-    /// None if it is not known what separates the layer from that one.
+    /// Columns of `xᵀ (x' - x) W` or `xᵀ r` [K, N], for a weight [K, N]: what `H` times a change of
+    /// the weight is to be for its outputs to be the float model's. None if it is not known what
+    /// separates the layer from that one.
     pub(crate) fn correction(&self, weight: Tensor<2>, columns: Range<usize>) -> Option<Tensor<2>> {
         Some(match self.drift.clone()? {
             Drift::Inputs(inputs) => product(inputs, weight.slice(s![.., columns])),
@@ -242,15 +306,21 @@ impl HessianSums {
     /// The sums on the host.
     ///
     /// # Errors
-    /// [`QuantError::NonFiniteBatch`] for one of the last batches; [`QuantError::Read`] where the device fails.
+    /// [`QuantError::NonFiniteBatch`] for one of the last batches; [`QuantError::Read`] where the
+    /// device fails.
     pub fn hessian(&self) -> Result<Hessian, QuantError> {
         self.check()?;
         let sum = read(self.sum.clone())?;
-        Ok(Hessian { features: self.features(), sum: sum.into_iter().map(f64::from).collect(), tokens: self.tokens })
+        Ok(Hessian {
+            features: self.features(),
+            sum: sum.into_iter().map(f64::from).collect(),
+            tokens: self.tokens,
+        })
     }
 }
 
-/// Adds `xᵀ y` of a batch to a sum [K, N], panel after panel of its rows, for which the sum is changed in place: a sum of 14,336 features takes 0.8 GB.
+/// Adds `xᵀ y` of a batch to a sum [K, N], panel after panel of its rows, for which the sum is
+/// changed in place: a sum of 14,336 features takes 0.8 GB.
 fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
     let [k, n] = sum.dims();
     if k <= panel(n) {
@@ -267,5 +337,9 @@ fn add_outer(sum: &mut Tensor<2>, x: Tensor<2>, y: Tensor<2>) {
 
 /// The values of a tensor on the host.
 pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, QuantError> {
-    tensor.try_into_vec_as::<f32>().map_err(|error| QuantError::Read { reason: error.to_string() })
+    tensor
+        .try_into_vec_as::<f32>()
+        .map_err(|error| QuantError::Read {
+            reason: error.to_string(),
+        })
 }

@@ -13,7 +13,8 @@ pub struct LayerLoss {
     pub layer: String,
     /// Tokens that it saw.
     pub tokens: usize,
-    /// The squared error that is left of a token's outputs, all together, where the quantiser knows it.
+    /// The squared error that is left of a token's outputs, all together, where the quantiser knows
+    /// it.
     pub loss: Option<f64>,
     /// The part of the mean of the Hessian's diagonal that was added to it.
     pub damping: Option<f64>,
@@ -29,7 +30,10 @@ impl LayerLoss {
         Self {
             layer: layer.into(),
             tokens,
-            loss: of.losses.as_ref().map(|losses| losses[columns].iter().sum()),
+            loss: of
+                .losses
+                .as_ref()
+                .map(|losses| losses[columns].iter().sum()),
             damping: of.damping,
             dead: of.dead,
             fell_back: of.fell_back,

@@ -12,24 +12,29 @@ use burn::{
 #[cfg(feature = "cubecl-runtime")]
 use crate::device::{ProductBackend, has_tensor_cores};
 
-/// Elements of the largest matrix that is worked on at a time where a whole one is not needed: 64 MiB in f32.
+/// Elements of the largest matrix that is worked on at a time where a whole one is not needed: 64
+/// MiB in f32.
 pub(crate) const PANEL: usize = 1 << 24;
 
-/// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of matmuls.
+/// Rows or columns of `width` elements that have no more than [`PANEL`] together, in the tiles of
+/// matmuls.
 pub(crate) fn panel(width: usize) -> usize {
     (PANEL / width.max(1)).next_multiple_of(128).max(128)
 }
 
-/// The parts of `lines`, rows or columns of `width` elements, that are worked on at a time: a [`panel`] each, the last one what is left.
+/// The parts of `lines`, rows or columns of `width` elements, that are worked on at a time: a
+/// [`panel`] each, the last one what is left.
 pub(crate) fn panels(lines: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     let (end, most) = (lines.end, panel(width));
-    lines.step_by(most).map(move |start| start..end.min(start + most))
+    lines
+        .step_by(most)
+        .map(move |start| start..end.min(start + most))
 }
 
 /// `a` [M, K] times `b` [K, N], both in f32.
 ///
-/// Tensor cores have no f32, and Burn's matmul rounds factors to TF32 for them. There each factor is the sum of three in bf16, exactly, of whose products the six
-/// that reach into f32 are summed.
+/// Tensor cores have no f32, and Burn's matmul rounds factors to TF32 for them. There each factor
+/// is the sum of three in bf16, exactly, of whose products the six that reach into f32 are summed.
 pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cubecl-runtime")]
     if has_tensor_cores(&a.device()) {
@@ -38,9 +43,11 @@ pub(crate) fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     a.matmul(b)
 }
 
-/// A product of factors in f32, each as the sum of three in bf16. The six products of these take six times the memory of the result, and the parts one and a half
-/// times that of the factors: a large product is computed in panels. They are of K where the result is narrow, since a part of its rows would have fewer tiles of a
-/// matmul than a card has multiprocessors, and otherwise of its rows or columns, whichever are more.
+/// A product of factors in f32, each as the sum of three in bf16. The six products of these take
+/// six times the memory of the result, and the parts one and a half times that of the factors: a
+/// large product is computed in panels. They are of K where the result is narrow, since a part of
+/// its rows would have fewer tiles of a matmul than a card has multiprocessors, and otherwise of
+/// its rows or columns, whichever are more.
 #[cfg(feature = "cubecl-runtime")]
 fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     let parts = |x: Tensor<2>| {
@@ -62,7 +69,10 @@ fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     if m.min(n) <= panel(lines) {
         let zeros = Tensor::zeros([m, n], (&a.device(), DType::F32));
         return panels(0..k, lines).fold(zeros, |found, inner| {
-            let (a, b) = (a.clone().slice(s![.., inner.clone()]), b.clone().slice(s![inner, ..]));
+            let (a, b) = (
+                a.clone().slice(s![.., inner.clone()]),
+                b.clone().slice(s![inner, ..]),
+            );
             found + sum(&parts(a), &parts(b))
         });
     }
@@ -83,7 +93,8 @@ fn product_of_parts(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     found
 }
 
-/// `xᵀ y` [K, N] in f32, of activations [tokens, K] and [tokens, N] in one dtype: products of values in 16 bits are exact.
+/// `xᵀ y` [K, N] in f32, of activations [tokens, K] and [tokens, N] in one dtype: products of
+/// values in 16 bits are exact.
 pub(crate) fn outer(x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "cubecl-runtime")]
     if x.dtype() != DType::F32 && has_tensor_cores(&x.device()) {
@@ -96,5 +107,8 @@ pub(crate) fn outer(x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
 /// A product of factors in 16 bits, in f32.
 #[cfg(feature = "cubecl-runtime")]
 fn product_of_halves(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
-    Tensor::from_dispatch(Dispatch::quant_product(a.into_dispatch(), b.into_dispatch()))
+    Tensor::from_dispatch(Dispatch::quant_product(
+        a.into_dispatch(),
+        b.into_dispatch(),
+    ))
 }

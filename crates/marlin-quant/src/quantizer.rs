@@ -7,13 +7,23 @@ use marlin_format::{PlainWeight, QuantSpec, Sparsity, quantize};
 
 /// A way to quantise the weight of a linear layer.
 pub trait Quantizer: Send + Sync {
-    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `sums`, which one that looks at no data ignores.
+    /// Quantises `weight` [K, N], row-major, for inputs of the second moments `sums`, which one
+    /// that looks at no data ignores.
     ///
     /// # Errors
-    /// A weight of another shape, or that has values that are no numbers, or that the quantiser cannot quantise so.
-    fn quantize(&self, weight: &[f32], k: usize, n: usize, sums: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError>;
+    /// A weight of another shape, or that has values that are no numbers, or that the quantiser
+    /// cannot quantise so.
+    fn quantize(
+        &self,
+        weight: &[f32],
+        k: usize,
+        n: usize,
+        sums: Option<&HessianSums>,
+        spec: &QuantSpec,
+    ) -> Result<Quantized, QuantError>;
 
-    /// As [`quantize`](Self::quantize), of a weight [K, N] in f32 on a device: returns the quantised values there too, f32 [K, N].
+    /// As [`quantize`](Self::quantize), of a weight [K, N] in f32 on a device: returns the
+    /// quantised values there too, f32 [K, N].
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize); [`QuantError::Read`] where the device fails.
@@ -23,7 +33,9 @@ pub trait Quantizer: Send + Sync {
         sums: Option<&HessianSums>,
         spec: &QuantSpec,
     ) -> Result<(Quantized, Tensor<2>), QuantError> {
-        read_and_quantize(weight, |weight, k, n| self.quantize(weight, k, n, sums, spec))
+        read_and_quantize(weight, |weight, k, n| {
+            self.quantize(weight, k, n, sums, spec)
+        })
     }
 
     /// True if it looks at second moments: for one that does not they need not be summed.
@@ -32,14 +44,18 @@ pub trait Quantizer: Send + Sync {
     }
 }
 
-/// [`quantize_on_device`](Quantizer::quantize_on_device) by what `quantize` makes of the weight, K and N on the host.
+/// [`quantize_on_device`](Quantizer::quantize_on_device) by what `quantize` makes of the weight, K
+/// and N on the host.
 pub(crate) fn read_and_quantize(
     weight: Tensor<2>,
     quantize: impl FnOnce(&[f32], usize, usize) -> Result<Quantized, QuantError>,
 ) -> Result<(Quantized, Tensor<2>), QuantError> {
     let ([k, n], device) = (weight.dims(), weight.device());
     let found = quantize(&read(weight)?, k, n)?;
-    let values = Tensor::from_data(TensorData::new(found.weight.dequantize(), [k, n]), (&device, DType::F32));
+    let values = Tensor::from_data(
+        TensorData::new(found.weight.dequantize(), [k, n]),
+        (&device, DType::F32),
+    );
     Ok((found, values))
 }
 
@@ -48,7 +64,8 @@ pub(crate) fn read_and_quantize(
 pub struct Quantized {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that is left of a token's outputs, by output feature, where the quantiser knows it: `[N]`.
+    /// The squared error that is left of a token's outputs, by output feature, where the quantiser
+    /// knows it: `[N]`.
     pub losses: Option<Vec<f64>>,
     /// The part of the Hessian's mean diagonal that was added to it, where one was used.
     pub damping: Option<f64>,
@@ -61,7 +78,13 @@ pub struct Quantized {
 impl Quantized {
     /// A weight that was rounded without data.
     pub(crate) fn rounded(weight: PlainWeight) -> Self {
-        Self { weight, losses: None, damping: None, dead: 0, fell_back: false }
+        Self {
+            weight,
+            losses: None,
+            damping: None,
+            dead: 0,
+            fell_back: false,
+        }
     }
 }
 
@@ -75,7 +98,14 @@ pub struct Rounding {
 }
 
 impl Quantizer for Rounding {
-    fn quantize(&self, weight: &[f32], k: usize, n: usize, _: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
+    fn quantize(
+        &self,
+        weight: &[f32],
+        k: usize,
+        n: usize,
+        _: Option<&HessianSums>,
+        spec: &QuantSpec,
+    ) -> Result<Quantized, QuantError> {
         Ok(Quantized::rounded(match self.clipping {
             true => round_with_clipping(weight, k, n, spec, self.sparsity)?,
             false => quantize(weight.to_vec(), k, n, spec, self.sparsity)?,

@@ -1,7 +1,9 @@
-//! Conversations in the form that a model was trained on: its chat template, rendered as Hugging Face's `transformers` renders it.
+//! Conversations in the form that a model was trained on: its chat template, rendered as Hugging
+//! Face's `transformers` renders it.
 //!
-//! A template is a Jinja text. It is read from `chat_template.jinja`, or else the field `chat_template` of `tokenizer_config.json`, or else that of
-//! `chat_template.json`. The field is a text, or a list of named texts, of which `default` counts.
+//! A template is a Jinja text. It is read from `chat_template.jinja`, or else the field
+//! `chat_template` of `tokenizer_config.json`, or else that of `chat_template.json`. The field is a
+//! text, or a list of named texts, of which `default` counts.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -27,17 +29,26 @@ pub struct Message {
 impl Message {
     /// A message given to the model before the conversation.
     pub fn system(content: impl Into<String>) -> Self {
-        Self { role: "system".into(), content: content.into() }
+        Self {
+            role: "system".into(),
+            content: content.into(),
+        }
     }
 
     /// A turn of the user.
     pub fn user(content: impl Into<String>) -> Self {
-        Self { role: "user".into(), content: content.into() }
+        Self {
+            role: "user".into(),
+            content: content.into(),
+        }
     }
 
     /// A turn of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
-        Self { role: "assistant".into(), content: content.into() }
+        Self {
+            role: "assistant".into(),
+            content: content.into(),
+        }
     }
 }
 
@@ -55,8 +66,9 @@ impl ChatTemplate {
     /// Reads the template of a Hugging Face folder; `None` if it has none, as base models do not.
     ///
     /// # Errors
-    /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read, [`TextError::ChatTemplateField`] where the field holds something
-    /// else, or several templates and none named `default`, and [`TextError::ChatTemplate`] for a text that is no template.
+    /// [`TextError::Io`] and [`TextError::Json`] for files that cannot be read,
+    /// [`TextError::ChatTemplateField`] where the field holds something else, or several templates
+    /// and none named `default`, and [`TextError::ChatTemplate`] for a text that is no template.
     pub fn open(dir: &Path) -> Result<Option<Self>, TextError> {
         let config = TokenizerConfig::read(dir)?;
         let special_tokens = config.template_tokens();
@@ -76,14 +88,26 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it may use, `path` is the one that errors name.
+    /// Compiles a template's text. `special_tokens` are the names and texts of the tokens that it
+    /// may use, `path` is the one that errors name.
     ///
     /// # Errors
     /// [`TextError::ChatTemplate`] for a text that is no template.
-    pub fn compile(text: &str, path: PathBuf, special_tokens: BTreeMap<String, String>) -> Result<Self, TextError> {
+    pub fn compile(
+        text: &str,
+        path: PathBuf,
+        special_tokens: BTreeMap<String, String>,
+    ) -> Result<Self, TextError> {
         let eos_token = special_tokens.get("eos_token").cloned();
-        match Worker::open(Subject::Template { text: text.into(), special_tokens }) {
-            Ok((worker, ())) => Ok(Self { worker, path, eos_token }),
+        match Worker::open(Subject::Template {
+            text: text.into(),
+            special_tokens,
+        }) {
+            Ok((worker, ())) => Ok(Self {
+                worker,
+                path,
+                eos_token,
+            }),
             Err(source) => Err(TextError::ChatTemplate { path, source }),
         }
     }
@@ -93,46 +117,85 @@ impl ChatTemplate {
         &self.path
     }
 
-    /// The text of a conversation. With `add_generation_prompt` it ends where the model's answer begins.
+    /// The text of a conversation. With `add_generation_prompt` it ends where the model's answer
+    /// begins.
     ///
-    /// It holds special tokens as text, the one that starts a text among them: encode it with [`Tokenizer::encode_rendered`].
+    /// It holds special tokens as text, the one that starts a text among them: encode it with
+    /// [`Tokenizer::encode_rendered`].
     ///
     /// # Errors
-    /// [`TextError::ChatTemplate`] with the template's own message, such as that it takes no system message.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, TextError> {
-        let message = |Message { role, content }: &Message| json!({ "role": role, "content": content });
-        self.render_json(messages.iter().map(message).collect(), add_generation_prompt)
+    /// [`TextError::ChatTemplate`] with the template's own message, such as that it takes no system
+    /// message.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        let message =
+            |Message { role, content }: &Message| json!({ "role": role, "content": content });
+        self.render_json(
+            messages.iter().map(message).collect(),
+            add_generation_prompt,
+        )
     }
 
-    /// [`render`](Self::render) of messages with more fields than text has, such as `tool_calls`: each an object, which the template sees as it is.
+    /// [`render`](Self::render) of messages with more fields than text has, such as `tool_calls`:
+    /// each an object, which the template sees as it is.
     ///
     /// # Errors
     /// As [`render`](Self::render).
-    pub fn render_json(&self, messages: Vec<serde_json::Value>, add_generation_prompt: bool) -> Result<String, TextError> {
-        let request = Request::Render { messages, add_generation_prompt };
-        self.worker.call(request, &[]).map_err(|source| TextError::ChatTemplate { path: self.path.clone(), source })
+    pub fn render_json(
+        &self,
+        messages: Vec<serde_json::Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        let request = Request::Render {
+            messages,
+            add_generation_prompt,
+        };
+        self.worker
+            .call(request, &[])
+            .map_err(|source| TextError::ChatTemplate {
+                path: self.path.clone(),
+                source,
+            })
     }
 
-    /// The tokens that end the model's turn: the tokenizer's `eos_token`, and what [`end_of_turn`](Self::end_of_turn) finds.
+    /// The tokens that end the model's turn: the tokenizer's `eos_token`, and what
+    /// [`end_of_turn`](Self::end_of_turn) finds.
     pub fn stop_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let eos = self.eos_token.as_ref().and_then(|token| tokenizer.token_id(token).ok()?);
+        let eos = self
+            .eos_token
+            .as_ref()
+            .and_then(|token| tokenizer.token_id(token).ok()?);
         eos.into_iter().chain(self.end_of_turn(tokenizer)).collect()
     }
 
-    /// The token that the template has after an answer, which ends the model's turn: `<|eot_id|>` of Llama 3, `<|im_end|>` of ChatML. `None` where
-    /// no added token follows, special or not.
+    /// The token that the template has after an answer, which ends the model's turn: `<|eot_id|>`
+    /// of Llama 3, `<|im_end|>` of ChatML. `None` where no added token follows, special or not.
     pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
         const ANSWER: &str = "An answer.";
-        let text = self.render(&[Message::user("A question?"), Message::assistant(ANSWER)], false).ok()?;
+        let text = self
+            .render(
+                &[Message::user("A question?"), Message::assistant(ANSWER)],
+                false,
+            )
+            .ok()?;
         let (_, after) = text.rsplit_once(ANSWER)?;
         let tokens = tokenizer.encode_rendered(after.trim_start()).ok()?;
-        tokens.first().copied().filter(|&token| tokenizer.is_added(token))
+        tokens
+            .first()
+            .copied()
+            .filter(|&token| tokenizer.is_added(token))
     }
 }
 
 /// The template in a field `chat_template`: a text, or the one named `default` in a list.
 fn template_text(path: &Path, field: &serde_json::Value) -> Result<Option<String>, TextError> {
-    let wrong = |found: String| TextError::ChatTemplateField { path: path.into(), found };
+    let wrong = |found: String| TextError::ChatTemplateField {
+        path: path.into(),
+        found,
+    };
     match field {
         serde_json::Value::Null => Ok(None),
         serde_json::Value::String(text) => Ok(Some(text.clone())),
@@ -141,8 +204,13 @@ fn template_text(path: &Path, field: &serde_json::Value) -> Result<Option<String
             match default.and_then(|entry| entry["template"].as_str()) {
                 Some(text) => Ok(Some(text.into())),
                 None => {
-                    let names: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
-                    Err(wrong(format!("templates named {names:?}, none of them `default`")))
+                    let names: Vec<&str> = named
+                        .iter()
+                        .filter_map(|entry| entry["name"].as_str())
+                        .collect();
+                    Err(wrong(format!(
+                        "templates named {names:?}, none of them `default`"
+                    )))
                 }
             }
         }

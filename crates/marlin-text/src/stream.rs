@@ -2,10 +2,12 @@
 
 use crate::{TextError, Tokenizer};
 
-/// Text from tokens, one at a time: each piece is whole characters, and all pieces together are the text.
+/// Text from tokens, one at a time: each piece is whole characters, and all pieces together are the
+/// text.
 ///
-/// A character may span tokens, for byte-level BPE and byte fallback alike; its bytes are held back until it is whole. A token's text may also
-/// depend on the token before (a first token loses its space), so tokens are decoded together with those of the last piece.
+/// A character may span tokens, for byte-level BPE and byte fallback alike; its bytes are held back
+/// until it is whole. A token's text may also depend on the token before (a first token loses its
+/// space), so tokens are decoded together with those of the last piece.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
@@ -20,9 +22,11 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// Tokens of a prompt that are kept before the text; enough that one of them is not a special token.
+    /// Tokens of a prompt that are kept before the text; enough that one of them is not a special
+    /// token.
     const CONTEXT: usize = 8;
-    /// Bytes of the longest UTF-8 character: tokens have one at least, so that no character waits for more.
+    /// Bytes of the longest UTF-8 character: tokens have one at least, so that no character waits
+    /// for more.
     const LONGEST: usize = 4;
 
     /// A stream of the text that follows `prompt`.
@@ -32,7 +36,13 @@ impl<'a> TextStream<'a> {
     pub fn after(tokenizer: &'a Tokenizer, prompt: &[u32]) -> Result<Self, TextError> {
         let window = prompt[prompt.len().saturating_sub(Self::CONTEXT)..].to_vec();
         let shown = tokenizer.decode(&window)?;
-        Ok(Self { tokenizer, settled: window.len(), window, shown, held: 0 })
+        Ok(Self {
+            tokenizer,
+            settled: window.len(),
+            window,
+            shown,
+            held: 0,
+        })
     }
 
     /// Adds a token; returns the text that is whole now.
@@ -55,9 +65,15 @@ impl<'a> TextStream<'a> {
         if self.held < Self::LONGEST {
             return Ok(self.show(whole));
         }
-        // Replacement characters, or bytes that are none: only the last three tokens can still become a character.
-        let before = self.tokenizer.decode(&self.window[..self.window.len() + 1 - Self::LONGEST])?;
-        let settled = text.chars().zip(before.chars()).take_while(|(now, before)| now == before);
+        // Replacement characters, or bytes that are none: only the last three tokens can still
+        // become a character.
+        let before = self
+            .tokenizer
+            .decode(&self.window[..self.window.len() + 1 - Self::LONGEST])?;
+        let settled = text
+            .chars()
+            .zip(before.chars())
+            .take_while(|(now, before)| now == before);
         let settled: usize = settled.map(|(now, _)| now.len_utf8()).sum();
         Ok(self.show(&text[..settled]))
     }
@@ -73,7 +89,8 @@ impl<'a> TextStream<'a> {
 
     /// The text of the window, and that of its tokens since the last piece by themselves.
     fn texts(&self) -> Result<[String; 2], TextError> {
-        self.tokenizer.decode_each([&self.window, &self.window[self.settled..]])
+        self.tokenizer
+            .decode_each([&self.window, &self.window[self.settled..]])
     }
 
     /// Returns what `text`, the beginning of the window's text, adds to the text given out.
@@ -88,12 +105,14 @@ impl<'a> TextStream<'a> {
         Some(piece)
     }
 
-    /// Returns what `text`, all of the window's text, adds to the text given out. `own` is that of the tokens since the last piece.
+    /// Returns what `text`, all of the window's text, adds to the text given out. `own` is that of
+    /// the tokens since the last piece.
     fn show_all(&mut self, text: &str, own: &str) -> Option<String> {
         if text.starts_with(self.shown.as_str()) {
             return self.show(text);
         }
-        // Byte fallback makes all of a run of bytes U+FFFD where a part of it is not UTF-8, even what was whole before. Start again after that.
+        // Byte fallback makes all of a run of bytes U+FFFD where a part of it is not UTF-8, even
+        // what was whole before. Start again after that.
         self.window.drain(..self.settled);
         self.settled = 0;
         self.shown.clear();

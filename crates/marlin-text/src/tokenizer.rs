@@ -23,24 +23,44 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add: those that only `tokenizer_config.json`, `special_tokens_map.json` or
-    /// `added_tokens.json` has count as `transformers` counts them, which numbers them on from the last one of `tokenizer.json`.
+    /// Reads a `tokenizer.json`, and the tokens that the configs beside it add: those that only
+    /// `tokenizer_config.json`, `special_tokens_map.json` or `added_tokens.json` has count as
+    /// `transformers` counts them, which numbers them on from the last one of `tokenizer.json`.
     ///
     /// Truncation and padding in the file are ignored: a prompt is encoded as it is.
     ///
     /// # Errors
-    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a tokenizer, [`TextError::Json`] for a config beside it
-    /// that does not hold what it should.
+    /// [`TextError::Io`] where the file is missing, [`TextError::Tokenizer`] where it is not a
+    /// tokenizer, [`TextError::Json`] for a config beside it that does not hold what it should.
     pub fn open(path: &Path) -> Result<Self, TextError> {
         let config = TokenizerConfig::read(path.parent().unwrap_or(Path::new("")))?;
-        let subject = Subject::Tokenizer { path: path.into(), tokens: config.into_tokens() };
-        let (worker, loaded): (_, Loaded) = Worker::open(subject).map_err(|source| match source {
-            Failure::File(source) => TextError::io(path, source),
-            source => TextError::Tokenizer { path: path.into(), source },
-        })?;
-        let Loaded { vocab_size, special, added } = loaded;
-        let [special, added] = [special, added].map(|tokens| Arc::new(tokens.into_iter().collect()));
-        Ok(Self { worker: Arc::new(worker), path: path.into(), vocab_size, model_vocab_size: usize::MAX, special, added })
+        let subject = Subject::Tokenizer {
+            path: path.into(),
+            tokens: config.into_tokens(),
+        };
+        let (worker, loaded): (_, Loaded) =
+            Worker::open(subject).map_err(|source| match source {
+                Failure::File(source) => TextError::io(path, source),
+                source => TextError::Tokenizer {
+                    path: path.into(),
+                    source,
+                },
+            })?;
+        let Loaded {
+            vocab_size,
+            special,
+            added,
+        } = loaded;
+        let [special, added] =
+            [special, added].map(|tokens| Arc::new(tokens.into_iter().collect()));
+        Ok(Self {
+            worker: Arc::new(worker),
+            path: path.into(),
+            vocab_size,
+            model_vocab_size: usize::MAX,
+            special,
+            added,
+        })
     }
 
     /// One more than the largest token id.
@@ -50,8 +70,9 @@ impl Tokenizer {
 
     /// The tokenizer for a model with a vocabulary of this size.
     ///
-    /// A tokenizer may have tokens that the model does not have, such as one for padding that a fine-tune added: that is a warning here, and a text
-    /// with such a token an error. The model's vocabulary may also be larger: it is often padded.
+    /// A tokenizer may have tokens that the model does not have, such as one for padding that a
+    /// fine-tune added: that is a warning here, and a text with such a token an error. The model's
+    /// vocabulary may also be larger: it is often padded.
     #[must_use]
     pub fn for_model(self, vocab_size: usize) -> Self {
         if self.vocab_size > vocab_size {
@@ -61,19 +82,24 @@ impl Tokenizer {
                 self.vocab_size
             );
         }
-        Self { model_vocab_size: vocab_size, ..self }
+        Self {
+            model_vocab_size: vocab_size,
+            ..self
+        }
     }
 
-    /// The tokens of a text, with what the tokenizer's post-processor adds, such as a token that starts a text.
+    /// The tokens of a text, with what the tokenizer's post-processor adds, such as a token that
+    /// starts a text.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for, [`TextError::TokenOutsideVocabulary`] for one with a token that the
-    /// model does not have.
+    /// [`TextError::Tokenizer`] for a text that the tokenizer has no tokens for,
+    /// [`TextError::TokenOutsideVocabulary`] for one with a token that the model does not have.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.tokens(text, true)
     }
 
-    /// The tokens of a text that holds special tokens as text, as a rendered chat template does. Nothing is added: what starts a text is in it.
+    /// The tokens of a text that holds special tokens as text, as a rendered chat template does.
+    /// Nothing is added: what starts a text is in it.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -83,12 +109,20 @@ impl Tokenizer {
 
     fn tokens(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
         let tokens: Vec<u32> = self.call(Request::Encode { add_special_tokens }, text)?;
-        match tokens.iter().find(|&&id| id as usize >= self.model_vocab_size) {
+        match tokens
+            .iter()
+            .find(|&&id| id as usize >= self.model_vocab_size)
+        {
             None => Ok(tokens),
             Some(&id) => {
                 let token: Option<String> = self.call(Request::TokenText { id }, "")?;
                 let (path, token) = (self.path.clone(), token.unwrap_or_default());
-                Err(TextError::TokenOutsideVocabulary { path, token, id, vocab_size: self.model_vocab_size })
+                Err(TextError::TokenOutsideVocabulary {
+                    path,
+                    token,
+                    id,
+                    vocab_size: self.model_vocab_size,
+                })
             }
         }
     }
@@ -98,7 +132,8 @@ impl Tokenizer {
         self.special.contains(&token)
     }
 
-    /// Returns true if a token was added to those that the tokenizer's algorithm finds, as special tokens are, and the tokens of a fine-tune.
+    /// Returns true if a token was added to those that the tokenizer's algorithm finds, as special
+    /// tokens are, and the tokens of a fine-tune.
     pub fn is_added(&self, token: u32) -> bool {
         self.added.contains(&token)
     }
@@ -113,9 +148,21 @@ impl Tokenizer {
     }
 
     /// [`decode`](Self::decode) of several sequences of tokens, in one call of the worker.
-    pub(crate) fn decode_each<const N: usize>(&self, sequences: [&[u32]; N]) -> Result<[String; N], TextError> {
-        let texts: Vec<String> = self.call(Request::Decode { sequences: sequences.map(<[u32]>::to_vec).into() }, "")?;
-        texts.try_into().map_err(|texts: Vec<_>| self.error(Failure::Worker { what: format!("gave {} texts for {N}", texts.len()) }))
+    pub(crate) fn decode_each<const N: usize>(
+        &self,
+        sequences: [&[u32]; N],
+    ) -> Result<[String; N], TextError> {
+        let texts: Vec<String> = self.call(
+            Request::Decode {
+                sequences: sequences.map(<[u32]>::to_vec).into(),
+            },
+            "",
+        )?;
+        texts.try_into().map_err(|texts: Vec<_>| {
+            self.error(Failure::Worker {
+                what: format!("gave {} texts for {N}", texts.len()),
+            })
+        })
     }
 
     /// The token of a word such as `<|endoftext|>`.
@@ -126,11 +173,20 @@ impl Tokenizer {
         self.call(Request::TokenId, token)
     }
 
-    fn call<T: serde::de::DeserializeOwned>(&self, request: Request, text: &str) -> Result<T, TextError> {
-        self.worker.call(request, text.as_bytes()).map_err(|source| self.error(source))
+    fn call<T: serde::de::DeserializeOwned>(
+        &self,
+        request: Request,
+        text: &str,
+    ) -> Result<T, TextError> {
+        self.worker
+            .call(request, text.as_bytes())
+            .map_err(|source| self.error(source))
     }
 
     fn error(&self, source: Failure) -> TextError {
-        TextError::Tokenizer { path: self.path.clone(), source }
+        TextError::Tokenizer {
+            path: self.path.clone(),
+            source,
+        }
     }
 }

@@ -19,8 +19,17 @@ use tokenizers::AddedToken;
 use crate::TextError;
 use crate::worker::ConfigTokens;
 
-/// The special tokens that every tokenizer may have, in the order in which tokens that are missing are added.
-const NAMES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The special tokens that every tokenizer may have, in the order in which tokens that are missing
+/// are added.
+const NAMES: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
 
 /// A `tokenizer_config.json` with the files beside it.
 #[derive(Debug)]
@@ -41,27 +50,45 @@ impl TokenizerConfig {
     /// Reads the configs of a folder; none of them need exist.
     ///
     /// # Errors
-    /// [`TextError::Io`] for a file that cannot be read, and [`TextError::Json`] for one that does not hold what it should.
+    /// [`TextError::Io`] for a file that cannot be read, and [`TextError::Json`] for one that does
+    /// not hold what it should.
     pub fn read(dir: &Path) -> Result<Self, TextError> {
         let path = dir.join("tokenizer_config.json");
         let json: Value = optional_json(&path)?.unwrap_or_default();
         let mut special = json.clone();
-        if is_empty(&special["extra_special_tokens"]) && !is_empty(&special["additional_special_tokens"]) {
+        if is_empty(&special["extra_special_tokens"])
+            && !is_empty(&special["additional_special_tokens"])
+        {
             special["extra_special_tokens"] = special["additional_special_tokens"].take();
         }
         let mut added = BTreeMap::new();
         match &json["added_tokens_decoder"] {
             Value::Null => {
-                if let Some(map) = optional_json::<serde_json::Map<_, _>>(&dir.join("special_tokens_map.json"))? {
+                if let Some(map) =
+                    optional_json::<serde_json::Map<_, _>>(&dir.join("special_tokens_map.json"))?
+                {
                     merge(&mut special, map);
                 }
-                let texts: Option<BTreeMap<String, u32>> = optional_json(&dir.join("added_tokens.json"))?;
-                added.extend(texts.unwrap_or_default().into_iter().map(|(text, id)| (id, AddedToken::from(text, false))));
+                let texts: Option<BTreeMap<String, u32>> =
+                    optional_json(&dir.join("added_tokens.json"))?;
+                added.extend(
+                    texts
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(|(text, id)| (id, AddedToken::from(text, false))),
+                );
             }
             decoder => {
                 let tokens: BTreeMap<u32, Token> =
-                    Deserialize::deserialize(decoder).map_err(|source| TextError::Json { path: path.clone(), source })?;
-                added.extend(tokens.into_iter().map(|(id, token)| (id, token.with_special(false))));
+                    Deserialize::deserialize(decoder).map_err(|source| TextError::Json {
+                        path: path.clone(),
+                        source,
+                    })?;
+                added.extend(
+                    tokens
+                        .into_iter()
+                        .map(|(id, token)| (id, token.with_special(false))),
+                );
             }
         }
         let named = named(&special);
@@ -70,19 +97,41 @@ impl TokenizerConfig {
             _ => Vec::new(),
         };
         if json["added_tokens_decoder"].is_null() {
-            let common = named.iter().filter(|(name, _)| NAMES.contains(&name.as_str())).map(|(_, token)| token);
-            let listed = if is_empty(&special["extra_special_tokens"]) { &[] } else { extra.as_slice() };
-            let special: BTreeSet<&str> = common.chain(listed).map(|token| token.content.as_str()).collect();
-            for token in added.values_mut().filter(|token| special.contains(token.content.as_str())) {
+            let common = named
+                .iter()
+                .filter(|(name, _)| NAMES.contains(&name.as_str()))
+                .map(|(_, token)| token);
+            let listed = if is_empty(&special["extra_special_tokens"]) {
+                &[]
+            } else {
+                extra.as_slice()
+            };
+            let special: BTreeSet<&str> = common
+                .chain(listed)
+                .map(|token| token.content.as_str())
+                .collect();
+            for token in added
+                .values_mut()
+                .filter(|token| special.contains(token.content.as_str()))
+            {
                 (token.special, token.normalized) = (true, false);
             }
         }
-        Ok(Self { path, json, named, extra, added })
+        Ok(Self {
+            path,
+            json,
+            named,
+            extra,
+            added,
+        })
     }
 
     /// The special tokens that a chat template can name, and their texts.
     pub fn template_tokens(&self) -> BTreeMap<String, String> {
-        self.named.iter().map(|(name, token)| (name.clone(), token.content.clone())).collect()
+        self.named
+            .iter()
+            .map(|(name, token)| (name.clone(), token.content.clone()))
+            .collect()
     }
 
     /// The tokens that are to be added to those of `tokenizer.json`, if it does not have them.
@@ -99,7 +148,12 @@ impl TokenizerConfig {
 /// Reads a JSON file; `None` where it is not there.
 pub(crate) fn optional_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
     match read_file(path, MAX_CONFIG_BYTES) {
-        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|source| TextError::Json { path: path.into(), source }),
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|source| TextError::Json {
+                path: path.into(),
+                source,
+            }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(TextError::io(path, source)),
     }
@@ -154,16 +208,29 @@ fn is_empty(field: &Value) -> bool {
 /// `extra_special_tokens`, or the older name where it is empty.
 fn extra_field(config: &Value) -> &Value {
     let field = &config["extra_special_tokens"];
-    if is_empty(field) { &config["additional_special_tokens"] } else { field }
+    if is_empty(field) {
+        &config["additional_special_tokens"]
+    } else {
+        field
+    }
 }
 
 /// The special tokens with a name.
 fn named(config: &Value) -> Vec<(String, AddedToken)> {
-    let own = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token") && !NAMES.contains(&name.as_str()));
+    let own = config
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| name.ends_with("_token") && !NAMES.contains(&name.as_str()));
     let extra = extra_field(config).as_object().into_iter().flatten();
     let others = own.chain(extra).map(|(name, field)| (name.as_str(), field));
-    let fields = NAMES.iter().map(|name| (*name, &config[name])).chain(others);
-    fields.filter_map(|(name, field)| Some((name.into(), special_token(field)?))).collect()
+    let fields = NAMES
+        .iter()
+        .map(|name| (*name, &config[name]))
+        .chain(others);
+    fields
+        .filter_map(|(name, field)| Some((name.into(), special_token(field)?)))
+        .collect()
 }
 
 /// Puts the fields of a `special_tokens_map.json` in place of those of the config.
@@ -171,11 +238,15 @@ fn merge(config: &mut Value, map: serde_json::Map<String, Value>) {
     if config.is_null() {
         *config = Value::Object(serde_json::Map::new());
     }
-    let Some(config) = config.as_object_mut() else { return };
+    let Some(config) = config.as_object_mut() else {
+        return;
+    };
     for (name, field) in map {
         match (config.get_mut("extra_special_tokens"), field) {
             // Those of both files count.
-            (Some(Value::Array(tokens)), Value::Array(more)) if name == "extra_special_tokens" => tokens.extend(more),
+            (Some(Value::Array(tokens)), Value::Array(more)) if name == "extra_special_tokens" => {
+                tokens.extend(more)
+            }
             (_, field) => _ = config.insert(name, field),
         }
     }

@@ -1,8 +1,11 @@
-//! Digests of the Rust sources that a function is made of: its own, and those of everything that it names, directly or through others.
+//! Digests of the Rust sources that a function is made of: its own, and those of everything that it
+//! names, directly or through others.
 //!
-//! A kernel's text and a measurement of it are stale if the digest has changed. Sources are found by walking `mod`s, `use`s and paths from the function, item
-//! by item, so that no list of files has to be kept; comments, documentation and tests are left out. Names are resolved in the scope of their file without
-//! types: where that is not enough, more is taken than is used. So of a type all `impl` blocks are.
+//! A kernel's text and a measurement of it are stale if the digest has changed. Sources are found
+//! by walking `mod`s, `use`s and paths from the function, item by item, so that no list of files
+//! has to be kept; comments, documentation and tests are left out. Names are resolved in the scope
+//! of their file without types: where that is not enough, more is taken than is used. So of a type
+//! all `impl` blocks are.
 //!
 //! ```no_run
 //! use source_digest::Sources;
@@ -54,7 +57,9 @@ pub enum Error {
         module: String,
     },
     /// Nothing has the name of a root.
-    #[error("nothing is named `{0}`: it starts with the name of a crate that was read, and ends with that of a module or an item")]
+    #[error(
+        "nothing is named `{0}`: it starts with the name of a crate that was read, and ends with that of a module or an item"
+    )]
     NoRoot(String),
 }
 
@@ -72,7 +77,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Reads the sources of crates: for each the name that paths have, and the file of its root module.
+    /// Reads the sources of crates: for each the name that paths have, and the file of its root
+    /// module.
     ///
     /// # Errors
     /// A file cannot be read or parsed.
@@ -86,7 +92,8 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Returns everything that is reached from `roots`, each a path of an item, or of a module, of which all items are roots.
+    /// Returns everything that is reached from `roots`, each a path of an item, or of a module, of
+    /// which all items are roots.
     ///
     /// # Errors
     /// A root does not exist.
@@ -106,7 +113,10 @@ impl Sources {
                 waiting.extend(self.impls.get(&item).into_iter().flatten());
             }
         }
-        Ok(Reached { sources: self, items: reached })
+        Ok(Reached {
+            sources: self,
+            items: reached,
+        })
     }
 }
 
@@ -118,9 +128,14 @@ pub struct Reached<'a> {
 }
 
 impl Reached<'_> {
-    /// The digest of the items, in 32 hexadecimal digits. Neither the order of items in a file nor comments change it.
+    /// The digest of the items, in 32 hexadecimal digits. Neither the order of items in a file nor
+    /// comments change it.
     pub fn digest(&self) -> String {
-        let mut texts: Vec<(&str, &str)> = self.items.iter().map(|&item| self.place_and_text(item)).collect();
+        let mut texts: Vec<(&str, &str)> = self
+            .items
+            .iter()
+            .map(|&item| self.place_and_text(item))
+            .collect();
         texts.sort_unstable();
         let mut digest = Sha256::new();
         for (place, text) in texts {
@@ -129,19 +144,33 @@ impl Reached<'_> {
                 digest.update([0]);
             }
         }
-        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     /// The files of the items.
     pub fn files(&self) -> BTreeSet<&Path> {
-        self.items.iter().map(|&item| self.sources.modules[self.sources.items[item].module].file.as_path()).collect()
+        self.items
+            .iter()
+            .map(|&item| {
+                self.sources.modules[self.sources.items[item].module]
+                    .file
+                    .as_path()
+            })
+            .collect()
     }
 
     /// The names of the items with the paths of their modules; `impl` blocks have none.
     pub fn names(&self) -> BTreeSet<String> {
         let names = |&item: &usize| {
             let item = &self.sources.items[item];
-            item.names.iter().map(|name| format!("{}::{name}", self.sources.modules[item.module].path))
+            item.names
+                .iter()
+                .map(|name| format!("{}::{name}", self.sources.modules[item.module].path))
         };
         self.items.iter().flat_map(names).collect()
     }

@@ -34,7 +34,8 @@ pub struct Module {
 pub struct Item {
     /// The module that it stands in.
     pub module: usize,
-    /// Its name; of a call of a macro all names in it, of which it may define any; of an `impl` block none.
+    /// Its name; of a call of a macro all names in it, of which it may define any; of an `impl`
+    /// block none.
     pub names: Vec<String>,
     /// Its tokens without documentation and lints, as text.
     pub text: String,
@@ -47,13 +48,30 @@ pub struct Item {
 impl Sources {
     /// Reads the crate whose root module is in `file`, and returns that module.
     pub(crate) fn read_crate(&mut self, name: &str, file: &Path) -> Result<usize, Error> {
-        self.read_file(name.to_owned(), file.to_path_buf(), file.parent().unwrap_or(Path::new(".")), None)
+        self.read_file(
+            name.to_owned(),
+            file.to_path_buf(),
+            file.parent().unwrap_or(Path::new(".")),
+            None,
+        )
     }
 
     /// Reads the module in a file, whose own modules are files in `folder`.
-    fn read_file(&mut self, path: String, file: PathBuf, folder: &Path, parent: Option<usize>) -> Result<usize, Error> {
-        let text = fs::read_to_string(&file).map_err(|source| Error::File { path: file.clone(), source })?;
-        let syntax = syn::parse_file(&text).map_err(|source| Error::Parse { path: file.clone(), source })?;
+    fn read_file(
+        &mut self,
+        path: String,
+        file: PathBuf,
+        folder: &Path,
+        parent: Option<usize>,
+    ) -> Result<usize, Error> {
+        let text = fs::read_to_string(&file).map_err(|source| Error::File {
+            path: file.clone(),
+            source,
+        })?;
+        let syntax = syn::parse_file(&text).map_err(|source| Error::Parse {
+            path: file.clone(),
+            source,
+        })?;
         self.read_module(path, file, folder, parent, syntax.items)
     }
 
@@ -68,25 +86,42 @@ impl Sources {
         let module = self.modules.len();
         let (children, items) = Default::default();
         let (imports, globs, traits) = Default::default();
-        self.modules.push(Module { path: path.clone(), file: file.clone(), parent, children, items, imports, globs, traits });
+        self.modules.push(Module {
+            path: path.clone(),
+            file: file.clone(),
+            parent,
+            children,
+            items,
+            imports,
+            globs,
+            traits,
+        });
         for item in syntax {
             match item {
                 Syntax::Mod(item) if !is_test(&item.attrs) => {
                     let name = plain(&item.ident);
                     let (path, inner) = (format!("{path}::{name}"), folder.join(&name));
                     let child = match item.content {
-                        Some((_, items)) => self.read_module(path, file.clone(), &inner, Some(module), items)?,
+                        Some((_, items)) => {
+                            self.read_module(path, file.clone(), &inner, Some(module), items)?
+                        }
                         None => {
                             let places = [folder.join(format!("{name}.rs")), inner.join("mod.rs")];
-                            let Some(found) = places.into_iter().find(|place| place.exists()) else {
-                                return Err(Error::NoModule { path: file, module: name });
+                            let Some(found) = places.into_iter().find(|place| place.exists())
+                            else {
+                                return Err(Error::NoModule {
+                                    path: file,
+                                    module: name,
+                                });
                             };
                             self.read_file(path, found, &inner, Some(module))?
                         }
                     };
                     self.modules[module].children.insert(name, child);
                 }
-                Syntax::Use(item) if !is_test(&item.attrs) => self.add_use(module, Vec::new(), &item.tree),
+                Syntax::Use(item) if !is_test(&item.attrs) => {
+                    self.add_use(module, Vec::new(), &item.tree)
+                }
                 Syntax::Mod(_) | Syntax::Use(_) => (),
                 item => self.add_item(module, item),
             }
@@ -113,10 +148,15 @@ impl Sources {
                 if tree.ident != "self" {
                     path.push(plain(&tree.ident));
                 }
-                self.modules[module].imports.push((plain(&tree.rename), path));
+                self.modules[module]
+                    .imports
+                    .push((plain(&tree.rename), path));
             }
             UseTree::Glob(_) => self.modules[module].globs.push(path),
-            UseTree::Group(tree) => tree.items.iter().for_each(|tree| self.add_use(module, path.clone(), tree)),
+            UseTree::Group(tree) => tree
+                .items
+                .iter()
+                .for_each(|tree| self.add_use(module, path.clone(), tree)),
         }
     }
 
@@ -130,8 +170,14 @@ impl Sources {
         let id = self.items.len();
         match &syntax {
             Syntax::Impl(item) => {
-                let of_trait = item.trait_.as_ref().map(|(path, _)| paths(path.to_token_stream()));
-                of = Some([paths(item.self_ty.to_token_stream()), of_trait.unwrap_or_default()]);
+                let of_trait = item
+                    .trait_
+                    .as_ref()
+                    .map(|(path, _)| paths(path.to_token_stream()));
+                of = Some([
+                    paths(item.self_ty.to_token_stream()),
+                    of_trait.unwrap_or_default(),
+                ]);
             }
             Syntax::Macro(item) => match &item.ident {
                 Some(name) => self.macros.entry(plain(name)).or_default().push(id),
@@ -153,9 +199,19 @@ impl Sources {
             _ => names.extend(found.iter().flatten().cloned()),
         }
         for name in &names {
-            self.modules[module].items.entry(name.clone()).or_default().push(id);
+            self.modules[module]
+                .items
+                .entry(name.clone())
+                .or_default()
+                .push(id);
         }
-        self.items.push(Item { module, names, text: tokens.to_string(), paths: found, of });
+        self.items.push(Item {
+            module,
+            names,
+            text: tokens.to_string(),
+            paths: found,
+            of,
+        });
     }
 }
 
@@ -179,7 +235,8 @@ fn is_test(attributes: &[Attribute]) -> bool {
     let is_test = |attribute: &Attribute| {
         let names = paths(attribute.meta.to_token_stream());
         let has = |name: &str| names.iter().any(|path| path.len() == 1 && path[0] == name);
-        attribute.path().is_ident("test") || attribute.path().is_ident("cfg") && has("test") && !has("not")
+        attribute.path().is_ident("test")
+            || attribute.path().is_ident("cfg") && has("test") && !has("not")
     };
     attributes.iter().any(is_test)
 }

@@ -2,7 +2,8 @@
 
 use crate::Sources;
 
-/// What `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item for those that they define.
+/// What `#[derive(CubeType)]` and `#[cube(launch)]` append to the name of an item for those that
+/// they define.
 const DERIVED: [&str; 3] = ["CompilationArg", "Expand", "Launch"];
 /// Most imports of imports that are followed: more is a circle.
 const MAX_DEPTH: usize = 16;
@@ -15,39 +16,78 @@ enum Definition {
 }
 
 impl Sources {
-    /// Returns the items that an item names, and the traits in its scope: a call of a method names no trait.
+    /// Returns the items that an item names, and the traits in its scope: a call of a method names
+    /// no trait.
     pub(crate) fn named_by(&self, item: usize) -> Vec<usize> {
         let item = &self.items[item];
         let traits = self.traits_in(item.module);
-        let macros = |path: &Vec<String>| path.last().and_then(|name| self.macros.get(name)).into_iter().flatten().copied();
-        item.paths.iter().flat_map(|path| self.items_of(item.module, path).into_iter().chain(macros(path))).chain(traits).collect()
+        let macros = |path: &Vec<String>| {
+            path.last()
+                .and_then(|name| self.macros.get(name))
+                .into_iter()
+                .flatten()
+                .copied()
+        };
+        item.paths
+            .iter()
+            .flat_map(|path| {
+                self.items_of(item.module, path)
+                    .into_iter()
+                    .chain(macros(path))
+            })
+            .chain(traits)
+            .collect()
     }
 
     /// Returns the traits that are defined in a module or imported there.
     fn traits_in(&self, module: usize) -> Vec<usize> {
         let of = &self.modules[module];
         let is_trait = |item: &usize| self.modules[self.items[*item].module].traits.contains(item);
-        let imported = of.imports.iter().flat_map(|(_, path)| self.items_of(module, path)).filter(is_trait);
-        let globs = of.globs.iter().flat_map(|path| self.resolve(module, path, 0)).flat_map(|definition| match definition {
-            Definition::Module(other) => self.modules[other].traits.clone(),
-            Definition::Item(_) => Vec::new(),
-        });
-        of.traits.iter().copied().chain(imported).chain(globs).collect()
+        let imported = of
+            .imports
+            .iter()
+            .flat_map(|(_, path)| self.items_of(module, path))
+            .filter(is_trait);
+        let globs = of
+            .globs
+            .iter()
+            .flat_map(|path| self.resolve(module, path, 0))
+            .flat_map(|definition| match definition {
+                Definition::Module(other) => self.modules[other].traits.clone(),
+                Definition::Item(_) => Vec::new(),
+            });
+        of.traits
+            .iter()
+            .copied()
+            .chain(imported)
+            .chain(globs)
+            .collect()
     }
 
-    /// Returns the items of a root: the item of that path, or all items of the module and of those in it.
+    /// Returns the items of a root: the item of that path, or all items of the module and of those
+    /// in it.
     pub(crate) fn items_of_root(&self, root: &str) -> Vec<usize> {
         let path: Vec<String> = root.split("::").map(str::to_owned).collect();
-        let Some((name, rest)) = path.split_first() else { return Vec::new() };
-        let Some(&start) = self.crates.get(name) else { return Vec::new() };
+        let Some((name, rest)) = path.split_first() else {
+            return Vec::new();
+        };
+        let Some(&start) = self.crates.get(name) else {
+            return Vec::new();
+        };
         let definitions = self.follow(vec![Definition::Module(start)], rest, 0);
         let of = |definition| match definition {
             Definition::Item(item) => vec![item],
             Definition::Module(module) => self.items_in(module),
         };
         // A function may have the name of its module.
-        let has_item = definitions.iter().any(|definition| matches!(definition, Definition::Item(_)));
-        definitions.into_iter().filter(|definition| !has_item || matches!(definition, Definition::Item(_))).flat_map(of).collect()
+        let has_item = definitions
+            .iter()
+            .any(|definition| matches!(definition, Definition::Item(_)));
+        definitions
+            .into_iter()
+            .filter(|definition| !has_item || matches!(definition, Definition::Item(_)))
+            .flat_map(of)
+            .collect()
     }
 
     /// Finds the types of all `impl` blocks; for types of other crates, the traits.
@@ -55,9 +95,18 @@ impl Sources {
         for id in 0..self.items.len() {
             let item = &self.items[id];
             let Some(of) = &item.of else { continue };
-            let owners = |paths: &[Vec<String>]| -> Vec<usize> { paths.iter().flat_map(|path| self.items_of(item.module, path)).collect() };
+            let owners = |paths: &[Vec<String>]| -> Vec<usize> {
+                paths
+                    .iter()
+                    .flat_map(|path| self.items_of(item.module, path))
+                    .collect()
+            };
             let [of_type, of_trait] = [owners(&of[0]), owners(&of[1])];
-            for owner in if of_type.is_empty() { of_trait } else { of_type } {
+            for owner in if of_type.is_empty() {
+                of_trait
+            } else {
+                of_type
+            } {
                 self.impls.entry(owner).or_default().push(id);
             }
         }
@@ -73,24 +122,35 @@ impl Sources {
                 None => return false,
             }
         };
-        (0..self.items.len()).filter(|&item| is_in(self.items[item].module)).collect()
+        (0..self.items.len())
+            .filter(|&item| is_in(self.items[item].module))
+            .collect()
     }
 
     fn items_of(&self, module: usize, path: &[String]) -> Vec<usize> {
-        let items = self.resolve(module, path, 0).into_iter().filter_map(|definition| match definition {
-            Definition::Item(item) => Some(item),
-            Definition::Module(_) => None,
-        });
+        let items = self
+            .resolve(module, path, 0)
+            .into_iter()
+            .filter_map(|definition| match definition {
+                Definition::Item(item) => Some(item),
+                Definition::Module(_) => None,
+            });
         items.collect()
     }
 
     /// Returns what a path stands for in a module.
     fn resolve(&self, module: usize, path: &[String], depth: usize) -> Vec<Definition> {
-        let Some((name, rest)) = path.split_first().filter(|_| depth < MAX_DEPTH) else { return Vec::new() };
+        let Some((name, rest)) = path.split_first().filter(|_| depth < MAX_DEPTH) else {
+            return Vec::new();
+        };
         let mut start = match name.as_str() {
             "crate" => vec![Definition::Module(self.root_of(module))],
             "self" => vec![Definition::Module(module)],
-            "super" => self.modules[module].parent.map(Definition::Module).into_iter().collect(),
+            "super" => self.modules[module]
+                .parent
+                .map(Definition::Module)
+                .into_iter()
+                .collect(),
             name => self.lookup(module, name, depth),
         };
         if start.is_empty() {
@@ -99,12 +159,22 @@ impl Sources {
         self.follow(start, rest, depth)
     }
 
-    /// Follows the rest of a path. What comes after an item is a part of it: a variant or an associated function.
-    fn follow(&self, mut definitions: Vec<Definition>, rest: &[String], depth: usize) -> Vec<Definition> {
+    /// Follows the rest of a path. What comes after an item is a part of it: a variant or an
+    /// associated function.
+    fn follow(
+        &self,
+        mut definitions: Vec<Definition>,
+        rest: &[String],
+        depth: usize,
+    ) -> Vec<Definition> {
         for name in rest {
             let next = |definition| match definition {
                 Definition::Item(item) => vec![Definition::Item(item)],
-                Definition::Module(module) if name == "super" => self.modules[module].parent.map(Definition::Module).into_iter().collect(),
+                Definition::Module(module) if name == "super" => self.modules[module]
+                    .parent
+                    .map(Definition::Module)
+                    .into_iter()
+                    .collect(),
                 Definition::Module(module) => self.lookup(module, name, depth + 1),
             };
             definitions = definitions.into_iter().flat_map(next).collect();
@@ -112,15 +182,33 @@ impl Sources {
         definitions
     }
 
-    /// Returns what a name stands for in a module: what is defined there, what is imported by name, and what `*` imports.
+    /// Returns what a name stands for in a module: what is defined there, what is imported by name,
+    /// and what `*` imports.
     fn lookup(&self, module: usize, name: &str, depth: usize) -> Vec<Definition> {
         if depth >= MAX_DEPTH {
             return Vec::new();
         }
-        let Some(of) = self.modules.get(module) else { return Vec::new() };
-        let mut found: Vec<Definition> = of.children.get(name).copied().map(Definition::Module).into_iter().collect();
-        found.extend(of.items.get(name).into_iter().flatten().copied().map(Definition::Item));
-        for (_, path) in of.imports.iter().filter(|(alias, path)| alias == name && (path.len() > 1 || path.first() != Some(alias))) {
+        let Some(of) = self.modules.get(module) else {
+            return Vec::new();
+        };
+        let mut found: Vec<Definition> = of
+            .children
+            .get(name)
+            .copied()
+            .map(Definition::Module)
+            .into_iter()
+            .collect();
+        found.extend(
+            of.items
+                .get(name)
+                .into_iter()
+                .flatten()
+                .copied()
+                .map(Definition::Item),
+        );
+        for (_, path) in of.imports.iter().filter(|(alias, path)| {
+            alias == name && (path.len() > 1 || path.first() != Some(alias))
+        }) {
             found.extend(self.resolve(module, path, depth + 1));
         }
         if found.is_empty() {
@@ -135,8 +223,14 @@ impl Sources {
             }
         }
         if found.is_empty() {
-            let derived = DERIVED.iter().filter_map(|ending| name.strip_suffix(ending));
-            found.extend(derived.filter(|name| !name.is_empty()).flat_map(|name| self.lookup(module, name, depth + 1)));
+            let derived = DERIVED
+                .iter()
+                .filter_map(|ending| name.strip_suffix(ending));
+            found.extend(
+                derived
+                    .filter(|name| !name.is_empty())
+                    .flat_map(|name| self.lookup(module, name, depth + 1)),
+            );
         }
         found
     }

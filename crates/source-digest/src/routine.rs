@@ -34,7 +34,16 @@ pub enum Routine {
 
 impl Routine {
     /// Every routine.
-    pub const ALL: [Self; 8] = [Self::MmaSync, Self::Wgmma, Self::Gemv, Self::Head, Self::Rows, Self::Attention, Self::Flash, Self::Ladder];
+    pub const ALL: [Self; 8] = [
+        Self::MmaSync,
+        Self::Wgmma,
+        Self::Gemv,
+        Self::Head,
+        Self::Rows,
+        Self::Attention,
+        Self::Flash,
+        Self::Ladder,
+    ];
 
     /// The name in the ledger and in records.
     pub const fn name(self) -> &'static str {
@@ -62,7 +71,10 @@ impl Routine {
             Self::Wgmma => &["marlin_kernels::matmul::wgmma::source"],
             Self::Gemv => &["marlin_kernels::matmul::gemv::source"],
             Self::Head => &["marlin_kernels::matmul::head::source"],
-            Self::Rows => &["marlin_decode::kernels::rms_norm_source", "marlin_decode::kernels::silu_mul_source"],
+            Self::Rows => &[
+                "marlin_decode::kernels::rms_norm_source",
+                "marlin_decode::kernels::silu_mul_source",
+            ],
             Self::Attention => &["marlin_decode::kernels::attention::source"],
             Self::Flash => &["marlin_decode::kernels::flash::source"],
             Self::Ladder => &["ladder::source::source"],
@@ -87,11 +99,21 @@ pub fn workspace(root: &Path) -> Result<Sources, Error> {
     Sources::read(&files.each_ref().map(|(name, file)| (*name, file.as_path())))
 }
 
-/// Returns the digest of all kernels of a decode step and of what launches them: that of figures of whole models.
+/// Returns the digest of all kernels of a decode step and of what launches them: that of figures of
+/// whole models.
 ///
 /// # Errors
 /// One of the functions is not in `sources`.
 pub fn step_digest(sources: &Sources) -> Result<String, Error> {
-    let matmuls = [Routine::MmaSync, Routine::Wgmma, Routine::Gemv, Routine::Head].map(Routine::roots).concat();
-    Ok(sources.reached_from(&[&matmuls[..], &["marlin_decode::kernels"]].concat())?.digest())
+    let matmuls = [
+        Routine::MmaSync,
+        Routine::Wgmma,
+        Routine::Gemv,
+        Routine::Head,
+    ]
+    .map(Routine::roots)
+    .concat();
+    Ok(sources
+        .reached_from(&[&matmuls[..], &["marlin_decode::kernels"]].concat())?
+        .digest())
 }

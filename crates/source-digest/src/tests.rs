@@ -3,7 +3,8 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A crate whose function `kernel::run` names everything in `KERNEL`, `helper.rs` and `shapes/`, and nothing else.
+/// A crate whose function `kernel::run` names everything in `KERNEL`, `helper.rs` and `shapes/`,
+/// and nothing else.
 const LIB: &str = "
     mod kernel; mod helper; mod shapes; mod other;
     pub use shapes::Shape;
@@ -50,7 +51,9 @@ fn write(files: &[(&str, &str)]) -> Result<TempDir, std::io::Error> {
 }
 
 fn digest(folder: &Path) -> Result<String, Error> {
-    Ok(Sources::read(&[("demo", &folder.join("lib.rs"))])?.reached_from(&["demo::kernel::run"])?.digest())
+    Ok(Sources::read(&[("demo", &folder.join("lib.rs"))])?
+        .reached_from(&["demo::kernel::run"])?
+        .digest())
 }
 
 #[test]
@@ -63,7 +66,12 @@ fn every_item_that_is_named_changes_the_digest() -> Result<(), Box<dyn std::erro
         ("helper.rs", HELPER, "x + 1", "1 + x"),
         ("helper.rs", HELPER, "{ 7 }", "{ 8 }"),
         ("shapes/mod.rs", SHAPES, "self.0 * self.0", "self.0.pow(2)"),
-        ("shapes/mod.rs", SHAPES, "struct Side(pub u32)", "struct Side(pub u64)"),
+        (
+            "shapes/mod.rs",
+            SHAPES,
+            "struct Side(pub u32)",
+            "struct Side(pub u64)",
+        ),
         ("shapes/mod.rs", SHAPES, "struct Turn", "struct Turn(u8)"),
         ("shapes/edge.rs", EDGE, "= 5", "= 6"),
     ];
@@ -78,8 +86,12 @@ fn every_item_that_is_named_changes_the_digest() -> Result<(), Box<dyn std::erro
 #[test]
 fn comments_tests_order_and_what_is_not_named_do_not() -> Result<(), Box<dyn std::error::Error>> {
     let plain = digest(write(&[])?.path())?;
-    let documented = HELPER.replace("fn deeper", "/// Deep.\n // Why.\n #[allow(dead_code)] fn deeper");
-    let tested = format!("{SHAPES} #[cfg(test)] mod tests {{ fn area() {{}} }} #[test] fn area() {{}}");
+    let documented = HELPER.replace(
+        "fn deeper",
+        "/// Deep.\n // Why.\n #[allow(dead_code)] fn deeper",
+    );
+    let tested =
+        format!("{SHAPES} #[cfg(test)] mod tests {{ fn area() {{}} }} #[test] fn area() {{}}");
     let (first, rest) = EDGE.split_at(0);
     let more = format!("{first}pub const WIDTH: u32 = 1; {rest}");
     let reversed = "fn deeper(x: u32) -> u32 { x + 1 } pub fn deep(x: u32) -> u32 { deeper(x) }
@@ -92,7 +104,11 @@ fn comments_tests_order_and_what_is_not_named_do_not() -> Result<(), Box<dyn std
         ("other.rs", "pub fn unused() {}"),
     ];
     for (file, text) in changes {
-        assert_eq!(digest(write(&[(file, text)])?.path())?, plain, "{file}: {text}");
+        assert_eq!(
+            digest(write(&[(file, text)])?.path())?,
+            plain,
+            "{file}: {text}"
+        );
     }
     Ok(())
 }
@@ -102,10 +118,29 @@ fn the_files_are_those_of_the_items() -> Result<(), Box<dyn std::error::Error>> 
     let folder = write(&[])?;
     let sources = Sources::read(&[("demo", &folder.path().join("lib.rs"))])?;
     let reached = sources.reached_from(&["demo::kernel::run"])?;
-    let files: Vec<_> = reached.files().into_iter().filter_map(|file| file.strip_prefix(folder.path()).ok()).collect();
-    assert_eq!(files, ["helper.rs", "kernel.rs", "lib.rs", "shapes/edge.rs", "shapes/mod.rs"].map(Path::new));
+    let files: Vec<_> = reached
+        .files()
+        .into_iter()
+        .filter_map(|file| file.strip_prefix(folder.path()).ok())
+        .collect();
+    assert_eq!(
+        files,
+        [
+            "helper.rs",
+            "kernel.rs",
+            "lib.rs",
+            "shapes/edge.rs",
+            "shapes/mod.rs"
+        ]
+        .map(Path::new)
+    );
     let whole = sources.reached_from(&["demo::other"])?;
-    assert!(whole.names().contains("demo::other::unused") && whole.names().contains("demo::kernel::run"), "{:?}", whole.names());
+    assert!(
+        whole.names().contains("demo::other::unused")
+            && whole.names().contains("demo::kernel::run"),
+        "{:?}",
+        whole.names()
+    );
     Ok(())
 }
 
@@ -113,9 +148,15 @@ fn the_files_are_those_of_the_items() -> Result<(), Box<dyn std::error::Error>> 
 fn what_is_not_there_is_an_error_that_names_it() -> Result<(), Box<dyn std::error::Error>> {
     let folder = write(&[])?;
     let sources = Sources::read(&[("demo", &folder.path().join("lib.rs"))])?;
-    assert!(matches!(sources.reached_from(&["demo::kernel::walk"]), Err(Error::NoRoot(name)) if name == "demo::kernel::walk"));
-    assert!(matches!(digest(write(&[("other.rs", "fn (")])?.path()), Err(Error::Parse { path, .. }) if path.ends_with("other.rs")));
+    assert!(
+        matches!(sources.reached_from(&["demo::kernel::walk"]), Err(Error::NoRoot(name)) if name == "demo::kernel::walk")
+    );
+    assert!(
+        matches!(digest(write(&[("other.rs", "fn (")])?.path()), Err(Error::Parse { path, .. }) if path.ends_with("other.rs"))
+    );
     let missing = format!("{LIB} mod missing;");
-    assert!(matches!(digest(write(&[("lib.rs", &missing)])?.path()), Err(Error::NoModule { module, .. }) if module == "missing"));
+    assert!(
+        matches!(digest(write(&[("lib.rs", &missing)])?.path()), Err(Error::NoModule { module, .. }) if module == "missing")
+    );
     Ok(())
 }

@@ -11,14 +11,18 @@ pub fn without_docs(tokens: TokenStream) -> TokenStream {
     for token in tokens {
         match token {
             TokenTree::Group(group)
-                if group.delimiter() == Delimiter::Bracket && is_without_effect(&group.stream()) && ends_in_hash(&kept) =>
+                if group.delimiter() == Delimiter::Bracket
+                    && is_without_effect(&group.stream())
+                    && ends_in_hash(&kept) =>
             {
-                while matches!(kept.last(), Some(TokenTree::Punct(punct)) if ['#', '!'].contains(&punct.as_char())) {
+                while matches!(kept.last(), Some(TokenTree::Punct(punct)) if ['#', '!'].contains(&punct.as_char()))
+                {
                     kept.pop();
                 }
             }
             TokenTree::Group(group) => {
-                let mut inner = proc_macro2::Group::new(group.delimiter(), without_docs(group.stream()));
+                let mut inner =
+                    proc_macro2::Group::new(group.delimiter(), without_docs(group.stream()));
                 inner.set_span(group.span());
                 kept.push(TokenTree::Group(inner));
             }
@@ -35,12 +39,14 @@ fn is_without_effect(attribute: &TokenStream) -> bool {
 /// Returns true if the tokens end in the `#` or `#!` of an attribute.
 fn ends_in_hash(tokens: &[TokenTree]) -> bool {
     let is = |token: Option<&TokenTree>, sign| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == sign);
-    let [.., before, _] = tokens else { return is(tokens.last(), '#') };
+    let [.., before, _] = tokens else {
+        return is(tokens.last(), '#');
+    };
     is(tokens.last(), '#') || is(tokens.last(), '!') && is(Some(before), '#')
 }
 
-/// Returns every path in the tokens, of one name or more, in groups too; of `a::{b, c}` those of `a::b` and `a::c`. Names after a dot are left out: they are methods and
-/// fields.
+/// Returns every path in the tokens, of one name or more, in groups too; of `a::{b, c}` those of
+/// `a::b` and `a::c`. Names after a dot are left out: they are methods and fields.
 pub fn paths(tokens: TokenStream) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     collect(tokens, &[], &mut found);
@@ -56,7 +62,8 @@ fn collect(tokens: TokenStream, prefix: &[String], found: &mut Vec<Vec<String>>)
     while at < tokens.len() {
         match &tokens[at] {
             TokenTree::Ident(name) => {
-                let is_member = at > 0 && is_punct(at - 1, '.') && !(at > 1 && is_punct(at - 2, '.'));
+                let is_member =
+                    at > 0 && is_punct(at - 1, '.') && !(at > 1 && is_punct(at - 2, '.'));
                 let mut path = prefix.to_vec();
                 path.push(plain(name));
                 at += 1;
@@ -98,22 +105,33 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> TokenStream {
-        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+        text.parse()
+            .unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
     #[test]
     fn paths_are_found_in_groups_and_trees() {
-        let found = paths(parsed("fn f() { use a::{b, c::d}; x.method(e::g::<H>()); 0..n }"));
+        let found = paths(parsed(
+            "fn f() { use a::{b, c::d}; x.method(e::g::<H>()); 0..n }",
+        ));
         let found: Vec<String> = found.iter().map(|path| path.join("::")).collect();
         for path in ["a::b", "a::c::d", "e::g", "H", "n", "x"] {
-            assert!(found.iter().any(|other| other == path), "{path} is not in {found:?}");
+            assert!(
+                found.iter().any(|other| other == path),
+                "{path} is not in {found:?}"
+            );
         }
         assert!(!found.iter().any(|path| path == "method"), "{found:?}");
     }
 
     #[test]
     fn documentation_and_lints_are_no_tokens() {
-        let with = parsed("#![allow(x)] /// Doc.\n #[inline] fn f() { #[expect(clippy::y)] /* why */ let a = [1, 2]; }");
-        assert_eq!(without_docs(with).to_string(), parsed("#[inline] fn f() { let a = [1, 2]; }").to_string());
+        let with = parsed(
+            "#![allow(x)] /// Doc.\n #[inline] fn f() { #[expect(clippy::y)] /* why */ let a = [1, 2]; }",
+        );
+        assert_eq!(
+            without_docs(with).to_string(),
+            parsed("#[inline] fn f() { let a = [1, 2]; }").to_string()
+        );
     }
 }

@@ -9,7 +9,9 @@ use crate::HEAD_FEATURES;
 #[non_exhaustive]
 pub enum CompareError {
     /// A width that is not a multiple of the width of an attention head.
-    #[error("--hidden {found}: the model needs a multiple of {HEAD_FEATURES}, one attention head or more")]
+    #[error(
+        "--hidden {found}: the model needs a multiple of {HEAD_FEATURES}, one attention head or more"
+    )]
     Hidden {
         /// The width asked for.
         found: usize,
@@ -27,7 +29,9 @@ pub enum CompareError {
         dtype: FloatDType,
     },
     /// A model that does not fit in the memory of the device.
-    #[error("--hidden {hidden} --layers {layers} --rows {rows} takes about {needed} bytes; the device has {free} free")]
+    #[error(
+        "--hidden {hidden} --layers {layers} --rows {rows} takes about {needed} bytes; the device has {free} free"
+    )]
     TooLarge {
         /// Features of a row.
         hidden: usize,

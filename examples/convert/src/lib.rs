@@ -1,4 +1,5 @@
-//! The same Burn model in float and in 4 bits: [`compare`] converts it with one call, and measures both.
+//! The same Burn model in float and in 4 bits: [`compare`] converts it with one call, and measures
+//! both.
 
 mod error;
 mod model;
@@ -35,32 +36,58 @@ impl Options {
     /// Checks that a device can hold and run the model.
     ///
     /// # Errors
-    /// [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`], [`CompareError::TooLarge`].
+    /// [`CompareError::Hidden`], [`CompareError::Zero`], [`CompareError::Dtype`],
+    /// [`CompareError::TooLarge`].
     pub fn check(&self, device: &Device) -> Result<(), CompareError> {
-        let Self { hidden, layers, rows, dtype, runs, .. } = *self;
+        let Self {
+            hidden,
+            layers,
+            rows,
+            dtype,
+            runs,
+            ..
+        } = *self;
         if hidden == 0 || !hidden.is_multiple_of(HEAD_FEATURES) {
             return Err(CompareError::Hidden { found: hidden });
         }
-        if let Some((option, _)) = [("layers", layers), ("rows", rows), ("runs", runs)].into_iter().find(|&(_, value)| value == 0) {
+        if let Some((option, _)) = [("layers", layers), ("rows", rows), ("runs", runs)]
+            .into_iter()
+            .find(|&(_, value)| value == 0)
+        {
             return Err(CompareError::Zero { option });
         }
         if !device.supports_dtype(dtype) {
             return Err(CompareError::Dtype { dtype });
         }
         match (self.needed_bytes(), free_memory(device)) {
-            (needed, Some(free)) if needed > free => Err(CompareError::TooLarge { hidden, layers, rows, needed, free }),
+            (needed, Some(free)) if needed > free => Err(CompareError::TooLarge {
+                hidden,
+                layers,
+                rows,
+                needed,
+                free,
+            }),
             _ => Ok(()),
         }
     }
 
-    /// Estimates the bytes of the float weights and of one layer's activations, all in f32: weights are drawn in f32.
+    /// Estimates the bytes of the float weights and of one layer's activations, all in f32: weights
+    /// are drawn in f32.
     fn needed_bytes(&self) -> usize {
-        let product = |factors: &[usize]| factors.iter().copied().fold(size_of::<f32>(), usize::saturating_mul);
+        let product = |factors: &[usize]| {
+            factors
+                .iter()
+                .copied()
+                .fold(size_of::<f32>(), usize::saturating_mul)
+        };
         // An encoder layer has four matrices of hidden x hidden, and two of hidden x 4 hidden.
-        let weights = product(&[12, self.layers, self.hidden, self.hidden]).saturating_add(product(&[self.hidden, CLASSES]));
+        let weights = product(&[12, self.layers, self.hidden, self.hidden])
+            .saturating_add(product(&[self.hidden, CLASSES]));
         // Scores and their softmax; the wide rows and those around them.
         let scores = product(&[2, self.hidden / HEAD_FEATURES, self.rows, self.rows]);
-        weights.saturating_add(scores).saturating_add(product(&[16, self.rows, self.hidden]))
+        weights
+            .saturating_add(scores)
+            .saturating_add(product(&[16, self.rows, self.hidden]))
     }
 }
 
@@ -89,9 +116,16 @@ pub struct Comparison {
 impl Comparison {
     /// The norm of the difference of the two outputs, divided by the norm of the float output.
     pub fn relative_error(&self) -> f64 {
-        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
+        let squares = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|value| f64::from(value).powi(2)).sum::<f64>()
+        };
         let (before, after) = (&self.before.output, &self.after.output);
-        let distance = squares(&mut before.iter().zip(after).map(|(before, after)| after - before));
+        let distance = squares(
+            &mut before
+                .iter()
+                .zip(after)
+                .map(|(before, after)| after - before),
+        );
         (distance / squares(&mut before.iter().copied())).sqrt()
     }
 }
@@ -99,18 +133,30 @@ impl Comparison {
 /// Makes a float model, runs it, converts it, and runs it again on the same input.
 ///
 /// # Errors
-/// Returns the errors of [`Options::check`], [`CompareError::Marlin`] if the conversion fails, and [`CompareError::Run`] if the device fails.
+/// Returns the errors of [`Options::check`], [`CompareError::Marlin`] if the conversion fails, and
+/// [`CompareError::Run`] if the device fails.
 pub fn compare(options: &Options, device: &Device) -> Result<Comparison, CompareError> {
     options.check(device)?;
     device.seed(1);
     let model = Model::new(options.hidden, options.layers, device).map(&mut Cast(options.dtype));
-    let x = Tensor::<3>::random([1, options.rows, options.hidden], Distribution::Normal(0.0, 1.0), device).cast(options.dtype);
+    let x = Tensor::<3>::random(
+        [1, options.rows, options.hidden],
+        Distribution::Normal(0.0, 1.0),
+        device,
+    )
+    .cast(options.dtype);
     let before = run(&model, &x, options.runs, device)?;
 
-    let (model, report) = W4A16::new(options.spec).quantize(model).map_err(burn_marlin::Error::from)?;
+    let (model, report) = W4A16::new(options.spec)
+        .quantize(model)
+        .map_err(burn_marlin::Error::from)?;
 
     let after = run(&model, &x, options.runs, device)?;
-    Ok(Comparison { report, before, after })
+    Ok(Comparison {
+        report,
+        before,
+        after,
+    })
 }
 
 /// Casts every float parameter to a dtype.
@@ -125,14 +171,24 @@ impl ModuleMapper for Cast {
 
 fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run, CompareError> {
     fn failed(error: impl ToString) -> CompareError {
-        CompareError::Run { reason: error.to_string() }
+        CompareError::Run {
+            reason: error.to_string(),
+        }
     }
-    // Earlier operations that are still queued must not be counted. This pass also compiles kernels.
+    // Earlier operations that are still queued must not be counted. This pass also compiles
+    // kernels.
     device.sync().map_err(failed)?;
     let start = fusion_count();
-    let output = model.forward(x.clone()).cast(FloatDType::F32).try_into_vec_as::<f32>().map_err(failed)?;
+    let output = model
+        .forward(x.clone())
+        .cast(FloatDType::F32)
+        .try_into_vec_as::<f32>()
+        .map_err(failed)?;
     let end = fusion_count();
-    let uses = FusionCount { fused: end.fused - start.fused, dequantized: end.dequantized - start.dequantized };
+    let uses = FusionCount {
+        fused: end.fused - start.fused,
+        dequantized: end.dequantized - start.dequantized,
+    };
 
     let forward = || {
         let start = Instant::now();
@@ -144,7 +200,13 @@ fn run(model: &Model, x: &Tensor<3>, runs: usize, device: &Device) -> Result<Run
     };
     // Once without the cast to f32, as that is fused differently, and may compile other kernels.
     forward()?;
-    let mut times = (0..runs).map(|_| forward()).collect::<Result<Vec<_>, CompareError>>()?;
+    let mut times = (0..runs)
+        .map(|_| forward())
+        .collect::<Result<Vec<_>, CompareError>>()?;
     times.sort_unstable();
-    Ok(Run { output, time: times[runs / 2], uses })
+    Ok(Run {
+        output,
+        time: times[runs / 2],
+        uses,
+    })
 }

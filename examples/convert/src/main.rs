@@ -9,7 +9,8 @@ use burn_marlin::{GroupSize, QuantSpec};
 use clap::Parser;
 use convert_model::{CompareError, Comparison, Options, Run, compare};
 
-/// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares it with the float one.
+/// Converts a transformer of Burn's own layers to 4-bit weights with one call, and compares it with
+/// the float one.
 #[derive(Debug, Parser)]
 #[command(name = "convert-model")]
 struct Args {
@@ -60,7 +61,9 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `convert-model | head`.
-        Err(CompareError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(CompareError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
@@ -71,29 +74,75 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), CompareError> {
     // Before the first tensor: from then on Burn's fusion supports packed weights.
     burn_marlin::install()?;
-    let device = open_device(&args.device).ok_or_else(|| CompareError::Device { name: args.device.clone() })?;
-    let spec = if args.int8 { QuantSpec::int8(args.group) } else { QuantSpec::int4(args.group) };
-    let dtype = if args.f32 { FloatDType::F32 } else { FloatDType::F16 };
-    let options = Options { hidden: args.hidden, layers: args.layers, rows: args.rows, dtype, spec, runs: args.runs };
+    let device = open_device(&args.device).ok_or_else(|| CompareError::Device {
+        name: args.device.clone(),
+    })?;
+    let spec = if args.int8 {
+        QuantSpec::int8(args.group)
+    } else {
+        QuantSpec::int4(args.group)
+    };
+    let dtype = if args.f32 {
+        FloatDType::F32
+    } else {
+        FloatDType::F16
+    };
+    let options = Options {
+        hidden: args.hidden,
+        layers: args.layers,
+        rows: args.rows,
+        dtype,
+        spec,
+        runs: args.runs,
+    };
     let comparison = compare(&options, &device)?;
     print(&comparison, &device)?;
     Ok(())
 }
 
 fn print(comparison: &Comparison, device: &Device) -> std::io::Result<()> {
-    let Comparison { report, before, after } = comparison;
+    let Comparison {
+        report,
+        before,
+        after,
+    } = comparison;
     let milliseconds = |run: &Run| 1e3 * run.time.as_secs_f64();
     let [float, packed] = report.total_bytes();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}\n{report}", device_name(device))?;
     writeln!(out, "{:<20}{:>12}{:>12}", "", "before", "after")?;
-    writeln!(out, "{:<20}{:>12.2}{:>12.2}", "weights, MB", 1e-6 * float as f64, 1e-6 * packed as f64)?;
-    writeln!(out, "{:<20}{:>12.3}{:>12.3}", "a forward pass, ms", milliseconds(before), milliseconds(after))?;
-    writeln!(out, "{:<20}{:>12}{:>12.4}", "relative error", "", comparison.relative_error())?;
+    writeln!(
+        out,
+        "{:<20}{:>12.2}{:>12.2}",
+        "weights, MB",
+        1e-6 * float as f64,
+        1e-6 * packed as f64
+    )?;
+    writeln!(
+        out,
+        "{:<20}{:>12.3}{:>12.3}",
+        "a forward pass, ms",
+        milliseconds(before),
+        milliseconds(after)
+    )?;
+    writeln!(
+        out,
+        "{:<20}{:>12}{:>12.4}",
+        "relative error",
+        "",
+        comparison.relative_error()
+    )?;
     let uses = after.uses;
     if uses.fused + uses.dequantized == 0 {
-        writeln!(out, "This device fuses no operations: each Linear gets a float weight for the time of its call.")
+        writeln!(
+            out,
+            "This device fuses no operations: each Linear gets a float weight for the time of its call."
+        )
     } else {
-        writeln!(out, "In one forward pass {} matmuls read the packed weight, {} float weights were made.", uses.fused, uses.dequantized)
+        writeln!(
+            out,
+            "In one forward pass {} matmuls read the packed weight, {} float weights were made.",
+            uses.fused, uses.dequantized
+        )
     }
 }

@@ -1,7 +1,9 @@
 //! A transformer of Burn's own layers, without any code for 4-bit weights.
 
 use burn::module::Module;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
@@ -20,12 +22,17 @@ pub struct Model {
 impl Model {
     /// A model with random weights. `hidden` is a multiple of [`HEAD_FEATURES`].
     pub fn new(hidden: usize, layers: usize, device: &Device) -> Self {
-        let encoder = TransformerEncoderConfig::new(hidden, 4 * hidden, hidden / HEAD_FEATURES, layers);
-        Self { encoder: encoder.with_dropout(0.0).init(device), classifier: LinearConfig::new(hidden, CLASSES).init(device) }
+        let encoder =
+            TransformerEncoderConfig::new(hidden, 4 * hidden, hidden / HEAD_FEATURES, layers);
+        Self {
+            encoder: encoder.with_dropout(0.0).init(device),
+            classifier: LinearConfig::new(hidden, CLASSES).init(device),
+        }
     }
 
     /// [batch, rows, hidden] to [batch, rows, CLASSES].
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.classifier.forward(self.encoder.forward(TransformerEncoderInput::new(x)))
+        self.classifier
+            .forward(self.encoder.forward(TransformerEncoderInput::new(x)))
     }
 }

@@ -1,4 +1,5 @@
-//! QLoRA on a Llama folder: converts the model, attaches adapters, trains them with AdamW, and saves their record.
+//! QLoRA on a Llama folder: converts the model, attaches adapters, trains them with AdamW, and
+//! saves their record.
 
 use std::error::Error;
 use std::path::Path;
@@ -28,11 +29,18 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rank: 8, steps: 30, batch: 4, seq: 64, learning_rate: 1e-3 }
+        Self {
+            rank: 8,
+            steps: 30,
+            batch: 4,
+            seq: 64,
+            learning_rate: 1e-3,
+        }
     }
 }
 
-/// A folder's model in 4 bits, with adapters on every converted layer and a tokenised text to learn.
+/// A folder's model in 4 bits, with adapters on every converted layer and a tokenised text to
+/// learn.
 pub struct Prepared {
     /// The model, not yet in training.
     pub model: LlamaModel,
@@ -46,25 +54,58 @@ pub struct Prepared {
 ///
 /// # Errors
 /// Returns an error if the folder cannot be opened or converted, or the text cannot be encoded.
-pub fn prepare(folder: &Path, text: &str, options: &Options, device: &Device) -> Result<Prepared, Box<dyn Error>> {
+pub fn prepare(
+    folder: &Path,
+    text: &str,
+    options: &Options,
+    device: &Device,
+) -> Result<Prepared, Box<dyn Error>> {
     // Gradients can leave the range of f16.
-    let llama = Llama::open(folder, device, &OpenOptions { dtype: Some(FloatDType::F32), ..OpenOptions::default() })?;
+    let llama = Llama::open(
+        folder,
+        device,
+        &OpenOptions {
+            dtype: Some(FloatDType::F32),
+            ..OpenOptions::default()
+        },
+    )?;
     let tokens = llama.tokenizer()?.encode(text)?;
     let w4a16 = W4A16::new(QuantSpec::int4(GroupSize::G128));
-    let (model, report) = w4a16.quantize(Arc::unwrap_or_clone(llama.model)).map_err(|refused| refused.error)?;
+    let (model, report) = w4a16
+        .quantize(Arc::unwrap_or_clone(llama.model))
+        .map_err(|refused| refused.error)?;
     // This freezes all other parameters.
     let model = model.apply_lora(Lora::new(options.rank, 2.0 * options.rank as f64));
-    Ok(Prepared { model, report, tokens })
+    Ok(Prepared {
+        model,
+        report,
+        tokens,
+    })
 }
 
 /// Trains the adapters to predict the tokens. Returns the model, and the mean loss of each step.
 ///
 /// # Errors
 /// Returns an error if there are fewer tokens than one sequence and its target.
-pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(LlamaModel, Vec<f32>), Box<dyn Error>> {
-    let Options { steps, batch, seq, learning_rate, .. } = *options;
-    let windows =
-        tokens.len().checked_sub(seq + 1).ok_or_else(|| format!("the text has {} tokens, a step takes {}", tokens.len(), seq + 1))?;
+pub fn train(
+    model: LlamaModel,
+    tokens: &[u32],
+    options: &Options,
+) -> Result<(LlamaModel, Vec<f32>), Box<dyn Error>> {
+    let Options {
+        steps,
+        batch,
+        seq,
+        learning_rate,
+        ..
+    } = *options;
+    let windows = tokens.len().checked_sub(seq + 1).ok_or_else(|| {
+        format!(
+            "the text has {} tokens, a step takes {}",
+            tokens.len(),
+            seq + 1
+        )
+    })?;
     let mut model = model.train();
     let device = model.device().autodiff();
     let mut optimizer = AdamWConfig::new().init();
@@ -72,10 +113,21 @@ pub fn train(model: LlamaModel, tokens: &[u32], options: &Options) -> Result<(Ll
     for step in 0..steps {
         // Consecutive windows of the text, from the start again at its end.
         let starts = (0..batch).map(|index| (step * batch + index) * seq % (windows + 1));
-        let window: Vec<i32> = starts.flat_map(|start| tokens[start..=start + seq].iter().map(|&token| token as i32)).collect();
-        let window = Tensor::<2, Int>::from_data(TensorData::new(window, [batch, seq + 1]), &device);
-        let (inputs, targets) = (window.clone().slice([0..batch, 0..seq]), window.slice([0..batch, 1..seq + 1]));
-        let likelihoods = activation::log_softmax(model.forward_full(inputs), 2).gather(2, targets.reshape([batch, seq, 1]));
+        let window: Vec<i32> = starts
+            .flat_map(|start| {
+                tokens[start..=start + seq]
+                    .iter()
+                    .map(|&token| token as i32)
+            })
+            .collect();
+        let window =
+            Tensor::<2, Int>::from_data(TensorData::new(window, [batch, seq + 1]), &device);
+        let (inputs, targets) = (
+            window.clone().slice([0..batch, 0..seq]),
+            window.slice([0..batch, 1..seq + 1]),
+        );
+        let likelihoods = activation::log_softmax(model.forward_full(inputs), 2)
+            .gather(2, targets.reshape([batch, seq, 1]));
         let loss = likelihoods.mean().neg();
         losses.push(loss.clone().into_scalar::<f32>());
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
@@ -97,7 +149,9 @@ pub fn measure(model: &LlamaModel, tokens: &[u32], seq: usize) -> Result<f64, Bo
 /// # Errors
 /// Returns an error if the file cannot be written.
 pub fn save_adapters(model: LlamaModel, file: &Path) -> Result<(), Box<dyn Error>> {
-    Ok(model.into_record_group(ParamGroup::from_predicate(".lora.")).save(file)?)
+    Ok(model
+        .into_record_group(ParamGroup::from_predicate(".lora."))
+        .save(file)?)
 }
 
 /// Loads adapters into a model that has places for them.

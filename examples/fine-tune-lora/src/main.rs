@@ -32,7 +32,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     burn_marlin::install()?;
     let device = Device::default();
-    let options = Options { steps: args.steps, rank: args.rank, ..Options::default() };
+    let options = Options {
+        steps: args.steps,
+        rank: args.rank,
+        ..Options::default()
+    };
     let text = std::fs::read_to_string(&args.text)?;
 
     let prepared = prepare(&args.model, &text, &options, &device)?;
@@ -43,11 +47,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("step {step}: loss {loss:.3}");
     }
     let after = measure(&model, &prepared.tokens, options.seq)?;
-    println!("perplexity of {}: {before:.2} before, {after:.2} after", args.text.display());
+    println!(
+        "perplexity of {}: {before:.2} before, {after:.2} after",
+        args.text.display()
+    );
 
     save_adapters(model, &args.out)?;
-    let again = load_adapters(prepare(&args.model, &text, &options, &device)?.model, &args.out)?;
+    let again = load_adapters(
+        prepare(&args.model, &text, &options, &device)?.model,
+        &args.out,
+    )?;
     let size = std::fs::metadata(&args.out)?.len();
-    println!("{size} bytes of adapters in {}, loaded again: {:.2}", args.out.display(), measure(&again, &prepared.tokens, options.seq)?);
+    println!(
+        "{size} bytes of adapters in {}, loaded again: {:.2}",
+        args.out.display(),
+        measure(&again, &prepared.tokens, options.seq)?
+    );
     Ok(())
 }

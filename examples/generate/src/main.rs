@@ -1,4 +1,5 @@
-//! Continues a text with a Llama, token by token: shows every part of marlin-llama that a program for text needs.
+//! Continues a text with a Llama, token by token: shows every part of marlin-llama that a program
+//! for text needs.
 
 mod args;
 
@@ -8,17 +9,23 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use marlin_llama::{ChatTemplate, Decoded, Decoder, Llama, LlamaError, Message, OpenOptions, SequenceOptions, TextStream};
+use marlin_llama::{
+    ChatTemplate, Decoded, Decoder, Llama, LlamaError, Message, OpenOptions, SequenceOptions,
+    TextStream,
+};
 
 use crate::args::{Args, GenerateError, open_device};
 
 fn main() -> ExitCode {
-    // Tokenizers and chat templates run in a second process of this program; in that process the call does not return.
+    // Tokenizers and chat templates run in a second process of this program; in that process the
+    // call does not return.
     marlin_llama::init();
     let error = match run(&Args::parse()) {
         Ok(()) => return ExitCode::SUCCESS,
         // The reader has closed the pipe, as in `generate-text | head`.
-        Err(GenerateError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        Err(GenerateError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            return ExitCode::SUCCESS;
+        }
         Err(error) => error,
     };
     eprint!("error: {error}");
@@ -34,9 +41,12 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), GenerateError> {
     // Before the first tensor: from then on Burn's fusion supports packed weights.
     burn_marlin::install()?;
-    let device = open_device(&args.device).ok_or_else(|| GenerateError::NoDevice { name: args.device.clone() })?;
+    let device = open_device(&args.device).ok_or_else(|| GenerateError::NoDevice {
+        name: args.device.clone(),
+    })?;
 
-    // Opens a Hugging Face folder: the model, its tokenizer and its generation_config. Quantised weights stay quantised.
+    // Opens a Hugging Face folder: the model, its tokenizer and its generation_config. Quantised
+    // weights stay quantised.
     let llama = Llama::open(&args.model, &device, &OpenOptions::default())?;
     let tokenizer = llama.tokenizer()?;
     let mut sampling = llama.generation.sampling;
@@ -46,23 +56,34 @@ fn run(args: &Args) -> Result<(), GenerateError> {
 
     // The tokens of the prompt: a text, or a conversation in the model's chat template.
     let prompt = if args.chat {
-        let template = ChatTemplate::open(&args.model)?.ok_or_else(|| GenerateError::NoTemplate { dir: args.model.clone() })?;
+        let template =
+            ChatTemplate::open(&args.model)?.ok_or_else(|| GenerateError::NoTemplate {
+                dir: args.model.clone(),
+            })?;
         stop_tokens.extend(template.stop_tokens(tokenizer));
         tokenizer.encode_rendered(&template.render(&[Message::user(&args.prompt)], true)?)?
     } else {
         tokenizer.encode(&args.prompt)?
     };
 
-    // A decoder for one sequence; there can be up to 128. On CUDA the warm-up records the graph of a step.
+    // A decoder for one sequence; there can be up to 128. On CUDA the warm-up records the graph of
+    // a step.
     let mut decoder = Decoder::new(llama.model.clone(), 1)?;
     decoder.warm_up(prompt.len());
     let start = Instant::now();
     decoder.join(
         &prompt,
-        &SequenceOptions { sampling, suppression, seed: args.seed, stop_tokens, max_new_tokens: args.max_new_tokens.get() },
+        &SequenceOptions {
+            sampling,
+            suppression,
+            seed: args.seed,
+            stop_tokens,
+            max_new_tokens: args.max_new_tokens.get(),
+        },
     )?;
 
-    // A token may be a part of a character: the stream returns text once its characters are complete. An answer is a new text.
+    // A token may be a part of a character: the stream returns text once its characters are
+    // complete. An answer is a new text.
     let mut stream = TextStream::after(tokenizer, if args.chat { &[] } else { &prompt })?;
     let mut out = std::io::stdout().lock();
     if !args.chat {
@@ -85,6 +106,10 @@ fn run(args: &Args) -> Result<(), GenerateError> {
 
     let first = first.unwrap_or_default();
     let rate = tokens.saturating_sub(1) as f64 / (start.elapsed() - first).as_secs_f64().max(1e-9);
-    eprintln!("{} prompt tokens, first token after {:.0} ms; {tokens} tokens, {rate:.1} tokens/s", prompt.len(), 1e3 * first.as_secs_f64());
+    eprintln!(
+        "{} prompt tokens, first token after {:.0} ms; {tokens} tokens, {rate:.1} tokens/s",
+        prompt.len(),
+        1e3 * first.as_secs_f64()
+    );
     Ok(())
 }

@@ -15,21 +15,45 @@ fn shipped() -> PathBuf {
 
 fn program(model: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_generate-text"));
-    command.arg(model).args(["--prompt", PROMPT]).args(args).output().unwrap_or_else(|error| panic!("{error}"))
+    command
+        .arg(model)
+        .args(["--prompt", PROMPT])
+        .args(args)
+        .output()
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn greedy_text_is_that_of_the_library() {
-    let output = program(&shipped(), &["--max-new-tokens", "20", "--temperature", "0"]);
+    let output = program(
+        &shipped(),
+        &["--max-new-tokens", "20", "--temperature", "0"],
+    );
     let report = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{report}");
 
-    let llama = Llama::open(shipped(), &Device::flex(), &OpenOptions::default()).unwrap_or_else(|error| panic!("{error}"));
-    let options = GenerateOptions { sampling: Sampling::GREEDY, ..llama.default_options(20) };
-    let expected = llama.generate(PROMPT, &options, |_| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(expected.tokens.len(), 20, "the model stops earlier: take another prompt");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{PROMPT}{}\n", expected.text));
-    assert!(report.contains(" 20 tokens, ") && report.contains("first token after "), "{report}");
+    let llama = Llama::open(shipped(), &Device::flex(), &OpenOptions::default())
+        .unwrap_or_else(|error| panic!("{error}"));
+    let options = GenerateOptions {
+        sampling: Sampling::GREEDY,
+        ..llama.default_options(20)
+    };
+    let expected = llama
+        .generate(PROMPT, &options, |_| ControlFlow::Continue(()))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        expected.tokens.len(),
+        20,
+        "the model stops earlier: take another prompt"
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("{PROMPT}{}\n", expected.text)
+    );
+    assert!(
+        report.contains(" 20 tokens, ") && report.contains("first token after "),
+        "{report}"
+    );
 }
 
 #[test]

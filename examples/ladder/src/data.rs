@@ -12,7 +12,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rayon::prelude::*;
 
-/// The largest relative error that rounding can cause: of the weights, which tensor cores multiply in f16, and of the output.
+/// The largest relative error that rounding can cause: of the weights, which tensor cores multiply
+/// in f16, and of the output.
 pub const TOLERANCE: f64 = 1e-3;
 
 /// Random operands, and their product in f64.
@@ -36,8 +37,11 @@ impl Data {
         let problem = problem(m, k, n);
         let mut rng = SmallRng::seed_from_u64(seed);
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=15)).collect();
-        let words = PlainLayout::new(k, n, problem.spec().bits).pack_with(|row, column| q[row * n + column]);
-        let scales: Vec<f32> = (0..problem.spec().group.count(k) * n).map(|_| rng.random_range(0.002..0.02)).collect();
+        let words = PlainLayout::new(k, n, problem.spec().bits)
+            .pack_with(|row, column| q[row * n + column]);
+        let scales: Vec<f32> = (0..problem.spec().group.count(k) * n)
+            .map(|_| rng.random_range(0.002..0.02))
+            .collect();
         let scales = Scales::from_f32(&scales, problem.spec().scale_dtype);
         let weight = PlainWeight::new(PlainParts {
             k,
@@ -49,30 +53,53 @@ impl Data {
             zero_points: None,
             row_permutation: None,
         })?;
-        let x: Vec<f16> = (0..m * k).map(|_| f16::from_f32(rng.random_range(-1.0..1.0))).collect();
+        let x: Vec<f16> = (0..m * k)
+            .map(|_| f16::from_f32(rng.random_range(-1.0..1.0)))
+            .collect();
 
         // A 4-bit number times an f16 scale is exact in f32.
-        let value = |row: usize, column: usize| (f32::from(q[row * n + column]) - 8.0) * weight.scales().get(row / GROUP * n + column);
-        let dense: Vec<f32> = (0..k * n).into_par_iter().map(|i| value(i / n, i % n)).collect();
+        let value = |row: usize, column: usize| {
+            (f32::from(q[row * n + column]) - 8.0) * weight.scales().get(row / GROUP * n + column)
+        };
+        let dense: Vec<f32> = (0..k * n)
+            .into_par_iter()
+            .map(|i| value(i / n, i % n))
+            .collect();
         let product = |row: &[f16]| {
             let mut sums = vec![0.0f64; n];
             for (x, weights) in row.iter().map(|x| x.to_f64()).zip(dense.chunks_exact(n)) {
-                sums.iter_mut().zip(weights).for_each(|(sum, &weight)| *sum += x * f64::from(weight));
+                sums.iter_mut()
+                    .zip(weights)
+                    .for_each(|(sum, &weight)| *sum += x * f64::from(weight));
             }
             sums
         };
         let expected = x.par_chunks_exact(k).flat_map_iter(product).collect();
-        Ok(Self { problem, x, weight, expected })
+        Ok(Self {
+            problem,
+            x,
+            weight,
+            expected,
+        })
     }
 
-    /// The relative error ||found - expected|| / ||expected|| of the first rows; infinite if a value is not finite.
+    /// The relative error ||found - expected|| / ||expected|| of the first rows; infinite if a
+    /// value is not finite.
     pub fn relative_error(&self, found: &[f16]) -> f64 {
         let square = |sum: f64, value: f64| sum + value * value;
         let expected = &self.expected[..found.len().min(self.expected.len())];
-        let difference = found.iter().zip(expected).map(|(found, expected)| found.to_f64() - expected).fold(0.0, square);
+        let difference = found
+            .iter()
+            .zip(expected)
+            .map(|(found, expected)| found.to_f64() - expected)
+            .fold(0.0, square);
         let norm = expected.iter().copied().fold(0.0, square);
         let error = (difference / norm).sqrt();
-        if error.is_finite() { error } else { f64::INFINITY }
+        if error.is_finite() {
+            error
+        } else {
+            f64::INFINITY
+        }
     }
 }
 
@@ -89,28 +116,59 @@ impl Buffers {
     ///
     /// # Errors
     /// Never for a weight of [`Data::random`].
-    pub fn new(client: &Client, data: &Data, steps: &[Step], copies: usize) -> Result<Self, LadderError> {
+    pub fn new(
+        client: &Client,
+        data: &Data,
+        steps: &[Step],
+        copies: usize,
+    ) -> Result<Self, LadderError> {
         let problem = &data.problem;
         let upload = |layout, words: &[u32], scales: &Scales| -> Vec<[Handle; 2]> {
-            let wanted = if steps.iter().any(|step| step.layout == layout) { copies } else { 0 };
+            let wanted = if steps.iter().any(|step| step.layout == layout) {
+                copies
+            } else {
+                0
+            };
             let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            (0..wanted).map(|_| [client.create_from_slice(&words), client.create_from_slice(scales.as_bytes())]).collect()
+            (0..wanted)
+                .map(|_| {
+                    [
+                        client.create_from_slice(&words),
+                        client.create_from_slice(scales.as_bytes()),
+                    ]
+                })
+                .collect()
         };
         let layout = problem.weight.tiles();
         let scales = ScaleLayout::new(&layout, problem.spec().group).pack(data.weight.scales())?;
         Ok(Self {
             x: client.create_from_slice(&bytes(&data.x)),
             out: client.empty(2 * problem.m * problem.n()),
-            plain: upload(WeightLayout::Plain, data.weight.words(), data.weight.scales()),
+            plain: upload(
+                WeightLayout::Plain,
+                data.weight.words(),
+                data.weight.scales(),
+            ),
             tile: upload(WeightLayout::Tile, &layout.pack(&data.weight)?, &scales),
         })
     }
 
-    /// The operands of a call. Calls use the copies of the weight in turn; without `out`, they share one output.
-    pub fn args(&self, step: &Step, problem: &QuantProblem, call: usize, out: Option<&Handle>) -> Args {
+    /// The operands of a call. Calls use the copies of the weight in turn; without `out`, they
+    /// share one output.
+    pub fn args(
+        &self,
+        step: &Step,
+        problem: &QuantProblem,
+        call: usize,
+        out: Option<&Handle>,
+    ) -> Args {
         let (m, k, n) = (problem.m, problem.k(), problem.n());
         let tensors = problem.weight.in_layout(step.layout).tensors();
-        let copies = if step.layout == WeightLayout::Plain { &self.plain } else { &self.tile };
+        let copies = if step.layout == WeightLayout::Plain {
+            &self.plain
+        } else {
+            &self.tile
+        };
         let [words, scales] = &copies[call % copies.len()];
         Args {
             x: buffer(&self.x, m * k),
@@ -124,19 +182,33 @@ impl Buffers {
     ///
     /// # Errors
     /// Returns an error if the step does not support the problem, or the device fails.
-    pub fn run(&self, client: &Client, step: &Step, problem: &QuantProblem) -> Result<Vec<f16>, LadderError> {
+    pub fn run(
+        &self,
+        client: &Client,
+        step: &Step,
+        problem: &QuantProblem,
+    ) -> Result<Vec<f16>, LadderError> {
         let out = client.create_from_slice(&bytes(&vec![f16::NAN; problem.m * problem.n()]));
         step.launch(client, problem, self.args(step, problem, 0, Some(&out)))?;
-        let found = client.read_one(out).map_err(|error| LadderError::Failed(format!("{error:?}")))?;
-        Ok(found.chunks_exact(2).map(|pair| f16::from_le_bytes([pair[0], pair[1]])).collect())
+        let found = client
+            .read_one(out)
+            .map_err(|error| LadderError::Failed(format!("{error:?}")))?;
+        Ok(found
+            .chunks_exact(2)
+            .map(|pair| f16::from_le_bytes([pair[0], pair[1]]))
+            .collect())
     }
 }
 
 fn bytes(values: &[f16]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
 }
 
 fn buffer(handle: &Handle, elements: usize) -> BufferArg {
-    // SAFETY: every handle of this module was made for at least the elements that it is given out with.
+    // SAFETY: every handle of this module was made for at least the elements that it is given out
+    // with.
     unsafe { BufferArg::from_raw_parts(handle.clone(), elements) }
 }

@@ -31,7 +31,9 @@ pub enum LadderError {
         found: usize,
     },
     /// A format that the ladder does not implement.
-    #[error("{problem}: the ladder takes int4 in groups of 128, symmetric, with scales and activations in f16 and rows in order")]
+    #[error(
+        "{problem}: the ladder takes int4 in groups of 128, symmetric, with scales and activations in f16 and rows in order"
+    )]
     Format {
         /// The problem, in words.
         problem: String,
@@ -45,7 +47,9 @@ pub enum LadderError {
         runtime: Runtime,
     },
     /// A card with too little shared memory for a step.
-    #[error("step {step}: {problem} fits no block of this card, which has {shared_limit} bytes of shared memory for one")]
+    #[error(
+        "step {step}: {problem} fits no block of this card, which has {shared_limit} bytes of shared memory for one"
+    )]
     Card {
         /// Number of the step.
         step: usize,
@@ -55,7 +59,9 @@ pub enum LadderError {
         shared_limit: usize,
     },
     /// A result with a larger error than rounding can cause.
-    #[error("step {step}, {problem}: relative error {error:.1e}, where at most {tolerance:.0e} is rounding")]
+    #[error(
+        "step {step}, {problem}: relative error {error:.1e}, where at most {tolerance:.0e} is rounding"
+    )]
     Wrong {
         /// Number of the step.
         step: usize,

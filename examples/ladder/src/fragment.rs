@@ -1,8 +1,10 @@
-//! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests share, and the final sum of a block.
+//! The positions of fragments in memory for steps 4 and 5, as functions that kernels and tests
+//! share, and the final sum of a block.
 //!
-//! A warp multiplies a *chunk* at a time, 64 rows of K by 64 columns. The product is computed transposed: the fragment A of `mma.m16n8k16` is 16
-//! columns of the weight by 16 rows of K, the fragment B the same 16 rows of K by eight rows of activations. With `g = lane / 4` and
-//! `t = lane % 4`, a lane holds (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"):
+//! A warp multiplies a *chunk* at a time, 64 rows of K by 64 columns. The product is computed
+//! transposed: the fragment A of `mma.m16n8k16` is 16 columns of the weight by 16 rows of K, the
+//! fragment B the same 16 rows of K by eight rows of activations. With `g = lane / 4` and `t = lane
+//! % 4`, a lane holds (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"):
 //!
 //! | register | holds | element |
 //! |---|---|---|
@@ -15,8 +17,9 @@
 //! | `c0`, `c1` | column `g` | rows `2t`, `2t + 1` of activations |
 //! | `c2`, `c3` | column `g + 8` | rows `2t`, `2t + 1` of activations |
 //!
-//! Eight weights, two for each of `a0` to `a3`, are one word of [`MarlinLayout::in_chunks`](marlin_format::layout::MarlinLayout::in_chunks), and a
-//! lane's words of four such fragments, 64 columns, are 16 bytes.
+//! Eight weights, two for each of `a0` to `a3`, are one word of
+//! [`MarlinLayout::in_chunks`](marlin_format::layout::MarlinLayout::in_chunks), and a lane's words
+//! of four such fragments, 64 columns, are 16 bytes.
 
 use cubecl::prelude::*;
 use half::f16;
@@ -26,30 +29,35 @@ use marlin_kernels::ptx::{F4, lane};
 pub const WARPS: usize = 8;
 /// Rows of K of a chunk, and also its columns.
 pub const CHUNK: usize = 64;
-/// Floats from one row to the next in the buffer of [`write`]: the four rows that one store writes are in different banks.
+/// Floats from one row to the next in the buffer of [`write`]: the four rows that one store writes
+/// are in different banks.
 const STRIDE: usize = CHUNK + 4;
 
 // ANCHOR: places
-/// The position of a lane's words of 16 rows of K by 64 columns, in units of 16 bytes; `chunks_n` is N / 64.
+/// The position of a lane's words of 16 rows of K by 64 columns, in units of 16 bytes; `chunks_n`
+/// is N / 64.
 #[cube]
 pub fn words_place(k_16: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (k_16 * chunks_n + chunk_n) * 32 + lane
 }
 
-/// The position of a lane's eight scales of 64 columns, in units of 16 bytes: column `g + 8i` is half `i`.
+/// The position of a lane's eight scales of 64 columns, in units of 16 bytes: column `g + 8i` is
+/// half `i`.
 #[cube]
 pub fn scales_place(group: u32, chunk_n: u32, chunks_n: u32, lane: u32) -> u32 {
     (group * chunks_n + chunk_n) * 8 + lane / 4
 }
 
-/// The index of the pair of rows, of 16 rows of K, that a lane has in `b0`; the pair in `b1` is four pairs on.
+/// The index of the pair of rows, of 16 rows of K, that a lane has in `b0`; the pair in `b1` is
+/// four pairs on.
 #[cube]
 pub fn pair_place(lane: u32) -> u32 {
     lane % 4
 }
 
-/// The position of a run of eight activations in a tile of rows of 64, in runs. Runs are swizzled within a row, so that the same run of eight rows,
-/// which `ldmatrix` reads at once, covers all 32 banks.
+/// The position of a run of eight activations in a tile of rows of 64, in runs. Runs are swizzled
+/// within a row, so that the same run of eight rows, which `ldmatrix` reads at once, covers all 32
+/// banks.
 #[cube]
 pub fn run_place(row: u32, run: u32) -> u32 {
     row * 8 + (run ^ (row % 8))
@@ -67,7 +75,8 @@ pub const fn reduce_floats() -> usize {
 }
 
 // ANCHOR: write
-/// Adds the sums of a block's warps, eight rows of activations at a time and always in the same order, and writes the result.
+/// Adds the sums of a block's warps, eight rows of activations at a time and always in the same
+/// order, and writes the result.
 #[cube]
 pub(crate) fn write(sums: &Array<F4>, out: &mut [f16], m: u32, n: u32, #[comptime] tiles: usize) {
     let mut parts = Shared::<[f32]>::new_slice(comptime!(reduce_floats()));
@@ -95,7 +104,8 @@ pub(crate) fn write(sums: &Array<F4>, out: &mut [f16], m: u32, n: u32, #[comptim
             for w in 0..WARPS {
                 sum += parts[place as usize + comptime!(8 * w * STRIDE)];
             }
-            let row = (CUBE_POS_Y * comptime!(tiles as u32) + comptime!(tile as u32)) * 8 + row_in_tile;
+            let row =
+                (CUBE_POS_Y * comptime!(tiles as u32) + comptime!(tile as u32)) * 8 + row_in_tile;
             if row < m {
                 out[(row * n + CUBE_POS_X * 64 + UNIT_POS_X % 64) as usize] = f16::cast_from(sum);
             }

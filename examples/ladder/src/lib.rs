@@ -1,7 +1,8 @@
 //! The same 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
 //!
-//! out = x W: activations x [M, K] and output [M, N] in f16, the weight W [K, N] in 4 bits, in groups of 128 rows of K with one f16 scale for each
-//! column: `W[k][n] = (q[k][n] - 8) * s[k / 128][n]`.
+//! out = x W: activations x [M, K] and output [M, N] in f16, the weight W [K, N] in 4 bits, in
+//! groups of 128 rows of K with one f16 scale for each column: `W[k][n] = (q[k][n] - 8) * s[k /
+//! 128][n]`.
 //!
 //! | step | adds | K | N |
 //! |---|---|---|---|
@@ -12,11 +13,15 @@
 //! | [`step_5_async`] | a `cp.async` pipeline of several stages | multiples of 64 from 192 on | multiples of 64 |
 //! | [`step_6_marlin`] | stripes over all multiprocessors, `wgmma`, the copy engine: the library's kernel | multiples of 8 | any |
 //!
-//! Steps 1 to 3 run on every CubeCL runtime and read the plain layout; steps 4 to 6 run on CUDA and read the tile layout.
+//! Steps 1 to 3 run on every CubeCL runtime and read the plain layout; steps 4 to 6 run on CUDA and
+//! read the tile layout.
 
 pub mod data;
 mod error;
-#[allow(missing_docs, reason = "`#[cube]` makes a module and a struct of every function, without a line on them")]
+#[allow(
+    missing_docs,
+    reason = "`#[cube]` makes a module and a struct of every function, without a line on them"
+)]
 pub mod fragment;
 #[cfg(feature = "cuda")]
 pub mod source;
@@ -70,13 +75,55 @@ pub struct Step {
 
 /// All steps, in order.
 pub const STEPS: [Step; 6] = [
-    step(1, "naive", WeightLayout::Plain, [1, 1], 1, step_1_naive::launch),
-    step(2, "wide loads", WeightLayout::Plain, [8, 8], 8, step_2_wide::launch),
-    step(3, "shared memory", WeightLayout::Plain, [8, 8], 8, step_3_shared::launch),
+    step(
+        1,
+        "naive",
+        WeightLayout::Plain,
+        [1, 1],
+        1,
+        step_1_naive::launch,
+    ),
+    step(
+        2,
+        "wide loads",
+        WeightLayout::Plain,
+        [8, 8],
+        8,
+        step_2_wide::launch,
+    ),
+    step(
+        3,
+        "shared memory",
+        WeightLayout::Plain,
+        [8, 8],
+        8,
+        step_3_shared::launch,
+    ),
     // With one group, the tile layout has the scales in another order.
-    step(4, "tensor cores", WeightLayout::Tile, [64, 64], GROUP + 64, step_4_tensor_cores::launch),
-    step(5, "async copies", WeightLayout::Tile, [64, 64], GROUP + 64, step_5_async::launch),
-    step(6, "marlin", WeightLayout::Tile, [8, 1], 8, step_6_marlin::launch),
+    step(
+        4,
+        "tensor cores",
+        WeightLayout::Tile,
+        [64, 64],
+        GROUP + 64,
+        step_4_tensor_cores::launch,
+    ),
+    step(
+        5,
+        "async copies",
+        WeightLayout::Tile,
+        [64, 64],
+        GROUP + 64,
+        step_5_async::launch,
+    ),
+    step(
+        6,
+        "marlin",
+        WeightLayout::Tile,
+        [8, 1],
+        8,
+        step_6_marlin::launch,
+    ),
 ];
 
 const fn step(
@@ -87,7 +134,14 @@ const fn step(
     least_k: usize,
     launch: fn(&Client, &QuantProblem, Args) -> Result<(), LadderError>,
 ) -> Step {
-    Step { number, name, layout, multiples, least_k, launch }
+    Step {
+        number,
+        name,
+        layout,
+        multiples,
+        least_k,
+        launch,
+    }
 }
 
 impl Step {
@@ -106,23 +160,45 @@ impl Step {
     pub fn check(&self, problem: &QuantProblem) -> Result<(), LadderError> {
         let (m, n, k) = (problem.m, problem.n(), problem.k());
         if *problem != crate::problem(m, k, n) {
-            return Err(LadderError::Format { problem: problem.to_string() });
+            return Err(LadderError::Format {
+                problem: problem.to_string(),
+            });
         }
         let (step, features) = (self.number, QuantSpec::MAX_FEATURES);
-        for (axis, found, least, most) in [("M", m, 1, Self::MAX_ROWS), ("K", k, self.least_k, features), ("N", n, 1, features)] {
+        for (axis, found, least, most) in [
+            ("M", m, 1, Self::MAX_ROWS),
+            ("K", k, self.least_k, features),
+            ("N", n, 1, features),
+        ] {
             if !(least..=most).contains(&found) {
-                return Err(LadderError::Range { step, axis, least, most, found });
+                return Err(LadderError::Range {
+                    step,
+                    axis,
+                    least,
+                    most,
+                    found,
+                });
             }
         }
         for (axis, found, multiple) in [("K", k, self.multiples[0]), ("N", n, self.multiples[1])] {
             if !found.is_multiple_of(multiple) {
-                return Err(LadderError::Multiple { step, axis, multiple, found });
+                return Err(LadderError::Multiple {
+                    step,
+                    axis,
+                    multiple,
+                    found,
+                });
             }
         }
         // Kernels count elements in 32 bits.
         let (elements, limit) = ((m * k.max(n)).max(k * n), u32::MAX as usize);
         if elements > limit {
-            return Err(KernelError::TooLarge { problem: problem.to_string(), elements, limit }.into());
+            return Err(KernelError::TooLarge {
+                problem: problem.to_string(),
+                elements,
+                limit,
+            }
+            .into());
         }
         Ok(())
     }
@@ -134,7 +210,10 @@ impl Step {
     pub fn check_device(&self, client: &Client) -> Result<(), LadderError> {
         let runtime = Target::of(client).runtime;
         if self.needs_cuda() && runtime != Runtime::Cuda {
-            return Err(LadderError::NeedsCuda { step: self.number, runtime });
+            return Err(LadderError::NeedsCuda {
+                step: self.number,
+                runtime,
+            });
         }
         Ok(())
     }
@@ -142,8 +221,14 @@ impl Step {
     /// Launches the step.
     ///
     /// # Errors
-    /// Returns the errors of [`check`](Self::check) and [`check_device`](Self::check_device), and an error for a buffer of the wrong length.
-    pub fn launch(&self, client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
+    /// Returns the errors of [`check`](Self::check) and [`check_device`](Self::check_device), and
+    /// an error for a buffer of the wrong length.
+    pub fn launch(
+        &self,
+        client: &Client,
+        problem: &QuantProblem,
+        args: Args,
+    ) -> Result<(), LadderError> {
         self.check(problem)?;
         self.check_device(client)?;
         let (m, n, k) = (problem.m, problem.n(), problem.k());
@@ -162,5 +247,9 @@ impl Step {
 
 /// The problem of the ladder: M rows of activations times a weight [K, N].
 pub fn problem(m: usize, k: usize, n: usize) -> QuantProblem {
-    QuantProblem::new(m, WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n), ActivationDtype::F16)
+    QuantProblem::new(
+        m,
+        WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n),
+        ActivationDtype::F16,
+    )
 }

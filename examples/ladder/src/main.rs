@@ -12,7 +12,8 @@ use record::Row;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight there.
+/// More than four times the second-level cache of an H200 (60 MB), so that no call finds its weight
+/// there.
 const WEIGHT_BYTES: usize = 240_000_000;
 
 /// A 4-bit matmul in six steps, from one thread per output to the Marlin kernel.
@@ -31,7 +32,8 @@ struct Cli {
     /// Input and output features of the weight, as KxN.
     #[arg(long, default_value = "8192x8192", value_parser = shape)]
     shape: [usize; 2],
-    /// Read rate of the card's memory, in TB/s; the default was measured on an H200 with a plain read of 4 GiB.
+    /// Read rate of the card's memory, in TB/s; the default was measured on an H200 with a plain
+    /// read of 4 GiB.
     #[arg(long, default_value_t = 4.37)]
     read_rate: f64,
     /// Seed of the random operands.
@@ -62,12 +64,16 @@ impl Device {
 }
 
 fn step(text: &str) -> Result<Step, String> {
-    let found = STEPS.into_iter().find(|step| step.number.to_string() == text);
+    let found = STEPS
+        .into_iter()
+        .find(|step| step.number.to_string() == text);
     found.ok_or_else(|| format!("`{text}` is no step; they are 1 to {}", STEPS.len()))
 }
 
 fn shape(text: &str) -> Result<[usize; 2], String> {
-    let parts = text.split_once('x').and_then(|(k, n)| Some([k.parse().ok()?, n.parse().ok()?]));
+    let parts = text
+        .split_once('x')
+        .and_then(|(k, n)| Some([k.parse().ok()?, n.parse().ok()?]));
     parts.ok_or_else(|| format!("`{text}` is no shape; write K and N as 4096x12288"))
 }
 
@@ -85,24 +91,42 @@ fn run(cli: &Cli) -> Result<(), LadderError> {
     let client = cli.device.client()?;
     let [k, n] = cli.shape;
     let on_device = |step: &Step| cli.device == Device::Cuda || !step.needs_cuda();
-    let steps: Vec<Step> = if cli.steps.is_empty() { STEPS.into_iter().filter(on_device).collect() } else { cli.steps.clone() };
+    let steps: Vec<Step> = if cli.steps.is_empty() {
+        STEPS.into_iter().filter(on_device).collect()
+    } else {
+        cli.steps.clone()
+    };
     // All steps are checked before the first runs, which may take long.
     for step in &steps {
         step.check_device(&client)?;
-        cli.rows.iter().try_for_each(|&m| step.check(&problem(m, k, n)))?;
+        cli.rows
+            .iter()
+            .try_for_each(|&m| step.check(&problem(m, k, n)))?;
     }
 
     let name = client.properties().identity.name.clone();
     let data = Data::random(cli.rows.iter().copied().max().unwrap_or(1), k, n, cli.seed)?;
-    let copies = if cli.check || cli.device == Device::Cpu { 1 } else { WEIGHT_BYTES.div_ceil(k * n / 2) };
+    let copies = if cli.check || cli.device == Device::Cpu {
+        1
+    } else {
+        WEIGHT_BYTES.div_ceil(k * n / 2)
+    };
     let buffers = Buffers::new(&client, &data, &steps, copies)?;
-    println!("{name}: {}, {copies} copies of the weight", problem(1, k, n).spec());
-    println!("{:>5} {:>6} {:>6}  step {:16} {:>10} {:>8} {:>10}", "M", "K", "N", "", "us", "floor", "error");
+    println!(
+        "{name}: {}, {copies} copies of the weight",
+        problem(1, k, n).spec()
+    );
+    println!(
+        "{:>5} {:>6} {:>6}  step {:16} {:>10} {:>8} {:>10}",
+        "M", "K", "N", "", "us", "floor", "error"
+    );
     let mut rows = Vec::new();
     for &m in &cli.rows {
         let problem = problem(m, k, n);
         for step in &steps {
-            rows.extend(measure(cli, &client, &data, &buffers, copies, step, &problem)?);
+            rows.extend(measure(
+                cli, &client, &data, &buffers, copies, step, &problem,
+            )?);
         }
     }
     match &cli.json {
@@ -125,13 +149,20 @@ fn measure(
     let error = data.relative_error(&buffers.run(client, step, problem)?);
     let line = format!("{m:>5} {k:>6} {n:>6}  {:>4} {:16}", step.number, step.name);
     if error > TOLERANCE {
-        return Err(LadderError::Wrong { step: step.number, problem: problem.to_string(), error, tolerance: TOLERANCE });
+        return Err(LadderError::Wrong {
+            step: step.number,
+            problem: problem.to_string(),
+            error,
+            tolerance: TOLERANCE,
+        });
     }
     if cli.check {
         println!("{line} {:>10} {:>8} {error:>10.1e}", "-", "-");
         return Ok(None);
     }
-    let us = timing::time(client, copies, |call| step.launch(client, problem, buffers.args(step, problem, call, None)))?;
+    let us = timing::time(client, copies, |call| {
+        step.launch(client, problem, buffers.args(step, problem, call, None))
+    })?;
     let floor_us = (cli.device == Device::Cuda).then(|| floor(problem, cli.read_rate));
     let share = floor_us.map_or("-".into(), |floor| format!("{:.1}%", floor / us * 100.0));
     println!("{line} {us:>10.2} {share:>8} {error:>10.1e}");
@@ -139,7 +170,18 @@ fn measure(
     let text = ladder::source::digest(client, step.number, problem);
     #[cfg(not(feature = "cuda"))]
     let text = None;
-    Ok(Some(Row { routine: "ladder", text, step: step.number, name: step.name, m, k, n, us, floor_us, relative_error: error }))
+    Ok(Some(Row {
+        routine: "ladder",
+        text,
+        step: step.number,
+        name: step.name,
+        m,
+        k,
+        n,
+        us,
+        floor_us,
+        relative_error: error,
+    }))
 }
 
 /// The time in microseconds to read or write every operand once at `rate` TB/s.

@@ -11,7 +11,8 @@ use time::OffsetDateTime;
 pub struct Row {
     /// Always "ladder".
     pub routine: &'static str,
-    /// The digest of the kernel's CUDA text; `None` in a build without the feature `cuda`, and on other devices.
+    /// The digest of the kernel's CUDA text; `None` in a build without the feature `cuda`, and on
+    /// other devices.
     pub text: Option<String>,
     pub step: usize,
     pub name: &'static str,
@@ -20,7 +21,8 @@ pub struct Row {
     pub n: usize,
     /// Microseconds of a call.
     pub us: f64,
-    /// The time to read and write the operands once, in microseconds; `None` if the memory's rate is not known.
+    /// The time to read and write the operands once, in microseconds; `None` if the memory's rate
+    /// is not known.
     pub floor_us: Option<f64>,
     /// The relative error to the product in f64.
     pub relative_error: f64,
@@ -37,15 +39,31 @@ struct Record<'a> {
 
 /// Writes the rows of a run.
 pub fn write(path: &Path, card: &str, rows: &[Row]) -> Result<(), LadderError> {
-    let record = Record { card, driver: driver(), date: OffsetDateTime::now_utc().date().to_string(), rows };
+    let record = Record {
+        card,
+        driver: driver(),
+        date: OffsetDateTime::now_utc().date().to_string(),
+        rows,
+    };
     let text = serde_json::to_string_pretty(&record)? + "\n";
-    std::fs::write(path, text).map_err(|source| LadderError::File { path: path.into(), source })
+    std::fs::write(path, text).map_err(|source| LadderError::File {
+        path: path.into(),
+        source,
+    })
 }
 
 /// The version of the driver, from `nvidia-smi`.
 fn driver() -> String {
-    let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]).output();
-    let found =
-        output.ok().filter(|output| output.status.success()).map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let output = Command::new("nvidia-smi")
+        .args([
+            "--query-gpu=driver_version",
+            "--format=csv,noheader",
+            "--id=0",
+        ])
+        .output();
+    let found = output
+        .ok()
+        .filter(|output| output.status.success())
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     found.unwrap_or_else(|| "unknown".into())
 }

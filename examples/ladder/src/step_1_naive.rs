@@ -1,13 +1,16 @@
 //! Step 1: one thread per output, and one weight at a time.
 //!
-//! **The step.** The definition of the matmul, as a loop: every thread walks down one column of the weight and unpacks each 4-bit value, converts
-//! it to float, scales it and multiplies it by one activation. Threads of a warp have neighbouring columns, so that their words are contiguous:
+//! **The step.** The definition of the matmul, as a loop: every thread walks down one column of the
+//! weight and unpacks each 4-bit value, converts it to float, scales it and multiplies it by one
+//! activation. Threads of a warp have neighbouring columns, so that their words are contiguous:
 //! otherwise the kernel would be several times slower.
 //!
-//! **What bounds it.** With one row of activations, latency: there are only N threads, each of which waits for one load after the other. With
-//! more rows, instructions and the second-level cache: every row unpacks every weight again.
+//! **What bounds it.** With one row of activations, latency: there are only N threads, each of
+//! which waits for one load after the other. With more rows, instructions and the second-level
+//! cache: every row unpacks every weight again.
 //!
-//! **In the profile.** Few active warps per multiprocessor, "long scoreboard" as the reason for their stalls, and far less than the memory's rate.
+//! **In the profile.** Few active warps per multiprocessor, "long scoreboard" as the reason for
+//! their stalls, and far less than the memory's rate.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;
@@ -19,9 +22,19 @@ use marlin_kernels::QuantProblem;
 pub(crate) const THREADS: u32 = 256;
 
 // ANCHOR: kernel
-/// out[m, n] = sum over k of x[m, k] * (q[k, n] - 8) * s[k / 128, n], with `columns` words in a row of the plain layout.
+/// out[m, n] = sum over k of x[m, k] * (q[k, n] - 8) * s[k / 128, n], with `columns` words in a row
+/// of the plain layout.
 #[cube(launch_unchecked)]
-pub(crate) fn naive(x: &[f16], words: &[u32], scales: &[f16], out: &mut [f16], m: usize, n: usize, k: usize, columns: usize) {
+pub(crate) fn naive(
+    x: &[f16],
+    words: &[u32],
+    scales: &[f16],
+    out: &mut [f16],
+    m: usize,
+    n: usize,
+    k: usize,
+    columns: usize,
+) {
     let row = ABSOLUTE_POS / n;
     let column = ABSOLUTE_POS % n;
     if row >= m {
@@ -38,12 +51,30 @@ pub(crate) fn naive(x: &[f16], words: &[u32], scales: &[f16], out: &mut [f16], m
 }
 // ANCHOR_END: kernel
 
-pub(crate) fn launch(client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
+pub(crate) fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    args: Args,
+) -> Result<(), LadderError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let count = CubeCount::new_1d((m * n).div_ceil(THREADS as usize) as u32);
     let dim = CubeDim::new_1d(THREADS);
     let columns = n.next_multiple_of(8);
     // SAFETY: the lengths of all buffers were checked, and threads past the last output stop.
-    unsafe { naive::launch_unchecked(client, count, dim, args.x, args.words, args.scales, args.out, m, n, k, columns) };
+    unsafe {
+        naive::launch_unchecked(
+            client,
+            count,
+            dim,
+            args.x,
+            args.words,
+            args.scales,
+            args.out,
+            m,
+            n,
+            k,
+            columns,
+        )
+    };
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Step 2: wide loads, several outputs per thread, and K split among the threads of a block.
 //!
-//! **The step.** A thread loads 16 bytes of the weight at a time: four columns by eight rows of K. It multiplies them with up to eight rows of
-//! activations, each loaded in 16 bytes too, so that a weight is unpacked once for eight outputs. Eight threads side by side read a
-//! line of 128 bytes. And since N/4 threads are too few to keep the memory busy, 32 of them share a column: each takes every 32nd row of words, and
-//! their sums are added in shared memory at the end (split-K).
+//! **The step.** A thread loads 16 bytes of the weight at a time: four columns by eight rows of K.
+//! It multiplies them with up to eight rows of activations, each loaded in 16 bytes too, so that a
+//! weight is unpacked once for eight outputs. Eight threads side by side read a line of 128 bytes.
+//! And since N/4 threads are too few to keep the memory busy, 32 of them share a column: each takes
+//! every 32nd row of words, and their sums are added in shared memory at the end (split-K).
 //!
 //! ```text
 //!             32 columns
@@ -14,11 +15,13 @@
 //! split 31 | row of words 31, 63, 95, ..    then: out = the sum of all splits
 //! ```
 //!
-//! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction, a scale, and the products; conversions from integer
-//! to float run at a lower rate than multiply-adds. And each thread loads and converts its activations for itself.
+//! **What bounds it.** Instructions. For each weight a shift, a mask, a conversion, a subtraction,
+//! a scale, and the products; conversions from integer to float run at a lower rate than
+//! multiply-adds. And each thread loads and converts its activations for itself.
 //!
-//! **In the profile.** Requests of four full lines, many times the bytes per second of step 1. In the source view, with one row, one `I2FP` for each
-//! multiply-add; with eight rows FFMA, and loads of activations that the first-level cache serves.
+//! **In the profile.** Requests of four full lines, many times the bytes per second of step 1. In
+//! the source view, with one row, one `I2FP` for each multiply-add; with eight rows FFMA, and loads
+//! of activations that the first-level cache serves.
 
 use crate::{Args, LadderError};
 use cubecl::client::Client;
@@ -38,12 +41,21 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The block for `m` rows of activations. On the CPU runtime, the threads of a block are threads of the operating system that wait for each other in
-    /// a loop, so there are no more of them than cores.
+    /// The block for `m` rows of activations. On the CPU runtime, the threads of a block are
+    /// threads of the operating system that wait for each other in a loop, so there are no more of
+    /// them than cores.
     pub fn new(client: &Client, m: usize) -> Self {
         let cores = client.properties().hardware.max_units_per_cube as usize;
-        let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu { ((cores / 2).clamp(1, 2), 2) } else { (8, 32) };
-        Self { rows: m.next_power_of_two().min(MAX_ROWS), lanes, splits }
+        let (lanes, splits) = if Target::of(client).runtime == Runtime::Cpu {
+            ((cores / 2).clamp(1, 2), 2)
+        } else {
+            (8, 32)
+        };
+        Self {
+            rows: m.next_power_of_two().min(MAX_ROWS),
+            lanes,
+            splits,
+        }
     }
 
     /// Threads of a block.
@@ -58,7 +70,10 @@ impl Block {
 
     /// Blocks of a problem.
     pub fn count(&self, problem: &QuantProblem) -> CubeCount {
-        CubeCount::new_2d(problem.n().div_ceil(self.columns()) as u32, problem.m.div_ceil(self.rows) as u32)
+        CubeCount::new_2d(
+            problem.n().div_ceil(self.columns()) as u32,
+            problem.m.div_ceil(self.rows) as u32,
+        )
     }
 }
 
@@ -77,9 +92,13 @@ pub(crate) fn wide(
 ) {
     let lane = UNIT_POS_X as usize % comptime!(block.lanes);
     let split = UNIT_POS_X as usize / comptime!(block.lanes);
-    // Threads past N repeat the last four columns, and rows past M the last row, so that the loop has no branch; their results are not written.
+    // Threads past N repeat the last four columns, and rows past M the last row, so that the loop
+    // has no branch; their results are not written.
     let quads = n / 4;
-    let quad = min(CUBE_POS_X as usize * comptime!(block.lanes) + lane, quads - 1);
+    let quad = min(
+        CUBE_POS_X as usize * comptime!(block.lanes) + lane,
+        quads - 1,
+    );
     let word_rows = k / 8;
     let mut x_rows = Array::<usize>::new(comptime!(block.rows));
     let mut sums = Array::<f32>::new(comptime!(4 * block.rows));
@@ -120,9 +139,16 @@ pub(crate) fn wide(
 // ANCHOR_END: kernel
 
 // ANCHOR: add
-/// Adds the sums of a block's splits, always in the same order, and writes the result. `sums[4r + c]` is row `r`, column `c` of the thread's four.
+/// Adds the sums of a block's splits, always in the same order, and writes the result. `sums[4r +
+/// c]` is row `r`, column `c` of the thread's four.
 #[cube]
-pub(crate) fn add_splits(sums: &Array<f32>, out: &mut [f16], m: usize, n: usize, #[comptime] block: Block) {
+pub(crate) fn add_splits(
+    sums: &Array<f32>,
+    out: &mut [f16],
+    m: usize,
+    n: usize,
+    #[comptime] block: Block,
+) {
     let outputs = comptime!(block.rows * block.columns());
     let mut parts = Shared::<[f32]>::new_slice(comptime!(block.splits * outputs));
     let lane = UNIT_POS_X as usize % comptime!(block.lanes);
@@ -131,7 +157,8 @@ pub(crate) fn add_splits(sums: &Array<f32>, out: &mut [f16], m: usize, n: usize,
     for r in 0..comptime!(block.rows) {
         #[unroll]
         for c in 0..4usize {
-            parts[split * outputs + comptime!(r * block.columns() + c) + 4 * lane] = sums[comptime!(4 * r + c)];
+            parts[split * outputs + comptime!(r * block.columns() + c) + 4 * lane] =
+                sums[comptime!(4 * r + c)];
         }
     }
     sync_cube();
@@ -143,7 +170,8 @@ pub(crate) fn add_splits(sums: &Array<f32>, out: &mut [f16], m: usize, n: usize,
             sum += parts[output + comptime!(s * outputs)];
         }
         let row = CUBE_POS_Y as usize * comptime!(block.rows) + output / comptime!(block.columns());
-        let column = CUBE_POS_X as usize * comptime!(block.columns()) + output % comptime!(block.columns());
+        let column =
+            CUBE_POS_X as usize * comptime!(block.columns()) + output % comptime!(block.columns());
         if row < m && column < n {
             out[row * n + column] = f16::cast_from(sum);
         }
@@ -152,11 +180,33 @@ pub(crate) fn add_splits(sums: &Array<f32>, out: &mut [f16], m: usize, n: usize,
 }
 // ANCHOR_END: add
 
-pub(crate) fn launch(client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
+pub(crate) fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    args: Args,
+) -> Result<(), LadderError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let block = Block::new(client, m);
-    let (count, dim) = (block.count(problem), CubeDim::new_1d(block.threads() as u32));
-    // SAFETY: the lengths of all buffers were checked, K and N are multiples of 8, and nothing past M or N is read or written.
-    unsafe { wide::launch_unchecked(client, count, dim, args.x, args.words, args.scales, args.out, m, n, k, block) };
+    let (count, dim) = (
+        block.count(problem),
+        CubeDim::new_1d(block.threads() as u32),
+    );
+    // SAFETY: the lengths of all buffers were checked, K and N are multiples of 8, and nothing past
+    // M or N is read or written.
+    unsafe {
+        wide::launch_unchecked(
+            client,
+            count,
+            dim,
+            args.x,
+            args.words,
+            args.scales,
+            args.out,
+            m,
+            n,
+            k,
+            block,
+        )
+    };
     Ok(())
 }

@@ -1,16 +1,22 @@
-//! Step 3: work that is common to a block's threads is done once, in shared memory, and weights become floats without a conversion.
+//! Step 3: work that is common to a block's threads is done once, in shared memory, and weights
+//! become floats without a conversion.
 //!
-//! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of activations, the rows of the block by up to 1024 of K,
-//! convert it to f32 and store it in shared memory, from which the eight lanes of a split all read the same values. Each thread loads the weights
-//! that it will multiply with the tile before it helps to load the tile, so that one wait covers both.
+//! **The step.** The work is divided as in step 2. Now the block's threads together load a tile of
+//! activations, the rows of the block by up to 1024 of K, convert it to f32 and store it in shared
+//! memory, from which the eight lanes of a split all read the same values. Each thread loads the
+//! weights that it will multiply with the tile before it helps to load the tile, so that one wait
+//! covers both.
 //!
-//! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is the float 2^23 + q, and one subtraction of
-//! 2^23 + 8 leaves q - 8, exactly. The scale is applied once to the sum of eight products, not to every weight.
+//! A 4-bit value `q` is or-ed into the lowest bits of 2^23, an f32 whose last bit counts 1: that is
+//! the float 2^23 + q, and one subtraction of 2^23 + 8 leaves q - 8, exactly. The scale is applied
+//! once to the sum of eight products, not to every weight.
 //!
-//! **What bounds it.** With few rows, memory and the two barriers of each tile, between which no load is issued. With eight, the FMA pipe: the
-//! multiply-adds in f32 are all that is left, and eight rows of 16 already take longer than the weight takes to arrive.
+//! **What bounds it.** With few rows, memory and the two barriers of each tile, between which no
+//! load is issued. With eight, the FMA pipe: the multiply-adds in f32 are all that is left, and
+//! eight rows of 16 already take longer than the weight takes to arrive.
 //!
-//! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place of most global ones; "barrier" among the stalls.
+//! **In the profile.** No conversions in the loop, and FMA the busiest pipe; shared loads in place
+//! of most global ones; "barrier" among the stalls.
 
 use crate::step_2_wide::{Block, add_splits};
 use crate::{Args, LadderError};
@@ -19,8 +25,8 @@ use cubecl::prelude::*;
 use half::f16;
 use marlin_kernels::QuantProblem;
 
-/// Rows of words that a thread multiplies in a tile. With eight rows of activations, four would need too many registers for two blocks on a
-/// multiprocessor.
+/// Rows of words that a thread multiplies in a tile. With eight rows of activations, four would
+/// need too many registers for two blocks on a multiprocessor.
 const fn words_of(rows: usize) -> usize {
     if rows < 8 { 4 } else { 2 }
 }
@@ -50,7 +56,10 @@ pub(crate) fn shared_tile(
     let lane = UNIT_POS_X as usize % comptime!(block.lanes);
     let split = UNIT_POS_X as usize / comptime!(block.lanes);
     let quads = n / 4;
-    let quad = min(CUBE_POS_X as usize * comptime!(block.lanes) + lane, quads - 1);
+    let quad = min(
+        CUBE_POS_X as usize * comptime!(block.lanes) + lane,
+        quads - 1,
+    );
     let word_rows = k / 8;
     let each = comptime!(words_of(block.rows));
     let depth = comptime!(each * block.splits);
@@ -77,7 +86,10 @@ pub(crate) fn shared_tile(
         sync_cube();
         let mut place = UNIT_POS_X as usize;
         while place < comptime!(block.rows * depth) {
-            let row = min(CUBE_POS_Y as usize * comptime!(block.rows) + place / depth, m - 1);
+            let row = min(
+                CUBE_POS_Y as usize * comptime!(block.rows) + place / depth,
+                m - 1,
+            );
             let word_row = first + place % depth;
             let mut values = Vector::<f32, Const<8>>::new(0.0);
             if word_row < word_rows {
@@ -116,11 +128,33 @@ pub(crate) fn shared_tile(
 }
 // ANCHOR_END: kernel
 
-pub(crate) fn launch(client: &Client, problem: &QuantProblem, args: Args) -> Result<(), LadderError> {
+pub(crate) fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    args: Args,
+) -> Result<(), LadderError> {
     let (m, n, k) = (problem.m, problem.n(), problem.k());
     let block = Block::new(client, m);
-    let (count, dim) = (block.count(problem), CubeDim::new_1d(block.threads() as u32));
-    // SAFETY: the lengths of all buffers were checked, K and N are multiples of 8, and nothing past M, N or K is read or written.
-    unsafe { shared_tile::launch_unchecked(client, count, dim, args.x, args.words, args.scales, args.out, m, n, k, block) };
+    let (count, dim) = (
+        block.count(problem),
+        CubeDim::new_1d(block.threads() as u32),
+    );
+    // SAFETY: the lengths of all buffers were checked, K and N are multiples of 8, and nothing past
+    // M, N or K is read or written.
+    unsafe {
+        shared_tile::launch_unchecked(
+            client,
+            count,
+            dim,
+            args.x,
+            args.words,
+            args.scales,
+            args.out,
+            m,
+            n,
+            k,
+            block,
+        )
+    };
     Ok(())
 }

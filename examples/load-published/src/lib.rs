@@ -1,7 +1,9 @@
 //! A BERT classifier of Burn's own layers, without any code for 4-bit weights.
 
 use burn::module::Module;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::store::KeyRemapper;
 use burn::tensor::{Device, Int, Tensor};
@@ -36,13 +38,23 @@ impl BertConfig {
     pub fn init(&self, device: &Device) -> Bert {
         let (hidden, epsilon) = (self.hidden_size, self.layer_norm_eps);
         let embedding = |rows| EmbeddingConfig::new(rows, hidden).init(device);
-        let encoder = TransformerEncoderConfig::new(hidden, self.intermediate_size, self.num_attention_heads, self.num_hidden_layers);
+        let encoder = TransformerEncoderConfig::new(
+            hidden,
+            self.intermediate_size,
+            self.num_attention_heads,
+            self.num_hidden_layers,
+        );
         Bert {
             words: embedding(self.vocab_size),
             positions: embedding(self.max_position_embeddings),
             segments: embedding(self.type_vocab_size),
-            norm: LayerNormConfig::new(hidden).with_epsilon(epsilon).init(device),
-            encoder: encoder.with_layer_norm_eps(epsilon).with_dropout(0.0).init(device),
+            norm: LayerNormConfig::new(hidden)
+                .with_epsilon(epsilon)
+                .init(device),
+            encoder: encoder
+                .with_layer_norm_eps(epsilon)
+                .with_dropout(0.0)
+                .init(device),
             pooler: LinearConfig::new(hidden, hidden).init(device),
             classifier: LinearConfig::new(hidden, self.id2label.len()).init(device),
         }
@@ -62,12 +74,16 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Returns the last hidden state `[batch, tokens, hidden]` of token ids and segments `[batch, tokens]`.
+    /// Returns the last hidden state `[batch, tokens, hidden]` of token ids and segments `[batch,
+    /// tokens]`.
     pub fn encode(&self, ids: Tensor<2, Int>, segments: Tensor<2, Int>) -> Tensor<3> {
         let [_, tokens] = ids.dims();
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, &ids.device()).unsqueeze();
-        let embedded = self.words.forward(ids) + self.positions.forward(positions) + self.segments.forward(segments);
-        self.encoder.forward(TransformerEncoderInput::new(self.norm.forward(embedded)))
+        let embedded = self.words.forward(ids)
+            + self.positions.forward(positions)
+            + self.segments.forward(segments);
+        self.encoder
+            .forward(TransformerEncoderInput::new(self.norm.forward(embedded)))
     }
 
     /// Returns the logits `[batch, classes]` of the last hidden state `[batch, tokens, hidden]`.
@@ -77,7 +93,8 @@ impl Bert {
         self.classifier.forward(self.pooler.forward(first).tanh())
     }
 
-    /// The map from tensor names of transformers to parameter names of this model, the same as for a float checkpoint.
+    /// The map from tensor names of transformers to parameter names of this model, the same as for
+    /// a float checkpoint.
     ///
     /// # Errors
     /// Never: all patterns are valid regular expressions.
@@ -97,7 +114,8 @@ impl Bert {
             .add_pattern(r"\.output\.LayerNorm\.", ".norm_2.")?)
     }
 
-    /// The map from parameter names of this model to tensor names of transformers, to export the model.
+    /// The map from parameter names of this model to tensor names of transformers, to export the
+    /// model.
     ///
     /// # Errors
     /// Never: all patterns are valid regular expressions.

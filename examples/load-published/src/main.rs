@@ -27,12 +27,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::default();
     let config: BertConfig = serde_json::from_slice(&std::fs::read(args.dir.join("config.json"))?)?;
 
-    let (model, report) = W4A16::load(config.init(&device), &args.dir, &Bert::from_transformers()?)?;
+    let (model, report) =
+        W4A16::load(config.init(&device), &args.dir, &Bert::from_transformers()?)?;
     println!("{report}");
 
     let ids = Tensor::<1, Int>::from_data(args.ids.as_slice(), &device).unsqueeze::<2>();
     let segments = ids.zeros_like();
-    let logits = model.classify(model.encode(ids, segments)).try_into_vec_as::<f32>()?;
+    let logits = model
+        .classify(model.encode(ids, segments))
+        .try_into_vec_as::<f32>()?;
     for (label, logit) in config.id2label.values().zip(logits) {
         println!("{label}: {logit:.4}");
     }

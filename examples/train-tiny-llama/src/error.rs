@@ -14,10 +14,14 @@ pub enum Error {
         source: std::io::Error,
     },
     /// `cargo metadata` failed, or its output is not as expected.
-    #[error("`cargo metadata --offline` failed: {0}; run this inside the workspace, after `cargo fetch`")]
+    #[error(
+        "`cargo metadata --offline` failed: {0}; run this inside the workspace, after `cargo fetch`"
+    )]
     Metadata(String),
     /// A crate whose sources are held out is not among the dependencies.
-    #[error("the crate `{0}` is held out for evaluation, but it is not a dependency of this workspace; put another crate into HELD_OUT")]
+    #[error(
+        "the crate `{0}` is held out for evaluation, but it is not a dependency of this workspace; put another crate into HELD_OUT"
+    )]
     HeldOutMissing(&'static str),
     /// The tokenizer could not be trained or used.
     #[error("tokenizer: {0}")]
@@ -37,7 +41,9 @@ pub enum Error {
     #[error("the device failed: {0}")]
     Device(String),
     /// The loss is not finite.
-    #[error("the loss is {loss} after {step} steps: the training diverged; lower --lr (it was {lr})")]
+    #[error(
+        "the loss is {loss} after {step} steps: the training diverged; lower --lr (it was {lr})"
+    )]
     Diverged {
         /// The loss that was read.
         loss: f32,

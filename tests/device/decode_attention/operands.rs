@@ -21,15 +21,23 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots, of which idle rows may have one twice. The cache is NaN from each row's position on.
+    /// Draws operands for rows at `positions`, where `None` is an idle row, in random slots, of
+    /// which idle rows may have one twice. The cache is NaN from each row's position on.
     pub(super) fn random(shape: &AttentionShape, positions: &[Option<usize>], seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut slots: Vec<usize> = (0..shape.slots).collect();
         for i in (1..slots.len()).rev() {
             slots.swap(i, rng.random_range(0..=i));
         }
-        let rows = (0..shape.rows).map(|row| row_at(positions[row % positions.len()], slots[row % slots.len()])).collect::<Vec<_>>();
-        let mut random = |count: usize, size: f32| rounded((0..count).map(|_| rng.random_range(-size..size)).collect(), shape.dtype);
+        let rows = (0..shape.rows)
+            .map(|row| row_at(positions[row % positions.len()], slots[row % slots.len()]))
+            .collect::<Vec<_>>();
+        let mut random = |count: usize, size: f32| {
+            rounded(
+                (0..count).map(|_| rng.random_range(-size..size)).collect(),
+                shape.dtype,
+            )
+        };
         let mut operands = Self {
             qkv: random(shape.rows * shape.qkv_columns(), 2.5),
             keys: vec![f32::NAN; shape.cache_elements()],
@@ -40,7 +48,9 @@ impl Operands {
             rows,
         };
         for row in &operands.rows {
-            let RowState::At(position) = row.state else { continue };
+            let RowState::At(position) = row.state else {
+                continue;
+            };
             for head in 0..shape.kv_heads {
                 let base = cache_index(shape, row.slot as usize, head, 0);
                 let cached = base..base + (position as usize).min(shape.max_len) * shape.head_dim;
@@ -50,7 +60,8 @@ impl Operands {
         }
         for position in 0..shape.max_positions {
             for i in 0..shape.rotary_dim / 2 {
-                let angle = position as f64 * 10_000f64.powf(-2.0 * i as f64 / shape.rotary_dim as f64);
+                let angle =
+                    position as f64 * 10_000f64.powf(-2.0 * i as f64 / shape.rotary_dim as f64);
                 operands.cos.push(angle.cos() as f32);
                 operands.sin.push(angle.sin() as f32);
             }
@@ -59,24 +70,49 @@ impl Operands {
     }
 
     /// Returns a head of q (0), k (1) or v (2) of a row.
-    pub(super) fn head(&self, shape: &AttentionShape, row: usize, part: usize, head: usize) -> &[f32] {
+    pub(super) fn head(
+        &self,
+        shape: &AttentionShape,
+        row: usize,
+        part: usize,
+        head: usize,
+    ) -> &[f32] {
         let first = [0, shape.heads, shape.heads + shape.kv_heads][part] + head;
         let start = row * shape.qkv_columns() + first * shape.head_dim;
         &self.qkv[start..start + shape.head_dim]
     }
 
     /// Returns a head of q (0) or k (1), normalised and rotated.
-    pub(super) fn rotated(&self, shape: &AttentionShape, row: usize, part: usize, head: usize, position: usize) -> Vec<f64> {
-        let mut x: Vec<f64> = self.head(shape, row, part, head).iter().map(|&x| f64::from(x)).collect();
+    pub(super) fn rotated(
+        &self,
+        shape: &AttentionShape,
+        row: usize,
+        part: usize,
+        head: usize,
+        position: usize,
+    ) -> Vec<f64> {
+        let mut x: Vec<f64> = self
+            .head(shape, row, part, head)
+            .iter()
+            .map(|&x| f64::from(x))
+            .collect();
         if let Some(epsilon) = shape.norm_epsilon {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
             let scale = 1.0 / (mean + f64::from(epsilon)).sqrt();
-            x.iter_mut().zip(&self.norms[part]).for_each(|(x, &weight)| *x *= scale * f64::from(weight));
+            x.iter_mut()
+                .zip(&self.norms[part])
+                .for_each(|(x, &weight)| *x *= scale * f64::from(weight));
         }
         let half = shape.rotary_dim / 2;
         for i in 0..half {
-            let (cos, sin) = (f64::from(self.cos[position * half + i]), f64::from(self.sin[position * half + i]));
-            (x[i], x[i + half]) = (x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin);
+            let (cos, sin) = (
+                f64::from(self.cos[position * half + i]),
+                f64::from(self.sin[position * half + i]),
+            );
+            (x[i], x[i + half]) = (
+                x[i] * cos - x[i + half] * sin,
+                x[i + half] * cos + x[i] * sin,
+            );
         }
         x
     }
@@ -85,7 +121,11 @@ impl Operands {
     pub(super) fn append(&mut self, shape: &AttentionShape, row: usize, position: usize) {
         for head in 0..shape.kv_heads {
             let start = cache_index(shape, self.rows[row].slot as usize, head, position);
-            let key = self.rotated(shape, row, 1, head, position).into_iter().map(|x| x as f32).collect();
+            let key = self
+                .rotated(shape, row, 1, head, position)
+                .into_iter()
+                .map(|x| x as f32)
+                .collect();
             let value = self.head(shape, row, 2, head).to_vec();
             self.keys[start..start + shape.head_dim].copy_from_slice(&rounded(key, shape.dtype));
             self.values[start..start + shape.head_dim].copy_from_slice(&value);
@@ -95,19 +135,38 @@ impl Operands {
 
 pub(super) fn row_at(position: Option<usize>, slot: usize) -> Row {
     let state = position.map_or(RowState::Idle, |position| RowState::At(position as u32));
-    Row { token: 7, state, slot: slot as u32, ..Row::IDLE }
+    Row {
+        token: 7,
+        state,
+        slot: slot as u32,
+        ..Row::IDLE
+    }
 }
 
 fn rounded(values: Vec<f32>, dtype: ActivationDtype) -> Vec<f32> {
-    crate::kernels::values(&bytes(&values, dtype), dtype).into_iter().map(|value| value as f32).collect()
+    crate::kernels::values(&bytes(&values, dtype), dtype)
+        .into_iter()
+        .map(|value| value as f32)
+        .collect()
 }
 
-pub(super) fn cache_index(shape: &AttentionShape, slot: usize, head: usize, position: usize) -> usize {
+pub(super) fn cache_index(
+    shape: &AttentionShape,
+    slot: usize,
+    head: usize,
+    position: usize,
+) -> usize {
     ((slot * shape.kv_heads + head) * shape.max_len + position) * shape.head_dim
 }
 
-/// Computes the output of a row in f64 and the magnitude of its terms from the definition, over the keys of `operands` and the token's own key.
-pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize, position: usize) -> (Vec<f64>, Vec<f64>) {
+/// Computes the output of a row in f64 and the magnitude of its terms from the definition, over the
+/// keys of `operands` and the token's own key.
+pub(super) fn reference(
+    shape: &AttentionShape,
+    operands: &Operands,
+    row: usize,
+    position: usize,
+) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut magnitude) = (Vec::new(), Vec::new());
     let slot = operands.rows[row].slot as usize;
     let first = (position + 1).saturating_sub(shape.window.unwrap_or(usize::MAX));
@@ -116,16 +175,31 @@ pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize,
         let mut query = operands.rotated(shape, row, 0, head, position);
         if shape.pass == AttentionPass::Prompt {
             // Between the two kernels of prompts.
-            query = rounded(query.into_iter().map(|x| x as f32).collect(), shape.dtype).into_iter().map(f64::from).collect();
+            query = rounded(query.into_iter().map(|x| x as f32).collect(), shape.dtype)
+                .into_iter()
+                .map(f64::from)
+                .collect();
         }
-        let key = operands.rotated(shape, row, 1, kv_head, position).into_iter().map(|x| x as f32).collect();
+        let key = operands
+            .rotated(shape, row, 1, kv_head, position)
+            .into_iter()
+            .map(|x| x as f32)
+            .collect();
         let key = rounded(key, shape.dtype);
         let at = |cache: &'_ [f32], position: usize| {
             let start = cache_index(shape, slot, kv_head, position);
             cache[start..start + shape.head_dim].to_vec()
         };
-        let dot = |key: &[f32]| key.iter().zip(&query).map(|(&k, q)| f64::from(k) * q).sum::<f64>() / (shape.head_dim as f64).sqrt();
-        let mut scores: Vec<f64> = (first..position).map(|position| dot(&at(&operands.keys, position))).collect();
+        let dot = |key: &[f32]| {
+            key.iter()
+                .zip(&query)
+                .map(|(&k, q)| f64::from(k) * q)
+                .sum::<f64>()
+                / (shape.head_dim as f64).sqrt()
+        };
+        let mut scores: Vec<f64> = (first..position)
+            .map(|position| dot(&at(&operands.keys, position)))
+            .collect();
         scores.push(dot(&key));
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let parts: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
@@ -133,7 +207,11 @@ pub(super) fn reference(shape: &AttentionShape, operands: &Operands, row: usize,
         let (mut sum, mut squares) = (vec![0.0; shape.head_dim], vec![0.0; shape.head_dim]);
         for (i, part) in parts.iter().enumerate() {
             let own = || operands.head(shape, row, 2, kv_head).to_vec();
-            let value = if first + i == position { own() } else { at(&operands.values, first + i) };
+            let value = if first + i == position {
+                own()
+            } else {
+                at(&operands.values, first + i)
+            };
             for (feature, value) in value.into_iter().enumerate() {
                 let term = part / total * f64::from(value);
                 sum[feature] += term;

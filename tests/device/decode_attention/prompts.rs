@@ -1,7 +1,9 @@
 //! Attention from the tokens of prompts: several of a sequence, in both kernels that take them.
 
+use super::bench::{Bench, PromptKernel};
+use super::checks::{check_launch, check_repeats};
 use super::operands::{Operands, row_at};
-use super::{Bench, PromptKernel, check_launch, check_repeats, shape};
+use super::shape;
 use crate::kernels::client;
 use crate::setup::computes;
 use burn::tensor::Device;
@@ -10,25 +12,80 @@ use marlin_decode::kernels::attention::{AttentionPass, AttentionShape};
 use marlin_decode::kernels::flash;
 use marlin_kernels::ActivationDtype;
 
-/// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows before it of its sequence.
+/// Rows of several sequences, each from a position on, among idle ones: a row attends to the rows
+/// before it of its sequence.
 pub(super) fn agree(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
     // (first position, tokens) of each sequence.
-    let sequences: &[(usize, usize)] =
-        if is_card { &[(0, 63), (0, 1), (64, 65), (500, 12), (0, 193), (127, 64), (31, 18)] } else { &[(0, 9), (0, 1), (7, 5)] };
+    let sequences: &[(usize, usize)] = if is_card {
+        &[
+            (0, 63),
+            (0, 1),
+            (64, 65),
+            (500, 12),
+            (0, 193),
+            (127, 64),
+            (31, 18),
+        ]
+    } else {
+        &[(0, 9), (0, 1), (7, 5)]
+    };
     let used: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
     let (rows, max_len) = (used.next_power_of_two(), if is_card { 600 } else { 40 });
-    let head_dims: &[usize] = if is_card { &[64, 80, 96, 128, 256] } else { &[16] };
-    let dtypes: &[ActivationDtype] =
-        if is_card { &[ActivationDtype::F16, ActivationDtype::BF16, ActivationDtype::F32] } else { &[ActivationDtype::F16] };
-    let mut dtypes = dtypes.iter().copied().filter(|&dtype| computes(device, dtype)).collect::<Vec<_>>().into_iter().cycle();
-    for (case, (&head_dim, group)) in head_dims.iter().flat_map(|head_dim| [1, 4].map(|group| (head_dim, group))).enumerate() {
+    let head_dims: &[usize] = if is_card {
+        &[64, 80, 96, 128, 256]
+    } else {
+        &[16]
+    };
+    let dtypes: &[ActivationDtype] = if is_card {
+        &[
+            ActivationDtype::F16,
+            ActivationDtype::BF16,
+            ActivationDtype::F32,
+        ]
+    } else {
+        &[ActivationDtype::F16]
+    };
+    let mut dtypes = dtypes
+        .iter()
+        .copied()
+        .filter(|&dtype| computes(device, dtype))
+        .collect::<Vec<_>>()
+        .into_iter()
+        .cycle();
+    for (case, (&head_dim, group)) in head_dims
+        .iter()
+        .flat_map(|head_dim| [1, 4].map(|group| (head_dim, group)))
+        .enumerate()
+    {
         let dtype = dtypes.next().unwrap_or(ActivationDtype::F32);
-        let plain = AttentionShape { pass: AttentionPass::Prompt, ..shape(rows, [group, 1], head_dim, max_len, dtype) };
-        let normed = AttentionShape { norm_epsilon: Some(1e-6), window: Some(11), ..plain };
-        let half_rotated = AttentionShape { rotary_dim: head_dim / 2, window: Some(70), ..plain };
-        let unrotated = AttentionShape { rotary_dim: 0, norm_epsilon: Some(1e-5), heads: 2 * group, kv_heads: 2, ..plain };
-        check_prompts(&client, &[plain, normed, half_rotated, unrotated][case % 4], sequences, seed);
+        let plain = AttentionShape {
+            pass: AttentionPass::Prompt,
+            ..shape(rows, [group, 1], head_dim, max_len, dtype)
+        };
+        let normed = AttentionShape {
+            norm_epsilon: Some(1e-6),
+            window: Some(11),
+            ..plain
+        };
+        let half_rotated = AttentionShape {
+            rotary_dim: head_dim / 2,
+            window: Some(70),
+            ..plain
+        };
+        let unrotated = AttentionShape {
+            rotary_dim: 0,
+            norm_epsilon: Some(1e-5),
+            heads: 2 * group,
+            kv_heads: 2,
+            ..plain
+        };
+        check_prompts(
+            &client,
+            &[plain, normed, half_rotated, unrotated][case % 4],
+            sequences,
+            seed,
+        );
     }
 }
 
@@ -53,16 +110,30 @@ fn check_prompts(client: &Client, shape: &AttentionShape, sequences: &[(usize, u
         false => &[PromptKernel::Rows],
     };
     for &prompts in kernels {
-        check_launch(Bench { prompts, ..Bench::new(client, shape, &operands) }, operands.clone(), seed);
+        check_launch(
+            Bench {
+                prompts,
+                ..Bench::new(client, shape, &operands)
+            },
+            operands.clone(),
+            seed,
+        );
     }
 }
 
 /// Tokens far into sequences, in the last tile of positions and across its edges.
 pub(super) fn long(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
-    let (max_len, sequences): (usize, &[(usize, usize)]) =
-        if is_card { (131_072, &[(131_039, 33), (65_530, 20)]) } else { (3_000, &[(2_991, 9)]) };
+    let half = if computes(device, ActivationDtype::F16) {
+        ActivationDtype::F16
+    } else {
+        ActivationDtype::F32
+    };
+    let (max_len, sequences): (usize, &[(usize, usize)]) = if is_card {
+        (131_072, &[(131_039, 33), (65_530, 20)])
+    } else {
+        (3_000, &[(2_991, 9)])
+    };
     let rows = sequences.iter().map(|(_, tokens)| tokens).sum();
     let plain = AttentionShape {
         pass: AttentionPass::Prompt,
@@ -70,18 +141,39 @@ pub(super) fn long(device: &Device, is_card: bool, seed: u64) {
         ..shape(rows, [2, 1], if is_card { 128 } else { 16 }, max_len, half)
     };
     for window in [None, Some(max_len / 3)] {
-        check_prompts(&client, &AttentionShape { window, ..plain }, sequences, seed);
+        check_prompts(
+            &client,
+            &AttentionShape { window, ..plain },
+            sequences,
+            seed,
+        );
     }
 }
 
 pub(super) fn repeats(device: &Device, is_card: bool, seed: u64) {
     let client = client(device);
-    let half = if computes(device, ActivationDtype::F16) { ActivationDtype::F16 } else { ActivationDtype::F32 };
+    let half = if computes(device, ActivationDtype::F16) {
+        ActivationDtype::F16
+    } else {
+        ActivationDtype::F32
+    };
     let (tokens, head_dim) = if is_card { (700, 128) } else { (12, 16) };
-    let shape = AttentionShape { pass: AttentionPass::Prompt, ..shape(tokens, [8, 2], head_dim, tokens + 9, half) };
+    let shape = AttentionShape {
+        pass: AttentionPass::Prompt,
+        ..shape(tokens, [8, 2], head_dim, tokens + 9, half)
+    };
     let mut operands = Operands::random(&shape, &vec![None; tokens], seed);
-    operands.rows = (0..tokens).map(|position| row_at(Some(position), 1)).collect();
-    let prompts = if flash::takes(&client, shape.dtype, head_dim) { PromptKernel::Flash } else { PromptKernel::Rows };
-    let bench = Bench { prompts, ..Bench::new(&client, &shape, &operands) };
+    operands.rows = (0..tokens)
+        .map(|position| row_at(Some(position), 1))
+        .collect();
+    let prompts = if flash::takes(&client, shape.dtype, head_dim) {
+        PromptKernel::Flash
+    } else {
+        PromptKernel::Rows
+    };
+    let bench = Bench {
+        prompts,
+        ..Bench::new(&client, &shape, &operands)
+    };
     check_repeats(&bench, seed);
 }

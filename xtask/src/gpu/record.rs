@@ -1,4 +1,5 @@
-//! The last whole run of the device tests on each kind of device: `benches/records/device-tests.json`.
+//! The last whole run of the device tests on each kind of device:
+//! `benches/records/device-tests.json`.
 
 use super::git;
 use crate::process::{Error, root};
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// The kinds of devices that no other check runs on.
 const DEVICES: [&str; 2] = ["cuda", "vulkan"];
-/// What changes what a device runs: the code that makes and launches kernels, and the versions of what it stands on.
+/// What changes what a device runs: the code that makes and launches kernels, and the versions of
+/// what it stands on.
 const DEVICE_CODE: [&str; 6] = [
     "crates/burn-marlin/src",
     "crates/marlin-decode/src",
@@ -45,24 +47,37 @@ fn read(path: &Path) -> Result<Runs, Error> {
         return Ok(Runs::new());
     }
     let text = fs::read_to_string(path).map_err(Error::file(path))?;
-    serde_json::from_str(&text).map_err(|error| Error::Needs(format!("{}: no record of device tests: {error}", path.display())))
+    serde_json::from_str(&text).map_err(|error| {
+        Error::Needs(format!(
+            "{}: no record of device tests: {error}",
+            path.display()
+        ))
+    })
 }
 
-/// Takes the run whose line of JSON is the last in `output`, what `run.sh` has printed, as the last of its device.
+/// Takes the run whose line of JSON is the last in `output`, what `run.sh` has printed, as the last
+/// of its device.
 pub fn record(output: &Path) -> Result<(), Error> {
     let text = fs::read_to_string(output).map_err(Error::file(output))?;
-    let run = last_run(&text).map_err(|why| Error::Needs(format!("{}: {why}", output.display())))?;
+    let run =
+        last_run(&text).map_err(|why| Error::Needs(format!("{}: {why}", output.display())))?;
     let path = path();
     let mut runs = read(&path)?;
     println!("xtask: {}, in {}", summary(&run), path.display());
     runs.insert(run.device.clone(), run);
-    let text = serde_json::to_string_pretty(&runs).map_err(|error| Error::Needs(error.to_string()))?;
+    let text =
+        serde_json::to_string_pretty(&runs).map_err(|error| Error::Needs(error.to_string()))?;
     fs::write(&path, text + "\n").map_err(Error::file(&path))
 }
 
 pub(super) fn last_run(text: &str) -> Result<Run, String> {
-    let line = text.lines().rev().find(|line| line.starts_with('{')).ok_or("has no line of JSON, which run.sh prints after a whole run")?;
-    serde_json::from_str(line).map_err(|error| format!("its last line of JSON is no run of device tests: {error}"))
+    let line = text
+        .lines()
+        .rev()
+        .find(|line| line.starts_with('{'))
+        .ok_or("has no line of JSON, which run.sh prints after a whole run")?;
+    serde_json::from_str(line)
+        .map_err(|error| format!("its last line of JSON is no run of device tests: {error}"))
 }
 
 /// Prints for each kind of device what its last whole run gave, and how many commits ago that was.
@@ -85,19 +100,40 @@ pub fn print_last_runs() {
 }
 
 fn summary(run: &Run) -> String {
-    let Run { device, card, date, passed, failed, seconds, commit, .. } = run;
+    let Run {
+        device,
+        card,
+        date,
+        passed,
+        failed,
+        seconds,
+        commit,
+        ..
+    } = run;
     let commit = commit.get(..12).unwrap_or(commit);
-    let changes = if run.uncommitted_changes { " with uncommitted changes" } else { "" };
-    format!("device tests on {device} ({card}, {date}): {passed} passed, {failed} failed in {seconds} s at {commit}{changes}")
+    let changes = if run.uncommitted_changes {
+        " with uncommitted changes"
+    } else {
+        ""
+    };
+    format!(
+        "device tests on {device} ({card}, {date}): {passed} passed, {failed} failed in {seconds} s at {commit}{changes}"
+    )
 }
 
 /// How many commits ago a commit was, by the history that `git` tells of.
 fn age(commit: &str, git: impl Fn(&[&str]) -> Option<String>) -> String {
     let range = format!("{commit}..HEAD");
-    let count = |paths: &[&str]| git(&[&["rev-list", "--count", &range, "--"][..], paths].concat())?.parse::<usize>().ok();
+    let count = |paths: &[&str]| {
+        git(&[&["rev-list", "--count", &range, "--"][..], paths].concat())?
+            .parse::<usize>()
+            .ok()
+    };
     match (count(&[]), count(&DEVICE_CODE)) {
         (Some(0), _) => "the commit that is checked out".into(),
-        (Some(all), Some(of_device_code)) => format!("{all} commits ago, of which {of_device_code} touched device code"),
+        (Some(all), Some(of_device_code)) => {
+            format!("{all} commits ago, of which {of_device_code} touched device code")
+        }
         _ => "of which git does not say how many commits ago it was".into(),
     }
 }
@@ -113,8 +149,16 @@ mod tests {
         let earlier = LINE.replace("170", "3");
         let run = last_run(&format!("ok 1.0 s layer\n{earlier}\n{LINE}\n\n")).unwrap();
         assert_eq!((run.passed, run.failed, run.seconds), (170, 1, 312));
-        assert!(last_run("ok 1.0 s layer\n").unwrap_err().contains("no line of JSON"));
-        assert!(last_run("{\"device\": \"cuda\"}").unwrap_err().contains("no run of device tests"));
+        assert!(
+            last_run("ok 1.0 s layer\n")
+                .unwrap_err()
+                .contains("no line of JSON")
+        );
+        assert!(
+            last_run("{\"device\": \"cuda\"}")
+                .unwrap_err()
+                .contains("no run of device tests")
+        );
         assert_eq!(
             summary(&run),
             "device tests on cuda (NVIDIA H100 80GB HBM3, 2026-11-27): 170 passed, 1 failed in 312 s at 0123456789ab"
@@ -125,11 +169,21 @@ mod tests {
     fn the_age_is_told_where_there_is_a_history() {
         let found = age("0123", |args| {
             assert_eq!(args[..4], ["rev-list", "--count", "0123..HEAD", "--"]);
-            Some(if args.len() == 4 { "7".into() } else { "2".into() })
+            Some(if args.len() == 4 {
+                "7".into()
+            } else {
+                "2".into()
+            })
         });
         assert_eq!(found, "7 commits ago, of which 2 touched device code");
-        assert_eq!(age("0123", |_| Some("0".into())), "the commit that is checked out");
-        assert_eq!(age("0123", |_| None), "of which git does not say how many commits ago it was");
+        assert_eq!(
+            age("0123", |_| Some("0".into())),
+            "the commit that is checked out"
+        );
+        assert_eq!(
+            age("0123", |_| None),
+            "of which git does not say how many commits ago it was"
+        );
     }
 
     #[test]

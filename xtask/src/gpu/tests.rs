@@ -4,7 +4,8 @@ use super::*;
 use crate::process::{run, target};
 use std::process::Output;
 
-/// Lists and runs tests that pass, fail, kill their process, or run on and on, as libtest-mimic does.
+/// Lists and runs tests that pass, fail, kill their process, or run on and on, as libtest-mimic
+/// does.
 const BINARY_OF_TESTS: &str = r#"#!/usr/bin/env bash
 exact="" ignored="" list="" filter="" code=0
 while (($#)); do
@@ -47,27 +48,37 @@ fn pack_of_script(name: &str) -> Result<std::path::PathBuf, Error> {
     let script = folder.join("script");
     fs::write(&script, BINARY_OF_TESTS).map_err(Error::file(&script))?;
     install(&script, &folder.join(BINARY))?;
-    fs::write(folder.join("commit"), "0123 with uncommitted changes\n").map_err(Error::file(&folder))?;
+    fs::write(folder.join("commit"), "0123 with uncommitted changes\n")
+        .map_err(Error::file(&folder))?;
     Ok(folder)
 }
 
-/// Copies an executable by a process of its own. A file that this process has open for writing cannot be executed (ETXTBSY),
-/// and a child that another test is starting holds what was open when it was forked.
+/// Copies an executable by a process of its own. A file that this process has open for writing
+/// cannot be executed (ETXTBSY), and a child that another test is starting holds what was open when
+/// it was forked.
 fn install(from: &Path, to: &Path) -> Result<(), Error> {
     run(Command::new("install").args(["-m", "755"]).args([from, to]))
 }
 
 fn run_tests(folder: &Path, args: &[&str]) -> Result<(Output, String), Error> {
     let mut command = Command::new(folder.join("run.sh"));
-    let output = command.args(args).output().map_err(|source| Error::Start { command: show(&command), source })?;
-    let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    let output = command.args(args).output().map_err(|source| Error::Start {
+        command: show(&command),
+        source,
+    })?;
+    let text = [&output.stdout, &output.stderr]
+        .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        .concat();
     Ok((output, text))
 }
 
 #[test]
 fn every_test_without_a_result_is_a_failure() -> Result<(), Error> {
     let folder = pack_of_script("run-whole")?;
-    let (output, text) = run_tests(&folder, &["--device", "flex", "--jobs", "3", "--timeout", "1"])?;
+    let (output, text) = run_tests(
+        &folder,
+        &["--device", "flex", "--jobs", "3", "--timeout", "1"],
+    )?;
     assert_eq!(output.status.code(), Some(1), "{text}");
     for line in [
         "flex::gemv::crashes: no result, exit status 134",
@@ -89,12 +100,23 @@ fn every_test_without_a_result_is_a_failure() -> Result<(), Error> {
 fn a_part_of_the_tests_is_no_record() -> Result<(), Error> {
     let folder = pack_of_script("run-part")?;
     let (output, text) = run_tests(&folder, &["--device", "flex", "attention"])?;
-    assert!(output.status.success() && text.contains("decode::attention::passes") && !text.contains('{'), "{text}");
-    let wrong: [(&[&str], &str); 3] =
-        [(&["--jobs"], "--jobs needs a value"), (&["--job", "3"], "unknown option --job"), (&["nothing"], "no test's name")];
+    assert!(
+        output.status.success()
+            && text.contains("decode::attention::passes")
+            && !text.contains('{'),
+        "{text}"
+    );
+    let wrong: [(&[&str], &str); 3] = [
+        (&["--jobs"], "--jobs needs a value"),
+        (&["--job", "3"], "unknown option --job"),
+        (&["nothing"], "no test's name"),
+    ];
     for (args, message) in wrong {
         let (output, text) = run_tests(&folder, args)?;
-        assert!(output.status.code() == Some(2) && text.contains(message), "{text}");
+        assert!(
+            output.status.code() == Some(2) && text.contains(message),
+            "{text}"
+        );
     }
     fs::remove_dir_all(&folder).map_err(Error::file(&folder))
 }

@@ -1,7 +1,9 @@
-//! The operations on an autodiff device: gradients to the activations and to a LoRA adapter, none to the packed weight.
+//! The operations on an autodiff device: gradients to the activations and to a LoRA adapter, none
+//! to the packed weight.
 //!
-//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the backward pass recomputes it, one layer at a
-//! time, and between the passes there is none. For a weight without an adapter the graph keeps the forward pass's copy: Burn recomputes only what
+//! A float weight with an adapter is marked as memory bound, whatever strategy the device has: the
+//! backward pass recomputes it, one layer at a time, and between the passes there is none. For a
+//! weight without an adapter the graph keeps the forward pass's copy: Burn recomputes only what
 //! depends on a tracked tensor.
 
 use super::{OptionalFloat, OptionalInt, QuantBackend, QuantTensors};
@@ -26,14 +28,20 @@ impl<B: QuantBackend> Backward<B, 1> for Linear {
     type State = (QuantTensors<B>, WeightDescriptor);
 
     /// dx = dy W^T, with the weight dequantised for the moment of the product.
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let (weight, descriptor) = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |grad| {
             let WeightDescriptor { k, n, .. } = descriptor;
             let mut shape = grad.shape();
             let rows = shape.num_elements() / n;
             let dtype = grad.dtype();
-            let transposed = B::float_transpose(B::quant_dequantize(weight, descriptor, dtype.into()));
+            let transposed =
+                B::float_transpose(B::quant_dequantize(weight, descriptor, dtype.into()));
             let grad = B::float_matmul(B::float_reshape(grad, Shape::new([rows, n])), transposed);
             if let Some(last) = shape.rank().checked_sub(1) {
                 shape[last] = k;
@@ -52,10 +60,17 @@ impl<B: QuantBackend> Backward<B, 2> for DequantizeAdapted {
     type State = (FloatTensor<B>, FloatTensor<B>, f64);
 
     /// da = scale * dW b^T, db = scale * a^T dW.
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
         let (a, b, scale) = ops.state;
-        let of_a = |grad| B::float_mul_scalar(B::float_matmul(grad, B::float_transpose(b)), scale.into());
-        let of_b = |grad| B::float_mul_scalar(B::float_matmul(B::float_transpose(a), grad), scale.into());
+        let of_a =
+            |grad| B::float_mul_scalar(B::float_matmul(grad, B::float_transpose(b)), scale.into());
+        let of_b =
+            |grad| B::float_mul_scalar(B::float_matmul(B::float_transpose(a), grad), scale.into());
         binary::<B, _, _>(ops.parents, ops.node, grads, of_a, of_b);
     }
 }
@@ -74,7 +89,17 @@ struct DequantizeAdaptedAgain<B: QuantBackend> {
 impl<B: QuantBackend> RetroForward for DequantizeAdaptedAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out: NodeId) {
         let [a, b] = [self.a, self.b].map(|factor| states.get_state::<FloatTensor<B>>(&factor));
-        states.save(out, B::quant_dequantize_adapted(self.weight.clone(), self.descriptor, a, b, self.scale, self.dtype));
+        states.save(
+            out,
+            B::quant_dequantize_adapted(
+                self.weight.clone(),
+                self.descriptor,
+                a,
+                b,
+                self.scale,
+                self.dtype,
+            ),
+        );
     }
 }
 
@@ -89,23 +114,39 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
         // A bias may be trained: it is added by an operation that has its own gradient.
         let (x, node) = x.into_parts();
         let y = match Linear.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((weight.clone(), descriptor), B::quant_linear(x, weight, descriptor, OptionalFloat::Absent))
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::quant_linear(x, weight, descriptor, OptionalFloat::Absent)),
+            OpsKind::Tracked(prep) => prep.finish(
+                (weight.clone(), descriptor),
+                B::quant_linear(x, weight, descriptor, OptionalFloat::Absent),
+            ),
+            OpsKind::UnTracked(prep) => prep.finish(B::quant_linear(
+                x,
+                weight,
+                descriptor,
+                OptionalFloat::Absent,
+            )),
         };
         match bias.into_option() {
             Some(bias) => {
                 let leading = y.shape().rank() - 1;
-                let shape = std::iter::repeat_n(1, leading).chain([bias.shape()[0]]).collect::<Vec<_>>();
+                let shape = std::iter::repeat_n(1, leading)
+                    .chain([bias.shape()[0]])
+                    .collect::<Vec<_>>();
                 Self::float_add(y, Self::float_reshape(bias, Shape::from(shape)))
             }
             None => y,
         }
     }
 
-    fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
-        <Self as AutodiffBackend>::from_inner(B::quant_dequantize(inner::<B, C>(weight), descriptor, dtype))
+    fn quant_dequantize(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        <Self as AutodiffBackend>::from_inner(B::quant_dequantize(
+            inner::<B, C>(weight),
+            descriptor,
+            dtype,
+        ))
     }
 
     fn quant_dequantize_adapted(
@@ -117,18 +158,34 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let weight = inner::<B, C>(weight);
-        let again = DequantizeAdaptedAgain { weight: weight.clone(), descriptor, a: a.node().id(), b: b.node().id(), scale, dtype };
+        let again = DequantizeAdaptedAgain {
+            weight: weight.clone(),
+            descriptor,
+            a: a.node().id(),
+            b: b.node().id(),
+            scale,
+            dtype,
+        };
         let factors = [a.node(), b.node()];
-        let prep = DequantizeAdapted.prepare::<BalancedCheckpointing>(factors).memory_bound().retro_forward(again).parents([&a, &b]);
+        let prep = DequantizeAdapted
+            .prepare::<BalancedCheckpointing>(factors)
+            .memory_bound()
+            .retro_forward(again)
+            .parents([&a, &b]);
         let (a, b) = (a.into_primitive(), b.into_primitive());
-        let output = B::quant_dequantize_adapted(weight, descriptor, a.clone(), b.clone(), scale, dtype);
+        let output =
+            B::quant_dequantize_adapted(weight, descriptor, a.clone(), b.clone(), scale, dtype);
         match prep.stateful() {
             OpsKind::Tracked(prep) => prep.finish((a, b, scale), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
+    fn quant_repack(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        to: WeightDescriptor,
+    ) -> QuantTensors<Self> {
         let weight = B::quant_repack(inner::<B, C>(weight), descriptor, to);
         QuantTensors {
             words: weight.words,
@@ -141,7 +198,9 @@ impl<B: Backend + QuantBackend, C: CheckpointStrategy> QuantBackend for Autodiff
 }
 
 /// The weight without its autodiff context: the scales are constants.
-fn inner<B: Backend, C: CheckpointStrategy>(weight: QuantTensors<Autodiff<B, C>>) -> QuantTensors<B> {
+fn inner<B: Backend, C: CheckpointStrategy>(
+    weight: QuantTensors<Autodiff<B, C>>,
+) -> QuantTensors<B> {
     let int = |tensor: OptionalInt<Autodiff<B, C>>| OptionalInt::from(tensor.into_option());
     QuantTensors {
         words: weight.words,

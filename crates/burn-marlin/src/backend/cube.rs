@@ -1,6 +1,8 @@
 //! The operations on every CubeCL runtime.
 
-use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape};
+use super::{
+    OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape,
+};
 use crate::count::count_dequantized;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
@@ -16,7 +18,10 @@ use cubecl::prelude::BufferArg;
 use cubecl::server::{CopyDescriptor, ServerError};
 use marlin_format::{WeightDescriptor, WeightLayout, WeightTensors};
 use marlin_kernels::problem::MAX_ELEMENTS;
-use marlin_kernels::{ActivationDtype, Epilogue, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan, repack};
+use marlin_kernels::{
+    ActivationDtype, Epilogue, KernelError, Operands, QuantProblem, Target, WeightBuffers, plan,
+    repack,
+};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -28,10 +33,20 @@ impl QuantBackend for CubeBackend {
         descriptor: WeightDescriptor,
         bias: OptionalFloat<Self>,
     ) -> FloatTensor<Self> {
-        launched(launch_linear(x, weight.into(), &descriptor, bias.into_option(), Epilogue::None))
+        launched(launch_linear(
+            x,
+            weight.into(),
+            &descriptor,
+            bias.into_option(),
+            Epilogue::None,
+        ))
     }
 
-    fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
+    fn quant_dequantize(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
         count_dequantized();
         launched(launch_dequantize(weight.into(), &descriptor, dtype.into()))
     }
@@ -47,7 +62,11 @@ impl QuantBackend for CubeBackend {
         dequantize_adapted(weight, descriptor, a, b, scale, dtype)
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
+    fn quant_repack(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        to: WeightDescriptor,
+    ) -> QuantTensors<Self> {
         launched(launch_repack(weight.into(), &descriptor, &to)).into()
     }
 }
@@ -55,7 +74,8 @@ impl QuantBackend for CubeBackend {
 /// The value of a launch.
 ///
 /// # Panics
-/// Panics if the launch was refused: backend operations have no way to return an error, and errors of a user were checked before the operation.
+/// Panics if the launch was refused: backend operations have no way to return an error, and errors
+/// of a user were checked before the operation.
 pub fn launched<T>(result: Result<T, KernelError>) -> T {
     result.unwrap_or_else(|error| panic!("launch refused: {error}"))
 }
@@ -80,34 +100,46 @@ type Copying = Pin<Box<dyn Future<Output = Result<Bytes, ServerError>> + Send>>;
 /// A copy of a tensor's bytes to the host, in progress.
 pub struct Reading(Option<Copying>);
 
-/// Starts to copy a tensor to the host, after the work submitted to its stream before. The device keeps the tensor until the copy is waited for.
+/// Starts to copy a tensor to the host, after the work submitted to its stream before. The device
+/// keeps the tensor until the copy is waited for.
 pub fn start_reading(tensor: CubeTensor) -> Reading {
     let tensor = into_contiguous_aligned(tensor);
     let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
     let (client, size) = (kept_client(&tensor), tensor.dtype.size());
-    Reading(Some(Box::pin(client.read_one_tensor_async(CopyDescriptor::new(tensor.handle.binding(), shape, strides, size)))))
+    Reading(Some(Box::pin(client.read_one_tensor_async(
+        CopyDescriptor::new(tensor.handle.binding(), shape, strides, size),
+    ))))
 }
 
-/// Returns the client of a tensor's device with a static lifetime: the future of [`Client::read_one_tensor_async`] borrows the client and outlives the tensor.
+/// Returns the client of a tensor's device with a static lifetime: the future of
+/// [`Client::read_one_tensor_async`] borrows the client and outlives the tensor.
 fn kept_client(tensor: &CubeTensor) -> &'static Client {
-    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> = LazyLock::new(Mutex::default);
+    static CLIENTS: LazyLock<Mutex<HashMap<CubeDevice, &'static Client>>> =
+        LazyLock::new(Mutex::default);
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
-    clients.entry(tensor.device.clone()).or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
+    clients
+        .entry(tensor.device.clone())
+        .or_insert_with(|| Box::leak(Box::new(tensor.client.clone())))
 }
 
 impl Reading {
-    /// Waits for the copy. Its bytes are where the runtime has put them: on CUDA in memory that the device reads without a copy.
+    /// Waits for the copy. Its bytes are where the runtime has put them: on CUDA in memory that the
+    /// device reads without a copy.
     ///
     /// # Errors
     /// The device failed. Kernels run asynchronously, so their faults are reported here.
     pub fn wait(mut self) -> Result<Bytes, ServerError> {
-        self.0.take().map_or_else(|| Ok(Bytes::from_bytes_vec(Vec::new())), cubecl::future::block_on)
+        self.0.take().map_or_else(
+            || Ok(Bytes::from_bytes_vec(Vec::new())),
+            cubecl::future::block_on,
+        )
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // If a read is not awaited, cubecl-wgpu 0.11.3 copies into its buffer again while the buffer is still mapped, and the device is lost.
+        // If a read is not awaited, cubecl-wgpu 0.11.3 copies into its buffer again while the
+        // buffer is still mapped, and the device is lost.
         if let Some(copying) = self.0.take()
             && let Err(error) = cubecl::future::block_on(copying)
         {
@@ -127,13 +159,18 @@ pub fn weight_problem(
     dtype: DType,
 ) -> Result<QuantProblem, KernelError> {
     let of = |dtype: DType, client: &Client| {
-        activation_dtype(dtype).ok_or_else(|| KernelError::Dtype { runtime: Target::of(client).runtime, dtype: dtype.name() })
+        activation_dtype(dtype).ok_or_else(|| KernelError::Dtype {
+            runtime: Target::of(client).runtime,
+            dtype: dtype.name(),
+        })
     };
     let client = &weight.words.client;
-    Ok(QuantProblem::new(m, *descriptor, of(dtype, client)?).with_scales(of(weight.scales.dtype, client)?))
+    Ok(QuantProblem::new(m, *descriptor, of(dtype, client)?)
+        .with_scales(of(weight.scales.dtype, client)?))
 }
 
-/// Multiplies, adds the bias and applies the epilogue: x [.., K] to [.., N], with SwiGLU to [.., N / 2].
+/// Multiplies, adds the bias and applies the epilogue: x [.., K] to [.., N], with SwiGLU to [.., N
+/// / 2].
 ///
 /// # Errors
 /// As [`marlin_kernels::launch`]; an epilogue that the plan computes after the matmul is one.
@@ -147,7 +184,8 @@ pub fn launch_linear(
     launch_linear_in_parts(x, weight, descriptor, bias, epilogue, MAX_ELEMENTS)
 }
 
-/// [`launch_linear`], whose activations and output may have more elements than a launch addresses: then their rows are multiplied part by part.
+/// [`launch_linear`], whose activations and output may have more elements than a launch addresses:
+/// then their rows are multiplied part by part.
 fn launch_linear_in_parts(
     x: CubeTensor,
     weight: WeightTensors<CubeTensor>,
@@ -166,54 +204,113 @@ fn launch_linear_in_parts(
         for start in (0..m).step_by(most_rows) {
             let rows = start..m.min(start + most_rows);
             let x = CubeBackend::float_slice(x.clone(), &[Slice::from(rows), Slice::full()]);
-            parts.push(launch_linear_in_parts(x, weight.clone(), descriptor, bias.clone(), epilogue, most_elements)?);
+            parts.push(launch_linear_in_parts(
+                x,
+                weight.clone(),
+                descriptor,
+                bias.clone(),
+                epilogue,
+                most_elements,
+            )?);
         }
-        return Ok(CubeBackend::float_reshape(CubeBackend::float_cat(parts, 0), out_shape));
+        return Ok(CubeBackend::float_reshape(
+            CubeBackend::float_cat(parts, 0),
+            out_shape,
+        ));
     }
     let problem = weight_problem(&weight, descriptor, m, x.dtype)?.with_epilogue(epilogue);
     let (client, out) = (x.client.clone(), empty(&x, out_shape, x.dtype));
     let plan = plan(problem, &Target::of(&client));
-    let operands =
-        Operands { x: buffer(x), norm: None, weight: weight_buffers(weight), bias: bias.map(buffer), out: out.clone().into_buffer_arg() };
+    let operands = Operands {
+        x: buffer(x),
+        norm: None,
+        weight: weight_buffers(weight),
+        bias: bias.map(buffer),
+        out: out.clone().into_buffer_arg(),
+    };
     marlin_kernels::launch(&client, &problem, &plan, operands)?;
     Ok(out)
 }
 
-fn launch_dequantize(weight: WeightTensors<CubeTensor>, descriptor: &WeightDescriptor, dtype: DType) -> Result<CubeTensor, KernelError> {
+fn launch_dequantize(
+    weight: WeightTensors<CubeTensor>,
+    descriptor: &WeightDescriptor,
+    dtype: DType,
+) -> Result<CubeTensor, KernelError> {
     let problem = weight_problem(&weight, descriptor, 0, dtype)?;
-    let out = empty(&weight.words, Shape::new([descriptor.k, descriptor.n]), dtype);
+    let out = empty(
+        &weight.words,
+        Shape::new([descriptor.k, descriptor.n]),
+        dtype,
+    );
     let client = weight.words.client.clone();
-    marlin_kernels::dequantize(&client, &problem, weight_buffers(weight), out.clone().into_buffer_arg())?;
+    marlin_kernels::dequantize(
+        &client,
+        &problem,
+        weight_buffers(weight),
+        out.clone().into_buffer_arg(),
+    )?;
     Ok(out)
 }
 
-/// A weight in the layout of `to`, and with all values where it is 2:4 and `to` is dense: these are only in the plain layout.
+/// A weight in the layout of `to`, and with all values where it is 2:4 and `to` is dense: these are
+/// only in the plain layout.
 fn launch_repack(
     weight: WeightTensors<CubeTensor>,
     descriptor: &WeightDescriptor,
     to: &WeightDescriptor,
 ) -> Result<WeightTensors<CubeTensor>, KernelError> {
-    let weight = WeightTensors { row_permutation: None, ..weight };
+    let weight = WeightTensors {
+        row_permutation: None,
+        ..weight
+    };
     if descriptor == to {
         return Ok(weight);
     }
     let scales = activation_dtype(weight.scales.dtype).unwrap_or(ActivationDtype::F32);
-    let problem = |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
+    let problem =
+        |of: &WeightDescriptor| QuantProblem::new(0, *of, ActivationDtype::F32).with_scales(scales);
     let client = weight.words.client.clone();
     if descriptor.format.sparsity != to.format.sparsity {
         // Values are put between the kept ones in the plain layout.
         let plain = descriptor.in_layout(WeightLayout::Plain);
         let weight = launch_repack(weight, descriptor, &plain)?;
         let dense = to.in_layout(WeightLayout::Plain);
-        let words = empty(&weight.words, Shape::new(dense.tensors().words.matrix_shape()), weight.words.dtype);
-        repack::expand(&client, &problem(&plain), weight_buffers(weight.clone()), words.clone().into_buffer_arg())?;
-        return launch_repack(WeightTensors { words, metadata: None, ..weight }, &dense, to);
+        let words = empty(
+            &weight.words,
+            Shape::new(dense.tensors().words.matrix_shape()),
+            weight.words.dtype,
+        );
+        repack::expand(
+            &client,
+            &problem(&plain),
+            weight_buffers(weight.clone()),
+            words.clone().into_buffer_arg(),
+        )?;
+        return launch_repack(
+            WeightTensors {
+                words,
+                metadata: None,
+                ..weight
+            },
+            &dense,
+            to,
+        );
     }
     let (problem, shapes) = (problem(descriptor), to.tensors());
     weight.try_map(|role, tensor| {
-        let Some(shape) = shapes.get(role) else { return Ok(tensor) };
+        let Some(shape) = shapes.get(role) else {
+            return Ok(tensor);
+        };
         let out = empty(&tensor, Shape::new(shape.matrix_shape()), tensor.dtype);
-        repack::tensor(&client, &problem, role, to.layout, buffer(tensor), out.clone().into_buffer_arg())?;
+        repack::tensor(
+            &client,
+            &problem,
+            role,
+            to.layout,
+            buffer(tensor),
+            out.clone().into_buffer_arg(),
+        )?;
         Ok(out)
     })
 }

@@ -1,7 +1,9 @@
 //! The operations on Burn's Flex backend: Rust on the CPU.
 
 use super::pool::Pooled;
-use super::{OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape};
+use super::{
+    OptionalFloat, QuantBackend, QuantTensors, activation_dtype, dequantize_adapted, linear_shape,
+};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, TensorData};
@@ -23,14 +25,28 @@ impl QuantBackend for Flex {
         bias: OptionalFloat<Self>,
     ) -> FloatTensor<Self> {
         let (shape, dtype) = (linear_shape(&x.shape(), descriptor.n), x.dtype());
-        let problem = weight_problem(&weight, &descriptor, x.shape().num_elements() / descriptor.k, dtype);
-        let (x, bias) = (x.to_contiguous(), bias.into_option().map(|bias| bias.to_contiguous()));
+        let problem = weight_problem(
+            &weight,
+            &descriptor,
+            x.shape().num_elements() / descriptor.k,
+            dtype,
+        );
+        let (x, bias) = (
+            x.to_contiguous(),
+            bias.into_option().map(|bias| bias.to_contiguous()),
+        );
         let bias = bias.as_ref().map(to_f32);
-        let out = with_host_weight(weight.into(), |weight| host::matmul(&problem, &to_f32(&x), weight, bias.as_deref()));
+        let out = with_host_weight(weight.into(), |weight| {
+            host::matmul(&problem, &to_f32(&x), weight, bias.as_deref())
+        });
         from_f32(out, shape, dtype)
     }
 
-    fn quant_dequantize(weight: QuantTensors<Self>, descriptor: WeightDescriptor, dtype: FloatDType) -> FloatTensor<Self> {
+    fn quant_dequantize(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
         let WeightDescriptor { k, n, .. } = descriptor;
         let problem = weight_problem(&weight, &descriptor, 0, dtype.into());
         let (mut buffer, dtype) = match dtype {
@@ -43,8 +59,14 @@ impl QuantBackend for Flex {
             DType::BF16 => FloatsMut::BF16(buffer.elements()),
             _ => FloatsMut::F32(buffer.elements()),
         };
-        with_host_weight(weight.into(), |weight| host::dequantize(&problem, weight, out));
-        FloatTensor::<Self>::from_data(TensorData::from_bytes(buffer.into_bytes(), Shape::new([k, n]), dtype))
+        with_host_weight(weight.into(), |weight| {
+            host::dequantize(&problem, weight, out)
+        });
+        FloatTensor::<Self>::from_data(TensorData::from_bytes(
+            buffer.into_bytes(),
+            Shape::new([k, n]),
+            dtype,
+        ))
     }
 
     fn quant_dequantize_adapted(
@@ -58,10 +80,25 @@ impl QuantBackend for Flex {
         dequantize_adapted(weight, descriptor, a, b, scale, dtype)
     }
 
-    fn quant_repack(weight: QuantTensors<Self>, descriptor: WeightDescriptor, to: WeightDescriptor) -> QuantTensors<Self> {
-        assert!(to.layout == descriptor.layout, "Flex holds weights in the plain layout only, asked for {}", to.layout);
-        let weight = QuantTensors { row_permutation: super::OptionalInt::Absent, ..weight };
-        if to.format.sparsity == descriptor.format.sparsity { weight } else { expanded(weight, &descriptor) }
+    fn quant_repack(
+        weight: QuantTensors<Self>,
+        descriptor: WeightDescriptor,
+        to: WeightDescriptor,
+    ) -> QuantTensors<Self> {
+        assert!(
+            to.layout == descriptor.layout,
+            "Flex holds weights in the plain layout only, asked for {}",
+            to.layout
+        );
+        let weight = QuantTensors {
+            row_permutation: super::OptionalInt::Absent,
+            ..weight
+        };
+        if to.format.sparsity == descriptor.format.sparsity {
+            weight
+        } else {
+            expanded(weight, &descriptor)
+        }
     }
 }
 
@@ -69,13 +106,35 @@ impl QuantBackend for Flex {
 fn expanded(weight: QuantTensors<Flex>, descriptor: &WeightDescriptor) -> QuantTensors<Flex> {
     let weight = WeightTensors::from(weight).map(|_, tensor: FlexTensor| tensor.to_contiguous());
     let zero_points = weight.zero_points.as_ref().map(words);
-    let dense = expand_two_four(descriptor, words(&weight.words), weight.metadata.as_ref().map(words).unwrap_or_default(), zero_points);
-    let shape = descriptor.with_sparsity(Sparsity::Dense).tensors().words.matrix_shape();
-    let words = FloatTensor::<Flex>::from_data(TensorData::new(bytemuck::cast_vec::<u32, i32>(dense), shape));
-    WeightTensors { words, metadata: None, ..weight }.into()
+    let dense = expand_two_four(
+        descriptor,
+        words(&weight.words),
+        weight.metadata.as_ref().map(words).unwrap_or_default(),
+        zero_points,
+    );
+    let shape = descriptor
+        .with_sparsity(Sparsity::Dense)
+        .tensors()
+        .words
+        .matrix_shape();
+    let words = FloatTensor::<Flex>::from_data(TensorData::new(
+        bytemuck::cast_vec::<u32, i32>(dense),
+        shape,
+    ));
+    WeightTensors {
+        words,
+        metadata: None,
+        ..weight
+    }
+    .into()
 }
 
-fn weight_problem(weight: &QuantTensors<Flex>, descriptor: &WeightDescriptor, m: usize, dtype: DType) -> QuantProblem {
+fn weight_problem(
+    weight: &QuantTensors<Flex>,
+    descriptor: &WeightDescriptor,
+    m: usize,
+    dtype: DType,
+) -> QuantProblem {
     // Any other dtype is refused before the operation; f32 serves it all the same.
     let dtype_of = |dtype| activation_dtype(dtype).unwrap_or(ActivationDtype::F32);
     QuantProblem::new(m, *descriptor, dtype_of(dtype)).with_scales(dtype_of(weight.scales.dtype()))
@@ -83,8 +142,12 @@ fn weight_problem(weight: &QuantTensors<Flex>, descriptor: &WeightDescriptor, m:
 
 /// Runs a kernel on the memory of a weight's tensors.
 ///
-/// Backend operations have no way to return an error; everything a user can cause was checked before the operation.
-fn with_host_weight<R>(weight: WeightTensors<FlexTensor>, kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>) -> R {
+/// Backend operations have no way to return an error; everything a user can cause was checked
+/// before the operation.
+fn with_host_weight<R>(
+    weight: WeightTensors<FlexTensor>,
+    kernel: impl FnOnce(HostWeight<'_>) -> Result<R, KernelError>,
+) -> R {
     // Already contiguous, a tensor is taken as it is: nothing is copied.
     let weight = weight.map(|_, tensor| tensor.to_contiguous());
     let host = HostWeight {

@@ -1,6 +1,8 @@
-//! The operations on quantised weights as a Burn backend extension: one trait, implemented for every CubeCL runtime, for Flex, and for Autodiff.
+//! The operations on quantised weights as a Burn backend extension: one trait, implemented for
+//! every CubeCL runtime, for Flex, and for Autodiff.
 //!
-//! For crates with operations of their own on [`QuantizedWeight`](crate::QuantizedWeight)s; models use that type and [`QuantLinear`](crate::QuantLinear).
+//! For crates with operations of their own on [`QuantizedWeight`](crate::QuantizedWeight)s; models
+//! use that type and [`QuantLinear`](crate::QuantLinear).
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
@@ -74,7 +76,8 @@ impl<B: Backend> From<Option<FloatTensor<B>>> for OptionalFloat<B> {
     }
 }
 
-/// The tensors of a quantised weight on one backend, as its [`WeightDescriptor`] lists them. Words are held as i32.
+/// The tensors of a quantised weight on one backend, as its [`WeightDescriptor`] lists them. Words
+/// are held as i32.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion)]
 pub struct QuantTensors<B: Backend> {
@@ -93,26 +96,57 @@ pub struct QuantTensors<B: Backend> {
     pub row_permutation: OptionalInt<B>,
 }
 
-impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<QuantTensors<B>> for WeightTensors<T> {
+impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<QuantTensors<B>>
+    for WeightTensors<T>
+{
     fn from(tensors: QuantTensors<B>) -> Self {
-        let QuantTensors { words, metadata, scales, zero_points, row_permutation } = tensors;
-        let [metadata, zero_points, row_permutation] = [metadata, zero_points, row_permutation].map(OptionalInt::into_option);
-        Self { words, metadata, scales, zero_points, row_permutation }
+        let QuantTensors {
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        } = tensors;
+        let [metadata, zero_points, row_permutation] =
+            [metadata, zero_points, row_permutation].map(OptionalInt::into_option);
+        Self {
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        }
     }
 }
 
-impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<WeightTensors<T>> for QuantTensors<B> {
+impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<WeightTensors<T>>
+    for QuantTensors<B>
+{
     fn from(tensors: WeightTensors<T>) -> Self {
-        let WeightTensors { words, metadata, scales, zero_points, row_permutation } = tensors;
-        let [metadata, zero_points, row_permutation] = [metadata, zero_points, row_permutation].map(OptionalInt::from);
-        Self { words, metadata, scales, zero_points, row_permutation }
+        let WeightTensors {
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        } = tensors;
+        let [metadata, zero_points, row_permutation] =
+            [metadata, zero_points, row_permutation].map(OptionalInt::from);
+        Self {
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        }
     }
 }
 
 /// The operations on a quantised weight that every backend has.
 ///
-/// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and [`QuantLinear`](crate::QuantLinear); backends assume them. A
-/// descriptor passes through fusion as [`WeightFormat::to_code`](marlin_format::WeightFormat::to_code).
+/// Shapes and dtypes are checked by [`QuantizedWeight`](crate::QuantizedWeight) and
+/// [`QuantLinear`](crate::QuantLinear); backends assume them. A descriptor passes through fusion as
+/// [`WeightFormat::to_code`](marlin_format::WeightFormat::to_code).
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
     Flex: cfg(feature = "flex"),
@@ -120,7 +154,8 @@ impl<T, B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T>> From<Weigh
     Autodiff: cfg(feature = "autodiff")
 )]
 pub trait QuantBackend: Backend {
-    /// Activations [.., K] times the weight [K, N], plus a bias `[N]` in the activations' dtype: [.., N] in that dtype, accumulated in f32.
+    /// Activations [.., K] times the weight [K, N], plus a bias `[N]` in the activations' dtype:
+    /// [.., N] in that dtype, accumulated in f32.
     #[fusion(meta = linear_spec)]
     fn quant_linear(
         x: FloatTensor<Self>,
@@ -137,7 +172,8 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The float weight [K, N] in natural row order plus `scale * a b`, of a LoRA adapter's factors [K, R] and [R, N] in that dtype.
+    /// The float weight [K, N] in natural row order plus `scale * a b`, of a LoRA adapter's factors
+    /// [K, R] and [R, N] in that dtype.
     #[fusion(meta = adapted_spec)]
     fn quant_dequantize_adapted(
         #[extension_type] weight: QuantTensors<Self>,
@@ -148,11 +184,13 @@ pub trait QuantBackend: Backend {
         dtype: FloatDType,
     ) -> FloatTensor<Self>;
 
-    /// The tensors of the weight as another descriptor of it lists them: in another layout, or a 2:4 weight with all of its values. A row permutation is
-    /// the same in every layout and is not returned.
+    /// The tensors of the weight as another descriptor of it lists them: in another layout, or a
+    /// 2:4 weight with all of its values. A row permutation is the same in every layout and is not
+    /// returned.
     ///
     /// # Panics
-    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::held_on`] never asks for it there.
+    /// Panics if the backend has no kernel that reads the layout; [`marlin_kernels::held_on`] never
+    /// asks for it there.
     #[fusion(meta = repack_spec)]
     fn quant_repack(
         #[extension_type] weight: QuantTensors<Self>,
@@ -166,11 +204,20 @@ fn weight_code(descriptor: &WeightDescriptor) -> u64 {
     descriptor.format.to_code(descriptor.layout)
 }
 
-fn linear_spec(x: &TensorSpec, _weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, _bias: &OptionalFloatMetadata) -> TensorSpec {
+fn linear_spec(
+    x: &TensorSpec,
+    _weight: &QuantTensorsMetadata,
+    descriptor: &WeightDescriptor,
+    _bias: &OptionalFloatMetadata,
+) -> TensorSpec {
     TensorSpec::new(linear_shape(&x.shape, descriptor.n), x.dtype)
 }
 
-fn dequantize_spec(_weight: &QuantTensorsMetadata, descriptor: &WeightDescriptor, dtype: &FloatDType) -> TensorSpec {
+fn dequantize_spec(
+    _weight: &QuantTensorsMetadata,
+    descriptor: &WeightDescriptor,
+    dtype: &FloatDType,
+) -> TensorSpec {
     TensorSpec::new(Shape::new([descriptor.k, descriptor.n]), (*dtype).into())
 }
 
@@ -198,13 +245,22 @@ fn dequantize_adapted<B: QuantBackend>(
     B::float_add(B::quant_dequantize(weight, descriptor, dtype), added)
 }
 
-fn repack_spec(weight: &QuantTensorsMetadata, _descriptor: &WeightDescriptor, to: &WeightDescriptor) -> QuantTensorsMetadata {
+fn repack_spec(
+    weight: &QuantTensorsMetadata,
+    _descriptor: &WeightDescriptor,
+    to: &WeightDescriptor,
+) -> QuantTensorsMetadata {
     let shapes = to.tensors();
-    let spec_of = |shape: TensorDescriptor, tensor: &TensorSpec| TensorSpec::new(Shape::from(shape.shape().to_vec()), tensor.dtype);
-    let optional = |shape: Option<TensorDescriptor>, tensor: &OptionalIntMetadata| match (tensor, shape) {
-        (OptionalIntMetadata::Present(tensor), Some(shape)) => OptionalIntMetadata::Present(spec_of(shape, tensor)),
-        _ => OptionalIntMetadata::Absent,
+    let spec_of = |shape: TensorDescriptor, tensor: &TensorSpec| {
+        TensorSpec::new(Shape::from(shape.shape().to_vec()), tensor.dtype)
     };
+    let optional =
+        |shape: Option<TensorDescriptor>, tensor: &OptionalIntMetadata| match (tensor, shape) {
+            (OptionalIntMetadata::Present(tensor), Some(shape)) => {
+                OptionalIntMetadata::Present(spec_of(shape, tensor))
+            }
+            _ => OptionalIntMetadata::Absent,
+        };
     QuantTensorsMetadata {
         words: spec_of(shapes.words, &weight.words),
         metadata: optional(shapes.metadata, &weight.metadata),

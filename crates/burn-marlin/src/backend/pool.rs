@@ -1,7 +1,8 @@
 //! Memory of float weights that live for one matmul.
 //!
-//! The system maps fresh memory page by page, and clears each page before it is written; for megabytes that takes longer than the unpacking.
-//! A buffer that is reused from layer to layer is also still in the processor's caches when the next weight is written to it.
+//! The system maps fresh memory page by page, and clears each page before it is written; for
+//! megabytes that takes longer than the unpacking. A buffer that is reused from layer to layer is
+//! also still in the processor's caches when the next weight is written to it.
 
 use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut, zeroed_vec};
 use cubecl::bytes::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
@@ -10,7 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most buffers that are kept: layers that run at the same time.
 const MAX_BUFFERS: usize = 4;
-/// Most bytes of a buffer that is kept: about the size of a third-level cache. A larger one gains less, and would stay allocated.
+/// Most bytes of a buffer that is kept: about the size of a third-level cache. A larger one gains
+/// less, and would stay allocated.
 const MAX_BYTES: usize = 32 << 20;
 
 static POOL: Mutex<Vec<Vec<Line>>> = Mutex::new(Vec::new());
@@ -36,11 +38,14 @@ impl Pooled {
         let mut buffer = fits.map_or_else(Vec::new, |index| pool.swap_remove(index));
         drop(pool);
         if buffer.is_empty() {
-            // From the allocator: `vec!` would write each line, in a loop that this crate compiles and that takes half a second for a large layer unless
-            // it is optimised.
+            // From the allocator: `vec!` would write each line, in a loop that this crate compiles
+            // and that takes half a second for a large layer unless it is optimised.
             buffer = zeroed_vec(lines);
         }
-        Self { lines: buffer, bytes }
+        Self {
+            lines: buffer,
+            bytes,
+        }
     }
 
     /// Its elements.
@@ -75,7 +80,10 @@ impl AllocationController for Pooled {
         AllocationProperty::Other
     }
 
-    unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+    unsafe fn memory_mut(
+        &mut self,
+        _policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.lines);
         // SAFETY: a byte may be uninitialised there; callers only write initialised ones.
         Ok(unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) })

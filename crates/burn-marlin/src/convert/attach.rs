@@ -1,5 +1,5 @@
-//! The traversal that puts quantised weights in the place of float ones, a layer at a time: the float values of one are freed before those of the
-//! next are read.
+//! The traversal that puts quantised weights in the place of float ones, a layer at a time: the
+//! float values of one are freed before those of the next are read.
 
 use super::report::{LeftReason, Outcome};
 use super::{Rules, Weights};
@@ -39,15 +39,23 @@ pub(super) struct Made {
 impl Reparameterizer for &mut Attach<'_> {
     type Reparam = QuantizedWeight;
 
-    fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
         if self.failed.is_some() {
             return (param, None);
         }
-        let Some(chosen) = self.selected.remove(path) else { return (param, None) };
+        let Some(chosen) = self.selected.remove(path) else {
+            return (param, None);
+        };
         match self.convert(path, &param, chosen) {
             Ok((outcome, weight)) => {
                 self.outcomes.insert(path.to_owned(), outcome);
-                let Some(weight) = weight else { return (param, None) };
+                let Some(weight) = weight else {
+                    return (param, None);
+                };
                 let (placeholder, weight) = weight.attach(path, &param, param.base().dtype());
                 (placeholder, Some(weight))
             }
@@ -78,14 +86,24 @@ impl Attach<'_> {
         };
         let activations = activation_dtype(base.dtype()).unwrap_or(ActivationDtype::F32);
         let (weight, format, shared_with, underflows) = match self.weights {
-            Weights::Unloaded => (QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?, spec.into(), None, 0),
+            Weights::Unloaded => (
+                QuantizedWeight::unloaded(k, n, spec, activations, &base.device())?,
+                spec.into(),
+                None,
+                0,
+            ),
             Weights::Rounded => self.round(path, param.id, base.reshape([k, n]), &spec)?,
         };
-        Ok((Outcome::quantized(path, &weight, format, activations, shared_with).with_underflows(underflows), Some(weight)))
+        Ok((
+            Outcome::quantized(path, &weight, format, activations, shared_with)
+                .with_underflows(underflows),
+            Some(weight),
+        ))
     }
 
-    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format that it was rounded to, whatever the device holds, the path of the
-    /// layer that it shares the weight with, and the groups whose scales underflow.
+    /// Rounds a layer; tensors that are one before are one after. With the weight comes the format
+    /// that it was rounded to, whatever the device holds, the path of the layer that it shares the
+    /// weight with, and the groups whose scales underflow.
     fn round(
         &mut self,
         path: &str,
@@ -93,24 +111,54 @@ impl Attach<'_> {
         weight: Tensor<2>,
         spec: &QuantSpec,
     ) -> Result<(QuantizedWeight, WeightFormat, Option<String>, usize), Error> {
-        let (activations, device) = (activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32), weight.device());
+        let (activations, device) = (
+            activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32),
+            weight.device(),
+        );
         let (expected, float) = (weight.dims(), weight.clone());
         let plain = match (self.given)(path) {
             Some(plain) if [plain.k(), plain.n()] == expected => plain,
-            Some(plain) => return Err(Error::WeightShape { path: path.to_owned(), expected, found: [plain.k(), plain.n()] }),
-            None => QuantizedWeight::round(weight, spec, self.rules.sparsity).map_err(|error| error.in_layer(path))?,
+            Some(plain) => {
+                return Err(Error::WeightShape {
+                    path: path.to_owned(),
+                    expected,
+                    found: [plain.k(), plain.n()],
+                });
+            }
+            None => QuantizedWeight::round(weight, spec, self.rules.sparsity)
+                .map_err(|error| error.in_layer(path))?,
         };
-        let (format, underflows) = (plain.descriptor().format, plain.underflows(|| QuantizedWeight::values(float))?);
+        let (format, underflows) = (
+            plain.descriptor().format,
+            plain.underflows(|| QuantizedWeight::values(float))?,
+        );
         if !self.shared.contains(&id) {
-            return Ok((QuantizedWeight::from_owned_plain(plain, activations, &device), format, None, underflows));
+            return Ok((
+                QuantizedWeight::from_owned_plain(plain, activations, &device),
+                format,
+                None,
+                underflows,
+            ));
         }
         // The same id means that they once were one tensor, the same values that they still are.
         let made = self.made.entry(id).or_default();
-        if let Some(made) = made.iter().find(|made| made.plain == plain && made.weight.device() == device) {
-            return Ok((made.weight.clone(), format, Some(made.path.clone()), underflows));
+        if let Some(made) = made
+            .iter()
+            .find(|made| made.plain == plain && made.weight.device() == device)
+        {
+            return Ok((
+                made.weight.clone(),
+                format,
+                Some(made.path.clone()),
+                underflows,
+            ));
         }
         let weight = QuantizedWeight::from_plain_for(&plain, activations, &device);
-        made.push(Made { path: path.to_owned(), plain, weight: weight.clone() });
+        made.push(Made {
+            path: path.to_owned(),
+            plain,
+            weight: weight.clone(),
+        });
         Ok((weight, format, None, underflows))
     }
 }

@@ -18,14 +18,17 @@ const CONFIG_FILE: &str = "config.json";
 const WEIGHT: &str = ".weight";
 
 impl W4A16 {
-    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form: `model.safetensors`, and a `config.json` that records in its
-    /// `quantization_config` how each layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own config added,
-    /// so do transformers and vLLM.
+    /// Writes a converted model as a folder in compressed-tensors' pack-quantized form:
+    /// `model.safetensors`, and a `config.json` that records in its `quantization_config` how each
+    /// layer is quantised. [`load`](Self::load) reads it, and with the fields of the model's own
+    /// config added, so do transformers and vLLM.
     ///
-    /// Quantised weights are written bit for bit, those of [`QuantLinear`](crate::QuantLinear) with them; every other parameter in its dtype, as
-    /// PyTorch has it: weights of `Linear` as [N, K], `weight` and `bias` for norms.
+    /// Quantised weights are written bit for bit, those of [`QuantLinear`](crate::QuantLinear) with
+    /// them; every other parameter in its dtype, as PyTorch has it: weights of `Linear` as [N, K],
+    /// `weight` and `bias` for norms.
     ///
-    /// `keys` renames parameters of the model to tensors of the files: the other way round than the one that `load` takes.
+    /// `keys` renames parameters of the model to tensors of the files: the other way round than the
+    /// one that `load` takes.
     ///
     /// ```no_run
     /// # use burn::nn::transformer::TransformerEncoder;
@@ -40,16 +43,30 @@ impl W4A16 {
     /// # Errors
     /// [`ExportError`]: a folder that is not empty, adapters that are not merged, a dtype that files do not hold, names that clash or do not end in
     /// `.weight` where a quantised layer's must. Nothing is left behind.
-    pub fn export<M: Module>(model: &M, dir: impl AsRef<Path>, keys: &KeyRemapper) -> Result<(), ExportError> {
+    pub fn export<M: Module>(
+        model: &M,
+        dir: impl AsRef<Path>,
+        keys: &KeyRemapper,
+    ) -> Result<(), ExportError> {
         let dir = dir.as_ref();
         let mut visitor = Visitor::default();
         QuantizedWeight::collecting(|| model.visit(&mut visitor));
-        let entries = visitor.finish()?.into_iter().map(|entry| entry.named(keys)).collect::<Result<Vec<_>, _>>()?;
-        let config = config(&entries).map_err(|source| CheckpointError::Config { path: dir.join(CONFIG_FILE), source })?;
+        let entries = visitor
+            .finish()?
+            .into_iter()
+            .map(|entry| entry.named(keys))
+            .collect::<Result<Vec<_>, _>>()?;
+        let config = config(&entries).map_err(|source| CheckpointError::Config {
+            path: dir.join(CONFIG_FILE),
+            source,
+        })?;
 
         let mut writer = CheckpointWriter::create(dir)?;
         writer.write_file(CONFIG_FILE, format!("{config:#}\n").as_bytes())?;
-        let specs = entries.iter().map(Entry::specs).collect::<Result<Vec<_>, _>>()?;
+        let specs = entries
+            .iter()
+            .map(Entry::specs)
+            .collect::<Result<Vec<_>, _>>()?;
         writer.declare(specs.into_iter().flatten())?;
         for entry in &entries {
             entry.write(&mut writer)?;
@@ -67,26 +84,38 @@ fn config(entries: &[Entry]) -> Result<serde_json::Value, marlin_format::checkpo
         match value {
             Value::Quantized(weight) => {
                 // No config has the dtype of scales.
-                let (spec, [k, _]) = (weight.spec().with_scale_dtype(ScaleDtype::F16), weight.dims());
+                let (spec, [k, _]) = (
+                    weight.spec().with_scale_dtype(ScaleDtype::F16),
+                    weight.dims(),
+                );
                 let act_order = weight.is_permuted() && spec.group.count(k) > 1;
                 if act_order {
                     tracing::warn!(layer = %name, "has act-order over groups, which compressed-tensors from 0.19 on and vLLM refuse; burn-marlin reads it");
                 }
-                match groups.iter_mut().find(|(of, ordered, _)| (*of, *ordered) == (spec, act_order)) {
+                match groups
+                    .iter_mut()
+                    .find(|(of, ordered, _)| (*of, *ordered) == (spec, act_order))
+                {
                     Some((_, _, names)) => names.push(name.clone()),
                     None => groups.push((spec, act_order, vec![name.clone()])),
                 }
             }
-            Value::Tensor { linear: true, .. } => ignored.extend(name.strip_suffix(WEIGHT).map(String::from)),
+            Value::Tensor { linear: true, .. } => {
+                ignored.extend(name.strip_suffix(WEIGHT).map(String::from))
+            }
             Value::Tensor { .. } => {}
         }
     }
     // The most common format is declared for all linear layers, the others for theirs by name.
     groups.sort_by_key(|(_, _, names)| std::cmp::Reverse(names.len()));
     let mut groups = groups.into_iter();
-    let Some((spec, act_order, _)) = groups.next() else { return Ok(json!({})) };
+    let Some((spec, act_order, _)) = groups.next() else {
+        return Ok(json!({}));
+    };
     let config = QuantizationConfig::new(spec, ignored)?.with_act_order(act_order);
-    let config = groups.fold(config, |config, (spec, act_order, names)| config.with_layers(spec, act_order, names));
+    let config = groups.fold(config, |config, (spec, act_order, names)| {
+        config.with_layers(spec, act_order, names)
+    });
     Ok(json!({ "quantization_config": config.to_json() }))
 }
 
@@ -117,7 +146,12 @@ impl Entry {
         let name = remapped(keys, &self.name);
         let name = match (&self.value, name.strip_suffix(WEIGHT)) {
             (Value::Quantized(_), Some(layer)) => layer.to_owned(),
-            (Value::Quantized(_), None) => return Err(ExportError::Name { path: self.path, name }),
+            (Value::Quantized(_), None) => {
+                return Err(ExportError::Name {
+                    path: self.path,
+                    name,
+                });
+            }
             _ => name,
         };
         Ok(Self { name, ..self })
@@ -128,11 +162,20 @@ impl Entry {
         match &self.value {
             Value::Quantized(weight) => {
                 let [k, n] = weight.dims();
-                Ok(tensor_specs(&self.name, k, n, &weight.spec(), weight.is_permuted()))
+                Ok(tensor_specs(
+                    &self.name,
+                    k,
+                    n,
+                    &weight.spec(),
+                    weight.is_permuted(),
+                ))
             }
             Value::Tensor { dtype, shape, .. } => match file_dtype(*dtype) {
                 Some(dtype) => Ok(vec![TensorSpec::new(&self.name, dtype, shape.to_vec())]),
-                None => Err(ExportError::Dtype { path: self.path.clone(), found: *dtype }),
+                None => Err(ExportError::Dtype {
+                    path: self.path.clone(),
+                    found: *dtype,
+                }),
             },
         }
     }
@@ -141,13 +184,19 @@ impl Entry {
         let path = || self.path.clone();
         match &self.value {
             Value::Quantized(weight) => {
-                let plain = weight.to_plain().map_err(|source| ExportError::Weight { path: path(), source })?;
+                let plain = weight.to_plain().map_err(|source| ExportError::Weight {
+                    path: path(),
+                    source,
+                })?;
                 for tensor in tensors_of(&self.name, &plain) {
                     writer.write_tensor(&tensor.spec.name, &tensor.bytes)?;
                 }
             }
             Value::Tensor { read, .. } => {
-                let data = read().map_err(|reason| ExportError::Read { path: path(), reason })?;
+                let data = read().map_err(|reason| ExportError::Read {
+                    path: path(),
+                    reason,
+                })?;
                 writer.write_tensor(&self.name, data.as_bytes())?;
             }
         }
@@ -160,7 +209,8 @@ struct Visitor {
     /// Name and container of every module entered.
     stack: Vec<(String, String)>,
     entries: Vec<Entry>,
-    /// The parameter before. Where a quantised weight is attached to it, which is visited next, it is a placeholder that must not be read.
+    /// The parameter before. Where a quantised weight is attached to it, which is visited next, it
+    /// is a placeholder that must not be read.
     pending: Option<Box<dyn FnOnce() -> Entry>>,
     /// The depth of the stack at which the weight began whose tensors are visited.
     weight: Option<usize>,
@@ -178,7 +228,8 @@ impl Visitor {
     }
 
     fn add_pending(&mut self) {
-        self.entries.extend(self.pending.take().map(|entry| entry()));
+        self.entries
+            .extend(self.pending.take().map(|entry| entry()));
     }
 
     fn add<const D: usize, K: Basic + 'static>(&mut self, param: &Param<Tensor<D, K>>)
@@ -195,31 +246,57 @@ impl Visitor {
         let linear = D == 2 && is_linear_weight(&self.stack);
         let (path, name, param) = (path(&self.stack), pytorch_name(&self.stack), param.clone());
         self.pending = Some(Box::new(move || {
-            let tensor = if linear { param.val().swap_dims(0, 1) } else { param.val() };
+            let tensor = if linear {
+                param.val().swap_dims(0, 1)
+            } else {
+                param.val()
+            };
             let (dtype, shape) = (tensor.dtype(), tensor.shape());
-            let read = move || tensor.clone().try_into_data().map_err(|error| format!("{error:?}"));
-            Entry { path, name, value: Value::Tensor { dtype, shape, linear, read: Box::new(read) } }
+            let read = move || {
+                tensor
+                    .clone()
+                    .try_into_data()
+                    .map_err(|error| format!("{error:?}"))
+            };
+            Entry {
+                path,
+                name,
+                value: Value::Tensor {
+                    dtype,
+                    shape,
+                    linear,
+                    read: Box::new(read),
+                },
+            }
         }));
     }
 
     /// The stack has the first tensor of the weight on top.
     fn begin_weight(&mut self, weight: QuantizedWeight) {
         let mut depth = self.stack.len().saturating_sub(1);
-        if self.stack[..depth].last().is_some_and(|(_, container)| container == REPARAMETERIZATION) {
+        if self.stack[..depth]
+            .last()
+            .is_some_and(|(_, container)| container == REPARAMETERIZATION)
+        {
             depth -= 1;
             self.pending = None;
         }
         self.add_pending();
         self.weight = Some(depth);
         let stack = &self.stack[..depth];
-        self.entries.push(Entry { path: path(stack), name: pytorch_name(stack), value: Value::Quantized(Box::new(weight)) });
+        self.entries.push(Entry {
+            path: path(stack),
+            name: pytorch_name(stack),
+            value: Value::Quantized(Box::new(weight)),
+        });
     }
 }
 
 impl ModuleVisitor for Visitor {
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION && name != QuantizedWeight::NAME {
-            self.reparameterized.get_or_insert_with(|| path(&self.stack));
+            self.reparameterized
+                .get_or_insert_with(|| path(&self.stack));
         }
         self.stack.push((name.to_owned(), container.to_owned()));
     }

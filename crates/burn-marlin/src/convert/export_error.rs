@@ -17,7 +17,9 @@ pub enum ExportError {
         path: String,
     },
     /// A quantised layer whose weight is called something else.
-    #[error("the quantised `{path}` would be called `{name}`; a name that ends in `.weight` is needed: let the key map keep that part")]
+    #[error(
+        "the quantised `{path}` would be called `{name}`; a name that ends in `.weight` is needed: let the key map keep that part"
+    )]
     Name {
         /// Path of the parameter in the model.
         path: String,

@@ -15,17 +15,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 impl W4A16 {
-    /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then multiply with the packed weights,
-    /// float tensors into everything else. A [`QuantLinear`](crate::QuantLinear) takes a quantised layer, too, in whatever format.
+    /// Loads a checkpoint into an unmodified model: quantised layers into its `Linear`s, which then
+    /// multiply with the packed weights, float tensors into everything else. A
+    /// [`QuantLinear`](crate::QuantLinear) takes a quantised layer, too, in whatever format.
     ///
-    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs decide the format of each layer: GPTQ, AWQ,
-    /// compressed-tensors, AutoRound, Marlin ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and parameters of
-    /// the model that were not yet used are never drawn.
+    /// `path` is a Hugging Face folder, or one safetensors file in such a folder. Its configs
+    /// decide the format of each layer: GPTQ, AWQ, compressed-tensors, AutoRound, Marlin
+    /// ([`LayerFormat`]), mixed as they come. No float copy of a quantised layer is made, and
+    /// parameters of the model that were not yet used are never drawn.
     ///
-    /// `keys` renames tensors of the files to parameters of the model, as in Burn's own stores: a remapper that loads the float model from
-    /// safetensors loads the quantised ones, too. A quantised layer goes by the name of its float weight, such as `encoder.layer.0.output.dense.weight`.
+    /// `keys` renames tensors of the files to parameters of the model, as in Burn's own stores: a
+    /// remapper that loads the float model from safetensors loads the quantised ones, too. A
+    /// quantised layer goes by the name of its float weight, such as
+    /// `encoder.layer.0.output.dense.weight`.
     ///
-    /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and `bias` of norms go into `gamma` and `beta`.
+    /// - As in Burn's `PyTorchToBurnAdapter`, weights of `Linear` are transposed, and `weight` and
+    ///   `bias` of norms go into `gamma` and `beta`.
     /// - Variants of enums are no part of a name. Types named `Linear` are all taken for Burn's.
     /// - Every parameter keeps its dtype and device; float tensors are converted to it.
     /// - Tensors that no parameter takes are in [`Report::unused`].
@@ -53,15 +58,24 @@ impl W4A16 {
     ///
     /// # Errors
     /// [`LoadError`]: files that cannot be read, parameters without a tensor, tensors and layers of another shape or kind than their parameters.
-    pub fn load<M: Module>(model: M, path: impl AsRef<Path>, keys: &KeyRemapper) -> Result<(M, Report), LoadError> {
+    pub fn load<M: Module>(
+        model: M,
+        path: impl AsRef<Path>,
+        keys: &KeyRemapper,
+    ) -> Result<(M, Report), LoadError> {
         Self::load_with(model, path, &LoadOptions::new(keys.clone()))
     }
 
-    /// Loads a checkpoint as [`load`](Self::load) does, with options: one that does not hold every parameter of the model, for example.
+    /// Loads a checkpoint as [`load`](Self::load) does, with options: one that does not hold every
+    /// parameter of the model, for example.
     ///
     /// # Errors
     /// As [`load`](Self::load); [`LoadError::Pattern`].
-    pub fn load_with<M: Module>(model: M, path: impl AsRef<Path>, options: &LoadOptions) -> Result<(M, Report), LoadError> {
+    pub fn load_with<M: Module>(
+        model: M,
+        path: impl AsRef<Path>,
+        options: &LoadOptions,
+    ) -> Result<(M, Report), LoadError> {
         let mut optional = options.optional()?;
         let checkpoint = Checkpoint::open(path)?;
         let quantization = Quantization::read(checkpoint.dir())?;
@@ -79,8 +93,13 @@ impl W4A16 {
                 return Err(LoadError::Reparameterized { path: place.path });
             }
             let outcome = match part {
-                Some(Part::Layer { name, format, tensors }) => {
-                    let (outcome, weight) = quantized(&checkpoint, &place, &name, &format, &tensors)?;
+                Some(Part::Layer {
+                    name,
+                    format,
+                    tensors,
+                }) => {
+                    let (outcome, weight) =
+                        quantized(&checkpoint, &place, &name, &format, &tensors)?;
                     if place.kind == Kind::Quantized {
                         load.weights.insert(place.path.clone(), weight);
                     } else {
@@ -90,14 +109,23 @@ impl W4A16 {
                 }
                 Some(Part::Tensor { name }) => {
                     check_tensor(&checkpoint, &place, &name)?;
-                    let reason = if place.linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear };
-                    load.tensors.insert(place.path.clone(), (name, place.clone()));
+                    let reason = if place.linear {
+                        LeftReason::FloatInCheckpoint
+                    } else {
+                        LeftReason::NotLinear
+                    };
+                    load.tensors
+                        .insert(place.path.clone(), (name, place.clone()));
                     Outcome::Left(reason)
                 }
                 None => {
                     report.missing.push(place.path.clone());
                     let linear = place.linear || place.kind == Kind::Quantized;
-                    Outcome::Left(if linear { LeftReason::NotInCheckpoint } else { LeftReason::NotLinear })
+                    Outcome::Left(if linear {
+                        LeftReason::NotInCheckpoint
+                    } else {
+                        LeftReason::NotLinear
+                    })
                 }
             };
             if matches!(place.kind, Kind::Int | Kind::Bool) {
@@ -106,15 +134,31 @@ impl W4A16 {
             let float_bytes = place.shape.iter().product::<usize>() * place.dtype.size();
             report.model_bytes += float_bytes;
             if place.shape.len() > 1 {
-                report.layers.push(LayerReport { path: place.path, shape: place.shape, float_bytes, outcome });
+                report.layers.push(LayerReport {
+                    path: place.path,
+                    shape: place.shape,
+                    float_bytes,
+                    outcome,
+                });
             }
         }
         if !missing.is_empty() {
-            return Err(LoadError::Missing { dir: checkpoint.dir().into(), missing, unused: sources.into_keys().collect() });
+            return Err(LoadError::Missing {
+                dir: checkpoint.dir().into(),
+                missing,
+                unused: sources.into_keys().collect(),
+            });
         }
-        report.unused = sources.into_values().map(|part| part.name().to_owned()).collect();
+        report.unused = sources
+            .into_values()
+            .map(|part| part.name().to_owned())
+            .collect();
         if let Some(first) = report.unused.first() {
-            tracing::warn!(unused = report.unused.len(), first, "tensors of the checkpoint that the model has no parameter for");
+            tracing::warn!(
+                unused = report.unused.len(),
+                first,
+                "tensors of the checkpoint that the model has no parameter for"
+            );
         }
         if let Some(first) = report.missing.first() {
             tracing::warn!(
@@ -130,7 +174,11 @@ impl W4A16 {
 }
 
 /// The parts of a checkpoint, by the names that the key map gives them.
-fn sources(checkpoint: &Checkpoint, quantization: Option<&Quantization>, keys: &KeyRemapper) -> Result<BTreeMap<String, Part>, LoadError> {
+fn sources(
+    checkpoint: &Checkpoint,
+    quantization: Option<&Quantization>,
+    keys: &KeyRemapper,
+) -> Result<BTreeMap<String, Part>, LoadError> {
     let mut sources = BTreeMap::<String, Part>::new();
     for part in parts(checkpoint, quantization)? {
         let name = match &part {
@@ -139,7 +187,12 @@ fn sources(checkpoint: &Checkpoint, quantization: Option<&Quantization>, keys: &
         };
         if let Some(other) = sources.get(&name) {
             let (first, second) = (other.name().to_owned(), part.name().to_owned());
-            return Err(LoadError::SameName { dir: checkpoint.dir().into(), first, second, name });
+            return Err(LoadError::SameName {
+                dir: checkpoint.dir().into(),
+                first,
+                second,
+                name,
+            });
         }
         sources.insert(name, part);
     }
@@ -155,20 +208,41 @@ fn quantized(
     tensors: &[String],
 ) -> Result<(Outcome, QuantizedWeight), LoadError> {
     if !place.linear && place.kind != Kind::Quantized {
-        let (layer, dir, path) = (layer.to_owned(), checkpoint.dir().into(), place.path.clone());
-        return Err(LoadError::NotLinear { layer, dir, format: *format, path });
+        let (layer, dir, path) = (
+            layer.to_owned(),
+            checkpoint.dir().into(),
+            place.path.clone(),
+        );
+        return Err(LoadError::NotLinear {
+            layer,
+            dir,
+            format: *format,
+            path,
+        });
     }
     let plain = read_layer(checkpoint, layer, format)?;
     let (expected, found) = (place.file_shape(), vec![plain.n(), plain.k()]);
     if expected != found {
-        let file = tensors.first().and_then(|tensor| checkpoint.info(tensor)).map_or_else(|| checkpoint.dir(), |info| info.path);
-        return Err(LoadError::Shape { tensor: layer.into(), file: file.into(), path: place.path.clone(), expected, found });
+        let file = tensors
+            .first()
+            .and_then(|tensor| checkpoint.info(tensor))
+            .map_or_else(|| checkpoint.dir(), |info| info.path);
+        return Err(LoadError::Shape {
+            tensor: layer.into(),
+            file: file.into(),
+            path: place.path.clone(),
+            expected,
+            found,
+        });
     }
     let activations = activation_dtype(place.dtype).unwrap_or(ActivationDtype::F32);
     let format = plain.descriptor().format;
     let weight = QuantizedWeight::from_owned_plain(plain, activations, &place.device);
     tensors.iter().for_each(|tensor| checkpoint.release(tensor));
-    Ok((Outcome::quantized(&place.path, &weight, format, activations, None), weight))
+    Ok((
+        Outcome::quantized(&place.path, &weight, format, activations, None),
+        weight,
+    ))
 }
 
 /// Checks that a tensor can go into a parameter.
@@ -178,20 +252,36 @@ fn check_tensor(checkpoint: &Checkpoint, place: &Place, name: &str) -> Result<()
     let (fits, kind) = match (place.kind, burn_dtype(view.dtype())) {
         (Kind::Quantized, _) => return Err(LoadError::NotQuantized { tensor, file, path }),
         (Kind::Float, dtype) => (dtype.is_some_and(|dtype| dtype.is_float()), "floats"),
-        (Kind::Int, dtype) => (dtype.is_some_and(|dtype| dtype.is_int() || dtype.is_uint()), "integers"),
+        (Kind::Int, dtype) => (
+            dtype.is_some_and(|dtype| dtype.is_int() || dtype.is_uint()),
+            "integers",
+        ),
         (Kind::Bool, dtype) => (dtype.is_some_and(|dtype| dtype.is_bool()), "booleans"),
     };
     if !fits {
-        return Err(LoadError::Dtype { tensor, file, path, expected: kind, found: view.dtype() });
+        return Err(LoadError::Dtype {
+            tensor,
+            file,
+            path,
+            expected: kind,
+            found: view.dtype(),
+        });
     }
     let expected = place.file_shape();
     if view.shape() != expected {
-        return Err(LoadError::Shape { tensor, file, path, expected, found: view.shape().to_vec() });
+        return Err(LoadError::Shape {
+            tensor,
+            file,
+            path,
+            expected,
+            found: view.shape().to_vec(),
+        });
     }
     Ok(())
 }
 
-/// Puts tensors of a checkpoint into the parameters at some paths, and quantised layers in the place of quantised weights.
+/// Puts tensors of a checkpoint into the parameters at some paths, and quantised layers in the
+/// place of quantised weights.
 struct Load<'a> {
     checkpoint: &'a Checkpoint,
     /// The name of each tensor, and its place, by its path.
@@ -203,19 +293,35 @@ struct Load<'a> {
 
 impl<'a> Load<'a> {
     fn new(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, tensors: HashMap::new(), weights: HashMap::new(), path: Vec::new() }
+        Self {
+            checkpoint,
+            tensors: HashMap::new(),
+            weights: HashMap::new(),
+            path: Vec::new(),
+        }
     }
 
     fn load<const D: usize, K: Basic>(&mut self, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
-        let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else { return param };
+        let Some((name, place)) = self.tensors.remove(&self.path.join(".")) else {
+            return param;
+        };
         // Both were found when the tensor was checked.
-        let Ok(view) = self.checkpoint.tensor(&name) else { return param };
-        let Some(dtype) = burn_dtype(view.dtype()) else { return param };
-        // A record in column layout has it as the file does. In row layout it is transposed in memory: a matmul with a transposed view is slower.
-        let transposed = if place.linear && !place.column_layout { view.transposed_bytes().ok() } else { None };
+        let Ok(view) = self.checkpoint.tensor(&name) else {
+            return param;
+        };
+        let Some(dtype) = burn_dtype(view.dtype()) else {
+            return param;
+        };
+        // A record in column layout has it as the file does. In row layout it is transposed in
+        // memory: a matmul with a transposed view is slower.
+        let transposed = if place.linear && !place.column_layout {
+            view.transposed_bytes().ok()
+        } else {
+            None
+        };
         let data = match transposed {
             Some(bytes) => TensorData::from_bytes_vec(bytes, place.shape.clone(), dtype),
             None => TensorData::from_bytes_vec(view.bytes().to_vec(), view.shape().to_vec(), dtype),
@@ -251,7 +357,10 @@ impl ModuleMapper for Load<'_> {
         self.load(param)
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
         self.load(param)
     }
 }
@@ -265,7 +374,11 @@ struct Attach {
 impl Reparameterizer for Attach {
     type Reparam = QuantizedWeight;
 
-    fn reparameterize<const D: usize>(&mut self, path: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<QuantizedWeight>) {
         match self.layers.remove(path) {
             Some((weight, dtype)) => {
                 let (placeholder, weight) = weight.attach(path, &param, dtype);

@@ -17,7 +17,8 @@ pub enum LoadError {
     Missing {
         /// The folder.
         dir: PathBuf,
-        /// The parameters, by the names they are looked for: those of the model, without the variants of enums, with PyTorch's `weight` and `bias` of norms.
+        /// The parameters, by the names they are looked for: those of the model, without the
+        /// variants of enums, with PyTorch's `weight` and `bias` of norms.
         missing: Vec<String>,
         /// Names, after the key map, that no parameter has.
         unused: Vec<String>,
@@ -81,7 +82,8 @@ pub enum LoadError {
         /// Path of the parameter in the model.
         path: String,
     },
-    /// A float tensor whose place in the model is a quantised weight, such as that of a `QuantLinear`.
+    /// A float tensor whose place in the model is a quantised weight, such as that of a
+    /// `QuantLinear`.
     #[error(
         "`{tensor}` in {} is not quantised, and `{path}` of the model is a quantised weight: quantise this layer of the checkpoint, or build the model \
          with a Linear there and convert it",
@@ -122,6 +124,9 @@ fn candidates(unused: &[String]) -> String {
     match unused {
         [] => String::new(),
         [only] => format!("; unused is `{only}`"),
-        [first, .., last] => format!("; {} tensors and layers are unused, `{first}` to `{last}`", unused.len()),
+        [first, .., last] => format!(
+            "; {} tensors and layers are unused, `{first}` to `{last}`",
+            unused.len()
+        ),
     }
 }

@@ -18,13 +18,18 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Renames tensors of the files to parameters of the model, as in Burn's own stores; every parameter needs a tensor.
+    /// Renames tensors of the files to parameters of the model, as in Burn's own stores; every
+    /// parameter needs a tensor.
     pub fn new(keys: KeyRemapper) -> Self {
-        Self { keys, missing: Vec::new() }
+        Self {
+            keys,
+            missing: Vec::new(),
+        }
     }
 
-    /// Leaves parameters as they are that the checkpoint has no tensor for and whose path matches this or another such pattern: a regular expression,
-    /// searched anywhere in the path. [`Report::missing`](super::Report::missing) lists them.
+    /// Leaves parameters as they are that the checkpoint has no tensor for and whose path matches
+    /// this or another such pattern: a regular expression, searched anywhere in the path.
+    /// [`Report::missing`](super::Report::missing) lists them.
     pub fn allow_missing(mut self, pattern: impl Into<String>) -> Self {
         self.missing.push(pattern.into());
         self
@@ -37,9 +42,14 @@ impl LoadOptions {
     pub(super) fn optional(&self) -> Result<Optional, LoadError> {
         let compile = |pattern: &String| match Regex::new(pattern) {
             Ok(compiled) => Ok((compiled, false)),
-            Err(source) => Err(LoadError::Pattern { pattern: pattern.clone(), source: Box::new(source) }),
+            Err(source) => Err(LoadError::Pattern {
+                pattern: pattern.clone(),
+                source: Box::new(source),
+            }),
         };
-        Ok(Optional(self.missing.iter().map(compile).collect::<Result<_, _>>()?))
+        Ok(Optional(
+            self.missing.iter().map(compile).collect::<Result<_, _>>()?,
+        ))
     }
 }
 
@@ -58,6 +68,10 @@ impl Optional {
 
     /// The patterns that have matched no parameter.
     pub fn unmatched(self) -> Vec<String> {
-        self.0.into_iter().filter(|(_, matched)| !matched).map(|(pattern, _)| pattern.to_string()).collect()
+        self.0
+            .into_iter()
+            .filter(|(_, matched)| !matched)
+            .map(|(pattern, _)| pattern.to_string())
+            .collect()
     }
 }

@@ -1,6 +1,7 @@
 //! One call that turns an unmodified Burn model into a W4A16 or W8A16 model.
 
 mod attach;
+mod examine;
 mod export;
 mod export_error;
 mod load;
@@ -9,6 +10,7 @@ mod load_options;
 mod places;
 mod report;
 mod reset;
+mod rules;
 mod survey;
 
 pub use export_error::ExportError;
@@ -17,34 +19,43 @@ pub use load_options::LoadOptions;
 pub use report::{LayerReport, LeftReason, Outcome, Report};
 pub use reset::reset_placeholders;
 
+use crate::Error;
 pub use crate::error::ConvertError;
-use crate::{Error, QuantizedWeight};
 use attach::Attach;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{ElementConversion, Tensor};
-use marlin_format::{FormatError, PlainWeight, QuantSpec, Sparsity, WeightDescriptor, WeightFormat};
+use burn::module::{Module, ParamId};
+use examine::Examine;
+use marlin_format::{PlainWeight, QuantSpec, Sparsity, WeightFormat};
 use regex::Regex;
+use rules::{Choice, Rules};
 use std::collections::{HashMap, HashSet};
 use survey::{Candidate, Survey, Types, survey};
 
-/// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything else stays as it is.
+/// Converts a model: every `Linear` that the patterns select gets a quantised weight, everything
+/// else stays as it is.
 ///
-/// The weight's bits are those of the spec: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`], which makes W8A16 layers.
+/// The weight's bits are those of the spec: 4 with [`QuantSpec::int4`], 8 with [`QuantSpec::int8`],
+/// which makes W8A16 layers.
 ///
-/// The model's type does not change. Each converted weight keeps its place and shape, but the tensor behind it is a placeholder: one value, which is
-/// not a number, expanded to [K, N]. The quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at the
-/// start of the program, so that on CubeCL devices matmuls read the packed weight directly.
+/// The model's type does not change. Each converted weight keeps its place and shape, but the
+/// tensor behind it is a placeholder: one value, which is not a number, expanded to [K, N]. The
+/// quantised weight is attached to it as a reparameterisation. Call [`install`](crate::install) at
+/// the start of the program, so that on CubeCL devices matmuls read the packed weight directly.
 ///
-/// Patterns are regular expressions, searched anywhere in a parameter's path (`layers.0.attention.query.weight`).
+/// Patterns are regular expressions, searched anywhere in a parameter's path
+/// (`layers.0.attention.query.weight`).
 ///
-/// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads the placeholder**: `weight.to_data()`,
-///   `into_value()`, `weight.map(..)` on the parameter itself, visitors and mappers. It is NaN, so that nothing computed from it looks right.
-/// - A record of the converted model holds the quantised weights. To load it, convert a freshly initialised model the same way first, or make it with
-///   [`unloaded`](Self::unloaded). A model that has been used (run, shown, given to `apply_lora`) is made ready by
-///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has [1, 1]").
-/// - A float checkpoint that is loaded into a converted model is refused, or rounded where the model has been used.
-/// - A cast, and a move to another *backend* (Flex to CUDA, say) after the first use, make a full float tensor of each placeholder:
-///   [`reset_placeholders`] frees them.
+/// - `layer.weight.val()` is the dequantised weight. **What reads the parameter past `val()` reads
+///   the placeholder**: `weight.to_data()`, `into_value()`, `weight.map(..)` on the parameter
+///   itself, visitors and mappers. It is NaN, so that nothing computed from it looks right.
+/// - A record of the converted model holds the quantised weights. To load it, convert a freshly
+///   initialised model the same way first, or make it with [`unloaded`](Self::unloaded). A model
+///   that has been used (run, shown, given to `apply_lora`) is made ready by
+///   [`reset_placeholders`]: Burn refuses the record otherwise ("expected [128, 256] but record has
+///   [1, 1]").
+/// - A float checkpoint that is loaded into a converted model is refused, or rounded where the
+///   model has been used.
+/// - A cast, and a move to another *backend* (Flex to CUDA, say) after the first use, make a full
+///   float tensor of each placeholder: [`reset_placeholders`] frees them.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -117,48 +128,56 @@ impl W4A16 {
         self
     }
 
-    /// Converts layers whose path matches to another spec. Of several such patterns the first that matches counts.
+    /// Converts layers whose path matches to another spec. Of several such patterns the first that
+    /// matches counts.
     pub fn with_spec(mut self, pattern: impl Into<String>, spec: QuantSpec) -> Self {
         self.specs.push((pattern.into(), spec));
         self
     }
 
-    /// Prunes every converted layer to 2:4 before it is rounded: of every four input features of an output feature the two weights of the largest magnitude
-    /// stay. A layer that is 2:4 keeps its weights, so that a model that was trained with its mask held loses nothing more.
+    /// Prunes every converted layer to 2:4 before it is rounded: of every four input features of an
+    /// output feature the two weights of the largest magnitude stay. A layer that is 2:4 keeps its
+    /// weights, so that a model that was trained with its mask held loses nothing more.
     ///
-    /// On NVIDIA cards the sparse tensor cores multiply what is left, from three quarters of the bytes; other devices hold the weights dense. K must be a
-    /// multiple of 4: other layers are left.
+    /// On NVIDIA cards the sparse tensor cores multiply what is left, from three quarters of the
+    /// bytes; other devices hold the weights dense. K must be a multiple of 4: other layers are
+    /// left.
     pub fn sparse24(mut self) -> Self {
         self.sparsity = Sparsity::TwoFour;
         self
     }
 
-    /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N] that it multiplies activations [.., K] with, as
-    /// `Linear` does. Types are distinguished only by name, without their path.
+    /// Converts layers of another type than Burn's `Linear`, too: one with a field `weight` [K, N]
+    /// that it multiplies activations [.., K] with, as `Linear` does. Types are distinguished only
+    /// by name, without their path.
     pub fn also<T: Module>(mut self) -> Self {
         let name = std::any::type_name::<T>();
         let name = name.split('<').next().unwrap_or(name);
-        self.also.push(name.rsplit("::").next().unwrap_or(name).to_owned());
+        self.also
+            .push(name.rsplit("::").next().unwrap_or(name).to_owned());
         self
     }
 
-    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a pattern matches no linear layer.
+    /// Makes it an error if a linear layer that no pattern leaves out cannot be converted, or if a
+    /// pattern matches no linear layer.
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
     }
 
-    /// Converts the model and reports every layer. The float values of each layer are freed before the next is rounded.
+    /// Converts the model and reports every layer. The float values of each layer are freed before
+    /// the next is rounded.
     ///
     /// # Errors
-    /// A pattern that is no regular expression, or a weight with values that are not finite; with [`strict`](Self::strict) its conditions. The error
-    /// returns the model.
+    /// A pattern that is no regular expression, or a weight with values that are not finite; with
+    /// [`strict`](Self::strict) its conditions. The error returns the model.
     pub fn quantize<M: Module>(&self, model: M) -> Result<(M, Report), ConvertError<M>> {
         self.convert(model, Weights::Rounded, &mut |_| None)
     }
 
-    /// Converts as [`quantize`](Self::quantize) does, with values that were chosen otherwise: `weights` is called with the path of each
-    /// [selected](Self::select) layer, and one for which it returns none is rounded.
+    /// Converts as [`quantize`](Self::quantize) does, with values that were chosen otherwise:
+    /// `weights` is called with the path of each [selected](Self::select) layer, and one for which
+    /// it returns none is rounded.
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize); [`Error::WeightShape`].
@@ -175,20 +194,45 @@ impl W4A16 {
     /// # Errors
     /// As [`quantize`](Self::quantize).
     pub fn select<M: Module>(&self, model: &M) -> Result<Vec<SelectedLayer>, Error> {
-        let found = survey(model, Types { also: &self.also, initialize: true });
+        let found = survey(
+            model,
+            Types {
+                also: &self.also,
+                initialize: true,
+            },
+        );
         let choices = self.choose(&Rules::new(self)?, &found, model, Weights::Rounded)?;
-        let layers = found.candidates.into_iter().zip(choices.layers).filter_map(|(candidate, choice)| match choice {
-            Choice::Convert(Some(spec)) => {
-                let (Candidate { path, id, shape, .. }, format) = (candidate, WeightFormat::dense(spec).with_sparsity(self.sparsity));
-                Some(SelectedLayer { path, id, k: shape[0], n: shape[1], format })
-            }
-            _ => None,
-        });
+        let layers =
+            found
+                .candidates
+                .into_iter()
+                .zip(choices.layers)
+                .filter_map(|(candidate, choice)| match choice {
+                    Choice::Convert(Some(spec)) => {
+                        let (
+                            Candidate {
+                                path, id, shape, ..
+                            },
+                            format,
+                        ) = (
+                            candidate,
+                            WeightFormat::dense(spec).with_sparsity(self.sparsity),
+                        );
+                        Some(SelectedLayer {
+                            path,
+                            id,
+                            k: shape[0],
+                            n: shape[1],
+                            format,
+                        })
+                    }
+                    _ => None,
+                });
         Ok(layers.collect())
     }
 
-    /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its weights: to load the record of a converted model
-    /// into. What it computes is NaN until then.
+    /// Makes of a model one that [`quantize`](Self::quantize) could have made, without reading its
+    /// weights: to load the record of a converted model into. What it computes is NaN until then.
     ///
     /// The record decides on each layer's format.
     ///
@@ -204,7 +248,13 @@ impl W4A16 {
         weights: Weights,
         given: &mut dyn FnMut(&str) -> Option<PlainWeight>,
     ) -> Result<(M, Report), ConvertError<M>> {
-        let found = survey(&model, Types { also: &self.also, initialize: weights == Weights::Rounded });
+        let found = survey(
+            &model,
+            Types {
+                also: &self.also,
+                initialize: weights == Weights::Rounded,
+            },
+        );
         let rules = match Rules::new(self) {
             Ok(rules) => rules,
             Err(error) => return Err(ConvertError { model, error }),
@@ -215,7 +265,12 @@ impl W4A16 {
         };
         let selected = |choice: &Choice| matches!(choice, Choice::Convert(_));
         let mut ids = HashSet::new();
-        let selected_ids = found.candidates.iter().zip(&choices.layers).filter(|(_, choice)| selected(choice)).map(|(layer, _)| layer.id);
+        let selected_ids = found
+            .candidates
+            .iter()
+            .zip(&choices.layers)
+            .filter(|(_, choice)| selected(choice))
+            .map(|(layer, _)| layer.id);
         let shared = selected_ids.filter(|&id| !ids.insert(id)).collect();
         let mut attach = Attach {
             rules: &rules,
@@ -229,7 +284,12 @@ impl W4A16 {
         };
         let mut layers = Vec::with_capacity(found.candidates.len());
         for (candidate, choice) in found.candidates.into_iter().zip(choices.layers) {
-            let Candidate { path, shape, size_bytes, .. } = candidate;
+            let Candidate {
+                path,
+                shape,
+                size_bytes,
+                ..
+            } = candidate;
             let outcome = match choice {
                 Choice::Convert(spec) => {
                     attach.selected.insert(path.clone(), spec);
@@ -244,12 +304,24 @@ impl W4A16 {
             return Err(ConvertError { model, error });
         }
         let mut outcomes = attach.outcomes;
-        let layers = layers.into_iter().filter_map(|(path, shape, float_bytes, outcome)| {
-            let outcome = outcome.or_else(|| outcomes.remove(&path))?;
-            Some(LayerReport { path, shape, float_bytes, outcome })
-        });
+        let layers = layers
+            .into_iter()
+            .filter_map(|(path, shape, float_bytes, outcome)| {
+                let outcome = outcome.or_else(|| outcomes.remove(&path))?;
+                Some(LayerReport {
+                    path,
+                    shape,
+                    float_bytes,
+                    outcome,
+                })
+            });
         let (layers, model_bytes) = (layers.collect(), found.size_bytes);
-        let report = Report { layers, unmatched: choices.unmatched, model_bytes, ..Report::default() };
+        let report = Report {
+            layers,
+            unmatched: choices.unmatched,
+            model_bytes,
+            ..Report::default()
+        };
         match self.strict_error(&report) {
             Some(error) => Err(ConvertError { model, error }),
             None => Ok((model, report)),
@@ -257,12 +329,32 @@ impl W4A16 {
     }
 
     /// Chooses the outcome for each candidate, before anything is changed.
-    fn choose<M: Module>(&self, rules: &Rules, found: &Survey, model: &M, weights: Weights) -> Result<Choices, Error> {
+    fn choose<M: Module>(
+        &self,
+        rules: &Rules,
+        found: &Survey,
+        model: &M,
+        weights: Weights,
+    ) -> Result<Choices, Error> {
         // Patterns choose among linear layers: one that matches none of them does nothing.
         let linear = |candidate: &&Candidate| candidate.left != Some(LeftReason::NotLinear);
-        let matches_none = |pattern: &&Regex| !found.candidates.iter().filter(linear).any(|candidate| pattern.is_match(&candidate.path));
-        let unmatched: Vec<String> = rules.patterns().filter(matches_none).map(Regex::to_string).collect();
-        let layers: Vec<Choice> = found.candidates.iter().map(|candidate| rules.choice(candidate, weights)).collect();
+        let matches_none = |pattern: &&Regex| {
+            !found
+                .candidates
+                .iter()
+                .filter(linear)
+                .any(|candidate| pattern.is_match(&candidate.path))
+        };
+        let unmatched: Vec<String> = rules
+            .patterns()
+            .filter(matches_none)
+            .map(Regex::to_string)
+            .collect();
+        let layers: Vec<Choice> = found
+            .candidates
+            .iter()
+            .map(|candidate| rules.choice(candidate, weights))
+            .collect();
         if weights == Weights::Rounded {
             let choices = found.candidates.iter().zip(&layers);
             let left = choices.clone().filter_map(|(layer, choice)| match choice {
@@ -282,17 +374,27 @@ impl W4A16 {
     }
 
     fn strict_error(&self, report: &Report) -> Option<Error> {
-        let left = report.layers.iter().filter_map(|layer| match &layer.outcome {
-            Outcome::Left(reason) => Some((layer.path.clone(), reason.clone())),
-            Outcome::Quantized { .. } => None,
-        });
+        let left = report
+            .layers
+            .iter()
+            .filter_map(|layer| match &layer.outcome {
+                Outcome::Left(reason) => Some((layer.path.clone(), reason.clone())),
+                Outcome::Quantized { .. } => None,
+            });
         self.refused(left, &report.unmatched)
     }
 
     /// The layers and patterns that a strict conversion does not accept.
-    fn refused(&self, left: impl Iterator<Item = (String, LeftReason)>, unmatched: &[String]) -> Option<Error> {
+    fn refused(
+        &self,
+        left: impl Iterator<Item = (String, LeftReason)>,
+        unmatched: &[String],
+    ) -> Option<Error> {
         let left: Vec<_> = left.filter(|(_, reason)| !reason.is_wanted()).collect();
-        (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict { left, unmatched: unmatched.to_vec() })
+        (self.strict && !(left.is_empty() && unmatched.is_empty())).then(|| Error::Strict {
+            left,
+            unmatched: unmatched.to_vec(),
+        })
     }
 }
 
@@ -302,111 +404,4 @@ struct Choices {
     layers: Vec<Choice>,
     /// Patterns that match none of them.
     unmatched: Vec<String>,
-}
-
-/// The choice for one parameter.
-enum Choice {
-    /// To this spec, or to one that is chosen when its K is known.
-    Convert(Option<QuantSpec>),
-    Left(LeftReason),
-}
-
-/// The rules of a [`W4A16`] by path, with the patterns compiled.
-struct Rules {
-    include: Vec<Regex>,
-    exclude: Vec<Regex>,
-    specs: Vec<(Regex, QuantSpec)>,
-    spec: QuantSpec,
-    sparsity: Sparsity,
-}
-
-impl Rules {
-    fn new(w4a16: &W4A16) -> Result<Self, Error> {
-        let compile =
-            |pattern: &String| Regex::new(pattern).map_err(|source| Error::Pattern { pattern: pattern.clone(), source: Box::new(source) });
-        Ok(Self {
-            include: w4a16.include.iter().map(compile).collect::<Result<_, _>>()?,
-            exclude: w4a16.exclude.iter().map(compile).collect::<Result<_, _>>()?,
-            specs: w4a16.specs.iter().map(|(pattern, spec)| Ok((compile(pattern)?, *spec))).collect::<Result<_, Error>>()?,
-            spec: w4a16.spec,
-            sparsity: w4a16.sparsity,
-        })
-    }
-
-    fn patterns(&self) -> impl Iterator<Item = &Regex> {
-        self.include.iter().chain(&self.exclude).chain(self.specs.iter().map(|(pattern, _)| pattern))
-    }
-
-    fn choice(&self, candidate: &Candidate, weights: Weights) -> Choice {
-        let Candidate { path, shape, left, .. } = candidate;
-        let matching = |patterns: &[Regex]| patterns.iter().find(|pattern| pattern.is_match(path)).map(Regex::to_string);
-        if let Some(LeftReason::NotLinear) = left {
-            return Choice::Left(LeftReason::NotLinear);
-        }
-        if let Some(pattern) = matching(&self.exclude) {
-            return Choice::Left(LeftReason::Excluded { pattern });
-        }
-        if !self.include.is_empty() && matching(&self.include).is_none() {
-            return Choice::Left(LeftReason::NotIncluded);
-        }
-        if let Some(reason) = left {
-            return Choice::Left(reason.clone());
-        }
-        // A weight that is still lazy may be stored transposed: its K is known when its turn comes.
-        if weights == Weights::Unloaded {
-            return Choice::Convert(None);
-        }
-        match self.spec_of(path, shape[0], shape[1]) {
-            Ok(spec) => Choice::Convert(Some(spec)),
-            Err(error) => Choice::Left(LeftReason::Shape { error }),
-        }
-    }
-
-    /// The spec of a layer [K, N].
-    fn spec_of(&self, path: &str, k: usize, n: usize) -> Result<QuantSpec, FormatError> {
-        WeightDescriptor::plain(WeightFormat::dense(self.spec).with_sparsity(self.sparsity), k, n).check()?;
-        Ok(self.specs.iter().find(|(pattern, _)| pattern.is_match(path)).map_or(self.spec, |(_, spec)| *spec))
-    }
-}
-
-/// Looks for weights that cannot be rounded, before any is.
-struct Examine<'a> {
-    specs: HashMap<&'a str, QuantSpec>,
-    path: Vec<String>,
-    failed: Option<Error>,
-}
-
-impl<'a> Examine<'a> {
-    fn all<M: Module>(model: &M, specs: HashMap<&'a str, QuantSpec>) -> Result<(), Error> {
-        let mut examine = Self { specs, path: Vec::new(), failed: None };
-        model.visit(&mut examine);
-        examine.failed.map_or(Ok(()), Err)
-    }
-}
-
-impl ModuleVisitor for Examine<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let Some(spec) = self.specs.remove(path.as_str()).filter(|_| self.failed.is_none()) else { return };
-        let weight = param.base().detach();
-        // One number is read from the device. Not every backend returns NaN as a maximum, so it is checked separately.
-        let finite = weight.clone().is_finite().all().into_scalar::<bool>();
-        let largest = weight.clone().abs().max().into_scalar::<f32>().elem::<f64>();
-        // Below it no scale overflows, in whatever dtype.
-        if finite && largest < f64::from(half::f16::MAX) {
-            return;
-        }
-        let dims = weight.dims();
-        // The host finds the position.
-        self.failed =
-            QuantizedWeight::round(weight.reshape([dims[0], dims[D - 1]]), &spec, Sparsity::Dense).err().map(|error| error.in_layer(&path));
-    }
 }

@@ -24,7 +24,8 @@ pub(super) enum Kind {
 pub(super) struct Place {
     /// Its path, such as `layers.0.attention.query.weight`, with the variants of enums.
     pub path: String,
-    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's `gamma` and `beta` of norms.
+    /// The same as PyTorch writes it: without the variants, and with `weight` and `bias` for Burn's
+    /// `gamma` and `beta` of norms.
     pub name: String,
     pub kind: Kind,
     /// Shape of the value; [K, N] of a linear layer's weight, quantised or not.
@@ -35,7 +36,8 @@ pub(super) struct Place {
     pub column_layout: bool,
     /// True if a reparameterisation is attached: LoRA, or a quantised weight.
     pub reparameterized: bool,
-    /// The dtype that it has, or will have when it is first used; of a quantised weight that of its activations.
+    /// The dtype that it has, or will have when it is first used; of a quantised weight that of its
+    /// activations.
     pub dtype: DType,
     pub device: Device,
 }
@@ -57,14 +59,23 @@ pub(super) fn places<M: Module>(model: &M) -> Vec<Place> {
     QuantizedWeight::collecting(|| model.visit(&mut visitor));
     let mut places = visitor.places;
     // Not those of quantised weights, whose parameters are placeholders.
-    let linear = places.iter_mut().filter(|place| place.linear && !place.reparameterized);
-    model.visit(&mut Layouts { path: Vec::new(), linear: linear.map(|place| (place.path.clone(), place)).collect() });
+    let linear = places
+        .iter_mut()
+        .filter(|place| place.linear && !place.reparameterized);
+    model.visit(&mut Layouts {
+        path: Vec::new(),
+        linear: linear.map(|place| (place.path.clone(), place)).collect(),
+    });
     places
 }
 
 /// `name` with every pattern of a key map applied, as Burn's stores do.
 pub(super) fn remapped(keys: &KeyRemapper, name: &str) -> String {
-    keys.patterns.iter().fold(name.to_owned(), |name, (pattern, to)| pattern.replace_all(&name, to.as_str()).into_owned())
+    keys.patterns
+        .iter()
+        .fold(name.to_owned(), |name, (pattern, to)| {
+            pattern.replace_all(&name, to.as_str()).into_owned()
+        })
 }
 
 /// Name and container of every module that a visitor has entered, the parameter last.
@@ -72,16 +83,28 @@ type Stack = [(String, String)];
 
 /// The path of a parameter, with the variants of enums.
 pub(super) fn path(stack: &Stack) -> String {
-    stack.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+    stack
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect::<Vec<_>>()
+        .join(".")
 }
 
 /// The path of a parameter as PyTorch writes it.
 pub(super) fn pytorch_name(stack: &Stack) -> String {
-    let mut names: Vec<&str> =
-        stack.iter().filter(|(_, container)| !container.starts_with("Enum:")).map(|(name, _)| name.as_str()).collect();
-    let container = stack.iter().rev().map(|(_, container)| container).find(|container| container.starts_with("Struct:"));
-    let renamed =
-        names.last().zip(container).and_then(|(name, container)| PyTorchToBurnAdapter.get_alternative_param_name(name, container));
+    let mut names: Vec<&str> = stack
+        .iter()
+        .filter(|(_, container)| !container.starts_with("Enum:"))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let container = stack
+        .iter()
+        .rev()
+        .map(|(_, container)| container)
+        .find(|container| container.starts_with("Struct:"));
+    let renamed = names.last().zip(container).and_then(|(name, container)| {
+        PyTorchToBurnAdapter.get_alternative_param_name(name, container)
+    });
     if let (Some(last), Some(renamed)) = (names.last_mut(), &renamed) {
         *last = renamed;
     }
@@ -90,7 +113,9 @@ pub(super) fn pytorch_name(stack: &Stack) -> String {
 
 /// Returns true if a parameter is the weight of Burn's `Linear`.
 pub(super) fn is_linear_weight(stack: &Stack) -> bool {
-    stack.last().is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
+    stack
+        .last()
+        .is_some_and(|(name, container)| name == "weight" && container == "Struct:Linear")
 }
 
 /// The dtypes that Burn and files have in common.
@@ -114,7 +139,10 @@ pub(super) fn burn_dtype(dtype: Dtype) -> Option<DType> {
     if dtype == Dtype::BOOL {
         return Some(DType::Bool(BoolStore::Native));
     }
-    DTYPES.iter().find(|(_, of_file)| *of_file == dtype).map(|(of_burn, _)| *of_burn)
+    DTYPES
+        .iter()
+        .find(|(_, of_file)| *of_file == dtype)
+        .map(|(of_burn, _)| *of_burn)
 }
 
 /// The dtype of a file that holds values of Burn's; `None` if there is none.
@@ -122,7 +150,10 @@ pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
     if dtype == DType::Bool(BoolStore::Native) {
         return Some(Dtype::BOOL);
     }
-    DTYPES.iter().find(|(of_burn, _)| *of_burn == dtype).map(|(_, of_file)| *of_file)
+    DTYPES
+        .iter()
+        .find(|(of_burn, _)| *of_burn == dtype)
+        .map(|(_, of_file)| *of_file)
 }
 
 #[derive(Default)]
@@ -138,8 +169,12 @@ struct Visitor {
 
 impl Visitor {
     /// `default` is the dtype of a parameter that has no value yet.
-    fn add<const D: usize, K: Basic>(&mut self, param: &Param<Tensor<D, K>>, kind: Kind, default: impl Fn(&Device) -> DType)
-    where
+    fn add<const D: usize, K: Basic>(
+        &mut self,
+        param: &Param<Tensor<D, K>>,
+        kind: Kind,
+        default: impl Fn(&Device) -> DType,
+    ) where
         Tensor<D, K>: Parameter,
     {
         let offered = QuantizedWeight::take_offered();
@@ -153,9 +188,27 @@ impl Visitor {
             return;
         }
         let device = param.lazy_device();
-        let dtype = if param.is_initialized() { param.base().dtype() } else { default(&device) };
-        let (path, name, shape) = (path(&self.stack), pytorch_name(&self.stack), param.lazy_shape().to_vec());
-        self.places.push(Place { path, name, kind, shape, linear: false, column_layout: false, reparameterized: false, dtype, device });
+        let dtype = if param.is_initialized() {
+            param.base().dtype()
+        } else {
+            default(&device)
+        };
+        let (path, name, shape) = (
+            path(&self.stack),
+            pytorch_name(&self.stack),
+            param.lazy_shape().to_vec(),
+        );
+        self.places.push(Place {
+            path,
+            name,
+            kind,
+            shape,
+            linear: false,
+            column_layout: false,
+            reparameterized: false,
+            dtype,
+            device,
+        });
     }
 
     /// The stack has the first tensor of the weight on top.
@@ -198,7 +251,9 @@ impl ModuleVisitor for Visitor {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(param, Kind::Float, |device| device.settings().float_dtype.into());
+        self.add(param, Kind::Float, |device| {
+            device.settings().float_dtype.into()
+        });
         if D == 2
             && self.inside == 0
             && self.weight.is_none()
@@ -210,11 +265,15 @@ impl ModuleVisitor for Visitor {
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(param, Kind::Int, |device| device.settings().int_dtype.into());
+        self.add(param, Kind::Int, |device| {
+            device.settings().int_dtype.into()
+        });
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(param, Kind::Bool, |device| device.settings().bool_dtype.into());
+        self.add(param, Kind::Bool, |device| {
+            device.settings().bool_dtype.into()
+        });
     }
 }
 
@@ -235,7 +294,9 @@ impl ModuleVisitor for Layouts<'_> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(place) = self.linear.get_mut(&self.path.join(".")) else { return };
+        let Some(place) = self.linear.get_mut(&self.path.join(".")) else {
+            return;
+        };
         let mut shape = [1; D];
         shape[D - 1] = 2;
         let recorded = Tensor::zeros(shape, &place.device);

@@ -8,8 +8,9 @@ use std::fmt;
 
 /// The outcome of a conversion for every layer.
 ///
-/// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}` is a table of every layer. [`Serialize`] and
-/// [`to_json`](Self::to_json) have all of it for programs.
+/// `{}` is short: totals, the outcome for linear layers, and the reasons why some were left. `{:#}`
+/// is a table of every layer. [`Serialize`] and [`to_json`](Self::to_json) have all of it for
+/// programs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
     /// Every parameter of two dimensions or more, in the model's order.
@@ -18,16 +19,21 @@ pub struct Report {
     pub unmatched: Vec<String>,
     /// Bytes of all float parameters before.
     pub model_bytes: usize,
-    /// Of a checkpoint that was [loaded](crate::W4A16::load_with): paths of parameters that it has no tensor for, and that are as they were.
+    /// Of a checkpoint that was [loaded](crate::W4A16::load_with): paths of parameters that it has
+    /// no tensor for, and that are as they were.
     pub missing: Vec<String>,
-    /// Of a checkpoint that was [loaded](crate::W4A16::load): tensors and layers that the model has no parameter for, as the files name them.
+    /// Of a checkpoint that was [loaded](crate::W4A16::load): tensors and layers that the model has
+    /// no parameter for, as the files name them.
     pub unused: Vec<String>,
 }
 
 impl Report {
     /// Linear layers that now have a quantised weight.
     pub fn quantized(&self) -> usize {
-        self.layers.iter().filter(|layer| matches!(layer.outcome, Outcome::Quantized { .. })).count()
+        self.layers
+            .iter()
+            .filter(|layer| matches!(layer.outcome, Outcome::Quantized { .. }))
+            .count()
     }
 
     /// Linear layers that stayed as they were.
@@ -37,34 +43,68 @@ impl Report {
 
     /// Layers with weights too small for the dtype of their scales.
     pub fn underflowing(&self) -> impl Iterator<Item = &LayerReport> {
-        self.layers.iter().filter(|layer| matches!(layer.outcome, Outcome::Quantized { underflows: 1.., .. }))
+        self.layers.iter().filter(|layer| {
+            matches!(
+                layer.outcome,
+                Outcome::Quantized {
+                    underflows: 1..,
+                    ..
+                }
+            )
+        })
     }
 
     /// The linear layers.
     pub fn linear(&self) -> impl Iterator<Item = &LayerReport> {
-        self.layers.iter().filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
+        self.layers
+            .iter()
+            .filter(|layer| layer.outcome != Outcome::Left(LeftReason::NotLinear))
     }
 
-    /// Bytes of the converted layers' weights before and after; weights that layers share count once.
+    /// Bytes of the converted layers' weights before and after; weights that layers share count
+    /// once.
     pub fn converted_bytes(&self) -> [usize; 2] {
-        self.layers.iter().fold([0, 0], |[before, after], layer| match layer.outcome {
-            Outcome::Quantized { size_bytes, shared_with: None, .. } => [before + layer.float_bytes, after + size_bytes],
-            _ => [before, after],
-        })
+        self.layers
+            .iter()
+            .fold([0, 0], |[before, after], layer| match layer.outcome {
+                Outcome::Quantized {
+                    size_bytes,
+                    shared_with: None,
+                    ..
+                } => [before + layer.float_bytes, after + size_bytes],
+                _ => [before, after],
+            })
     }
 
-    /// Bytes of the model's float parameters before, and of these and the quantised weights after; weights that layers share count once.
+    /// Bytes of the model's float parameters before, and of these and the quantised weights after;
+    /// weights that layers share count once.
     pub fn total_bytes(&self) -> [usize; 2] {
-        let shared = |layer: &&LayerReport| matches!(layer.outcome, Outcome::Quantized { shared_with: Some(_), .. });
-        let before = self.model_bytes - self.layers.iter().filter(shared).map(|layer| layer.float_bytes).sum::<usize>();
+        let shared = |layer: &&LayerReport| {
+            matches!(
+                layer.outcome,
+                Outcome::Quantized {
+                    shared_with: Some(_),
+                    ..
+                }
+            )
+        };
+        let before = self.model_bytes
+            - self
+                .layers
+                .iter()
+                .filter(shared)
+                .map(|layer| layer.float_bytes)
+                .sum::<usize>();
         let [float, quantized] = self.converted_bytes();
         [before, before - float + quantized]
     }
 
-    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, how many are `underflowing`, `unmatched` patterns, `missing` parameters,
-    /// `unused` tensors, and the totals.
+    /// As JSON: `layers`, each with `path`, `shape`, `float_bytes` and its outcome, how many are
+    /// `underflowing`, `unmatched` patterns, `missing` parameters, `unused` tensors, and the
+    /// totals.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
+        serde_json::to_string(self)
+            .unwrap_or_else(|error| unreachable!("strings and numbers are JSON: {error}"))
     }
 }
 
@@ -86,7 +126,8 @@ pub struct LayerReport {
 pub enum Outcome {
     /// The layer has a quantised weight.
     Quantized {
-        /// The format that it was rounded to. A device without sparse tensor cores holds a 2:4 weight dense.
+        /// The format that it was rounded to. A device without sparse tensor cores holds a 2:4
+        /// weight dense.
         format: WeightFormat,
         /// Its bytes on the device.
         size_bytes: usize,
@@ -94,7 +135,8 @@ pub enum Outcome {
         plan: Plan,
         /// Path of the layer whose weight it is too, where the two were one tensor before.
         shared_with: Option<String>,
-        /// The groups of its columns that are rounded with a larger error than that of the bits, or to 0, since their scales are too small for their dtype
+        /// The groups of its columns that are rounded with a larger error than that of the bits, or
+        /// to 0, since their scales are too small for their dtype
         /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
         underflows: usize,
     },
@@ -113,7 +155,13 @@ impl Outcome {
     ) -> Self {
         let plan = plan_converted(&weight.problem(1, activations), &target(&weight.device()));
         tracing::debug!(layer = %path, %format, kernel = %plan.kernel, reason = %plan.reason, "W4A16 layer");
-        Self::Quantized { format, size_bytes: weight.size_bytes(), plan, shared_with, underflows: 0 }
+        Self::Quantized {
+            format,
+            size_bytes: weight.size_bytes(),
+            plan,
+            shared_with,
+            underflows: 0,
+        }
     }
 
     /// The same with so many groups whose scales underflow.
@@ -128,13 +176,16 @@ impl Outcome {
 /// The reason why a layer was left.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeftReason {
-    /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another module.
+    /// Not the weight of Burn's `Linear`: an embedding, a convolution, a parameter of another
+    /// module.
     NotLinear,
     /// The weight of a type named `Linear` that is not Burn's, and may store it [N, K].
     OtherLinear,
-    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load) holds in float.
+    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load) holds
+    /// in float.
     FloatInCheckpoint,
-    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load_with) does not hold.
+    /// The weight of a `Linear`, which the checkpoint that was [loaded](crate::W4A16::load_with)
+    /// does not hold.
     NotInCheckpoint,
     /// An excluding pattern matches its path.
     Excluded {
@@ -145,7 +196,8 @@ pub enum LeftReason {
     NotIncluded,
     /// Its weight is already quantised by Burn.
     AlreadyQuantized,
-    /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes one.
+    /// Another reparameterisation is attached, LoRA or an earlier conversion; a parameter takes
+    /// one.
     Reparameterized,
     /// No quantised weight has its shape.
     Shape {
@@ -157,7 +209,14 @@ pub enum LeftReason {
 impl LeftReason {
     /// Returns true if the caller asked for it.
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(self, Self::NotLinear | Self::FloatInCheckpoint | Self::NotInCheckpoint | Self::Excluded { .. } | Self::NotIncluded)
+        matches!(
+            self,
+            Self::NotLinear
+                | Self::FloatInCheckpoint
+                | Self::NotInCheckpoint
+                | Self::Excluded { .. }
+                | Self::NotIncluded
+        )
     }
 }
 
@@ -180,12 +239,24 @@ impl fmt::Display for LeftReason {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Quantized { format, plan, shared_with, underflows, .. } => {
+            Self::Quantized {
+                format,
+                plan,
+                shared_with,
+                underflows,
+                ..
+            } => {
                 write!(f, "{format}; {}: {}", plan.kernel, plan.reason)?;
                 if *underflows > 0 {
-                    write!(f, "; {underflows} groups too small for {} scales", format.spec.scale_dtype)?;
+                    write!(
+                        f,
+                        "; {underflows} groups too small for {} scales",
+                        format.spec.scale_dtype
+                    )?;
                 }
-                shared_with.as_ref().map_or(Ok(()), |path| write!(f, "; one with {path}"))
+                shared_with
+                    .as_ref()
+                    .map_or(Ok(()), |path| write!(f, "; one with {path}"))
             }
             Self::Left(reason) => write!(f, "left: {reason}"),
         }
@@ -194,7 +265,11 @@ impl fmt::Display for Outcome {
 
 impl LayerReport {
     fn shape(&self) -> String {
-        self.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
+        self.shape
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(" x ")
     }
 }
 
@@ -202,7 +277,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [float, quantized] = self.converted_bytes();
         let [before, after] = self.total_bytes();
-        writeln!(f, "{} of {} linear layers quantised: {float} to {quantized} bytes", self.quantized(), self.linear().count())?;
+        writeln!(
+            f,
+            "{} of {} linear layers quantised: {float} to {quantized} bytes",
+            self.quantized(),
+            self.linear().count()
+        )?;
         writeln!(f, "the whole model: {before} to {after} bytes")?;
         if f.alternate() {
             self.write_table(f)?;
@@ -211,16 +291,29 @@ impl fmt::Display for Report {
         }
         let small = self.underflowing().count();
         if small > 0 {
-            writeln!(f, "{small} layers have weights too small for their scales; use bf16 or f32 scales (`QuantSpec::with_scale_dtype`)")?;
+            writeln!(
+                f,
+                "{small} layers have weights too small for their scales; use bf16 or f32 scales (`QuantSpec::with_scale_dtype`)"
+            )?;
         }
         for pattern in &self.unmatched {
             writeln!(f, "`{pattern}` matches nothing that it could select")?;
         }
         if !self.missing.is_empty() {
-            writeln!(f, "{} parameters are not in the checkpoint: {}", self.missing.len(), self.missing.join(", "))?;
+            writeln!(
+                f,
+                "{} parameters are not in the checkpoint: {}",
+                self.missing.len(),
+                self.missing.join(", ")
+            )?;
         }
         if !self.unused.is_empty() {
-            writeln!(f, "{} tensors and layers of the checkpoint are unused: {}", self.unused.len(), self.unused.join(", "))?;
+            writeln!(
+                f,
+                "{} tensors and layers of the checkpoint are unused: {}",
+                self.unused.len(),
+                self.unused.join(", ")
+            )?;
         }
         Ok(())
     }
@@ -229,28 +322,53 @@ impl fmt::Display for Report {
 impl Report {
     /// A line for each layer.
     fn write_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.layers.iter().map(|layer| layer.path.len()).max().unwrap_or(0);
+        let width = self
+            .layers
+            .iter()
+            .map(|layer| layer.path.len())
+            .max()
+            .unwrap_or(0);
         for layer in &self.layers {
             let after = match layer.outcome {
                 Outcome::Quantized { size_bytes, .. } => size_bytes,
                 Outcome::Left(_) => layer.float_bytes,
             };
-            writeln!(f, "{:width$}  {:>14}  {:>11}  {after:>11}  {}", layer.path, layer.shape(), layer.float_bytes, layer.outcome)?;
+            writeln!(
+                f,
+                "{:width$}  {:>14}  {:>11}  {after:>11}  {}",
+                layer.path,
+                layer.shape(),
+                layer.float_bytes,
+                layer.outcome
+            )?;
         }
         Ok(())
     }
 
-    /// A line for linear layers that became the same and whose paths differ in nothing but consecutive numbers, and one for everything else.
+    /// A line for linear layers that became the same and whose paths differ in nothing but
+    /// consecutive numbers, and one for everything else.
     fn write_runs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let describe = |layer: &LayerReport| (layer.path.clone(), format!("{:>14}  {}", layer.shape(), layer.outcome));
+        let describe = |layer: &LayerReport| {
+            (
+                layer.path.clone(),
+                format!("{:>14}  {}", layer.shape(), layer.outcome),
+            )
+        };
         let runs = fold_layers(self.linear().map(describe));
         let width = runs.iter().map(|run| run.path.len()).max().unwrap_or(0);
         for run in runs {
-            writeln!(f, "{:>5} x {:width$}  {}", run.count, run.path, run.description)?;
+            writeln!(
+                f,
+                "{:>5} x {:width$}  {}",
+                run.count, run.path, run.description
+            )?;
         }
         let others = self.layers.len() - self.linear().count();
         if others > 0 {
-            writeln!(f, "{others:>5} other parameters (embeddings, convolutions, ..) left as they are")?;
+            writeln!(
+                f,
+                "{others:>5} other parameters (embeddings, convolutions, ..) left as they are"
+            )?;
         }
         Ok(())
     }
@@ -282,7 +400,13 @@ impl Serialize for LayerReport {
         layer.serialize_field("shape", &self.shape)?;
         layer.serialize_field("float_bytes", &self.float_bytes)?;
         match &self.outcome {
-            Outcome::Quantized { format, size_bytes, plan, shared_with, underflows } => {
+            Outcome::Quantized {
+                format,
+                size_bytes,
+                plan,
+                shared_with,
+                underflows,
+            } => {
                 layer.serialize_field("spec", &format.spec)?;
                 layer.serialize_field("sparsity", &format.sparsity.to_string())?;
                 layer.serialize_field("size_bytes", size_bytes)?;

@@ -7,22 +7,45 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// Resets the placeholders under converted weights to their state right after the conversion: ready for a record, and small.
+/// Resets the placeholders under converted weights to their state right after the conversion: ready
+/// for a record, and small.
 ///
-/// Call it before a record is loaded into a converted model that has been used, and after a cast or a move to another backend. Float values that were
-/// loaded into converted layers are rounded to the layers' specs, and freed. The other weights stay as they are.
+/// Call it before a record is loaded into a converted model that has been used, and after a cast or
+/// a move to another backend. Float values that were loaded into converted layers are rounded to
+/// the layers' specs, and freed. The other weights stay as they are.
 ///
 /// # Errors
-/// [`Error::Layer`] names the first layer that float values were loaded into which cannot be rounded: values that are not finite, or scales too large for the
-/// dtype of the layer's scales. The error returns the model as it was: that layer computes with its float values.
+/// [`Error::Layer`] names the first layer that float values were loaded into which cannot be
+/// rounded: values that are not finite, or scales too large for the dtype of the layer's scales.
+/// The error returns the model as it was: that layer computes with its float values.
 pub fn reset_placeholders<M: Module>(model: M) -> Result<M, ConvertError<M>> {
-    let converted = survey(&model, Types { also: &[], initialize: false }).converted;
-    let mut loaded = Loaded { converted: &converted, path: Vec::new(), values: None, weights: HashMap::new(), failed: None };
+    let converted = survey(
+        &model,
+        Types {
+            also: &[],
+            initialize: false,
+        },
+    )
+    .converted;
+    let mut loaded = Loaded {
+        converted: &converted,
+        path: Vec::new(),
+        values: None,
+        weights: HashMap::new(),
+        failed: None,
+    };
     QuantizedWeight::collecting(|| model.visit(&mut loaded));
-    let Loaded { weights, failed, .. } = loaded;
+    let Loaded {
+        weights, failed, ..
+    } = loaded;
     match failed {
         Some(error) => Err(ConvertError { model, error }),
-        None => Ok(model.map(&mut Reset { converted, weights, replacement: None, path: Vec::new() })),
+        None => Ok(model.map(&mut Reset {
+            converted,
+            weights,
+            replacement: None,
+            path: Vec::new(),
+        })),
     }
 }
 
@@ -52,7 +75,9 @@ impl ModuleVisitor for Loaded<'_> {
         if self.failed.is_some() {
             return;
         }
-        if let Some((weight, (path, values))) = QuantizedWeight::take_offered().zip(self.values.take()) {
+        if let Some((weight, (path, values))) =
+            QuantizedWeight::take_offered().zip(self.values.take())
+        {
             match weight.requantized(values) {
                 Ok(weight) => drop(self.weights.insert(path, weight)),
                 Err(error) => self.failed = Some(error.in_layer(&path)),
@@ -71,7 +96,8 @@ impl ModuleVisitor for Loaded<'_> {
     }
 }
 
-/// Puts new placeholders into the parameters of converted layers, and weights in the place of loaded values.
+/// Puts new placeholders into the parameters of converted layers, and weights in the place of
+/// loaded values.
 struct Reset {
     /// Paths of converted weights.
     converted: HashSet<String>,

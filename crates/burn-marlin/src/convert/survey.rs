@@ -39,19 +39,29 @@ pub(super) struct Types<'a> {
 
 /// Every candidate of a model, in the model's order.
 pub(super) fn survey<M: Module>(model: &M, types: Types<'_>) -> Survey {
-    let mut visitor = Visitor { types, stack: Vec::new(), inside: 0, found: Survey::new() };
+    let mut visitor = Visitor {
+        types,
+        stack: Vec::new(),
+        inside: 0,
+        found: Survey::new(),
+    };
     model.visit(&mut visitor);
     visitor.found
 }
 
 impl Survey {
     fn new() -> Self {
-        Self { candidates: Vec::new(), converted: HashSet::new(), size_bytes: 0 }
+        Self {
+            candidates: Vec::new(),
+            converted: HashSet::new(),
+            size_bytes: 0,
+        }
     }
 }
 
-/// The source code that a type's `#[derive(Module)]` stands in: every visitor of a value of the type is called from there, so that it tells types of one
-/// name apart. Where the compiler leaves locations out (`-Z location-detail=none`), only names do.
+/// The source code that a type's `#[derive(Module)]` stands in: every visitor of a value of the
+/// type is called from there, so that it tells types of one name apart. Where the compiler leaves
+/// locations out (`-Z location-detail=none`), only names do.
 type DerivedAt = &'static Location<'static>;
 
 /// Where Burn's `Linear` is derived: the same for every layer, so it is found once.
@@ -67,7 +77,10 @@ fn burn_linear(device: &Device) -> Option<DerivedAt> {
     *FOUND.get_or_init(|| {
         let mut caller = Caller(None);
         // Its weight is never drawn.
-        LinearConfig::new(1, 1).with_bias(false).init(device).visit(&mut caller);
+        LinearConfig::new(1, 1)
+            .with_bias(false)
+            .init(device)
+            .visit(&mut caller);
         caller.0
     })
 }
@@ -97,14 +110,23 @@ impl ModuleVisitor for Visitor<'_> {
         if container == REPARAMETERIZATION {
             self.inside += 1;
             let path = self.path();
-            if let Some(candidate) = self.found.candidates.last_mut().filter(|candidate| candidate.path == path) {
+            if let Some(candidate) = self
+                .found
+                .candidates
+                .last_mut()
+                .filter(|candidate| candidate.path == path)
+            {
                 candidate.left = Some(LeftReason::Reparameterized);
                 if name == crate::QuantizedWeight::NAME {
                     self.found.converted.insert(path);
                 }
             }
         }
-        self.stack.push(Entered { name: name.to_owned(), container: container.to_owned(), derived_at: Location::caller() });
+        self.stack.push(Entered {
+            name: name.to_owned(),
+            container: container.to_owned(),
+            derived_at: Location::caller(),
+        });
     }
 
     fn exit_module(&mut self, _name: &str, container: &str) {
@@ -119,11 +141,15 @@ impl ModuleVisitor for Visitor<'_> {
             return;
         }
         let (shape, dtype) = if self.types.initialize || param.is_initialized() {
-            // Of any rank: a bias that is first drawn in the middle of a layer would keep it from being fused.
+            // Of any rank: a bias that is first drawn in the middle of a layer would keep it from
+            // being fused.
             let base = param.base();
             (base.dims().to_vec(), base.dtype())
         } else {
-            (param.lazy_shape().to_vec(), DType::from(param.lazy_device().settings().float_dtype))
+            (
+                param.lazy_shape().to_vec(),
+                DType::from(param.lazy_device().settings().float_dtype),
+            )
         };
         let size_bytes = shape.iter().product::<usize>() * dtype.size();
         self.found.size_bytes += size_bytes;
@@ -135,21 +161,36 @@ impl ModuleVisitor for Visitor<'_> {
             return;
         }
         let left = match self.stack.last() {
-            Some(field) if D == 2 && field.name == "weight" => self.left(field, &param.lazy_device(), dtype),
+            Some(field) if D == 2 && field.name == "weight" => {
+                self.left(field, &param.lazy_device(), dtype)
+            }
             _ => Some(LeftReason::NotLinear),
         };
-        self.found.candidates.push(Candidate { id: param.id, path, shape, size_bytes, left });
+        self.found.candidates.push(Candidate {
+            id: param.id,
+            path,
+            shape,
+            size_bytes,
+            left,
+        });
     }
 }
 
 impl Visitor<'_> {
     fn path(&self) -> String {
-        self.stack.iter().map(|entered| entered.name.as_str()).collect::<Vec<_>>().join(".")
+        self.stack
+            .iter()
+            .map(|entered| entered.name.as_str())
+            .collect::<Vec<_>>()
+            .join(".")
     }
 
-    /// Returns the reason why the field `weight` of a type is left; `None` if it is the weight of a linear layer.
+    /// Returns the reason why the field `weight` of a type is left; `None` if it is the weight of a
+    /// linear layer.
     fn left(&self, field: &Entered, device: &Device, dtype: DType) -> Option<LeftReason> {
-        let Some(name) = field.container.strip_prefix("Struct:") else { return Some(LeftReason::NotLinear) };
+        let Some(name) = field.container.strip_prefix("Struct:") else {
+            return Some(LeftReason::NotLinear);
+        };
         let asked = self.types.also.iter().any(|also| also == name);
         if name != "Linear" && !asked {
             return Some(LeftReason::NotLinear);
@@ -160,13 +201,21 @@ impl Visitor<'_> {
         matches!(dtype, DType::QFloat(_)).then_some(LeftReason::AlreadyQuantized)
     }
 
-    /// A linear layer [K, N] has N biases: one with another count is of a type that stores its weight otherwise.
+    /// A linear layer [K, N] has N biases: one with another count is of a type that stores its
+    /// weight otherwise.
     fn expect_bias(&mut self, path: &str, length: usize) {
-        let Some(layer) = path.strip_suffix(".bias") else { return };
-        let weight = self.found.candidates.last_mut().filter(|candidate| candidate.path.strip_suffix(".weight") == Some(layer));
+        let Some(layer) = path.strip_suffix(".bias") else {
+            return;
+        };
+        let weight = self
+            .found
+            .candidates
+            .last_mut()
+            .filter(|candidate| candidate.path.strip_suffix(".weight") == Some(layer));
         // A lazy weight may be stored transposed.
-        if let Some(weight) = weight.filter(|weight| self.types.initialize && weight.left.is_none() && weight.shape.last() != Some(&length))
-        {
+        if let Some(weight) = weight.filter(|weight| {
+            self.types.initialize && weight.left.is_none() && weight.shape.last() != Some(&length)
+        }) {
             weight.left = Some(LeftReason::OtherLinear);
         }
     }

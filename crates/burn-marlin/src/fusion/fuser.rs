@@ -17,7 +17,11 @@ pub(super) struct LinearFuser {
 
 impl Default for LinearFuser {
     fn default() -> Self {
-        Self { pattern: Pattern::default(), position: 0, status: FuserStatus::Open }
+        Self {
+            pattern: Pattern::default(),
+            position: 0,
+            status: FuserStatus::Open,
+        }
     }
 }
 
@@ -50,7 +54,10 @@ impl OperationFuser<CubeOptimization> for LinearFuser {
 
     fn properties(&self) -> FuserProperties {
         let ready = self.pattern.matmul.is_some();
-        FuserProperties { score: if ready { SCORE } else { 0 }, ready }
+        FuserProperties {
+            score: if ready { SCORE } else { 0 },
+            ready,
+        }
     }
 
     fn len(&self) -> usize {

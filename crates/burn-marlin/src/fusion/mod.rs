@@ -1,7 +1,8 @@
-//! The fusion provider: in unmodified models, it claims every matmul whose weight is a dequantised weight, and launches
-//! the kernel on the packed weight in their place.
+//! The fusion provider: in unmodified models, it claims every matmul whose weight is a dequantised
+//! weight, and launches the kernel on the packed weight in their place.
 //!
-//! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower, never wrong.
+//! Patterns that it does not recognise run unfused: the weight is dequantised for the call. Slower,
+//! never wrong.
 
 #[cfg(feature = "cubecl-runtime")]
 mod fuser;
@@ -20,10 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Registers the fusion provider for every CubeCL device of this process. A second call does nothing, and neither does the first if no CubeCL runtime is
-/// among the features.
+/// Registers the fusion provider for every CubeCL device of this process. A second call does
+/// nothing, and neither does the first if no CubeCL runtime is among the features.
 ///
-/// Without it, a converted model still gives the right answers, but dequantises each weight on each call.
+/// Without it, a converted model still gives the right answers, but dequantises each weight on each
+/// call.
 ///
 /// # Errors
 /// The first tensor operation on a fusion device has already run.
@@ -39,10 +41,12 @@ pub fn install() -> Result<(), Error> {
     Ok(())
 }
 
-/// Launches the operations queued on the tensor's stream, so that those which follow begin a block of their own.
+/// Launches the operations queued on the tensor's stream, so that those which follow begin a block
+/// of their own.
 ///
-/// The operation that produces the activations would otherwise keep its block open, the dequantisation would open a second one, and a matmul
-/// that reads from two blocks fuses with neither. The wait is for the launches, not for the device.
+/// The operation that produces the activations would otherwise keep its block open, the
+/// dequantisation would open a second one, and a matmul that reads from two blocks fuses with
+/// neither. The wait is for the launches, not for the device.
 pub(crate) fn start_block(tensor: &Tensor<2>) {
     #[cfg(feature = "cubecl-runtime")]
     if INSTALLED.load(Ordering::Relaxed)

@@ -23,19 +23,42 @@ impl FusedLinear {
 
     /// Launches; `None` if the operations are not what the kernel takes, with nothing consumed.
     fn launch(&self, context: &mut Context<CubeFusionHandle>) -> Option<()> {
-        let Pattern { dequantize, x_reshape, matmul, bias_reshape, add, .. } = &self.pattern;
+        let Pattern {
+            dequantize,
+            x_reshape,
+            matmul,
+            bias_reshape,
+            add,
+            ..
+        } = &self.pattern;
         let (dequantize, matmul) = (dequantize.as_ref()?, matmul.as_ref()?);
         let weight_shape = shape_of(context, dequantize.outputs.first()?)?;
         let (&k, &n) = (weight_shape.first()?, weight_shape.get(1)?);
         let out_ir = add.as_ref().map_or(&matmul.out, |add| &add.out);
         let out_shape = shape_of(context, out_ir)?;
-        let (format, layout) = WeightFormat::from_code(scalar_of(context, dequantize.scalars.first()?)?)?;
-        let descriptor = WeightDescriptor { format, k, n, layout };
+        let (format, layout) =
+            WeightFormat::from_code(scalar_of(context, dequantize.scalars.first()?)?)?;
+        let descriptor = WeightDescriptor {
+            format,
+            k,
+            n,
+            layout,
+        };
         let mut inputs = dequantize.inputs.iter();
-        let weight = descriptor.tensors().try_map(|_, _| inputs.next().ok_or(())).ok()?;
-        let weight = weight.try_map(|_, input| take(context, input).ok_or(())).ok()?;
+        let weight = descriptor
+            .tensors()
+            .try_map(|_, _| inputs.next().ok_or(()))
+            .ok()?;
+        let weight = weight
+            .try_map(|_, input| take(context, input).ok_or(()))
+            .ok()?;
         // A reshape changes nothing that the kernel looks at: it sees rows of K.
-        let x = take(context, x_reshape.as_ref().map_or(&matmul.lhs, |reshape| &reshape.input))?;
+        let x = take(
+            context,
+            x_reshape
+                .as_ref()
+                .map_or(&matmul.lhs, |reshape| &reshape.input),
+        )?;
         let bias = match (add, bias_reshape) {
             (Some(_), Some(reshape)) => Some(take(context, &reshape.input)?),
             _ => None,
@@ -50,12 +73,17 @@ impl FusedLinear {
 }
 
 fn shape_of(context: &Context<CubeFusionHandle>, tensor: &TensorIr) -> Option<Vec<usize>> {
-    context.tensors.get(&tensor.id).map(|tensor| tensor.shape.to_vec())
+    context
+        .tensors
+        .get(&tensor.id)
+        .map(|tensor| tensor.shape.to_vec())
 }
 
 /// The value of a scalar, which is a number among the context's in relative form.
 fn scalar_of(context: &Context<CubeFusionHandle>, scalar: &ScalarIr) -> Option<u64> {
-    let ScalarIr::UInt(value) = *scalar else { return None };
+    let ScalarIr::UInt(value) = *scalar else {
+        return None;
+    };
     match context.scalars.get(&ScalarId { value })? {
         ScalarIr::UInt(value) => Some(*value),
         _ => None,
@@ -77,7 +105,11 @@ impl FusedOperation for FusedLinear {
         self.pattern.covered
     }
 
-    fn run(&mut self, context: &mut Context<CubeFusionHandle>, fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>) {
+    fn run(
+        &mut self,
+        context: &mut Context<CubeFusionHandle>,
+        fallback: &dyn Fn(usize) -> Box<dyn FallbackOperation>,
+    ) {
         if self.launch(context).is_none() {
             for position in 0..self.pattern.covered {
                 fallback(position).run(context);

@@ -1,4 +1,5 @@
-//! A quantised weight in an unmodified model: attached to the float parameter of an ordinary `Linear`, which it replaces.
+//! A quantised weight in an unmodified model: attached to the float parameter of an ordinary
+//! `Linear`, which it replaces.
 
 use super::QuantizedWeight;
 use crate::Error;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 thread_local! {
-    /// The placeholder that a traversal has just put into a parameter, for the weight attached to that parameter, which is traversed next.
+    /// The placeholder that a traversal has just put into a parameter, for the weight attached to
+    /// that parameter, which is traversed next.
     static RENEWED: RefCell<Option<Placeholder>> = const { RefCell::new(None) };
 }
 
@@ -22,10 +24,12 @@ pub(super) struct Attached {
     /// Path of the parameter in the model that was converted.
     path: Arc<str>,
     unread: Unread,
-    /// The number of times float values were loaded into a parameter of this one's family of clones, and that number when it was last read.
+    /// The number of times float values were loaded into a parameter of this one's family of
+    /// clones, and that number when it was last read.
     loads: Arc<AtomicU64>,
     seen: u64,
-    /// The contents of the parameter: determined at the first use after a traversal that may have changed it.
+    /// The contents of the parameter: determined at the first use after a traversal that may have
+    /// changed it.
     base: Arc<OnceLock<Base>>,
 }
 
@@ -43,12 +47,23 @@ enum Base {
 impl Attached {
     fn new(path: Arc<str>, Placeholder { unread, loads }: &Placeholder) -> Self {
         let seen = loads.load(Ordering::Relaxed);
-        Self { path, unread: unread.clone(), loads: loads.clone(), seen, base: Arc::new(OnceLock::from(Base::Placeholder)) }
+        Self {
+            path,
+            unread: unread.clone(),
+            loads: loads.clone(),
+            seen,
+            base: Arc::new(OnceLock::from(Base::Placeholder)),
+        }
     }
 
-    /// The number of elements that the parameter counts for: its placeholder counts as one until it is read.
+    /// The number of elements that the parameter counts for: its placeholder counts as one until it
+    /// is read.
     pub fn elements(&self, all: usize) -> usize {
-        if self.unread.strong_count() > 0 { 1 } else { all }
+        if self.unread.strong_count() > 0 {
+            1
+        } else {
+            all
+        }
     }
 
     /// After a mapper; `loaded` where it gave the weight, and the placeholder with it.
@@ -56,18 +71,38 @@ impl Attached {
         if let Some(renewed) = RENEWED.take() {
             return Self::new(self.path.clone(), &renewed);
         }
-        let attached = if self.loads.load(Ordering::Relaxed) == self.seen { self.clone() } else { self.unknown() };
-        if loaded { Self { unread: Weak::new(), ..attached } } else { attached }
+        let attached = if self.loads.load(Ordering::Relaxed) == self.seen {
+            self.clone()
+        } else {
+            self.unknown()
+        };
+        if loaded {
+            Self {
+                unread: Weak::new(),
+                ..attached
+            }
+        } else {
+            attached
+        }
     }
 
-    /// After a move: the parameter's contents are unchanged, but the weight rounded from them is on another device.
+    /// After a move: the parameter's contents are unchanged, but the weight rounded from them is on
+    /// another device.
     pub fn moved(&self) -> Self {
-        if let Some(Base::Placeholder) = self.base.get() { self.clone() } else { self.unknown() }
+        if let Some(Base::Placeholder) = self.base.get() {
+            self.clone()
+        } else {
+            self.unknown()
+        }
     }
 
     /// Of a parameter that may hold anything.
     pub fn unknown(&self) -> Self {
-        Self { seen: self.loads.load(Ordering::Relaxed), base: Arc::default(), ..self.clone() }
+        Self {
+            seen: self.loads.load(Ordering::Relaxed),
+            base: Arc::default(),
+            ..self.clone()
+        }
     }
 }
 
@@ -77,44 +112,87 @@ struct Placeholder {
     loads: Arc<AtomicU64>,
 }
 
-/// A parameter of the weight's shape [K, N] that holds one value, which is not a number, and that value where it is recorded.
+/// A parameter of the weight's shape [K, N] that holds one value, which is not a number, and that
+/// value where it is recorded.
 ///
-/// It is lazy: until it is first read it costs nothing to move and a record can be loaded into it. Its mappers let other values pass: the weight
-/// that [`Module::materialize`](burn::module::Module::materialize) leaves in its place is saved whole.
-fn placeholder<const D: usize>(id: ParamId, dtype: DType, device: Device, shape: [usize; 2]) -> (Param<Tensor<D>>, Placeholder) {
+/// It is lazy: until it is first read it costs nothing to move and a record can be loaded into it.
+/// Its mappers let other values pass: the weight that
+/// [`Module::materialize`](burn::module::Module::materialize) leaves in its place is saved whole.
+fn placeholder<const D: usize>(
+    id: ParamId,
+    dtype: DType,
+    device: Device,
+    shape: [usize; 2],
+) -> (Param<Tensor<D>>, Placeholder) {
     let (held, loads) = (Arc::new(()), Arc::new(AtomicU64::new(0)));
-    let known = Placeholder { unread: Arc::downgrade(&held), loads: loads.clone() };
+    let known = Placeholder {
+        unread: Arc::downgrade(&held),
+        loads: loads.clone(),
+    };
     let init = move |device: &Device, _: bool| {
         drop(held);
         Tensor::<D>::full([1; D], f32::NAN, (device, dtype)).expand(Shape::new(shape))
     };
-    let recorded = |tensor: Tensor<D>| if is_placeholder(&tensor) { tensor.slice([(); D].map(|()| 0..1)) } else { tensor };
+    let recorded = |tensor: Tensor<D>| {
+        if is_placeholder(&tensor) {
+            tensor.slice([(); D].map(|()| 0..1))
+        } else {
+            tensor
+        }
+    };
     let loaded = move |tensor: Tensor<D>| {
         if tensor.shape().num_elements() == 1 && shape != [1, 1] {
             return tensor.expand(Shape::new(shape));
         }
         loads.fetch_add(1, Ordering::Relaxed);
         // Of a single value a record is no smaller than the placeholder.
-        if shape == [1, 1] { tensor } else { distinct(tensor) }
+        if shape == [1, 1] {
+            tensor
+        } else {
+            distinct(tensor)
+        }
     };
-    let param = Param::uninitialized(id, init, device, false, Shape::new([1; D])).save_mapper(recorded).load_mapper(loaded);
+    let param = Param::uninitialized(id, init, device, false, Shape::new([1; D]))
+        .save_mapper(recorded)
+        .load_mapper(loaded);
     (param, known)
 }
 
-/// Returns true if a tensor holds no weight: not a number throughout, or, where Burn has quantised it, one value throughout.
+/// Returns true if a tensor holds no weight: not a number throughout, or, where Burn has quantised
+/// it, one value throughout.
 fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let quantized = matches!(tensor.dtype(), DType::QFloat(_));
-    let tensor = if quantized { tensor.clone().dequantize() } else { tensor.clone() }.detach();
-    // A row tells most weights from a placeholder.
-    let Ok(row) = tensor.clone().slice_dim(0, 0..1).try_into_vec_as::<f32>() else { return false };
-    let Some(&first) = row.first() else { return false };
-    if row.iter().all(|value| value.is_nan()) {
-        return tensor.is_nan().all().try_into_scalar::<bool>().is_ok_and(|all| all);
+    let tensor = if quantized {
+        tensor.clone().dequantize()
+    } else {
+        tensor.clone()
     }
-    quantized && row.iter().all(|value| *value == first) && tensor.equal_elem(first).all().try_into_scalar::<bool>().is_ok_and(|all| all)
+    .detach();
+    // A row tells most weights from a placeholder.
+    let Ok(row) = tensor.clone().slice_dim(0, 0..1).try_into_vec_as::<f32>() else {
+        return false;
+    };
+    let Some(&first) = row.first() else {
+        return false;
+    };
+    if row.iter().all(|value| value.is_nan()) {
+        return tensor
+            .is_nan()
+            .all()
+            .try_into_scalar::<bool>()
+            .is_ok_and(|all| all);
+    }
+    quantized
+        && row.iter().all(|value| *value == first)
+        && tensor
+            .equal_elem(first)
+            .all()
+            .try_into_scalar::<bool>()
+            .is_ok_and(|all| all)
 }
 
-/// Loaded values that no placeholder equals: of a weight that is not a number throughout, one becomes infinite. It cannot be rounded either way.
+/// Loaded values that no placeholder equals: of a weight that is not a number throughout, one
+/// becomes infinite. It cannot be rounded either way.
 fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if matches!(tensor.dtype(), DType::QFloat(_)) || !is_placeholder(&tensor) {
         return tensor;
@@ -124,8 +202,14 @@ fn distinct<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 }
 
 impl QuantizedWeight {
-    /// The weight attached in place of the parameter at a path, and the placeholder that the parameter becomes.
-    pub(crate) fn attach<const D: usize>(mut self, path: &str, param: &Param<Tensor<D>>, dtype: DType) -> (Param<Tensor<D>>, Self) {
+    /// The weight attached in place of the parameter at a path, and the placeholder that the
+    /// parameter becomes.
+    pub(crate) fn attach<const D: usize>(
+        mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+    ) -> (Param<Tensor<D>>, Self) {
         let (param, known) = placeholder(param.id, dtype, param.lazy_device(), self.dims());
         self.format_id = param.id;
         self.attached = Some(Attached::new(path.into(), &known));
@@ -134,7 +218,10 @@ impl QuantizedWeight {
 
     /// The same weight by itself.
     pub(crate) fn detached(&self) -> Self {
-        Self { attached: None, ..self.clone() }
+        Self {
+            attached: None,
+            ..self.clone()
+        }
     }
 
     /// The weight of this one's spec for float values [K, N] that were loaded into its parameter.
@@ -146,7 +233,11 @@ impl QuantizedWeight {
     }
 
     /// A new placeholder for a parameter whose attached weight is traversed next.
-    pub(crate) fn renew<const D: usize>(param: &Param<Tensor<D>>, dtype: DType, shape: [usize; 2]) -> Param<Tensor<D>> {
+    pub(crate) fn renew<const D: usize>(
+        param: &Param<Tensor<D>>,
+        dtype: DType,
+        shape: [usize; 2],
+    ) -> Param<Tensor<D>> {
         let (param, known) = placeholder(param.id, dtype, param.lazy_device(), shape);
         RENEWED.set(Some(known));
         param
@@ -160,7 +251,9 @@ impl QuantizedWeight {
     /// Returns the contents of the parameter under this weight.
     fn base<const D: usize>(&self, base: &Tensor<D>) -> &Base {
         // Not attached, it is used by itself: there is no parameter.
-        let Some(attached) = &self.attached else { return &Base::Placeholder };
+        let Some(attached) = &self.attached else {
+            return &Base::Placeholder;
+        };
         attached.base.get_or_init(|| {
             if is_placeholder(base) {
                 return Base::Placeholder;
@@ -185,15 +278,17 @@ impl QuantizedWeight {
     }
 }
 
-/// Attached to the weight of an ordinary `Linear`, it makes that layer a quantised one: see [`W4A16`](crate::W4A16).
+/// Attached to the weight of an ordinary `Linear`, it makes that layer a quantised one: see
+/// [`W4A16`](crate::W4A16).
 impl Reparameterization for QuantizedWeight {
     const NAME: &'static str = "w4a16";
 
-    /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it takes the packed weight in its place and the
-    /// float weight never exists.
+    /// The lazy float weight. Where the fusion provider is installed, the matmul that reads it
+    /// takes the packed weight in its place and the float weight never exists.
     ///
-    /// The parameter underneath is a placeholder. Float values that were loaded into it since, from a float checkpoint for example, take precedence: they are
-    /// rounded to the weight's spec at the first use.
+    /// The parameter underneath is a placeholder. Float values that were loaded into it since, from
+    /// a float checkpoint for example, take precedence: they are rounded to the weight's spec at
+    /// the first use.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let weight = match self.base(&base) {
             Base::Placeholder => self,
@@ -201,7 +296,11 @@ impl Reparameterization for QuantizedWeight {
             Base::Float => return base,
         };
         crate::fusion::start_block(&weight.tensors.scales.val());
-        let dtype = if base.dtype().is_float() { base.dtype() } else { DType::from(weight.activations()) };
+        let dtype = if base.dtype().is_float() {
+            base.dtype()
+        } else {
+            DType::from(weight.activations())
+        };
         weight.effective(FloatDType::from(dtype), self.adapter.as_ref())
     }
 }

@@ -1,5 +1,5 @@
-//! Finding quantised weights in a model, and putting others in their place. A traversal sees the tensors of a weight, never the weight itself, which is
-//! passed through a thread-local.
+//! Finding quantised weights in a model, and putting others in their place. A traversal sees the
+//! tensors of a weight, never the weight itself, which is passed through a thread-local.
 
 use super::QuantizedWeight;
 use std::cell::RefCell;
@@ -27,12 +27,14 @@ impl QuantizedWeight {
         traversal()
     }
 
-    /// The weight whose first tensor is being visited; `None` for its others, and everything that is none of a weight's.
+    /// The weight whose first tensor is being visited; `None` for its others, and everything that
+    /// is none of a weight's.
     pub(crate) fn take_offered() -> Option<Self> {
         OFFERED.with_borrow_mut(|(_, weight)| weight.take())
     }
 
-    /// Puts this weight's values in the place of those of the weight whose first tensor a mapper is given: none of its other tensors is mapped.
+    /// Puts this weight's values in the place of those of the weight whose first tensor a mapper is
+    /// given: none of its other tensors is mapped.
     pub(crate) fn replace_mapped(self) {
         REPLACEMENT.set(Some(self));
     }

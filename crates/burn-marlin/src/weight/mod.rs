@@ -1,32 +1,36 @@
 mod attached;
 mod collect;
+mod description;
+mod matmul;
 mod module;
 mod record;
+mod scale_words;
 mod tensors;
 
+pub(crate) use description::FORMAT;
 pub(crate) use module::REPARAMETERIZATION;
-pub(crate) use record::FORMAT;
 
 use crate::Error;
-use crate::backend::{QuantBackend, activation_dtype, float_dtype};
+use crate::backend::{activation_dtype, float_dtype};
 use crate::device::{scale_dtype, target};
 use attached::Attached;
-use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, ParamId};
-use burn::tensor::module::linear;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use marlin_format::{
-    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor, WeightFormat, WeightLayout, WeightTensor, quantize,
+    PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales, Sparsity, WeightDescriptor,
+    WeightFormat, WeightLayout, WeightTensor, quantize,
 };
 use marlin_kernels::{ActivationDtype, Plan, Prologue, QuantProblem, held_on, plan};
 use tensors::DeviceTensors;
 
 /// A 4-bit or 8-bit weight [K, N] on a device: the quantised tensor type.
 ///
-/// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and `Display`, and none of them ever gets a gradient.
+/// It is a Burn [`Module`](burn::module::Module): its tensors take part in records, devices and
+/// `Display`, and none of them ever gets a gradient.
 ///
-/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device of another layout converts it. Records, visitors and
-/// mappers see the plain form, so that a record opens on any device, and see no float in it that a cast would round:
+/// The device holds it in the [`WeightLayout`] that its kernel reads; a move to a device of another
+/// layout converts it. Records, visitors and mappers see the plain form, so that a record opens on
+/// any device, and see no float in it that a cast would round:
 ///
 /// | tensor | dtype, shape |
 /// |---|---|
@@ -39,10 +43,12 @@ use tensors::DeviceTensors;
 ///
 /// A device whose kernels know no metadata holds a 2:4 weight dense, and its records are dense.
 ///
-/// A record of another format than the weight's is loaded in its own: bits, group, zero points and all. One of another K or N is refused.
+/// A record of another format than the weight's is loaded in its own: bits, group, zero points and
+/// all. One of another K or N is refused.
 ///
-/// [`apply_lora`](burn::module::Module::apply_lora) finds a float weight [K, N] in it: the [`LoraAdapter`] is kept beside the packed weight, in the same
-/// place in records as with a float weight (`..weight.lora.a`).
+/// [`apply_lora`](burn::module::Module::apply_lora) finds a float weight [K, N] in it: the
+/// [`LoraAdapter`] is kept beside the packed weight, in the same place in records as with a float
+/// weight (`..weight.lora.a`).
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     tensors: DeviceTensors,
@@ -60,39 +66,80 @@ pub struct QuantizedWeight {
 impl QuantizedWeight {
     /// Puts a weight on a device, laid out for activations in its scales' dtype.
     pub fn from_plain(plain: &PlainWeight, device: &Device) -> Self {
-        Self::from_plain_for(plain, ActivationDtype::from(plain.spec().scale_dtype), device)
+        Self::from_plain_for(
+            plain,
+            ActivationDtype::from(plain.spec().scale_dtype),
+            device,
+        )
     }
 
-    /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype give the same values, but may be slower.
+    /// Puts a weight on a device, laid out for activations in a dtype. Activations in another dtype
+    /// give the same values, but may be slower.
     ///
-    /// Scales in f32 are rounded to the dtype of the activations where these go through tensor cores, which take both in one dtype.
-    pub fn from_plain_for(plain: &PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
+    /// Scales in f32 are rounded to the dtype of the activations where these go through tensor
+    /// cores, which take both in one dtype.
+    pub fn from_plain_for(
+        plain: &PlainWeight,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Self {
         Self::from_owned_plain(plain.clone(), activations, device)
     }
 
-    /// The same as [`from_plain_for`](Self::from_plain_for) without a copy on the host: the tensors take over the weight's memory.
-    pub fn from_owned_plain(plain: PlainWeight, activations: ActivationDtype, device: &Device) -> Self {
+    /// The same as [`from_plain_for`](Self::from_plain_for) without a copy on the host: the tensors
+    /// take over the weight's memory.
+    pub fn from_owned_plain(
+        plain: PlainWeight,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Self {
         let plain = rounded_for_tensor_cores(plain, activations, device);
         let problem = QuantProblem::new(1, plain.descriptor(), activations);
         let is_sparse = held_on(&problem, &target(device)).format.sparsity == Sparsity::TwoFour;
         let plain = if is_sparse { plain } else { plain.into_dense() };
         let descriptor = plain.descriptor();
-        let tensors = DeviceTensors::from_plain(plain, scale_dtype(descriptor.spec().scale_dtype, device), device);
+        let tensors = DeviceTensors::from_plain(
+            plain,
+            scale_dtype(descriptor.spec().scale_dtype, device),
+            device,
+        );
         Self::new(tensors, descriptor, activations).laid_out()
     }
 
-    /// A weight without values, to load a record into, for activations in a dtype. Its products are NaN until then.
+    /// A weight without values, to load a record into, for activations in a dtype. Its products are
+    /// NaN until then.
     ///
     /// # Errors
     /// No features, or too many.
-    pub fn unloaded(k: usize, n: usize, spec: QuantSpec, activations: ActivationDtype, device: &Device) -> Result<Self, Error> {
+    pub fn unloaded(
+        k: usize,
+        n: usize,
+        spec: QuantSpec,
+        activations: ActivationDtype,
+        device: &Device,
+    ) -> Result<Self, Error> {
         let descriptor = WeightDescriptor::plain(spec, k, n);
         descriptor.check()?;
-        Ok(Self::new(DeviceTensors::unloaded(&descriptor, scale_dtype(spec.scale_dtype, device), device), descriptor, activations))
+        Ok(Self::new(
+            DeviceTensors::unloaded(&descriptor, scale_dtype(spec.scale_dtype, device), device),
+            descriptor,
+            activations,
+        ))
     }
 
-    fn new(tensors: DeviceTensors, descriptor: WeightDescriptor, activations: ActivationDtype) -> Self {
-        Self { tensors, descriptor, activations, format_id: ParamId::new(), adapter: None, attached: None }
+    fn new(
+        tensors: DeviceTensors,
+        descriptor: WeightDescriptor,
+        activations: ActivationDtype,
+    ) -> Self {
+        Self {
+            tensors,
+            descriptor,
+            activations,
+            format_id: ParamId::new(),
+            adapter: None,
+            attached: None,
+        }
     }
 
     /// The same weight as its device's kernel reads it.
@@ -106,8 +153,8 @@ impl QuantizedWeight {
         held_on(&self.problem(1, self.activations), &target(device))
     }
 
-    /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts it on the weight's device, laid out for activations in
-    /// the weight's dtype.
+    /// Rounds a float weight [K, N] to the nearest values of the spec's bits, on the host, and puts
+    /// it on the weight's device, laid out for activations in the weight's dtype.
     ///
     /// # Errors
     /// No features, or values that are not finite.
@@ -115,8 +162,9 @@ impl QuantizedWeight {
         Self::quantize_as(weight, spec, Sparsity::Dense)
     }
 
-    /// Prunes a float weight [K, N] to 2:4 and rounds what is left, on the host: of every four rows of a column the two values of the largest magnitude stay,
-    /// so that a weight that is 2:4 keeps its own. On a device without sparse tensor cores it is held dense.
+    /// Prunes a float weight [K, N] to 2:4 and rounds what is left, on the host: of every four rows
+    /// of a column the two values of the largest magnitude stay, so that a weight that is 2:4 keeps
+    /// its own. On a device without sparse tensor cores it is held dense.
     ///
     /// # Errors
     /// As [`quantize`](Self::quantize); K is no multiple of 4.
@@ -125,22 +173,41 @@ impl QuantizedWeight {
     }
 
     fn quantize_as(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<Self, Error> {
-        let (device, activations) = (weight.device(), activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32));
-        Ok(Self::from_owned_plain(Self::round(weight, spec, sparsity)?, activations, &device))
+        let (device, activations) = (
+            weight.device(),
+            activation_dtype(weight.dtype()).unwrap_or(ActivationDtype::F32),
+        );
+        Ok(Self::from_owned_plain(
+            Self::round(weight, spec, sparsity)?,
+            activations,
+            &device,
+        ))
     }
 
-    /// The rounded weight on the host, of all values or of two of every four; 2:4 in any case where the float one is.
-    pub(crate) fn round(weight: Tensor<2>, spec: &QuantSpec, sparsity: Sparsity) -> Result<PlainWeight, Error> {
+    /// The rounded weight on the host, of all values or of two of every four; 2:4 in any case where
+    /// the float one is.
+    pub(crate) fn round(
+        weight: Tensor<2>,
+        spec: &QuantSpec,
+        sparsity: Sparsity,
+    ) -> Result<PlainWeight, Error> {
         let [k, n] = weight.dims();
         Ok(quantize(Self::values(weight)?, k, n, spec, sparsity)?)
     }
 
     /// The values of a float weight on the host, row-major.
     pub(crate) fn values(weight: Tensor<2>) -> Result<Vec<f32>, Error> {
-        read::<f32>("weight", weight.try_into_data().map_err(|error| read_error("weight", &error))?.convert::<f32>())
+        read::<f32>(
+            "weight",
+            weight
+                .try_into_data()
+                .map_err(|error| read_error("weight", &error))?
+                .convert::<f32>(),
+        )
     }
 
-    /// A weight of random values around zero with a standard deviation of about 0.02, made on the device: for timing and for tests of memory.
+    /// A weight of random values around zero with a standard deviation of about 0.02, made on the
+    /// device: for timing and for tests of memory.
     ///
     /// # Errors
     /// No features, or too many.
@@ -154,10 +221,16 @@ impl QuantizedWeight {
         let descriptor = WeightDescriptor::plain(format, k, n);
         descriptor.check()?;
         let spec = descriptor.spec();
-        // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a difference of two of them sqrt(2) times as large.
+        // Values of so many bits are uniform: their deviation is 2^bits / sqrt(12), and that of a
+        // difference of two of them sqrt(2) times as large.
         let differences = if spec.zero_points { 2.0 } else { 1.0 };
         let scale = 0.02 * (12f64 / differences).sqrt() / f64::from(1u32 << spec.bits.count());
-        let tensors = DeviceTensors::random(&descriptor, scale, scale_dtype(spec.scale_dtype, device), device);
+        let tensors = DeviceTensors::random(
+            &descriptor,
+            scale,
+            scale_dtype(spec.scale_dtype, device),
+            device,
+        );
         Ok(Self::new(tensors, descriptor, activations).laid_out())
     }
 
@@ -167,16 +240,34 @@ impl QuantizedWeight {
     /// The device fails, or a record was loaded that does not belong to this weight.
     pub fn to_plain(&self) -> Result<PlainWeight, Error> {
         let tensors = self.clone().plain().tensors;
-        let WeightDescriptor { k, n, format: WeightFormat { spec, .. }, .. } = self.descriptor;
+        let WeightDescriptor {
+            k,
+            n,
+            format: WeightFormat { spec, .. },
+            ..
+        } = self.descriptor;
         let words = |role: WeightTensor, tensor: Result<TensorData, _>| {
             let data = tensor.map_err(|error| read_error(role.name(), &error))?;
             Ok::<Vec<u32>, Error>(bytemuck::cast_vec(read::<i32>(role.name(), data)?))
         };
-        let scales = tensors.scales.val().try_into_data().map_err(|error| read_error(WeightTensor::Scales.name(), &error))?;
+        let scales = tensors
+            .scales
+            .val()
+            .try_into_data()
+            .map_err(|error| read_error(WeightTensor::Scales.name(), &error))?;
         let scales = read::<f32>(WeightTensor::Scales.name(), scales.convert::<f32>())?;
-        let metadata = tensors.metadata.as_ref().map(|places| words(WeightTensor::Metadata, places.val().try_into_data()));
-        let zero_points = tensors.zero_points.as_ref().map(|zeros| words(WeightTensor::ZeroPoints, zeros.val().try_into_data()));
-        let rows = tensors.row_permutation.as_ref().map(|rows| words(WeightTensor::RowPermutation, rows.val().try_into_data()));
+        let metadata = tensors
+            .metadata
+            .as_ref()
+            .map(|places| words(WeightTensor::Metadata, places.val().try_into_data()));
+        let zero_points = tensors
+            .zero_points
+            .as_ref()
+            .map(|zeros| words(WeightTensor::ZeroPoints, zeros.val().try_into_data()));
+        let rows = tensors
+            .row_permutation
+            .as_ref()
+            .map(|rows| words(WeightTensor::RowPermutation, rows.val().try_into_data()));
         Ok(PlainWeight::new(PlainParts {
             k,
             n,
@@ -184,62 +275,11 @@ impl QuantizedWeight {
             words: words(WeightTensor::Words, tensors.words.val().try_into_data())?,
             metadata: metadata.transpose()?,
             scales: Scales::from_f32(&scales, spec.scale_dtype),
-            zero_points: zero_points.transpose()?.map(|words| PlainParts::zero_points_of_words(&words, n, spec.bits)),
+            zero_points: zero_points
+                .transpose()?
+                .map(|words| PlainParts::zero_points_of_words(&words, n, spec.bits)),
             row_permutation: rows.transpose()?,
         })?)
-    }
-
-    /// The float weight [K, N] in natural row order, without its adapter.
-    pub fn dequantize(&self, dtype: FloatDType) -> Tensor<2> {
-        self.effective(dtype, None)
-    }
-
-    /// The float weight [K, N] plus the product of an adapter's factors.
-    fn effective<const D: usize>(&self, dtype: FloatDType, adapter: Option<&LoraAdapter>) -> Tensor<D> {
-        // A dtype that no kernel writes is cast from f32.
-        let made = if activation_dtype(dtype.into()).is_some() { dtype } else { FloatDType::F32 };
-        let weight = Tensor::from_dispatch(match adapter {
-            None => Dispatch::quant_dequantize(self.to_op(), self.descriptor, made),
-            Some(LoraAdapter { a, b, scale }) => {
-                let [a, b] = [a, b].map(|factor| factor.val().cast(made).into_dispatch());
-                Dispatch::quant_dequantize_adapted(self.to_op(), self.descriptor, a, b, *scale, made)
-            }
-        });
-        if made == dtype { weight } else { weight.cast(dtype) }
-    }
-
-    /// Activations [.., K] times this weight: [.., N], in the activations' dtype, accumulated in f32.
-    ///
-    /// f32, f16 and bf16 reach the kernels; any other float dtype is computed in f32.
-    ///
-    /// # Panics
-    /// Panics if the last dimension of `x` is not K, as Burn's own layers do.
-    pub fn matmul<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.matmul_bias(x, None)
-    }
-
-    /// As [`matmul`](Self::matmul), with a bias `[N]` in the activations' dtype added before the output is rounded.
-    pub(crate) fn matmul_bias<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
-        let found = x.dims().last().copied().unwrap_or(0);
-        let [k, _] = self.dims();
-        assert!(found == k, "activations have {found} features in their last dimension, the weight has K = {k}");
-        let dtype = x.dtype();
-        if activation_dtype(dtype).is_none() || !x.device().supports_dtype(dtype) {
-            let bias = bias.map(|bias| bias.cast(FloatDType::F32));
-            return self.matmul_bias(x.cast(FloatDType::F32), bias).cast(FloatDType::from(dtype));
-        }
-        let Some(LoraAdapter { a, b, scale }) = &self.adapter else {
-            return self.multiply(x, bias);
-        };
-        // The adapter's product is of its low rank, not of the weight's K and N.
-        let [a, b] = [a, b].map(|factor| factor.val().cast(FloatDType::from(dtype)));
-        let adapted = linear(linear(x.clone(), a, None), b, None) * *scale;
-        adapted + self.multiply(x, bias)
-    }
-
-    fn multiply<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
-        let bias = bias.map(Tensor::into_dispatch).into();
-        Tensor::from_dispatch(Dispatch::quant_linear(x.into_dispatch(), self.to_op(), self.descriptor, bias))
     }
 
     /// [K, N]: input and output features.
@@ -280,8 +320,18 @@ impl QuantizedWeight {
     /// Bytes on the device, padding included.
     pub fn size_bytes(&self) -> usize {
         let scale_bytes = self.tensors.scales.dtype().size();
-        let bytes = |role| if role == WeightTensor::Scales { scale_bytes } else { size_of::<u32>() };
-        self.descriptor.tensors().into_iter().map(|(role, tensor)| bytes(role) * tensor.elements()).sum()
+        let bytes = |role| {
+            if role == WeightTensor::Scales {
+                scale_bytes
+            } else {
+                size_of::<u32>()
+            }
+        };
+        self.descriptor
+            .tensors()
+            .into_iter()
+            .map(|(role, tensor)| bytes(role) * tensor.elements())
+            .sum()
     }
 
     /// The dtype of activations that it is laid out for.
@@ -295,24 +345,40 @@ impl QuantizedWeight {
         QuantProblem::new(m, self.descriptor, activations).with_scales(scales)
     }
 
-    /// The kernel that runs `m` rows of activations on this weight's device, after a prologue, and why.
+    /// The kernel that runs `m` rows of activations on this weight's device, after a prologue, and
+    /// why.
     pub fn plan(&self, m: usize, activations: ActivationDtype, prologue: Prologue) -> Plan {
-        plan(self.problem(m, activations).with_prologue(prologue), &target(&self.device()))
+        plan(
+            self.problem(m, activations).with_prologue(prologue),
+            &target(&self.device()),
+        )
     }
 }
 
 fn read_error(tensor: &'static str, error: &dyn std::fmt::Debug) -> Error {
-    Error::Read { tensor, reason: format!("{error:?}") }
+    Error::Read {
+        tensor,
+        reason: format!("{error:?}"),
+    }
 }
 
 fn read<E: burn::tensor::Element>(tensor: &'static str, data: TensorData) -> Result<Vec<E>, Error> {
     let found = data.dtype();
-    data.try_into_vec::<E>().map_err(|_| Error::Dtype { tensor, expected: E::dtype().name(), found })
+    data.try_into_vec::<E>().map_err(|_| Error::Dtype {
+        tensor,
+        expected: E::dtype().name(),
+        found,
+    })
 }
 
-/// The weight with scales in the activations' dtype, where its own are in f32 and the device has tensor cores. It stays as it is where a scale is too
-/// large for that dtype: the portable kernels take it.
-fn rounded_for_tensor_cores(plain: PlainWeight, activations: ActivationDtype, device: &Device) -> PlainWeight {
+/// The weight with scales in the activations' dtype, where its own are in f32 and the device has
+/// tensor cores. It stays as it is where a scale is too large for that dtype: the portable kernels
+/// take it.
+fn rounded_for_tensor_cores(
+    plain: PlainWeight,
+    activations: ActivationDtype,
+    device: &Device,
+) -> PlainWeight {
     let dtype = match activations {
         ActivationDtype::F16 => ScaleDtype::F16,
         ActivationDtype::BF16 => ScaleDtype::BF16,

@@ -1,13 +1,15 @@
-//! A weight as a Burn module: visitors, mappers and records see the tensors of a record ([`RecordTensors`]), whatever the device holds.
+//! A weight as a Burn module: visitors, mappers and records see the tensors of a record
+//! ([`RecordTensors`]), whatever the device holds.
 
 use super::QuantizedWeight;
 use super::attached::Attached;
-use super::record::{self, FORMAT, RecordTensors, mapped, visited};
+use super::description::{self, FORMAT};
+use super::record::{RecordTensors, mapped, visited};
 use super::tensors::DeviceTensors;
 use crate::device::scale_dtype;
 use burn::module::{
-    Content, Devices, DisplaySettings, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
-    Reparameterization,
+    Content, Devices, DisplaySettings, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault,
+    ModuleMapper, ModuleVisitor, Param, Reparameterization,
 };
 use burn::tensor::{DType, Device, Shape, Tensor};
 use marlin_format::{WeightDescriptor, WeightLayout};
@@ -20,15 +22,24 @@ pub(crate) const REPARAMETERIZATION: &str = "Reparameterization";
 
 impl Module for QuantizedWeight {
     fn collect_devices(&self, devices: Devices) -> Devices {
-        self.adapter.collect_devices(self.tensors.collect_devices(devices))
+        self.adapter
+            .collect_devices(self.tensors.collect_devices(devices))
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.moved(device, |tensors| tensors.fork(device), |adapter| adapter.fork(device))
+        self.moved(
+            device,
+            |tensors| tensors.fork(device),
+            |adapter| adapter.fork(device),
+        )
     }
 
     fn to_device(self, device: &Device) -> Self {
-        self.moved(device, |tensors| tensors.to_device(device), |adapter| adapter.to_device(device))
+        self.moved(
+            device,
+            |tensors| tensors.to_device(device),
+            |adapter| adapter.to_device(device),
+        )
     }
 
     fn train(self) -> Self {
@@ -56,8 +67,16 @@ impl Module for QuantizedWeight {
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
         self.offer();
         let [k, n] = self.dims();
-        let counted = self.attached.as_ref().map_or(0, |attached| attached.elements(k * n));
-        let format = record::parameter(self.recorded(), self.format_id, k * n - counted, &self.device());
+        let counted = self
+            .attached
+            .as_ref()
+            .map_or(0, |attached| attached.elements(k * n));
+        let format = description::parameter(
+            self.recorded(),
+            self.format_id,
+            k * n - counted,
+            &self.device(),
+        );
         visited(visitor, FORMAT, |visitor| visitor.visit_float(&format));
         RecordTensors::of(self).visit(visitor);
         let Some(adapter) = &self.adapter else { return };
@@ -74,13 +93,16 @@ impl Module for QuantizedWeight {
     }
 
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let expected = record::expected(self.format_id, &self.device());
+        let expected = description::expected(self.format_id, &self.device());
         let format = mapped(mapper, FORMAT, |mapper| mapper.map_float(expected));
         let (weight, given) = match Self::take_replacement() {
             Some(replacement) => (self.replaced_by(replacement), true),
-            None => self.map_tensors(mapper, record::loaded(&format)),
+            None => self.map_tensors(mapper, description::loaded(&format)),
         };
-        let mut weight = Self { format_id: format.id, ..weight };
+        let mut weight = Self {
+            format_id: format.id,
+            ..weight
+        };
         // The rest is beside the weight: the path is that of the float parameter.
         let outside = weight.attached.is_some();
         if outside {
@@ -108,12 +130,18 @@ impl QuantizedWeight {
         self.descriptor.in_layout(WeightLayout::Plain)
     }
 
-    /// Offers a mapper the tensors of a record, in the format that it `recorded`. Returns the weight of what the mapper gives or changes, and whether it
-    /// did.
-    fn map_tensors<Mapper: ModuleMapper>(self, mapper: &mut Mapper, recorded: Option<WeightDescriptor>) -> (Self, bool) {
+    /// Offers a mapper the tensors of a record, in the format that it `recorded`. Returns the
+    /// weight of what the mapper gives or changes, and whether it did.
+    fn map_tensors<Mapper: ModuleMapper>(
+        self,
+        mapper: &mut Mapper,
+        recorded: Option<WeightDescriptor>,
+    ) -> (Self, bool) {
         let (own, device) = (self.recorded(), self.device());
         // A record carries its format: its tensors are read in that format.
-        let target = recorded.filter(|recorded| [recorded.k, recorded.n] == self.dims()).unwrap_or(own);
+        let target = recorded
+            .filter(|recorded| [recorded.k, recorded.n] == self.dims())
+            .unwrap_or(own);
         let tensors = match recorded {
             Some(recorded) if recorded != own => {
                 tracing::warn!(model = %own, record = %recorded, "a record holds a weight in another format than the model");
@@ -123,20 +151,51 @@ impl QuantizedWeight {
         };
         let tensors = tensors.map(mapper);
         let refused = recorded.is_some() && tensors.refuse_other_dtypes(mapper);
-        let given = !refused && if target == own { tensors.is_touched() } else { tensors.is_complete() };
-        let attached = self.attached.as_ref().map(|attached| attached.traversed(recorded.is_some() && given));
+        let given = !refused
+            && if target == own {
+                tensors.is_touched()
+            } else {
+                tensors.is_complete()
+            };
+        let attached = self
+            .attached
+            .as_ref()
+            .map(|attached| attached.traversed(recorded.is_some() && given));
         let weight = Self { attached, ..self };
         if !given {
             return (weight, false);
         }
         let tensors = tensors.into_plain(&target, scale_dtype(target.spec().scale_dtype, &device));
-        (Self { tensors, descriptor: target, ..weight }.laid_out(), true)
+        (
+            Self {
+                tensors,
+                descriptor: target,
+                ..weight
+            }
+            .laid_out(),
+            true,
+        )
     }
 
     /// The values of another weight in place of this one's.
-    fn replaced_by(self, Self { tensors, descriptor, .. }: Self) -> Self {
-        let attached = self.attached.as_ref().map(|attached| attached.traversed(false));
-        Self { tensors, descriptor, attached, ..self }
+    fn replaced_by(
+        self,
+        Self {
+            tensors,
+            descriptor,
+            ..
+        }: Self,
+    ) -> Self {
+        let attached = self
+            .attached
+            .as_ref()
+            .map(|attached| attached.traversed(false));
+        Self {
+            tensors,
+            descriptor,
+            attached,
+            ..self
+        }
     }
 
     /// On another device, in the layout that its kernel reads.
@@ -147,7 +206,11 @@ impl QuantizedWeight {
         adapter_to: impl FnOnce(LoraAdapter) -> LoraAdapter,
     ) -> Self {
         let held = self.held_on(device);
-        let weight = if self.descriptor == held { self } else { self.held_as(held.in_layout(WeightLayout::Plain)) };
+        let weight = if self.descriptor == held {
+            self
+        } else {
+            self.held_as(held.in_layout(WeightLayout::Plain))
+        };
         Self {
             tensors: tensors_to(weight.tensors),
             adapter: weight.adapter.map(adapter_to),
@@ -159,8 +222,10 @@ impl QuantizedWeight {
 
     /// Offers a mapper the float parameter [K, N] that this weight stands for.
     ///
-    /// Burn drops whatever a mapper attaches to the parameter underneath, since a parameter takes one reparameterisation. What it attaches to this one
-    /// is kept, where the weight is not adapted yet: a [`LoraAdapter`]. So are float values that it loads: they are rounded to the weight's spec.
+    /// Burn drops whatever a mapper attaches to the parameter underneath, since a parameter takes
+    /// one reparameterisation. What it attaches to this one is kept, where the weight is not
+    /// adapted yet: a [`LoraAdapter`]. So are float values that it loads: they are rounded to the
+    /// weight's spec.
     fn offered<Mapper: ModuleMapper>(self, mapper: &mut Mapper, adapted: bool) -> Self {
         let (shape, dtype) = (self.dims(), DType::from(self.activations()));
         let read = Arc::new(AtomicBool::new(false));
@@ -170,27 +235,59 @@ impl QuantizedWeight {
             Tensor::<2>::full([1, 1], f32::NAN, (device, dtype)).expand(shape)
         };
         // On the scales' device, which has autodiff.
-        let param = Param::uninitialized(self.format_id, init, self.tensors.scales.lazy_device(), false, Shape::new(shape));
+        let param = Param::uninitialized(
+            self.format_id,
+            init,
+            self.tensors.scales.lazy_device(),
+            false,
+            Shape::new(shape),
+        );
         let param = mapper.map_float(param);
         if let Some(adapter) = param.adapter() {
-            return Self { adapter: Some(adapter.clone()), ..self };
+            return Self {
+                adapter: Some(adapter.clone()),
+                ..self
+            };
         }
         if !param.is_initialized() {
             return self;
         }
         if read.load(Ordering::Relaxed) {
-            // A mapper that reads floats may have changed those underneath, too. With an adapter it is taken for an optimiser, which reads all of them
-            // at every step: to look again would cost a read from the device each time.
-            let attached = self.attached.as_ref().map(|attached| if adapted { attached.clone() } else { attached.unknown() });
+            // A mapper that reads floats may have changed those underneath, too. With an adapter it
+            // is taken for an optimiser, which reads all of them at every step: to look again would
+            // cost a read from the device each time.
+            let attached = self.attached.as_ref().map(|attached| {
+                if adapted {
+                    attached.clone()
+                } else {
+                    attached.unknown()
+                }
+            });
             return Self { attached, ..self };
         }
         match Self::quantize(param.base().detach(), &self.spec()) {
-            Ok(Self { tensors, descriptor, .. }) => Self { tensors, descriptor, ..self },
+            Ok(Self {
+                tensors,
+                descriptor,
+                ..
+            }) => Self {
+                tensors,
+                descriptor,
+                ..self
+            },
             Err(error) => {
                 tracing::error!(%error, "a float weight was loaded that cannot be rounded to {}: the layer computes NaN", self.spec());
                 let descriptor = WeightDescriptor::plain(self.spec(), shape[0], shape[1]);
-                let tensors = DeviceTensors::unloaded(&descriptor, self.tensors.scales.dtype(), &self.device());
-                Self { tensors, descriptor, ..self }
+                let tensors = DeviceTensors::unloaded(
+                    &descriptor,
+                    self.tensors.scales.dtype(),
+                    &self.device(),
+                );
+                Self {
+                    tensors,
+                    descriptor,
+                    ..self
+                }
             }
         }
     }
@@ -209,7 +306,11 @@ impl ModuleDisplayDefault for QuantizedWeight {
 impl ModuleDisplay for QuantizedWeight {
     fn custom_content(&self, content: Content) -> Option<Content> {
         let [k, n] = self.dims();
-        content.add("k", &k).add("n", &n).add("format", &self.descriptor.format.to_string()).optional()
+        content
+            .add("k", &k)
+            .add("n", &n)
+            .add("format", &self.descriptor.format.to_string())
+            .optional()
     }
 }
 

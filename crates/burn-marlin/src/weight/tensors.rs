@@ -3,7 +3,9 @@ use crate::backend::{OptionalInt, QuantBackend, QuantTensors};
 use burn::backend::Dispatch;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, Distribution, Int, Shape, Tensor, TensorData};
-use marlin_format::{PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout};
+use marlin_format::{
+    PlainParts, PlainWeight, Scales, TensorDescriptor, WeightDescriptor, WeightLayout,
+};
 
 /// The tensors of a weight on a device, as its [`WeightDescriptor`] lists them.
 #[derive(Module, Debug)]
@@ -16,13 +18,23 @@ pub(super) struct DeviceTensors {
 }
 
 impl DeviceTensors {
-    /// A plain weight on a device, its scales in `scale_dtype`. The weight's memory becomes that of the tensors on the host.
+    /// A plain weight on a device, its scales in `scale_dtype`. The weight's memory becomes that of
+    /// the tensors on the host.
     pub fn from_plain(plain: PlainWeight, scale_dtype: DType, device: &Device) -> Self {
         let shapes = plain.descriptor().tensors();
         let zero_points = plain.zero_point_words();
-        let PlainParts { words, metadata, scales, row_permutation, .. } = plain.into_parts();
+        let PlainParts {
+            words,
+            metadata,
+            scales,
+            row_permutation,
+            ..
+        } = plain.into_parts();
         let matrix = |words: Vec<u32>, shape: TensorDescriptor| {
-            parameter(Tensor::from_data(TensorData::new(signed(words), shape.matrix_shape()), (device, DType::I32)))
+            parameter(Tensor::from_data(
+                TensorData::new(signed(words), shape.matrix_shape()),
+                (device, DType::I32),
+            ))
         };
         let scale_shape = shapes.scales.matrix_shape();
         let scales = match scales {
@@ -32,47 +44,84 @@ impl DeviceTensors {
         };
         Self {
             words: matrix(words, shapes.words),
-            metadata: metadata.zip(shapes.metadata).map(|(metadata, shape)| matrix(metadata, shape)),
-            scales: Param::initialized(ParamId::new(), Tensor::from_data(scales, (device, scale_dtype))),
-            zero_points: zero_points.zip(shapes.zero_points).map(|(words, shape)| matrix(words, shape)),
+            metadata: metadata
+                .zip(shapes.metadata)
+                .map(|(metadata, shape)| matrix(metadata, shape)),
+            scales: Param::initialized(
+                ParamId::new(),
+                Tensor::from_data(scales, (device, scale_dtype)),
+            ),
+            zero_points: zero_points
+                .zip(shapes.zero_points)
+                .map(|(words, shape)| matrix(words, shape)),
             row_permutation: row_permutation.map(|rows| {
                 let length = rows.len();
-                parameter(Tensor::from_data(TensorData::new(signed(rows), [length]), (device, DType::I32)))
+                parameter(Tensor::from_data(
+                    TensorData::new(signed(rows), [length]),
+                    (device, DType::I32),
+                ))
             }),
         }
     }
 
-    /// A weight without values or act-order, in the plain layout: its scales are not a number, and so is every product, until a record is loaded.
+    /// A weight without values or act-order, in the plain layout: its scales are not a number, and
+    /// so is every product, until a record is loaded.
     pub fn unloaded(descriptor: &WeightDescriptor, scale_dtype: DType, device: &Device) -> Self {
         let shapes = descriptor.tensors();
         let zeros = |shape: TensorDescriptor| {
             let shape = shape.matrix_shape();
             let init = move |device: &Device, _: bool| Tensor::zeros(shape, (device, DType::I32));
-            Param::uninitialized(ParamId::new(), init, device.clone(), false, Shape::new(shape))
+            Param::uninitialized(
+                ParamId::new(),
+                init,
+                device.clone(),
+                false,
+                Shape::new(shape),
+            )
         };
         let scales = shapes.scales.matrix_shape();
-        let init = move |device: &Device, _: bool| Tensor::from_data(TensorData::full(scales, f32::NAN), (device, scale_dtype));
+        let init = move |device: &Device, _: bool| {
+            Tensor::from_data(TensorData::full(scales, f32::NAN), (device, scale_dtype))
+        };
         Self {
             words: zeros(shapes.words),
             metadata: shapes.metadata.map(zeros),
-            scales: Param::uninitialized(ParamId::new(), init, device.clone(), false, Shape::new(scales)),
+            scales: Param::uninitialized(
+                ParamId::new(),
+                init,
+                device.clone(),
+                false,
+                Shape::new(scales),
+            ),
             zero_points: shapes.zero_points.map(zeros),
             row_permutation: None,
         }
     }
 
-    /// Random words, metadata and zero points in the plain layout, and random scales of both signs, whose root mean square is `scale`.
-    pub fn random(descriptor: &WeightDescriptor, scale: f64, scale_dtype: DType, device: &Device) -> Self {
+    /// Random words, metadata and zero points in the plain layout, and random scales of both signs,
+    /// whose root mean square is `scale`.
+    pub fn random(
+        descriptor: &WeightDescriptor,
+        scale: f64,
+        scale_dtype: DType,
+        device: &Device,
+    ) -> Self {
         let shapes = descriptor.tensors();
         let bits = |shape: TensorDescriptor| {
             // Two halves: a float of the generator has fewer bits than a word.
             let uniform = Distribution::Uniform(-32768.0, 32767.0);
-            let half = || Tensor::<2, Int>::random(shape.matrix_shape(), uniform, (device, DType::I32));
+            let half =
+                || Tensor::<2, Int>::random(shape.matrix_shape(), uniform, (device, DType::I32));
             parameter(half() * 65536 + half())
         };
-        // Around zero, as 4-bit values themselves are not: theirs is -1/2, and through tens of layers a mean that all weights share leaves the range of f16.
+        // Around zero, as 4-bit values themselves are not: theirs is -1/2, and through tens of
+        // layers a mean that all weights share leaves the range of f16.
         let width = scale * 3f64.sqrt();
-        let scales = Tensor::random(shapes.scales.matrix_shape(), Distribution::Uniform(-width, width), (device, scale_dtype));
+        let scales = Tensor::random(
+            shapes.scales.matrix_shape(),
+            Distribution::Uniform(-width, width),
+            (device, scale_dtype),
+        );
         Self {
             words: bits(shapes.words),
             metadata: shapes.metadata.map(bits),
@@ -83,7 +132,8 @@ impl DeviceTensors {
     }
 }
 
-/// The same memory as signed words, without spare capacity: a tensor may hold it for as long as the model lives.
+/// The same memory as signed words, without spare capacity: a tensor may hold it for as long as the
+/// model lives.
 fn signed(mut words: Vec<u32>) -> Vec<i32> {
     words.shrink_to_fit();
     bytemuck::cast_vec(words)
@@ -94,30 +144,56 @@ fn parameter<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
 }
 
 impl QuantizedWeight {
-    /// The tensors as the operations of [`backend`](crate::backend) take them, with [`descriptor`](Self::descriptor).
+    /// The tensors as the operations of [`backend`](crate::backend) take them, with
+    /// [`descriptor`](Self::descriptor).
     pub fn to_op(&self) -> QuantTensors<Dispatch> {
         let tensors = &self.tensors;
         QuantTensors {
             words: tensors.words.val().into_dispatch(),
-            metadata: tensors.metadata.as_ref().map(|metadata| metadata.val().into_dispatch()).into(),
+            metadata: tensors
+                .metadata
+                .as_ref()
+                .map(|metadata| metadata.val().into_dispatch())
+                .into(),
             scales: tensors.scales.val().into_dispatch(),
-            zero_points: tensors.zero_points.as_ref().map(|zeros| zeros.val().into_dispatch()).into(),
-            row_permutation: tensors.row_permutation.as_ref().map(|rows| rows.val().into_dispatch()).into(),
+            zero_points: tensors
+                .zero_points
+                .as_ref()
+                .map(|zeros| zeros.val().into_dispatch())
+                .into(),
+            row_permutation: tensors
+                .row_permutation
+                .as_ref()
+                .map(|rows| rows.val().into_dispatch())
+                .into(),
         }
     }
 
-    /// The same weight in another layout, or with all values of a 2:4 one, on its device. Parameters keep their ids.
+    /// The same weight in another layout, or with all values of a 2:4 one, on its device.
+    /// Parameters keep their ids.
     pub(super) fn held_as(self, to: WeightDescriptor) -> Self {
         if self.descriptor == to {
             return self;
         }
         // The permutation is the same in every layout: the operation need not carry it.
-        let without_permutation = |of: WeightDescriptor| WeightDescriptor { format: of.format.with_permutation(false), ..of };
-        let weight = QuantTensors { row_permutation: None.into(), ..self.to_op() };
-        let op = Dispatch::quant_repack(weight, without_permutation(self.descriptor), without_permutation(to));
+        let without_permutation = |of: WeightDescriptor| WeightDescriptor {
+            format: of.format.with_permutation(false),
+            ..of
+        };
+        let weight = QuantTensors {
+            row_permutation: None.into(),
+            ..self.to_op()
+        };
+        let op = Dispatch::quant_repack(
+            weight,
+            without_permutation(self.descriptor),
+            without_permutation(to),
+        );
         let Self { tensors, .. } = self;
         let optional = |param: Option<Param<Tensor<2, Int>>>, tensor: OptionalInt<Dispatch>| {
-            param.zip(tensor.into_option()).map(|(param, tensor)| Param::initialized(param.id, Tensor::from_dispatch(tensor)))
+            param
+                .zip(tensor.into_option())
+                .map(|(param, tensor)| Param::initialized(param.id, Tensor::from_dispatch(tensor)))
         };
         let tensors = DeviceTensors {
             words: Param::initialized(tensors.words.id, Tensor::from_dispatch(op.words)),
@@ -126,7 +202,11 @@ impl QuantizedWeight {
             zero_points: optional(tensors.zero_points, op.zero_points),
             row_permutation: tensors.row_permutation,
         };
-        Self { tensors, descriptor: to, ..self }
+        Self {
+            tensors,
+            descriptor: to,
+            ..self
+        }
     }
 
     /// The same weight in the plain layout, with the values that it stores.

@@ -14,7 +14,12 @@ const SYSTEM: &str = "System: ";
 
 /// Reads a line, lets the model answer it, until the input ends.
 pub fn run(args: &ChatArgs) -> Result<(), CliError> {
-    let system = args.system_file.as_deref().map(read_text).transpose()?.or_else(|| args.system.clone());
+    let system = args
+        .system_file
+        .as_deref()
+        .map(read_text)
+        .transpose()?
+        .or_else(|| args.system.clone());
     let llama = open(&args.model, true)?;
     let mut options = generate_options(&llama, &args.sampling);
     let template = ChatTemplate::open(&args.model.dir)?;
@@ -22,8 +27,13 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     options.answer = template.is_some();
     options.compile_ahead = kernel_cache::is_empty();
     match &template {
-        Some(template) => options.stop_tokens.extend(template.stop_tokens(llama.tokenizer()?)),
-        None => eprintln!("The model has no chat template: its turns are plain `{}` and `{ASSISTANT}`.", USER.trim_end()),
+        Some(template) => options
+            .stop_tokens
+            .extend(template.stop_tokens(llama.tokenizer()?)),
+        None => eprintln!(
+            "The model has no chat template: its turns are plain `{}` and `{ASSISTANT}`.",
+            USER.trim_end()
+        ),
     }
     let mut messages: Vec<Message> = system.iter().map(Message::system).collect();
     let mut lines = io::stdin().lock().lines();
@@ -31,7 +41,9 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
     loop {
         output::text("> ")?;
         let line = lines.next().transpose().map_err(CliError::Input)?;
-        let Some(line) = line.filter(|line| !line.trim().is_empty()) else { return Ok(()) };
+        let Some(line) = line.filter(|line| !line.trim().is_empty()) else {
+            return Ok(());
+        };
         messages.push(Message::user(line));
         let prompt = prompt(&llama, template.as_ref(), &messages)?;
         let mut answer = Answer::new(template.is_none());
@@ -44,7 +56,11 @@ pub fn run(args: &ChatArgs) -> Result<(), CliError> {
 }
 
 /// The tokens of a conversation, up to where the answer begins.
-fn prompt(llama: &Llama, template: Option<&ChatTemplate>, messages: &[Message]) -> Result<Vec<u32>, CliError> {
+fn prompt(
+    llama: &Llama,
+    template: Option<&ChatTemplate>,
+    messages: &[Message],
+) -> Result<Vec<u32>, CliError> {
     let tokenizer = llama.tokenizer()?;
     Ok(match template {
         Some(template) => tokenizer.encode_rendered(&template.render(messages, true)?)?,
@@ -65,7 +81,8 @@ fn plain(messages: &[Message]) -> String {
     messages.iter().map(turn).collect::<String>() + ASSISTANT
 }
 
-/// Prints an answer as it comes. Without a template it ends where the model begins the user's next turn.
+/// Prints an answer as it comes. Without a template it ends where the model begins the user's next
+/// turn.
 struct Answer {
     text: String,
     printed: usize,
@@ -76,7 +93,12 @@ struct Answer {
 
 impl Answer {
     fn new(plain: bool) -> Self {
-        Self { text: String::new(), printed: 0, plain, result: Ok(()) }
+        Self {
+            text: String::new(),
+            printed: 0,
+            plain,
+            result: Ok(()),
+        }
     }
 
     /// Breaks where the answer is at its end, or nobody reads it any more.
@@ -84,9 +106,17 @@ impl Answer {
         self.text.push_str(piece);
         let end = self.end();
         // What could be the beginning of the user's next turn waits.
-        let safe = if self.plain && end == self.text.len() { end - held_back(&self.text) } else { end };
+        let safe = if self.plain && end == self.text.len() {
+            end - held_back(&self.text)
+        } else {
+            end
+        };
         self.print_to(safe);
-        if end < self.text.len() || self.result.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if end < self.text.len() || self.result.is_err() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 
     fn finish(mut self) -> io::Result<String> {
@@ -98,7 +128,10 @@ impl Answer {
     }
 
     fn end(&self) -> usize {
-        let turn = self.plain.then(|| self.text.find(&format!("\n{}", USER.trim_end()))).flatten();
+        let turn = self
+            .plain
+            .then(|| self.text.find(&format!("\n{}", USER.trim_end())))
+            .flatten();
         turn.unwrap_or(self.text.len())
     }
 
@@ -113,7 +146,10 @@ impl Answer {
 /// Bytes at the end of a text that could begin the user's next turn.
 fn held_back(text: &str) -> usize {
     let turn = format!("\n{}", USER.trim_end());
-    (1..=turn.len()).rev().find(|&length| text.ends_with(&turn[..length])).unwrap_or(0)
+    (1..=turn.len())
+        .rev()
+        .find(|&length| text.ends_with(&turn[..length]))
+        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -123,7 +159,8 @@ mod tests {
     #[test]
     fn an_answer_ends_where_the_users_turn_begins() {
         let mut answer = Answer::new(true);
-        let steps = [" Hello", " there\nUs", "er", ": more"].map(|piece| answer.push(piece).is_break());
+        let steps =
+            [" Hello", " there\nUs", "er", ": more"].map(|piece| answer.push(piece).is_break());
         assert_eq!(steps, [false, false, false, true]);
         assert_eq!(answer.printed, " Hello there".len());
         assert_eq!(answer.finish().unwrap(), " Hello there");
@@ -147,7 +184,15 @@ mod tests {
 
     #[test]
     fn plain_turns_end_where_the_answer_begins() {
-        let messages = [Message::system("Be brief."), Message::user("Hi"), Message::assistant(" Hello"), Message::user("Who?")];
-        assert_eq!(plain(&messages), "System: Be brief.\nUser: Hi\nAssistant: Hello\nUser: Who?\nAssistant:");
+        let messages = [
+            Message::system("Be brief."),
+            Message::user("Hi"),
+            Message::assistant(" Hello"),
+            Message::user("Who?"),
+        ];
+        assert_eq!(
+            plain(&messages),
+            "System: Be brief.\nUser: Hi\nAssistant: Hello\nUser: Who?\nAssistant:"
+        );
     }
 }

@@ -11,9 +11,21 @@ use std::path::Path;
 pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let reference = open(&args.model, true)?;
     let tokens = |path| text_tokens(&reference, path, args.windows.max_tokens);
-    let texts = args.text.iter().map(|path| tokens(path)).collect::<Result<Vec<_>, _>>()?;
-    let others = args.with.iter().map(|dir| open_dir(dir, &args.model, false)).collect::<Result<Vec<_>, _>>()?;
-    let models: Vec<_> = [&reference].into_iter().chain(&others).map(|llama| &*llama.model).collect();
+    let texts = args
+        .text
+        .iter()
+        .map(|path| tokens(path))
+        .collect::<Result<Vec<_>, _>>()?;
+    let others = args
+        .with
+        .iter()
+        .map(|dir| open_dir(dir, &args.model, false))
+        .collect::<Result<Vec<_>, _>>()?;
+    let models: Vec<_> = [&reference]
+        .into_iter()
+        .chain(&others)
+        .map(|llama| &*llama.model)
+        .collect();
     let bar = output::progress(0);
     let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
     let found = evaluate(&models, &texts, args.windows.window, |done, total| {
@@ -21,9 +33,22 @@ pub fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    let dirs = [args.model.dir.as_path()].into_iter().chain(args.with.iter().map(|dir| dir.as_path()));
-    let models = dirs.map(|dir| Ok(Model { dir, bytes: Checkpoint::open(dir)?.size_bytes() })).collect::<Result<Vec<_>, CliError>>()?;
-    if args.json { print_json(args, &models, &found) } else { print_table(args, &models, &found) }?;
+    let dirs = [args.model.dir.as_path()]
+        .into_iter()
+        .chain(args.with.iter().map(|dir| dir.as_path()));
+    let models = dirs
+        .map(|dir| {
+            Ok(Model {
+                dir,
+                bytes: Checkpoint::open(dir)?.size_bytes(),
+            })
+        })
+        .collect::<Result<Vec<_>, CliError>>()?;
+    if args.json {
+        print_json(args, &models, &found)
+    } else {
+        print_table(args, &models, &found)
+    }?;
     let plot = plot(args, &models, &found);
     args.plot.iter().try_for_each(|file| plot.write(file))
 }
@@ -34,43 +59,94 @@ struct Model<'a> {
     bytes: usize,
 }
 
-fn print_table(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Result<(), CliError> {
-    let header = ["model", "size", "perplexity", "change", "divergence", "agreement", "differ"];
-    let rows = |found: &[Evaluation]| models.iter().zip(found).map(|(model, found)| row(model, found)).collect::<Vec<_>>();
+fn print_table(
+    args: &EvaluateArgs,
+    models: &[Model<'_>],
+    found: &Evaluations,
+) -> Result<(), CliError> {
+    let header = [
+        "model",
+        "size",
+        "perplexity",
+        "change",
+        "divergence",
+        "agreement",
+        "differ",
+    ];
+    let rows = |found: &[Evaluation]| {
+        models
+            .iter()
+            .zip(found)
+            .map(|(model, found)| row(model, found))
+            .collect::<Vec<_>>()
+    };
     if args.text.len() > 1 {
-        let texts = args.text.iter().map(|path| path.display().to_string()).zip(&found.texts);
+        let texts = args
+            .text
+            .iter()
+            .map(|path| path.display().to_string())
+            .zip(&found.texts);
         let all = ("all together".to_owned(), &found.all);
         let rows: Vec<_> = texts
             .chain([all])
-            .flat_map(|(text, found)| rows(found).into_iter().map(move |row| [vec![text.clone()], row].concat()))
+            .flat_map(|(text, found)| {
+                rows(found)
+                    .into_iter()
+                    .map(move |row| [vec![text.clone()], row].concat())
+            })
             .collect();
         output::table(&[&["text"][..], &header].concat(), &rows)?;
     } else {
         output::table(&header, &rows(&found.all))?;
     }
-    Ok(output::line(&format!("over {}; standard errors by window", measured(args, found)))?)
+    Ok(output::line(&format!(
+        "over {}; standard errors by window",
+        measured(args, found)
+    ))?)
 }
 
 /// What models were measured on.
 fn measured(args: &EvaluateArgs, found: &Evaluations) -> String {
     let tokens = found.all.first().map_or(0, |found| found.tokens);
-    let texts = if args.text.len() > 1 { format!(" of {} texts", args.text.len()) } else { String::new() };
-    format!("{tokens} tokens{texts} in windows of {}", args.windows.window)
+    let texts = if args.text.len() > 1 {
+        format!(" of {} texts", args.text.len())
+    } else {
+        String::new()
+    };
+    format!(
+        "{tokens} tokens{texts} in windows of {}",
+        args.windows.window
+    )
 }
 
 fn row(model: &Model<'_>, found: &Evaluation) -> Vec<String> {
     // The standard error of a perplexity, from that of its logarithm.
     let (perplexity, error) = (found.perplexity(), found.perplexity() * found.nll.error);
     let name = model.dir.display().to_string();
-    let mut row = vec![name, output::size(model.bytes), format!("{perplexity:.4} ± {error:.4}")];
+    let mut row = vec![
+        name,
+        output::size(model.bytes),
+        format!("{perplexity:.4} ± {error:.4}"),
+    ];
     row.extend(match &found.against {
         None => vec![String::new(); 4],
         Some(against) => {
             let change = against.nll_change.mean.exp();
             vec![
-                format!("{:+.2} ± {:.2} %", 100.0 * (change - 1.0), 100.0 * change * against.nll_change.error),
-                format!("{:.5} ± {:.5}", against.divergence.mean, against.divergence.error),
-                format!("{:.2} ± {:.2} %", 100.0 * against.agreement.mean, 100.0 * against.agreement.error),
+                format!(
+                    "{:+.2} ± {:.2} %",
+                    100.0 * (change - 1.0),
+                    100.0 * change * against.nll_change.error
+                ),
+                format!(
+                    "{:.5} ± {:.5}",
+                    against.divergence.mean, against.divergence.error
+                ),
+                format!(
+                    "{:.2} ± {:.2} %",
+                    100.0 * against.agreement.mean,
+                    100.0 * against.agreement.error
+                ),
                 against.differ.to_string(),
             ]
         }
@@ -78,8 +154,18 @@ fn row(model: &Model<'_>, found: &Evaluation) -> Vec<String> {
     row
 }
 
-fn print_json(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Result<(), CliError> {
-    let of_models = |found: &[Evaluation]| -> Vec<Value> { models.iter().zip(found).map(|(model, found)| as_json(model, found)).collect() };
+fn print_json(
+    args: &EvaluateArgs,
+    models: &[Model<'_>],
+    found: &Evaluations,
+) -> Result<(), CliError> {
+    let of_models = |found: &[Evaluation]| -> Vec<Value> {
+        models
+            .iter()
+            .zip(found)
+            .map(|(model, found)| as_json(model, found))
+            .collect()
+    };
     let tokens = |found: &[Evaluation]| found.first().map_or(0, |found| found.tokens);
     let texts = args.text.iter().zip(&found.texts);
     let texts: Vec<_> = texts.map(|(path, found)| json!({ "text": path, "tokens": tokens(found), "models": of_models(found) })).collect();
@@ -107,21 +193,46 @@ fn as_json(model: &Model<'_>, found: &Evaluation) -> Value {
     })
 }
 
-/// The models over all texts, by the names of their folders, or where these do not tell them apart by their paths.
+/// The models over all texts, by the names of their folders, or where these do not tell them apart
+/// by their paths.
 fn plot(args: &EvaluateArgs, models: &[Model<'_>], found: &Evaluations) -> Plot {
     let name = |dir: &Path| {
         let whole = dir.canonicalize();
-        whole.as_deref().unwrap_or(dir).file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned()
+        whole
+            .as_deref()
+            .unwrap_or(dir)
+            .file_name()
+            .unwrap_or(dir.as_os_str())
+            .to_string_lossy()
+            .into_owned()
     };
     let names: Vec<String> = models.iter().map(|model| name(model.dir)).collect();
     let is_unique = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
-    let labels = names.iter().zip(models).map(|(name, model)| if is_unique(name) { name.clone() } else { model.dir.display().to_string() });
-    let points = labels.zip(models).zip(&found.all).map(|((label, model), found)| Point {
-        label,
-        bytes: model.bytes,
-        perplexity: found.perplexity(),
-        // The same windows are hard for every model: how far it is from the reference is known much better than where both are.
-        error: found.against.as_ref().map_or(f64::NAN, |against| found.perplexity() * against.nll_change.error),
+    let labels = names.iter().zip(models).map(|(name, model)| {
+        if is_unique(name) {
+            name.clone()
+        } else {
+            model.dir.display().to_string()
+        }
     });
-    Plot { caption: format!("perplexity over {}, ± one standard error of the change", measured(args, found)), points: points.collect() }
+    let points = labels
+        .zip(models)
+        .zip(&found.all)
+        .map(|((label, model), found)| Point {
+            label,
+            bytes: model.bytes,
+            perplexity: found.perplexity(),
+            // The same windows are hard for every model: how far it is from the reference is known much
+            // better than where both are.
+            error: found.against.as_ref().map_or(f64::NAN, |against| {
+                found.perplexity() * against.nll_change.error
+            }),
+        });
+    Plot {
+        caption: format!(
+            "perplexity over {}, ± one standard error of the change",
+            measured(args, found)
+        ),
+        points: points.collect(),
+    }
 }

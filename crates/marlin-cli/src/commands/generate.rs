@@ -28,12 +28,17 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
             "stop_reason": stop_reason(&generation),
         }));
     }
-    // The prompt is printed with the first new text: by then it is known to be one that the model takes.
+    // The prompt is printed with the first new text: by then it is known to be one that the model
+    // takes.
     let (mut before, mut result) = (prompt.as_str(), Ok(()));
     let generation = llama.generate(&prompt, &options, |text| {
         result = output::text(&format!("{}{text}", std::mem::take(&mut before)));
         // Nobody reads any more.
-        if result.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if result.is_err() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     result?;
     output::line(before)?;
@@ -56,7 +61,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), CliError> {
 fn prompt(args: &GenerateArgs) -> Result<String, CliError> {
     match &args.prompt_file {
         None => Ok(args.prompt.clone().unwrap_or_default()),
-        Some(path) if path == Path::new("-") => read_text_from(io::stdin().lock(), Path::new("standard input")),
+        Some(path) if path == Path::new("-") => {
+            read_text_from(io::stdin().lock(), Path::new("standard input"))
+        }
         Some(path) => read_text(path),
     }
 }

@@ -5,7 +5,9 @@ use burn::tensor::{Device, FloatDType};
 use burn_marlin::device::target;
 use burn_marlin::{ActivationDtype, Bits, GroupSize, ScaleDtype};
 use marlin_format::PlainWeight;
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, LayerFormat, Part, Quantization, TensorView, parts, read_layer,
+};
 use marlin_kernels::{QuantProblem, held_on, plan};
 use marlin_llama::{OpenOptions, check_folder};
 use serde::Serialize;
@@ -52,16 +54,25 @@ struct Summary {
     faults: Vec<String>,
 }
 
-/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a time, and a sample of every other tensor.
+/// Opens all of a folder that can be opened, and reads every quantised layer of the model, one at a
+/// time, and a sample of every other tensor.
 pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     let device = device::open(args.device)?;
     let progress = output::progress_of_bytes(0);
     // Layers of the model as they are read; the checkpoint may have others.
     let mut layers = BTreeMap::new();
-    let faults = check_folder(&args.dir, &device, &OpenOptions::default(), |name, format, weight| {
-        progress.set_message(name.to_owned());
-        layers.insert(name.to_owned(), quantized_row(name, format, weight, &device));
-    });
+    let faults = check_folder(
+        &args.dir,
+        &device,
+        &OpenOptions::default(),
+        |name, format, weight| {
+            progress.set_message(name.to_owned());
+            layers.insert(
+                name.to_owned(),
+                quantized_row(name, format, weight, &device),
+            );
+        },
+    );
     progress.finish_and_clear();
     let mut faults: Vec<String> = faults.iter().map(|fault| output::message(fault)).collect();
     let mut keep = |error: &CheckpointError| {
@@ -71,14 +82,24 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
             faults.push(fault);
         }
     };
-    let rows = Checkpoint::open(&args.dir).and_then(|checkpoint| rows(&args.dir, &checkpoint, &device, layers, &mut keep));
+    let rows = Checkpoint::open(&args.dir)
+        .and_then(|checkpoint| rows(&args.dir, &checkpoint, &device, layers, &mut keep));
     let tensors = rows.unwrap_or_else(|error| {
         keep(&error);
         Vec::new()
     });
-    let weights: usize = tensors.iter().map(|row| row.shape.iter().product::<usize>()).sum();
+    let weights: usize = tensors
+        .iter()
+        .map(|row| row.shape.iter().product::<usize>())
+        .sum();
     let bytes: usize = tensors.iter().map(|row| row.bytes).sum();
-    let summary = Summary { tensors, weights, bytes, bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64, faults };
+    let summary = Summary {
+        tensors,
+        weights,
+        bytes,
+        bits_per_weight: bytes as f64 * 8.0 / weights.max(1) as f64,
+        faults,
+    };
     match (args.json, summary.tensors.is_empty()) {
         (true, _) => output::json(&summary)?,
         (false, true) => {}
@@ -89,11 +110,15 @@ pub fn run(args: &InspectArgs) -> Result<(), CliError> {
     }
     match summary.faults.len() {
         0 => Ok(()),
-        count => Err(CliError::Faults { dir: args.dir.clone(), count }),
+        count => Err(CliError::Faults {
+            dir: args.dir.clone(),
+            count,
+        }),
     }
 }
 
-/// The contents of the checkpoint. `layers` are those that were read; others, which the model has no place for, are read here.
+/// The contents of the checkpoint. `layers` are those that were read; others, which the model has
+/// no place for, are read here.
 fn rows(
     dir: &Path,
     checkpoint: &Checkpoint,
@@ -107,9 +132,15 @@ fn rows(
     for part in parts(checkpoint, quantization.as_ref())? {
         let row = match part {
             Part::Tensor { name } => tensor_row(checkpoint.tensor(&name)?),
-            Part::Layer { name, format, tensors } => {
-                let bytes =
-                    tensors.iter().map(|name| Ok(checkpoint.tensor(name)?.bytes().len())).sum::<Result<usize, CheckpointError>>()?;
+            Part::Layer {
+                name,
+                format,
+                tensors,
+            } => {
+                let bytes = tensors
+                    .iter()
+                    .map(|name| Ok(checkpoint.tensor(name)?.bytes().len()))
+                    .sum::<Result<usize, CheckpointError>>()?;
                 let unread = || Row {
                     name: name.clone(),
                     format: format.to_string(),
@@ -150,20 +181,41 @@ fn tensor_row(tensor: TensorView<'_>) -> Row {
     let sparsity = if tensor.looks_two_four() { " 2:4" } else { "" };
     let format = format!("{:?}{sparsity}", tensor.dtype()).to_lowercase();
     let bits_per_weight = bytes as f64 * 8.0 / shape.iter().product::<usize>().max(1) as f64;
-    Row { name: tensor.name().into(), format, shape, quantized: None, bytes, bits_per_weight }
+    Row {
+        name: tensor.name().into(),
+        format,
+        shape,
+        quantized: None,
+        bytes,
+        bits_per_weight,
+    }
 }
 
 /// The row of a layer that was read; its bytes are not known here.
 fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device: &Device) -> Row {
-    let (k, n, spec, permuted) = (weight.k(), weight.n(), weight.spec(), weight.row_permutation().is_some());
+    let (k, n, spec, permuted) = (
+        weight.k(),
+        weight.n(),
+        weight.spec(),
+        weight.row_permutation().is_some(),
+    );
     let scales = ActivationDtype::from(spec.scale_dtype);
     let activations = match scales {
         ActivationDtype::F16 if device.supports_dtype(FloatDType::F16) => scales,
         ActivationDtype::BF16 if device.supports_dtype(FloatDType::BF16) => scales,
         _ => ActivationDtype::F32,
     };
-    let (problem, target) = (QuantProblem::new(1, weight.descriptor(), activations), target(device));
-    let plan = plan(QuantProblem { weight: held_on(&problem, &target), ..problem }, &target);
+    let (problem, target) = (
+        QuantProblem::new(1, weight.descriptor(), activations),
+        target(device),
+    );
+    let plan = plan(
+        QuantProblem {
+            weight: held_on(&problem, &target),
+            ..problem
+        },
+        &target,
+    );
     Row {
         name: layer.to_owned(),
         format: format!("{} {}", format.method(), weight.descriptor().format),
@@ -185,14 +237,50 @@ fn quantized_row(layer: &str, format: &LayerFormat, weight: &PlainWeight, device
 
 fn print(summary: &Summary, all: bool) -> Result<(), CliError> {
     let cells = summary.tensors.iter().map(|row| {
-        let shape = row.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        let (kernel, reason) = row.quantized.as_ref().map_or_else(Default::default, |row| (row.kernel.clone(), row.reason.clone()));
-        vec![row.name.clone(), row.format.clone(), shape, output::size(row.bytes), format!("{:.2}", row.bits_per_weight), kernel, reason]
+        let shape = row
+            .shape
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(" x ");
+        let (kernel, reason) = row.quantized.as_ref().map_or_else(Default::default, |row| {
+            (row.kernel.clone(), row.reason.clone())
+        });
+        vec![
+            row.name.clone(),
+            row.format.clone(),
+            shape,
+            output::size(row.bytes),
+            format!("{:.2}", row.bits_per_weight),
+            kernel,
+            reason,
+        ]
     });
     let size = if all { "size" } else { "size each" };
-    let header = ["tensor or layer", "format", "shape", size, "bits per weight", "kernel", "reason"];
+    let header = [
+        "tensor or layer",
+        "format",
+        "shape",
+        size,
+        "bits per weight",
+        "kernel",
+        "reason",
+    ];
     output::layers(&header, cells.collect(), all)?;
-    let (size, layers) = (output::size(summary.bytes), summary.tensors.iter().filter(|row| row.quantized.is_some()).count());
-    let Summary { weights, bits_per_weight, .. } = summary;
-    Ok(output::line(&format!("{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"))?)
+    let (size, layers) = (
+        output::size(summary.bytes),
+        summary
+            .tensors
+            .iter()
+            .filter(|row| row.quantized.is_some())
+            .count(),
+    );
+    let Summary {
+        weights,
+        bits_per_weight,
+        ..
+    } = summary;
+    Ok(output::line(&format!(
+        "{weights} weights in {size}: {bits_per_weight:.2} bits per weight; {layers} quantised layers"
+    ))?)
 }

@@ -20,10 +20,21 @@ struct Row {
 }
 
 impl Row {
-    fn new(LayerPlan { layer, problem, plan }: &LayerPlan) -> Self {
+    fn new(
+        LayerPlan {
+            layer,
+            problem,
+            plan,
+        }: &LayerPlan,
+    ) -> Self {
         let ([rows, k, n], format) = match problem {
-            Problem::Quant(problem) => ([problem.m, problem.k(), problem.n()], problem.weight.format.to_string()),
-            Problem::Float(problem) => ([problem.m, problem.k, problem.n], problem.dtype.to_string()),
+            Problem::Quant(problem) => (
+                [problem.m, problem.k(), problem.n()],
+                problem.weight.format.to_string(),
+            ),
+            Problem::Float(problem) => {
+                ([problem.m, problem.k, problem.n], problem.dtype.to_string())
+            }
         };
         let prologue = match plan.prologue {
             PrologueStage::None => "none",
@@ -36,22 +47,54 @@ impl Row {
             EpilogueStage::After => "SwiGLU after",
         };
         let (kernel, reason) = (plan.kernel.to_string(), plan.reason.to_string());
-        Self { layer: layer.clone(), k, n, rows, format, prologue, epilogue, kernel, reason }
+        Self {
+            layer: layer.clone(),
+            k,
+            n,
+            rows,
+            format,
+            prologue,
+            epilogue,
+            kernel,
+            reason,
+        }
     }
 }
 
 pub fn run(args: &KernelsArgs) -> Result<(), CliError> {
     let llama = open(&args.model, false)?;
-    let plans: Vec<Vec<LayerPlan>> = args.rows.iter().map(|&rows| llama.model.plans(rows)).collect();
+    let plans: Vec<Vec<LayerPlan>> = args
+        .rows
+        .iter()
+        .map(|&rows| llama.model.plans(rows))
+        .collect();
     // All rows of a layer one after the other.
     let layers = plans.first().map_or(0, Vec::len);
-    let rows: Vec<Row> = (0..layers).flat_map(|layer| plans.iter().map(move |plans| Row::new(&plans[layer]))).collect();
+    let rows: Vec<Row> = (0..layers)
+        .flat_map(|layer| plans.iter().map(move |plans| Row::new(&plans[layer])))
+        .collect();
     if args.json {
         return output::json(&rows);
     }
     let cells = rows.into_iter().map(|row| {
         let [k, n, rows] = [row.k, row.n, row.rows].map(|length| length.to_string());
-        vec![row.layer, k, n, rows, row.format, row.prologue.into(), row.epilogue.into(), row.kernel, row.reason]
+        vec![
+            row.layer,
+            k,
+            n,
+            rows,
+            row.format,
+            row.prologue.into(),
+            row.epilogue.into(),
+            row.kernel,
+            row.reason,
+        ]
     });
-    Ok(output::layers(&["layer", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason"], cells.collect(), args.all)?)
+    Ok(output::layers(
+        &[
+            "layer", "K", "N", "M", "format", "prologue", "epilogue", "kernel", "reason",
+        ],
+        cells.collect(),
+        args.all,
+    )?)
 }

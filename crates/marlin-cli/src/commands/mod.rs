@@ -33,7 +33,12 @@ fn open_dir(dir: &Path, args: &ModelArgs, with_tokenizer: bool) -> Result<Llama,
         Bits::Four => QuantSpec::int4(GroupSize::G128),
         Bits::Eight => QuantSpec::int8(GroupSize::G128),
     });
-    let options = OpenOptions { dtype, max_len: args.max_len, with_tokenizer, head };
+    let options = OpenOptions {
+        dtype,
+        max_len: args.max_len,
+        with_tokenizer,
+        head,
+    };
     let bar = output::progress_of_bytes(0);
     let llama = Llama::open_with(dir, &device, &options, |progress| {
         bar.set_length(progress.total as u64);
@@ -54,14 +59,21 @@ fn dtype(name: DtypeName) -> FloatDType {
 
 /// A text file, UTF-8.
 fn read_text(path: &Path) -> Result<String, CliError> {
-    let file = File::open(path).map_err(|source| CliError::File { path: path.into(), source })?;
+    let file = File::open(path).map_err(|source| CliError::File {
+        path: path.into(),
+        source,
+    })?;
     read_text_from(file, path)
 }
 
 /// The rest of a file, UTF-8; `path` is its name in errors.
 fn read_text_from(mut file: impl Read, path: &Path) -> Result<String, CliError> {
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|source| CliError::File { path: path.into(), source })?;
+    file.read_to_end(&mut bytes)
+        .map_err(|source| CliError::File {
+            path: path.into(),
+            source,
+        })?;
     String::from_utf8(bytes).map_err(|_| CliError::NotUtf8 { path: path.into() })
 }
 
@@ -71,7 +83,10 @@ fn text_tokens(llama: &Llama, path: &Path, max: Option<usize>) -> Result<Vec<u32
     tokens.truncate(max.unwrap_or(usize::MAX));
     // Here the text has a name.
     match tokens.len() {
-        tokens @ 0..2 => Err(CliError::ShortText { path: path.into(), source: Box::new(LlamaError::TextTooShort { tokens }) }),
+        tokens @ 0..2 => Err(CliError::ShortText {
+            path: path.into(),
+            source: Box::new(LlamaError::TextTooShort { tokens }),
+        }),
         _ => Ok(tokens),
     }
 }
@@ -85,7 +100,9 @@ fn generate_options(llama: &Llama, args: &SamplingArgs) -> GenerateOptions {
     sampling.top_k = args.top_k.or(sampling.top_k);
     sampling.top_p = args.top_p.unwrap_or(sampling.top_p);
     sampling.min_p = args.min_p.unwrap_or(sampling.min_p);
-    sampling.repetition_penalty = args.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+    sampling.repetition_penalty = args
+        .repetition_penalty
+        .unwrap_or(sampling.repetition_penalty);
     options
 }
 

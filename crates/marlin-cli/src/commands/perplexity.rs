@@ -28,5 +28,8 @@ pub fn run(args: &PerplexityArgs) -> Result<(), CliError> {
         }));
     }
     let rate = rate(result.tokens, elapsed);
-    Ok(output::line(&format!("perplexity {:.4} over {} tokens, {rate:.0} tokens/s", result.perplexity, result.tokens))?)
+    Ok(output::line(&format!(
+        "perplexity {:.4} over {} tokens, {rate:.0} tokens/s",
+        result.perplexity, result.tokens
+    ))?)
 }

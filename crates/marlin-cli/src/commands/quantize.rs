@@ -5,8 +5,8 @@ use crate::error::CliError;
 use crate::output;
 use marlin_format::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
 use marlin_llama::{
-    Calibration, ChatTemplate, FileFormat, LlamaConfig, Method, QuantizeOptions, QuantizeReport, QuantizedLayer, RowOrder, SampleOptions,
-    Tokenizer, calibration_samples, quantize_folder,
+    Calibration, ChatTemplate, FileFormat, LlamaConfig, Method, QuantizeOptions, QuantizeReport,
+    QuantizedLayer, RowOrder, SampleOptions, Tokenizer, calibration_samples, quantize_folder,
 };
 use serde_json::json;
 use std::ops::ControlFlow;
@@ -20,7 +20,12 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         DtypeName::Bf16 => ScaleDtype::BF16,
         DtypeName::F32 => ScaleDtype::F32,
     };
-    let spec = QuantSpec { bits: args.bits, group: args.group, zero_points: args.zero_points, scale_dtype };
+    let spec = QuantSpec {
+        bits: args.bits,
+        group: args.group,
+        zero_points: args.zero_points,
+        scale_dtype,
+    };
     let start = Instant::now();
     let is_sparse = args.sparse24 || args.method == MethodName::Sparsegpt;
     let format = match args.format {
@@ -28,9 +33,19 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         FormatName::Gptq => FileFormat::Gptq,
         FormatName::Marlin24 => FileFormat::Marlin24,
     };
-    let sparsity = if is_sparse { Sparsity::TwoFour } else { Sparsity::Dense };
+    let sparsity = if is_sparse {
+        Sparsity::TwoFour
+    } else {
+        Sparsity::Dense
+    };
     let (exclude, overrides) = (args.exclude.clone(), args.overrides.clone());
-    let options = QuantizeOptions { format, sparsity, exclude, overrides, method: method(args)? };
+    let options = QuantizeOptions {
+        format,
+        sparsity,
+        exclude,
+        overrides,
+        method: method(args)?,
+    };
 
     let stopped = Arc::new(AtomicBool::new(false));
     if !matches!(options.method, Method::Round { .. }) {
@@ -45,7 +60,11 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
         bar.set_length(progress.total as u64);
         bar.set_position(progress.done as u64);
         bar.set_message(progress.tensor.to_owned());
-        if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stopped.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     bar.finish_and_clear();
     let seconds = start.elapsed().as_secs_f64();
@@ -71,18 +90,48 @@ pub fn run(args: &QuantizeArgs) -> Result<(), CliError> {
     }
     losses(&report)?;
     let weights: usize = report.quantized.iter().map(|layer| layer.k * layer.n).sum();
-    let bits: f64 = report.quantized.iter().map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64).sum();
-    let (layers, bits, left) = (report.quantized.len(), bits / weights.max(1) as f64, report.excluded.len());
-    let sparse = report.quantized.iter().filter(|layer| layer.sparsity == Sparsity::TwoFour).count();
-    let sparse = if sparse > 0 { format!(", {sparse} of them 2:4") } else { String::new() };
+    let bits: f64 = report
+        .quantized
+        .iter()
+        .map(|layer| layer.bits_per_weight * (layer.k * layer.n) as f64)
+        .sum();
+    let (layers, bits, left) = (
+        report.quantized.len(),
+        bits / weights.max(1) as f64,
+        report.excluded.len(),
+    );
+    let sparse = report
+        .quantized
+        .iter()
+        .filter(|layer| layer.sparsity == Sparsity::TwoFour)
+        .count();
+    let sparse = if sparse > 0 {
+        format!(", {sparse} of them 2:4")
+    } else {
+        String::new()
+    };
     let others = others(&report, &spec);
-    output::line(&format!("{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"))?;
-    let small = report.quantized.iter().filter(|layer| layer.underflows > 0).count();
+    output::line(&format!(
+        "{layers} layers to {spec}{others}{sparse}, {bits:.2} bits per weight, {left} left"
+    ))?;
+    let small = report
+        .quantized
+        .iter()
+        .filter(|layer| layer.underflows > 0)
+        .count();
     if small > 0 {
-        output::line(&format!("{small} layers have weights too small for {scale_dtype} scales: --scales bf16 or f32 holds them"))?;
+        output::line(&format!(
+            "{small} layers have weights too small for {scale_dtype} scales: --scales bf16 or f32 holds them"
+        ))?;
     }
-    let (source, target) = (output::size(report.source_bytes), output::size(report.target_bytes));
-    Ok(output::line(&format!("{source} to {target} in {seconds:.1} s: {}", args.out.display()))?)
+    let (source, target) = (
+        output::size(report.source_bytes),
+        output::size(report.target_bytes),
+    );
+    Ok(output::line(&format!(
+        "{source} to {target} in {seconds:.1} s: {}",
+        args.out.display()
+    ))?)
 }
 
 /// The method, with the samples of its calibration.
@@ -91,24 +140,45 @@ fn method(args: &QuantizeArgs) -> Result<Method, CliError> {
         return match (args.awq, args.calibration.is_empty()) {
             (true, _) => Err(CliError::AwqOfRtn),
             (false, false) => Err(CliError::CalibrationOfRtn),
-            (false, true) => Ok(Method::Round { clipping: args.clip }),
+            (false, true) => Ok(Method::Round {
+                clipping: args.clip,
+            }),
         };
     }
     if args.calibration.is_empty() {
         return Err(CliError::NoCalibration);
     }
     let config = LlamaConfig::read(&args.dir.join("config.json"))?;
-    let max_len = args.max_len.unwrap_or(SampleOptions::default().max_len.min(config.positions()));
+    let max_len = args
+        .max_len
+        .unwrap_or(SampleOptions::default().max_len.min(config.positions()));
     let tokenizer = Tokenizer::open(&args.dir.join("tokenizer.json"))?.for_model(config.vocab_size);
     let template = ChatTemplate::open(&args.dir)?;
-    let options = SampleOptions { samples: args.samples, max_len, seed: args.seed };
+    let options = SampleOptions {
+        samples: args.samples,
+        max_len,
+        seed: args.seed,
+    };
     let samples = calibration_samples(&args.calibration, &tokenizer, template.as_ref(), &options)?;
-    let calibration = Calibration { samples, device: device::open(args.device)?, dtype: args.dtype.map(dtype) };
+    let calibration = Calibration {
+        samples,
+        device: device::open(args.device)?,
+        dtype: args.dtype.map(dtype),
+    };
     if args.method == MethodName::Awq {
         return Ok(Method::Awq { calibration });
     }
-    let order = if args.act_order { RowOrder::ActOrder } else { RowOrder::default() };
-    Ok(Method::Gptq { order, damping: args.damping, awq: args.awq, calibration })
+    let order = if args.act_order {
+        RowOrder::ActOrder
+    } else {
+        RowOrder::default()
+    };
+    Ok(Method::Gptq {
+        order,
+        damping: args.damping,
+        awq: args.awq,
+        calibration,
+    })
 }
 
 /// How many layers are quantised otherwise than by `spec`, and how.
@@ -120,7 +190,10 @@ fn others(report: &QuantizeReport, spec: &QuantSpec) -> String {
             None => counts.push((layer.spec, 1)),
         }
     }
-    counts.iter().map(|(spec, count)| format!(", {count} of them to {spec}")).collect()
+    counts
+        .iter()
+        .map(|(spec, count)| format!(", {count} of them to {spec}"))
+        .collect()
 }
 
 /// A line for each layer that a quantiser knows the loss of, or that needs a note.
@@ -128,15 +201,29 @@ fn losses(report: &QuantizeReport) -> Result<(), CliError> {
     let row = |layer: &QuantizedLayer| {
         let found = layer.loss.as_ref()?;
         let notes: Vec<String> = [
-            found.fell_back.then(|| "rounded: too few tokens".to_owned()),
+            found
+                .fell_back
+                .then(|| "rounded: too few tokens".to_owned()),
             (found.dead > 0).then(|| format!("{} dead inputs", found.dead)),
-            found.damping.filter(|damping| *damping > 0.01).map(|damping| format!("damping {damping:e}")),
+            found
+                .damping
+                .filter(|damping| *damping > 0.01)
+                .map(|damping| format!("damping {damping:e}")),
         ]
         .into_iter()
         .flatten()
         .collect();
-        let loss = found.loss.map_or_else(String::new, |loss| format!("{loss:.4e}"));
-        (found.loss.is_some() || !notes.is_empty()).then(|| vec![layer.name.clone(), found.tokens.to_string(), loss, notes.join(", ")])
+        let loss = found
+            .loss
+            .map_or_else(String::new, |loss| format!("{loss:.4e}"));
+        (found.loss.is_some() || !notes.is_empty()).then(|| {
+            vec![
+                layer.name.clone(),
+                found.tokens.to_string(),
+                loss,
+                notes.join(", "),
+            ]
+        })
     };
     let rows: Vec<Vec<String>> = report.quantized.iter().filter_map(row).collect();
     if rows.is_empty() {

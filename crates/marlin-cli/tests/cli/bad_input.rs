@@ -1,11 +1,15 @@
-//! Inputs that the program refuses: the message names the file or tensor and both sides, and nothing is left behind.
+//! Inputs that the program refuses: the message names the file or tensor and both sides, and
+//! nothing is left behind.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::json;
 
-use crate::support::{Folder, args, faults, heldout, read_safetensors, refuse, run_with_input, shipped, succeed, write_safetensors};
+use crate::support::{
+    Folder, args, faults, heldout, read_safetensors, refuse, run_with_input, shipped,
+    write_safetensors,
+};
 
 /// A run of every command that opens a model's weights.
 fn commands(dir: &Path) -> Vec<Vec<OsString>> {
@@ -26,7 +30,10 @@ fn a_missing_folder_is_named() {
         refuse(&args, &["missing", "config.json", "No such file"]);
     }
     faults(&missing, &["missing", "model.safetensors"]);
-    refuse(&args!["quantize", &missing, &folder.target], &["missing", "config.json"]);
+    refuse(
+        &args!["quantize", &missing, &folder.target],
+        &["missing", "config.json"],
+    );
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 }
 
@@ -63,138 +70,65 @@ fn another_architecture_is_refused_with_both_names() {
     assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
 
     std::fs::write(folder.source.join("config.json"), "{\"vocab_size\": 4096").unwrap();
-    refuse(&args!["kernels", &folder.source, "--device", "flex"], &["config.json", "EOF", "line 1"]);
+    refuse(
+        &args!["kernels", &folder.source, "--device", "flex"],
+        &["config.json", "EOF", "line 1"],
+    );
 }
 
 #[test]
 fn a_larger_tokenizer_is_a_warning_and_a_text_with_a_token_that_the_model_lacks_is_refused() {
     let folder = Folder::with_config(json!({ "vocab_size": 1000 }));
     let generate = |prompt: &str| {
-        run_with_input(&args!["generate", &folder.source, "--device", "flex", "--max-new-tokens", "2", "--prompt", prompt], b"")
+        run_with_input(
+            &args![
+                "generate",
+                &folder.source,
+                "--device",
+                "flex",
+                "--max-new-tokens",
+                "2",
+                "--prompt",
+                prompt
+            ],
+            b"",
+        )
     };
-    for (prompt, code, words) in
-        [("A", 0, &["tokenizer.json", "4096", "1000"][..]), ("impl Iterator", 1, &["Iterator", "token 2794", "1000"][..])]
-    {
+    for (prompt, code, words) in [
+        ("A", 0, &["tokenizer.json", "4096", "1000"][..]),
+        ("impl Iterator", 1, &["Iterator", "token 2794", "1000"][..]),
+    ] {
         let run = generate(prompt);
-        assert_eq!(run.code, Some(code), "{prompt}: {}{}", run.stdout, run.stderr);
-        words.iter().for_each(|word| assert!(run.stderr.contains(word), "{prompt}: `{word}` is not in: {}", run.stderr));
+        assert_eq!(
+            run.code,
+            Some(code),
+            "{prompt}: {}{}",
+            run.stdout,
+            run.stderr
+        );
+        words.iter().for_each(|word| {
+            assert!(
+                run.stderr.contains(word),
+                "{prompt}: `{word}` is not in: {}",
+                run.stderr
+            )
+        });
     }
     std::fs::write(folder.source.join("tokenizer.json"), "{}").unwrap();
     refuse(&commands(&folder.source)[0], &["tokenizer.json"]);
 }
 
 #[test]
-fn methods_that_look_at_text_need_it() {
-    let folder = Folder::tiny();
-    for method in ["gptq", "sparsegpt", "awq"] {
-        refuse(&args!["quantize", &folder.source, &folder.target, "--method", method], &["--calibration FILE"]);
-    }
-    refuse(&args!["quantize", &folder.source, &folder.target, "--calibration", heldout()], &["--calibration is for --method"]);
-    refuse(&args!["quantize", &folder.source, &folder.target, "--awq"], &["--awq is for", "--method awq"]);
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-}
-
-#[test]
-fn a_layer_that_gptq_files_do_not_hold_is_refused_before_anything_is_written() {
-    let folder = Folder::with_config(json!({ "intermediate_size": 84 }));
-    refuse(
-        &args!["quantize", &folder.source, &folder.target, "--format", "gptq"],
-        &["model.layers.0.mlp.", "K = 84", "multiples of 8", "write compressed-tensors"],
-    );
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-    succeed(&args!["quantize", &folder.source, &folder.target]);
-}
-
-#[test]
-fn a_layer_that_two_of_four_do_not_fit_is_refused_before_anything_is_written() {
-    let folder = Folder::with_config(json!({ "intermediate_size": 90 }));
-    let args = |more: &[&str]| {
-        let mut args = args!["quantize", &folder.source, &folder.target, "--sparse24"];
-        args.extend(more.iter().map(Into::into));
-        args
-    };
-    let layer = "model.layers.0.mlp.";
-    refuse(&args(&["--format", "marlin-24"]), &[layer, "90"]);
-    refuse(&args(&[]), &[layer, "K = 90", "multiple of 4", "keep this weight dense"]);
-    refuse(
-        &args(&["--format", "marlin-24", "--group", "g32", "--exclude", "re:.*mlp"]),
-        &["model.layers.0.", "marlin-24", "groups of 128", "int4 g32"],
-    );
-    let dense = args!["quantize", &folder.source, &folder.target, "--format", "marlin-24", "--exclude", "re:.*mlp"];
-    // After the warning that few read the form.
-    let run = run_with_input(&dense, b"");
-    assert!(run.code == Some(1) && run.stdout.is_empty(), "{}{}", run.stdout, run.stderr);
-    for word in ["WARN", "model.layers.0.self_attn", "values that are not zero", "prune it"] {
-        assert!(run.stderr.contains(word), "{word}: {}", run.stderr);
-    }
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-    succeed(&args(&["--exclude", "re:.*mlp"]));
-}
-
-/// compressed-tensors from 0.19 on refuses `actorder: group`.
-#[test]
-fn act_order_over_groups_is_refused_before_anything_is_calibrated() {
-    let folder = Folder::tiny();
-    let sample = ["--method", "gptq", "--calibration", heldout().to_str().unwrap(), "--samples", "1", "--max-len", "32"].map(String::from);
-    let mut args = args!["quantize", &folder.source, &folder.target, "--device", "flex", "--act-order"];
-    args.extend(sample.map(Into::into));
-    refuse(&args, &["model.layers.0.mlp.down_proj", "4 groups", "act-order", "form GPTQ", "one group a channel"]);
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-    args.extend(["--group".into(), "channel".into()]);
-    succeed(&args);
-}
-
-#[test]
-fn a_target_with_something_in_it_is_left_alone() {
-    let folder = Folder::tiny();
-    std::fs::create_dir(&folder.target).unwrap();
-    let file = folder.target.join("precious.txt");
-    std::fs::write(&file, "keep").unwrap();
-    refuse(&args!["quantize", &folder.source, &folder.target], &["target", "not empty"]);
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep");
-    assert_eq!(folder.target.read_dir().unwrap().count(), 1);
-    assert_eq!(folder.leftovers(), ["target"]);
-    refuse(&args!["quantize", &folder.source, &file], &["precious.txt"]);
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep");
-}
-
-#[test]
-fn a_quantised_model_is_not_quantised_again() {
-    let folder = Folder::tiny_quantized();
-    let twice = folder.beside("twice");
-    refuse(&args!["quantize", &folder.target, &twice], &["config.json", "quantised already"]);
-    assert!(!twice.exists());
-}
-
-#[test]
-fn excluding_by_a_broken_pattern_is_refused() {
-    let folder = Folder::tiny();
-    let misspelt = "model.layers.0.mlp.downproj";
-    refuse(&args!["quantize", &folder.source, &folder.target, "--exclude", misspelt], &[misspelt, "exclude", "no layer"]);
-    refuse(&args!["quantize", &folder.source, &folder.target, "--exclude", "re:(mlp"], &["`(mlp`", "regular expression"]);
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-}
-
-#[test]
-fn weights_that_are_not_finite_are_refused() {
-    let folder = Folder::tiny();
-    let (path, layer) = (folder.source.join("model.safetensors"), "model.layers.1.mlp.up_proj");
-    let (header, mut data) = read_safetensors(&path);
-    let start = header[format!("{layer}.weight")]["data_offsets"][0].as_u64().unwrap() as usize;
-    // Row 3 of K of column 2 of N: the file holds [N, K].
-    let at = start + 2 * (2 * 256 + 3);
-    data[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
-    write_safetensors(&path, &header, &data);
-    refuse(&args!["quantize", &folder.source, &folder.target], &[layer, "row 3, column 2", "inf"]);
-    assert!(folder.leftovers().is_empty(), "{:?}", folder.leftovers());
-}
-
-#[test]
 fn scales_that_are_no_numbers_are_refused() {
     let folder = Folder::tiny_quantized();
-    let (path, layer) = (folder.target.join("model.safetensors"), "model.layers.1.self_attn.v_proj");
+    let (path, layer) = (
+        folder.target.join("model.safetensors"),
+        "model.layers.1.self_attn.v_proj",
+    );
     let (header, mut data) = read_safetensors(&path);
-    let start = header[format!("{layer}.weight_scale")]["data_offsets"][0].as_u64().unwrap() as usize;
+    let start = header[format!("{layer}.weight_scale")]["data_offsets"][0]
+        .as_u64()
+        .unwrap() as usize;
     // [N, groups], two groups a column.
     data[start + 2 * 5..][..2].copy_from_slice(&0x7e00u16.to_le_bytes());
     write_safetensors(&path, &header, &data);
@@ -207,16 +141,34 @@ fn scales_that_are_no_numbers_are_refused() {
 fn another_dtype_is_refused_with_both_names() {
     let folder = Folder::tiny_quantized();
     for (dir, tensor, found, expected) in [
-        (&folder.source, "model.norm.weight", "I16", "F16, BF16 or F32"),
-        (&folder.target, "model.layers.0.mlp.up_proj.weight_packed", "F32", "I32"),
-        (&folder.target, "model.layers.0.mlp.up_proj.weight_scale", "I16", "F16, BF16 or F32"),
+        (
+            &folder.source,
+            "model.norm.weight",
+            "I16",
+            "F16, BF16 or F32",
+        ),
+        (
+            &folder.target,
+            "model.layers.0.mlp.up_proj.weight_packed",
+            "F32",
+            "I32",
+        ),
+        (
+            &folder.target,
+            "model.layers.0.mlp.up_proj.weight_scale",
+            "I16",
+            "F16, BF16 or F32",
+        ),
     ] {
         let path = dir.join("model.safetensors");
         let (header, data) = read_safetensors(&path);
         let mut changed = header.clone();
         changed[tensor]["dtype"] = found.into();
         write_safetensors(&path, &changed, &data);
-        refuse(&args!["logits", dir, "--device", "flex", "--ids", "1"], &["model.safetensors", tensor, found, expected]);
+        refuse(
+            &args!["logits", dir, "--device", "flex", "--ids", "1"],
+            &["model.safetensors", tensor, found, expected],
+        );
         write_safetensors(&path, &header, &data);
     }
 }
@@ -224,41 +176,118 @@ fn another_dtype_is_refused_with_both_names() {
 #[test]
 fn a_shape_that_contradicts_the_packed_weight_is_refused() {
     let folder = Folder::tiny_quantized();
-    let (path, layer) = (folder.target.join("model.safetensors"), "model.layers.0.mlp.up_proj");
+    let (path, layer) = (
+        folder.target.join("model.safetensors"),
+        "model.layers.0.mlp.up_proj",
+    );
     let (header, data) = read_safetensors(&path);
-    let start = header[format!("{layer}.weight_shape")]["data_offsets"][0].as_u64().unwrap() as usize;
+    let start = header[format!("{layer}.weight_shape")]["data_offsets"][0]
+        .as_u64()
+        .unwrap() as usize;
     for n in [513, -1, i64::MAX] {
         let mut data = data.clone();
         data[start..start + 8].copy_from_slice(&n.to_le_bytes());
         write_safetensors(&path, &header, &data);
-        assert_eq!(faults(&folder.target, &["model.safetensors", layer]).len(), 1);
-        refuse(&args!["logits", &folder.target, "--device", "flex", "--ids", "1"], &[layer]);
+        assert_eq!(
+            faults(&folder.target, &["model.safetensors", layer]).len(),
+            1
+        );
+        refuse(
+            &args!["logits", &folder.target, "--device", "flex", "--ids", "1"],
+            &[layer],
+        );
     }
 }
 
 #[test]
 fn prompts_that_do_not_fit_are_refused() {
     let model = shipped();
-    let generate = |prompt: &str| args!["generate", &model, "--device", "flex", "--max-len", "8", "--json", "--prompt", prompt];
+    let generate = |prompt: &str| {
+        args![
+            "generate",
+            &model,
+            "--device",
+            "flex",
+            "--max-len",
+            "8",
+            "--json",
+            "--prompt",
+            prompt
+        ]
+    };
     refuse(&generate(""), &["prompt has no tokens"]);
-    refuse(&generate("a b c d e f g h i j k l m n o p"), &["the prompt has ", "room for 8"]);
-    refuse(&args!["generate", &model, "--device", "flex", "--max-len", "513", "--prompt", "A"], &["513", "512"]);
-    refuse(&args!["generate", &model, "--device", "flex", "--max-len", "0", "--prompt", "A"], &["0 positions", "512"]);
+    refuse(
+        &generate("a b c d e f g h i j k l m n o p"),
+        &["the prompt has ", "room for 8"],
+    );
+    refuse(
+        &args![
+            "generate",
+            &model,
+            "--device",
+            "flex",
+            "--max-len",
+            "513",
+            "--prompt",
+            "A"
+        ],
+        &["513", "512"],
+    );
+    refuse(
+        &args![
+            "generate",
+            &model,
+            "--device",
+            "flex",
+            "--max-len",
+            "0",
+            "--prompt",
+            "A"
+        ],
+        &["0 positions", "512"],
+    );
 }
 
 #[test]
 fn sampling_outside_its_range_is_refused() {
-    for (option, value) in
-        [("--temperature", "NaN"), ("--top-p", "1.5"), ("--top-k", "0"), ("--min-p", "-1"), ("--repetition-penalty", "-2")]
-    {
+    for (option, value) in [
+        ("--temperature", "NaN"),
+        ("--top-p", "1.5"),
+        ("--top-k", "0"),
+        ("--min-p", "-1"),
+        ("--repetition-penalty", "-2"),
+    ] {
         let option = format!("{option}={value}");
-        refuse(&args!["generate", shipped(), "--device", "flex", "--prompt", "A", "--json", option], &[value]);
+        refuse(
+            &args![
+                "generate",
+                shipped(),
+                "--device",
+                "flex",
+                "--prompt",
+                "A",
+                "--json",
+                option
+            ],
+            &[value],
+        );
     }
 }
 
 #[test]
 fn token_ids_outside_the_vocabulary_or_the_cache_are_refused() {
-    let logits = |ids: &str| args!["logits", shipped(), "--device", "flex", "--max-len", "4", "--ids", ids];
+    let logits = |ids: &str| {
+        args![
+            "logits",
+            shipped(),
+            "--device",
+            "flex",
+            "--max-len",
+            "4",
+            "--ids",
+            ids
+        ]
+    };
     refuse(&logits("1,4096"), &["--ids", "4096"]);
     refuse(&logits("4294967295"), &["--ids", "4294967295", "4096"]);
     refuse(&logits("1,2,3,4,5"), &["--ids", "5 tokens", "cache of 4"]);
@@ -268,7 +297,18 @@ fn token_ids_outside_the_vocabulary_or_the_cache_are_refused() {
 fn texts_that_perplexity_cannot_use_are_refused() {
     let folder = Folder::tiny();
     let text = folder.beside("text.txt");
-    let perplexity = |window: &str| args!["perplexity", &folder.source, "--device", "flex", "--text", &text, "--window", window];
+    let perplexity = |window: &str| {
+        args![
+            "perplexity",
+            &folder.source,
+            "--device",
+            "flex",
+            "--text",
+            &text,
+            "--window",
+            window
+        ]
+    };
     refuse(&perplexity("8"), &["text.txt", "No such file"]);
     std::fs::write(&text, b"caf\xe9 au lait").unwrap();
     refuse(&perplexity("8"), &["text.txt", "not UTF-8"]);
@@ -283,7 +323,11 @@ fn texts_that_perplexity_cannot_use_are_refused() {
 fn a_conversation_that_is_not_utf8_is_refused() {
     let run = run_with_input(&args!["chat", shipped(), "--device", "flex"], b"caf\xe9\n");
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("error: the input could not be read") && run.stderr.contains("UTF-8"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("error: the input could not be read") && run.stderr.contains("UTF-8"),
+        "{}",
+        run.stderr
+    );
 }
 
 /// Only without such a GPU; with one, there is nothing to refuse.
@@ -294,7 +338,10 @@ fn a_device_that_is_not_there_is_refused_by_name() {
     #[cfg(not(feature = "cuda"))]
     let present = false;
     if !present {
-        refuse(&args!["kernels", shipped(), "--device", "cuda"], &["--device cuda", "no such device"]);
+        refuse(
+            &args!["kernels", shipped(), "--device", "cuda"],
+            &["--device cuda", "no such device"],
+        );
     }
 }
 
@@ -310,6 +357,10 @@ fn arguments_that_do_not_parse_are_usage_errors() {
     ] {
         let run = run_with_input(&args, b"");
         assert_eq!(run.code, Some(2), "{args:?}: {}", run.stderr);
-        assert!(run.stderr.contains("--help") || run.stderr.contains("Usage"), "{}", run.stderr);
+        assert!(
+            run.stderr.contains("--help") || run.stderr.contains("Usage"),
+            "{}",
+            run.stderr
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `quantize --method gptq`, killed at random moments and with a full disk: it goes on, to the same bytes.
+//! `quantize --method gptq`, killed at random moments and with a full disk: it goes on, to the same
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,22 +18,50 @@ const KILLS: u32 = 10;
 
 /// Arguments that calibrate a model on a few samples.
 fn gptq(source: &Path, target: &Path) -> Vec<OsString> {
-    let mut args = args!["quantize", source, target, "--method", "gptq", "--calibration", heldout(), "--device", "flex", "--json"];
-    args.extend(["--samples", "16", "--max-len", "64", "--override", "re:.*(k|down)_proj=bits:8"].map(Into::into));
+    let mut args = args![
+        "quantize",
+        source,
+        target,
+        "--method",
+        "gptq",
+        "--calibration",
+        heldout(),
+        "--device",
+        "flex",
+        "--json"
+    ];
+    args.extend(
+        [
+            "--samples",
+            "16",
+            "--max-len",
+            "64",
+            "--override",
+            "re:.*(k|down)_proj=bits:8",
+        ]
+        .map(Into::into),
+    );
     args
 }
 
 /// The files of a folder.
 fn contents(dir: &Path) -> BTreeMap<OsString, Vec<u8>> {
     let entries = dir.read_dir().unwrap().map(|entry| entry.unwrap());
-    entries.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
+    entries
+        .map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap()))
+        .collect()
 }
 
 /// Names and bytes are those of another folder.
 #[track_caller]
 fn assert_same(found: &Path, expected: &BTreeMap<OsString, Vec<u8>>) {
     let found = contents(found);
-    assert!(found.keys().eq(expected.keys()), "{:?}, {:?}", found.keys(), expected.keys());
+    assert!(
+        found.keys().eq(expected.keys()),
+        "{:?}, {:?}",
+        found.keys(),
+        expected.keys()
+    );
     for (name, bytes) in &found {
         assert!(bytes == &expected[name], "{name:?}");
     }
@@ -58,9 +87,15 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
     let mut length = start.elapsed();
     for layer in report["quantized"].as_array().unwrap() {
         let found = &layer["calibration"];
-        assert_eq!((&found["layer"], found["fell_back"].as_bool()), (&layer["name"], Some(false)));
+        assert_eq!(
+            (&found["layer"], found["fell_back"].as_bool()),
+            (&layer["name"], Some(false))
+        );
         let numbers = ["tokens", "loss", "damping"].map(|field| found[field].as_f64().unwrap());
-        assert!(numbers.iter().all(|&number| number > 0.0) && found["dead"].as_u64().is_some(), "{found}");
+        assert!(
+            numbers.iter().all(|&number| number > 0.0) && found["dead"].as_u64().is_some(),
+            "{found}"
+        );
     }
     let expected = contents(&whole);
 
@@ -76,7 +111,8 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
         let status = child.wait().unwrap();
         println!("{part:.2} of {length:?}: {status}");
         if status.success() {
-            // What was done before has brought it to its end: that is right, too, and the kill is tried on a run from the beginning.
+            // What was done before has brought it to its end: that is right, too, and the kill is
+            // tried on a run from the beginning.
             assert_same(&folder.target, &expected);
             fs::remove_dir_all(&folder.target).unwrap();
             complete += 1;
@@ -95,7 +131,8 @@ fn a_run_that_is_killed_again_and_again_ends_with_the_same_bytes() {
     expect_beside(&folder, &["target", "whole"]);
 }
 
-/// A limit to the size of files in place of a full disk: the system refuses to write in the middle of a file, as it does there.
+/// A limit to the size of files in place of a full disk: the system refuses to write in the middle
+/// of a file, as it does there.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_on_a_full_disk_names_the_file_and_goes_on_later() {
@@ -104,19 +141,38 @@ fn a_run_on_a_full_disk_names_the_file_and_goes_on_later() {
     succeed(&gptq(&folder.source, &whole));
     let expected = contents(&whole);
     let args = gptq(&folder.source, &folder.target);
-    // Blocks of 512 bytes: 50 kB hold no block of the model, 1 MB each of its blocks but not the target.
+    // Blocks of 512 bytes: 50 kB hold no block of the model, 1 MB each of its blocks but not the
+    // target.
     for (limit, kept) in [(100, 0), (2000, 2)] {
         let script = format!("trap '' XFSZ; ulimit -f {limit}; exec \"$@\"");
         let program = command(&args);
         let mut limited = std::process::Command::new("sh");
-        limited.args(["-c", &script, "sh"]).arg(program.get_program()).args(program.get_args());
-        limited.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?)))).env_remove("RUST_LOG");
+        limited
+            .args(["-c", &script, "sh"])
+            .arg(program.get_program())
+            .args(program.get_args());
+        limited
+            .envs(
+                program
+                    .get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .env_remove("RUST_LOG");
         let output = limited.output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
-        assert!(stderr.contains("cannot write") && stderr.contains("model.safetensors") && stderr.contains("File too large"), "{stderr}");
+        assert!(
+            stderr.contains("cannot write")
+                && stderr.contains("model.safetensors")
+                && stderr.contains("File too large"),
+            "{stderr}"
+        );
         assert!(!folder.target.exists());
-        let blocks = folder.beside("target.partial").read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        let blocks = folder
+            .beside("target.partial")
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
         let blocks: Vec<OsString> = blocks.filter(|name| name != "run.json").collect();
         assert_eq!(blocks.len(), kept, "{blocks:?}");
     }

@@ -1,9 +1,14 @@
 //! The program `burn-marlin`, run as a user runs it, on the shipped model and on small random ones.
 
 mod bad_input;
-mod checkpoints;
+mod chat;
 mod evaluate;
+mod inspect;
 mod interrupted;
+mod kernels;
+mod quantize;
+mod quantize_methods;
+mod quantize_refused;
 mod strangers;
 mod support;
 mod text;

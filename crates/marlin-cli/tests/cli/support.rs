@@ -27,7 +27,8 @@ pub struct Run {
     pub stderr: String,
 }
 
-/// The program with arguments, nothing from the environment that changes its output, and no kernels on disk.
+/// The program with arguments, nothing from the environment that changes its output, and no kernels
+/// on disk.
 pub fn command(args: &[OsString]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-marlin"));
     command
@@ -47,7 +48,11 @@ pub fn run_with_input(args: &[OsString], input: &[u8]) -> Run {
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!stderr.contains("panicked at"), "{args:?}: {stderr}");
-    Run { code: output.status.code(), stdout: String::from_utf8(output.stdout).unwrap(), stderr }
+    Run {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr,
+    }
 }
 
 /// Standard output of a run that must succeed.
@@ -64,35 +69,64 @@ pub fn succeed_json(args: &[OsString]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs arguments that must be refused: exit code 1, nothing on standard output, a message on standard error with all of `words`.
+/// Runs arguments that must be refused: exit code 1, nothing on standard output, a message on
+/// standard error with all of `words`.
 #[track_caller]
 pub fn refuse(args: &[OsString], words: &[&str]) {
     let run = run_with_input(args, b"");
     assert_eq!(run.code, Some(1), "{args:?}: {}{}", run.stdout, run.stderr);
     assert_eq!(run.stdout, "", "{args:?}");
-    assert!(run.stderr.starts_with("error: "), "{args:?}: {}", run.stderr);
+    assert!(
+        run.stderr.starts_with("error: "),
+        "{args:?}: {}",
+        run.stderr
+    );
     for word in words {
-        assert!(run.stderr.contains(word), "{args:?}: `{word}` is not in: {}", run.stderr);
+        assert!(
+            run.stderr.contains(word),
+            "{args:?}: `{word}` is not in: {}",
+            run.stderr
+        );
     }
 }
 
-/// Runs `inspect`, which must find faults: exit code 1, a line for each on standard error, with all of `words` among them. Gives the faults.
+/// Runs `inspect`, which must find faults: exit code 1, a line for each on standard error, with all
+/// of `words` among them. Gives the faults.
 #[track_caller]
 pub fn faults(dir: &Path, words: &[&str]) -> Vec<String> {
     let run = run_with_input(&args!["inspect", dir, "--device", "flex"], b"");
     assert_eq!(run.code, Some(1), "{}{}", run.stdout, run.stderr);
     for word in words {
-        assert!(run.stderr.contains(word), "`{word}` is not in: {}", run.stderr);
+        assert!(
+            run.stderr.contains(word),
+            "`{word}` is not in: {}",
+            run.stderr
+        );
     }
-    let faults: Vec<String> = run.stderr.lines().filter_map(|line| line.strip_prefix("fault: ")).map(String::from).collect();
+    let faults: Vec<String> = run
+        .stderr
+        .lines()
+        .filter_map(|line| line.strip_prefix("fault: "))
+        .map(String::from)
+        .collect();
     let count = format!("{} fault", faults.len());
-    assert!(run.stderr.lines().last().is_some_and(|last| last.starts_with("error: ") && last.contains(&count)), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .lines()
+            .last()
+            .is_some_and(|last| last.starts_with("error: ") && last.contains(&count)),
+        "{}",
+        run.stderr
+    );
     faults
 }
 
 /// The cells of a line of a table.
 pub fn cells(line: &str) -> Vec<&str> {
-    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
+    line.split("  ")
+        .map(str::trim)
+        .filter(|cell| !cell.is_empty())
+        .collect()
 }
 
 /// The trained model that comes with the repository: 4096 tokens, hidden size 256, 512 positions.
@@ -121,10 +155,15 @@ impl Folder {
     fn empty() -> Self {
         let parent = tempfile::tempdir().unwrap();
         let (source, target) = (parent.path().join("source"), parent.path().join("target"));
-        Self { parent, source, target }
+        Self {
+            parent,
+            source,
+            target,
+        }
     }
 
-    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, but for `down_proj` with K = 512.
+    /// A random model in f16 with the shipped tokenizer. Its projections have K = 256, but for
+    /// `down_proj` with K = 512.
     pub fn tiny() -> Self {
         Self::with_config(json!({}))
     }
@@ -143,9 +182,19 @@ impl Folder {
         // Flex has one generator for all threads.
         let drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
         device.seed(seed::seed());
-        save_float(&LlamaModel::new(&config, &device), &config, &folder.source, FloatDType::F16).unwrap();
+        save_float(
+            &LlamaModel::new(&config, &device),
+            &config,
+            &folder.source,
+            FloatDType::F16,
+        )
+        .unwrap();
         drop(drawing);
-        std::fs::copy(shipped().join("tokenizer.json"), folder.source.join("tokenizer.json")).unwrap();
+        std::fs::copy(
+            shipped().join("tokenizer.json"),
+            folder.source.join("tokenizer.json"),
+        )
+        .unwrap();
         folder
     }
 
@@ -167,17 +216,31 @@ impl Folder {
     pub fn shipped_with_template(template: &str) -> Self {
         let folder = Self::empty();
         std::fs::create_dir(&folder.source).unwrap();
-        for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        for file in [
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+            "tokenizer.json",
+        ] {
             std::fs::copy(shipped().join(file), folder.source.join(file)).unwrap();
         }
         let config = json!({ "chat_template": template, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>" });
-        std::fs::write(folder.source.join("tokenizer_config.json"), config.to_string()).unwrap();
+        std::fs::write(
+            folder.source.join("tokenizer_config.json"),
+            config.to_string(),
+        )
+        .unwrap();
         folder
     }
 
     /// The names of the files beside the model, hidden ones too.
     pub fn leftovers(&self) -> Vec<OsString> {
-        let names = self.parent.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        let names = self
+            .parent
+            .path()
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
         names.filter(|name| name != "source").collect()
     }
 
@@ -203,11 +266,23 @@ pub fn read_json(path: &Path) -> Value {
 pub fn read_safetensors(path: &Path) -> (Value, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+    (
+        serde_json::from_slice(&bytes[8..8 + length]).unwrap(),
+        bytes[8 + length..].to_vec(),
+    )
 }
 
 pub fn write_safetensors(path: &Path, header: &Value, data: &[u8]) {
     let header = header.to_string();
     let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
-    std::fs::write(path, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()).unwrap();
+    std::fs::write(
+        path,
+        [
+            &(header.len() as u64).to_le_bytes(),
+            header.as_bytes(),
+            data,
+        ]
+        .concat(),
+    )
+    .unwrap();
 }

@@ -1,4 +1,5 @@
-//! The parts of a decode step outside its quantised matmuls, in Rust on the CPU. Values have the dtype of the activations; arithmetic is in f32.
+//! The parts of a decode step outside its quantised matmuls, in Rust on the CPU. Values have the
+//! dtype of the activations; arithmetic is in f32.
 
 use crate::kernels::attention::AttentionShape;
 use crate::kernels::{Row, RowState};
@@ -10,13 +11,18 @@ use marlin_kernels::matmul::host::threads::{Columns, for_each};
 #[cfg(test)]
 mod tests;
 
-/// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the weight is applied and after.
+/// RMSNorm of each row of `x` [rows, features] times `weight`, rounded to the dtype before the
+/// weight is applied and after.
 ///
 /// # Panics
 /// Panics if the length of `x` is not a multiple of the weight's.
 pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
     let features = weight.len().max(1);
-    assert!(x.len().is_multiple_of(features), "{} values are no rows of {features}", x.len());
+    assert!(
+        x.len().is_multiple_of(features),
+        "{} values are no rows of {features}",
+        x.len()
+    );
     let mut out = x.to_vec();
     for row in out.chunks_exact_mut(features) {
         norm_row(row, weight, epsilon);
@@ -25,7 +31,11 @@ pub fn rms_norm<T: HostFloat>(x: &[T], weight: &[T], epsilon: f64) -> Vec<T> {
 }
 
 fn norm_row<T: HostFloat>(row: &mut [T], weight: &[T], epsilon: f64) {
-    dispatch(NormRow { row, weight, epsilon: epsilon as f32 });
+    dispatch(NormRow {
+        row,
+        weight,
+        epsilon: epsilon as f32,
+    });
 }
 
 struct NormRow<'a, T> {
@@ -64,7 +74,10 @@ impl<T: HostFloat> Kernel for NormRow<'_, T> {
 pub fn silu_mul<T: HostFloat>(gate_up: &[T], features: usize) -> Vec<T> {
     const PART: usize = 256;
     let mut out = vec![T::default(); gate_up.len() / 2];
-    let (rows, parts) = (gate_up.len() / (2 * features).max(1), features.div_ceil(PART));
+    let (rows, parts) = (
+        gate_up.len() / (2 * features).max(1),
+        features.div_ceil(PART),
+    );
     let columns = Columns::new(&mut out, features);
     // An exponential takes as long as tens of multiplications.
     for_each(rows * parts, 16 * gate_up.len(), |task| {
@@ -89,23 +102,38 @@ pub struct Attention<'a, T> {
     pub cos: &'a [f32],
     /// Sines, in the same shape.
     pub sin: &'a [f32],
-    /// Weights `[head_dim]` of the RMSNorms of the heads of queries and of keys, if the model has them.
+    /// Weights `[head_dim]` of the RMSNorms of the heads of queries and of keys, if the model has
+    /// them.
     pub norms: Option<[&'a [T]; 2]>,
 }
 
 impl<T: HostFloat> Attention<'_, T> {
-    /// Computes the attention of a step, as [`crate::kernels::attention`] defines it: writes the keys and values of `qkv`
-    /// [rows, (heads + 2 * kv_heads) * head_dim] to the cache [slots, kv_heads, max_len, head_dim] of `keys` and `values`, and returns the output
-    /// [rows, heads * head_dim], zeros for rows that are skipped.
+    /// Computes the attention of a step, as [`crate::kernels::attention`] defines it: writes the
+    /// keys and values of `qkv` [rows, (heads + 2 * kv_heads) * head_dim] to the cache [slots,
+    /// kv_heads, max_len, head_dim] of `keys` and `values`, and returns the output [rows, heads *
+    /// head_dim], zeros for rows that are skipped.
     ///
     /// # Panics
     /// Panics if a buffer is shorter than the shape requires.
     pub fn run(&self, qkv: &[T], rows: &[Row], keys: &mut [T], values: &mut [T]) -> Vec<T> {
-        let AttentionShape { heads, kv_heads, head_dim, slots, max_len, .. } = self.shape;
+        let AttentionShape {
+            heads,
+            kv_heads,
+            head_dim,
+            slots,
+            max_len,
+            ..
+        } = self.shape;
         let mut out = vec![T::default(); rows.len() * heads * head_dim];
         let width = (heads + 2 * kv_heads) * head_dim;
-        for ((row, qkv), out) in rows.iter().zip(qkv.chunks_exact(width)).zip(out.chunks_exact_mut(heads * head_dim)) {
-            let RowState::At(position) = row.state else { continue };
+        for ((row, qkv), out) in rows
+            .iter()
+            .zip(qkv.chunks_exact(width))
+            .zip(out.chunks_exact_mut(heads * head_dim))
+        {
+            let RowState::At(position) = row.state else {
+                continue;
+            };
             let (slot, position) = (row.slot as usize, position as usize);
             if position >= max_len || slot >= slots {
                 continue;
@@ -113,33 +141,55 @@ impl<T: HostFloat> Attention<'_, T> {
             let (queries, rest) = qkv.split_at(heads * head_dim);
             let (new_keys, new_values) = rest.split_at(kv_heads * head_dim);
             let scale = 1.0 / (head_dim as f32).sqrt();
-            let queries: Vec<f32> =
-                queries.chunks_exact(head_dim).flat_map(|head| self.rotated(head, 0, position)).map(|q| q * scale).collect();
+            let queries: Vec<f32> = queries
+                .chunks_exact(head_dim)
+                .flat_map(|head| self.rotated(head, 0, position))
+                .map(|q| q * scale)
+                .collect();
             for head in 0..kv_heads {
                 let of_head = head * head_dim..(head + 1) * head_dim;
                 let place = ((slot * kv_heads + head) * max_len + position) * head_dim;
                 let rotated = self.rotated(&new_keys[of_head.clone()], 1, position);
-                keys[place..place + head_dim].iter_mut().zip(rotated).for_each(|(key, value)| *key = T::from_f32(value));
+                keys[place..place + head_dim]
+                    .iter_mut()
+                    .zip(rotated)
+                    .for_each(|(key, value)| *key = T::from_f32(value));
                 values[place..place + head_dim].copy_from_slice(&new_values[of_head]);
             }
-            let first = self.shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let first = self
+                .shape
+                .window
+                .map_or(0, |window| (position + 1).saturating_sub(window));
             let (keys, values, group) = (&*keys, &*values, heads / kv_heads);
             let out = Columns::new(out, group * head_dim);
-            for_each(kv_heads, 2 * queries.len() * (position + 1 - first), |head| {
-                let start = (slot * kv_heads + head) * max_len;
-                let part = (start + first) * head_dim..(start + position + 1) * head_dim;
-                // SAFETY: each task writes only the outputs of the query heads of its own key head.
-                let out = unsafe { out.part(head, 0, group * head_dim) };
-                let queries = &queries[head * group * head_dim..][..group * head_dim];
-                for (queries, out) in queries.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
-                    dispatch(Attend { queries, keys: &keys[part.clone()], values: &values[part.clone()], out });
-                }
-            });
+            for_each(
+                kv_heads,
+                2 * queries.len() * (position + 1 - first),
+                |head| {
+                    let start = (slot * kv_heads + head) * max_len;
+                    let part = (start + first) * head_dim..(start + position + 1) * head_dim;
+                    // SAFETY: each task writes only the outputs of the query heads of its own key head.
+                    let out = unsafe { out.part(head, 0, group * head_dim) };
+                    let queries = &queries[head * group * head_dim..][..group * head_dim];
+                    for (queries, out) in queries
+                        .chunks_exact(head_dim)
+                        .zip(out.chunks_exact_mut(head_dim))
+                    {
+                        dispatch(Attend {
+                            queries,
+                            keys: &keys[part.clone()],
+                            values: &values[part.clone()],
+                            out,
+                        });
+                    }
+                },
+            );
         }
         out
     }
 
-    /// Returns a head of queries (norm 0) or keys (norm 1) in f32, normalised if the model has norms, and rotated by a position.
+    /// Returns a head of queries (norm 0) or keys (norm 1) in f32, normalised if the model has
+    /// norms, and rotated by a position.
     fn rotated(&self, head: &[T], norm: usize, position: usize) -> Vec<f32> {
         let half = self.shape.rotary_dim / 2;
         let mut head = head.to_vec();
@@ -148,7 +198,10 @@ impl<T: HostFloat> Attention<'_, T> {
         }
         let mut rotated: Vec<f32> = head.iter().map(|x| x.to_f32()).collect();
         let (first, second) = rotated.split_at_mut(half);
-        let (cos, sin) = (&self.cos[position * half..][..half], &self.sin[position * half..][..half]);
+        let (cos, sin) = (
+            &self.cos[position * half..][..half],
+            &self.sin[position * half..][..half],
+        );
         for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
             (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
         }
@@ -195,6 +248,9 @@ impl<T: HostFloat> Kernel for Attend<'_, T> {
                 *mixed += score * value.to_f32();
             }
         }
-        self.out.iter_mut().zip(mixed.as_flattened()).for_each(|(out, mixed)| *out = T::from_f32(mixed / total));
+        self.out
+            .iter_mut()
+            .zip(mixed.as_flattened())
+            .for_each(|(out, mixed)| *out = T::from_f32(mixed / total));
     }
 }

@@ -1,4 +1,5 @@
-//! Writes new keys or values of one sequence to its slot of the cache, for prefill. In decode the attention kernel writes them.
+//! Writes new keys or values of one sequence to its slot of the cache, for prefill. In decode the
+//! attention kernel writes them.
 
 use super::shape::RowsShape;
 use cubecl::client::Client;
@@ -27,11 +28,12 @@ impl CacheShape {
     }
 }
 
-/// Writes `new` [kv_heads, seq, head_dim] to positions `start..start + seq` of a slot. `shape.rows` is `kv_heads * seq`, `shape.features` is
-/// `head_dim`.
+/// Writes `new` [kv_heads, seq, head_dim] to positions `start..start + seq` of a slot. `shape.rows`
+/// is `kv_heads * seq`, `shape.features` is `head_dim`.
 ///
 /// # Errors
-/// Returns an error if a buffer has the wrong length, the slot or the positions are outside the cache, or the device does not support the dtype.
+/// Returns an error if a buffer has the wrong length, the slot or the positions are outside the
+/// cache, or the device does not support the dtype.
 pub fn write_cache(
     client: &Client,
     shape: &RowsShape,
@@ -40,10 +42,20 @@ pub fn write_cache(
     new: BufferArg,
     cache: BufferArg,
 ) -> Result<(), KernelError> {
-    let CacheShape { slots, kv_heads, max_len, head_dim } = *cache_shape;
+    let CacheShape {
+        slots,
+        kv_heads,
+        max_len,
+        head_dim,
+    } = *cache_shape;
     let seq = shape.rows / kv_heads.max(1);
     shape.dtype.expect_on(client)?;
-    expect_length(shape, "new keys or values", kv_heads * seq * head_dim, new.len())?;
+    expect_length(
+        shape,
+        "new keys or values",
+        kv_heads * seq * head_dim,
+        new.len(),
+    )?;
     expect_length(shape, "cache", cache_shape.elements(), cache.len())?;
     shape.expect_within("slot", slot + 1, slots)?;
     shape.expect_within("positions", start + seq, max_len)?;
@@ -55,12 +67,23 @@ pub fn write_cache(
     let (count, dim) = elementwise(client, units);
     let first = (slot * kv_heads * max_len + start) * head_dim / size;
     let (head, cache_head) = (seq * head_dim / size, max_len * head_dim / size);
-    write_cache_rows::launch(client, count, dim, size, new, cache, first, head, cache_head, shape.dtype.elem());
+    write_cache_rows::launch(
+        client,
+        count,
+        dim,
+        size,
+        new,
+        cache,
+        first,
+        head,
+        cache_head,
+        shape.dtype.elem(),
+    );
     Ok(())
 }
 
-/// One unit per vector. `head` is the number of new vectors of a head, `cache_head` the stride of the cache's heads in vectors, and `first` the
-/// index in the cache of the first vector written.
+/// One unit per vector. `head` is the number of new vectors of a head, `cache_head` the stride of
+/// the cache's heads in vectors, and `first` the index in the cache of the first vector written.
 #[cube(launch)]
 fn write_cache_rows<F: Float, N: Size>(
     new: &[Vector<F, N>],

@@ -15,7 +15,8 @@ pub struct EmbedArgs {
     pub table: BufferArg,
     /// The step's [`Row`]s, i32 [rows, [`Row::WORDS`]].
     pub row_state: BufferArg,
-    /// The output [rows, features]; zeros for rows that are skipped and tokens outside the vocabulary.
+    /// The output [rows, features]; zeros for rows that are skipped and tokens outside the
+    /// vocabulary.
     pub out: BufferArg,
 }
 
@@ -23,11 +24,26 @@ pub struct EmbedArgs {
 ///
 /// # Errors
 /// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
-pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) -> Result<(), KernelError> {
+pub fn embed(
+    client: &Client,
+    shape: &RowsShape,
+    vocab: usize,
+    args: EmbedArgs,
+) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
     shape.dtype.expect_on(client)?;
-    expect_length(shape, "embeddings", vocab * shape.features, args.table.len())?;
-    expect_length(shape, "row state", shape.rows * Row::WORDS, args.row_state.len())?;
+    expect_length(
+        shape,
+        "embeddings",
+        vocab * shape.features,
+        args.table.len(),
+    )?;
+    expect_length(
+        shape,
+        "row state",
+        shape.rows * Row::WORDS,
+        args.row_state.len(),
+    )?;
     expect_length(shape, "output", elements, args.out.len())?;
     if elements == 0 {
         return Ok(());
@@ -35,7 +51,11 @@ pub fn embed(client: &Client, shape: &RowsShape, vocab: usize, args: EmbedArgs) 
     let size = vector_size(client, shape.features, shape.dtype);
     let units = elements / size;
     let (count, dim) = elementwise(client, units);
-    let EmbedArgs { table, row_state, out } = args;
+    let EmbedArgs {
+        table,
+        row_state,
+        out,
+    } = args;
     embed_rows::launch(
         client,
         count,

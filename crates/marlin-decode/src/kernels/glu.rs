@@ -16,7 +16,8 @@ pub struct SiluMulArgs {
     pub out: BufferArg,
 }
 
-/// Computes `gate / (1 + exp(-gate)) * up` in f32 and rounds once. `shape.features` is the number of features of the output.
+/// Computes `gate / (1 + exp(-gate)) * up` in f32 and rounds once. `shape.features` is the number
+/// of features of the output.
 ///
 /// # Errors
 /// Returns an error if a buffer has the wrong length, or the device does not support the dtype.

@@ -15,7 +15,8 @@ pub struct LikelihoodArgs {
     pub logits: BufferArg,
     /// The token of each row, i32 `[rows]`; negative for none.
     pub tokens: BufferArg,
-    /// The output, f32 `[rows]`: 0 for rows without a token, and NaN for tokens outside the vocabulary.
+    /// The output, f32 `[rows]`: 0 for rows without a token, and NaN for tokens outside the
+    /// vocabulary.
     pub out: BufferArg,
 }
 
@@ -23,20 +24,48 @@ pub struct LikelihoodArgs {
 ///
 /// # Errors
 /// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
-pub fn log_likelihoods(client: &Client, shape: &RowsShape, args: LikelihoodArgs) -> Result<(), KernelError> {
+pub fn log_likelihoods(
+    client: &Client,
+    shape: &RowsShape,
+    args: LikelihoodArgs,
+) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
-    for (operand, expected, found) in
-        [("logits", shape.rows * shape.features, &args.logits), ("tokens", shape.rows, &args.tokens), ("output", shape.rows, &args.out)]
-    {
+    for (operand, expected, found) in [
+        ("logits", shape.rows * shape.features, &args.logits),
+        ("tokens", shape.rows, &args.tokens),
+        ("output", shape.rows, &args.out),
+    ] {
         expect_length(shape, operand, expected, found.len())?;
     }
     if shape.rows * shape.features == 0 {
         return Ok(());
     }
-    let units = 1 << MAX_UNITS.min(most_units(client)).min(shared_memory(client) / size_of::<f32>()).max(1).ilog2();
-    let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
-    let LikelihoodArgs { logits, tokens, out } = args;
-    log_likelihood_rows::launch(client, count, dim, logits, tokens, out, shape.features as u32, units, shape.dtype.elem());
+    let units = 1
+        << MAX_UNITS
+            .min(most_units(client))
+            .min(shared_memory(client) / size_of::<f32>())
+            .max(1)
+            .ilog2();
+    let (count, dim) = (
+        CubeCount::Static(shape.rows as u32, 1, 1),
+        CubeDim::new_1d(units as u32),
+    );
+    let LikelihoodArgs {
+        logits,
+        tokens,
+        out,
+    } = args;
+    log_likelihood_rows::launch(
+        client,
+        count,
+        dim,
+        logits,
+        tokens,
+        out,
+        shape.features as u32,
+        units,
+        shape.dtype.elem(),
+    );
     Ok(())
 }
 
@@ -80,9 +109,15 @@ fn log_likelihood_rows<F: Float>(
     }
 }
 
-/// The largest of one value per unit, or their sum in a fixed order, in every unit. `units` is a power of two.
+/// The largest of one value per unit, or their sum in a fixed order, in every unit. `units` is a
+/// power of two.
 #[cube]
-fn reduced(value: f32, shared: &mut Shared<[f32]>, #[comptime] is_max: bool, #[comptime] units: usize) -> f32 {
+fn reduced(
+    value: f32,
+    shared: &mut Shared<[f32]>,
+    #[comptime] is_max: bool,
+    #[comptime] units: usize,
+) -> f32 {
     let unit = UNIT_POS as usize;
     sync_cube();
     shared[unit] = value;

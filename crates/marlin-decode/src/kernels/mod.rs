@@ -1,7 +1,9 @@
-//! The kernels of a decode step, and of prompts, outside the matmuls. A step computes one token of each of several sequences.
+//! The kernels of a decode step, and of prompts, outside the matmuls. A step computes one token of
+//! each of several sequences.
 //!
-//! A step is recorded once as a graph and replayed while sequences grow. So grids, buffers and scalars are fixed, and everything that changes from
-//! step to step is in device memory: a [`Row`] per sequence.
+//! A step is recorded once as a graph and replayed while sequences grow. So grids, buffers and
+//! scalars are fixed, and everything that changes from step to step is in device memory: a [`Row`]
+//! per sequence.
 
 pub mod attention;
 mod cache;

@@ -1,4 +1,5 @@
-//! RMSNorm of each row, with an optional addition to the residual stream before it. One cube per row.
+//! RMSNorm of each row, with an optional addition to the residual stream before it. One cube per
+//! row.
 
 use super::shape::{RowsShape, most_units};
 use cubecl::client::Client;
@@ -13,7 +14,8 @@ use marlin_kernels::problem::expect_length;
 pub struct RmsNormArgs {
     /// The activations [rows, features].
     pub x: BufferArg,
-    /// The residual stream [rows, features]: `x` is added to it in place, and the sum is normalised. Without it, `x` is normalised.
+    /// The residual stream [rows, features]: `x` is added to it in place, and the sum is
+    /// normalised. Without it, `x` is normalised.
     pub residual: Option<BufferArg>,
     /// The weight, `[features]`.
     pub weight: BufferArg,
@@ -23,12 +25,17 @@ pub struct RmsNormArgs {
 
 /// Computes `x / sqrt(mean(x^2) + epsilon) * weight` of each row.
 ///
-/// The normalisation is computed in f32 and rounded before the weight is applied, as Hugging Face's Llama does. The sum with the residual stream is
-/// rounded, too.
+/// The normalisation is computed in f32 and rounded before the weight is applied, as Hugging Face's
+/// Llama does. The sum with the residual stream is rounded, too.
 ///
 /// # Errors
 /// Returns an error if a buffer has the wrong length, or the device does not support the dtype.
-pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormArgs) -> Result<(), KernelError> {
+pub fn rms_norm(
+    client: &Client,
+    shape: &RowsShape,
+    epsilon: f32,
+    args: RmsNormArgs,
+) -> Result<(), KernelError> {
     let elements = shape.rows * shape.features;
     shape.dtype.expect_on(client)?;
     expect_length(shape, "activations", elements, args.x.len())?;
@@ -44,8 +51,16 @@ pub fn rms_norm(client: &Client, shape: &RowsShape, epsilon: f32, args: RmsNormA
     let vectors = shape.features / size;
     let planes = Planes::of(client);
     let units = cube_units(vectors, planes, most_units(client));
-    let (count, dim) = (CubeCount::Static(shape.rows as u32, 1, 1), CubeDim::new_1d(units as u32));
-    let RmsNormArgs { x, residual, weight, out } = args;
+    let (count, dim) = (
+        CubeCount::Static(shape.rows as u32, 1, 1),
+        CubeDim::new_1d(units as u32),
+    );
+    let RmsNormArgs {
+        x,
+        residual,
+        weight,
+        out,
+    } = args;
     rms_norm_rows::launch(
         client,
         count,
@@ -72,10 +87,14 @@ const MAX_UNITS: usize = 1024;
 /// The most planes of a cube: each unit adds the sums of all planes.
 const MAX_PLANES: usize = 64;
 
-/// The units of a cube for rows of `vectors` vectors, on a device whose cubes have at most `most` units.
+/// The units of a cube for rows of `vectors` vectors, on a device whose cubes have at most `most`
+/// units.
 pub(super) fn cube_units(vectors: usize, planes: Planes, most: usize) -> usize {
     let plane = planes.size;
-    vectors.next_multiple_of(plane).min(MAX_UNITS.min(most) / plane * plane).min(MAX_PLANES * plane)
+    vectors
+        .next_multiple_of(plane)
+        .min(MAX_UNITS.min(most) / plane * plane)
+        .min(MAX_PLANES * plane)
 }
 
 #[cube(launch)]
@@ -95,8 +114,8 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
     start_next_and_wait(overlaps);
     let unit = UNIT_POS as usize;
     let first = CUBE_POS * vectors;
-    // The row stays in registers between the two passes. The weights are loaded in the first pass, so that their latency overlaps with that of the
-    // values.
+    // The row stays in registers between the two passes. The weights are loaded in the first pass,
+    // so that their latency overlaps with that of the values.
     let each = comptime!(vectors.div_ceil(units));
     let mut values = Array::<Vector<f32, N>>::new(each);
     let mut weights = Array::<Vector<F, N>>::new(each);
@@ -129,7 +148,11 @@ pub(super) fn rms_norm_rows<F: Float, N: Size>(
 
 /// Returns a vector of `x`; with a residual stream, adds it there and returns the sum.
 #[cube]
-fn add<F: Float, N: Size>(x: &[Vector<F, N>], residual: &mut ComptimeOption<&mut [Vector<F, N>]>, place: usize) -> Vector<f32, N> {
+fn add<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &mut ComptimeOption<&mut [Vector<F, N>]>,
+    place: usize,
+) -> Vector<f32, N> {
     let value = x[place];
     #[comptime]
     match residual {
@@ -151,7 +174,11 @@ fn cube_sum(value: f32, #[comptime] units: usize, #[comptime] planes: Planes) ->
     let mut sum = of_plane;
     if comptime!(count > 1) {
         let mut sums = Shared::<[f32]>::new_slice(count);
-        let lane = if comptime!(plane > 1 && planes.is_only_size) { UNIT_POS_PLANE as usize } else { UNIT_POS as usize % plane };
+        let lane = if comptime!(plane > 1 && planes.is_only_size) {
+            UNIT_POS_PLANE as usize
+        } else {
+            UNIT_POS as usize % plane
+        };
         if lane == 0 {
             sums[UNIT_POS as usize / plane] = of_plane;
         }

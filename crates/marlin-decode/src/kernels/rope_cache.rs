@@ -1,4 +1,5 @@
-//! What comes before the attention of prompts: the norms and the rotation of queries and keys, and the write of keys and values to the cache.
+//! What comes before the attention of prompts: the norms and the rotation of queries and keys, and
+//! the write of keys and values to the cache.
 
 use super::Row;
 use super::attention::{AttentionShape, AttentionTarget};
@@ -20,15 +21,18 @@ pub struct RopeCacheArgs {
     pub qkv: BufferArg,
     /// The [`Row`]s, i32 [rows, [`Row::WORDS`]].
     pub state: BufferArg,
-    /// Cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i + rotary_dim / 2` of a head are rotated as a pair.
+    /// Cosines, f32 [max_positions, rotary_dim / 2]. Features `i` and `i + rotary_dim / 2` of a
+    /// head are rotated as a pair.
     pub cos: BufferArg,
     /// Sines, in the same shape.
     pub sin: BufferArg,
-    /// Weight of the RMSNorm of the heads of q, `[head_dim]`; present if and only if the shape has an epsilon.
+    /// Weight of the RMSNorm of the heads of q, `[head_dim]`; present if and only if the shape has
+    /// an epsilon.
     pub q_norm: Option<BufferArg>,
     /// Weight of the RMSNorm of the heads of k, as for q.
     pub k_norm: Option<BufferArg>,
-    /// The normalised and rotated queries [rows, heads head_dim]; those of skipped rows are not written.
+    /// The normalised and rotated queries [rows, heads head_dim]; those of skipped rows are not
+    /// written.
     pub queries: BufferArg,
     /// The cache of keys [slots, kv_heads, max_len, head_dim].
     pub keys: BufferArg,
@@ -60,31 +64,52 @@ struct RopeLengths {
     epsilon: f32,
 }
 
-/// Normalises and rotates the queries and keys of rows, which may be any tokens of prompts, and writes keys and values to their slots and positions of the
-/// cache. Rows that are idle, or outside the cache, are skipped.
+/// Normalises and rotates the queries and keys of rows, which may be any tokens of prompts, and
+/// writes keys and values to their slots and positions of the cache. Rows that are idle, or outside
+/// the cache, are skipped.
 ///
 /// # Errors
-/// Returns an error if [`AttentionShape::check`] rejects the shape, a buffer has the wrong length, norms are given without an epsilon or an epsilon
-/// without norms, or the device does not support the dtype.
-pub fn rope_cache(client: &Client, shape: &AttentionShape, args: RopeCacheArgs) -> Result<(), KernelError> {
+/// Returns an error if [`AttentionShape::check`] rejects the shape, a buffer has the wrong length,
+/// norms are given without an epsilon or an epsilon without norms, or the device does not support
+/// the dtype.
+pub fn rope_cache(
+    client: &Client,
+    shape: &AttentionShape,
+    args: RopeCacheArgs,
+) -> Result<(), KernelError> {
     shape.check()?;
     check(client, shape, &args)?;
     if shape.rows == 0 {
         return Ok(());
     }
     // A vector is rotated with another as a whole.
-    let size = vector_size(client, greatest_common_divisor(shape.head_dim, shape.rotary_dim / 2), shape.dtype);
+    let size = vector_size(
+        client,
+        greatest_common_divisor(shape.head_dim, shape.rotary_dim / 2),
+        shape.dtype,
+    );
     let target = AttentionTarget::of(client);
     let vectors = shape.head_dim / size;
     let lanes = vectors.next_power_of_two().min(1 << target.plane.ilog2());
-    let config = RopeConfig { vectors, size, half: shape.rotary_dim / 2 / size, lanes };
+    let config = RopeConfig {
+        vectors,
+        size,
+        half: shape.rotary_dim / 2 / size,
+        lanes,
+    };
     let units = shape.rows * (shape.heads + 2 * shape.kv_heads) * lanes;
     let dim = CubeDim::new_1d(UNITS.min(target.units).next_multiple_of(lanes) as u32);
     let count = calculate_cube_count_elemwise(client, units, dim);
-    let [rows, heads, kv_heads, slots, max_len] =
-        [shape.rows, shape.heads, shape.kv_heads, shape.slots, shape.max_len].map(|length| length as u32);
-    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its indices from. It skips rows whose position or slot is
-    // outside the cache.
+    let [rows, heads, kv_heads, slots, max_len] = [
+        shape.rows,
+        shape.heads,
+        shape.kv_heads,
+        shape.slots,
+        shape.max_len,
+    ]
+    .map(|length| length as u32);
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernel derives its
+    // indices from. It skips rows whose position or slot is outside the cache.
     unsafe {
         rotate_and_write::launch_unchecked(
             client,
@@ -101,7 +126,14 @@ pub fn rope_cache(client: &Client, shape: &AttentionShape, args: RopeCacheArgs) 
             args.queries,
             args.keys,
             args.values,
-            RopeLengthsLaunch::new(rows, heads, kv_heads, slots, max_len, shape.norm_epsilon.unwrap_or_default()),
+            RopeLengthsLaunch::new(
+                rows,
+                heads,
+                kv_heads,
+                slots,
+                max_len,
+                shape.norm_epsilon.unwrap_or_default(),
+            ),
             config,
             overlap::is_supported(client),
             shape.dtype.elem(),
@@ -114,17 +146,32 @@ pub fn rope_cache(client: &Client, shape: &AttentionShape, args: RopeCacheArgs) 
 /// Checks everything that the kernel assumes of its operands and the device.
 fn check(client: &Client, shape: &AttentionShape, args: &RopeCacheArgs) -> Result<(), KernelError> {
     shape.dtype.expect_on(client)?;
-    expect_length(shape, "qkv", shape.rows * shape.qkv_columns(), args.qkv.len())?;
+    expect_length(
+        shape,
+        "qkv",
+        shape.rows * shape.qkv_columns(),
+        args.qkv.len(),
+    )?;
     shape.expect_cache(&args.state, &args.keys, &args.values)?;
     shape.expect_parameters([&args.cos, &args.sin], [&args.q_norm, &args.k_norm])?;
-    expect_length(shape, "queries", shape.rows * shape.heads * shape.head_dim, args.queries.len())
+    expect_length(
+        shape,
+        "queries",
+        shape.rows * shape.heads * shape.head_dim,
+        args.queries.len(),
+    )
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
 }
 
-/// `lanes` units have one head of q, k or v of one row, in the order of `qkv`; each has every `lanes`th vector of it.
+/// `lanes` units have one head of q, k or v of one row, in the order of `qkv`; each has every
+/// `lanes`th vector of it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn rotate_and_write<F: Float, N: Size>(
     qkv: &[Vector<F, N>],
@@ -146,15 +193,23 @@ fn rotate_and_write<F: Float, N: Size>(
     let unit = u32::cast_from(ABSOLUTE_POS);
     let lane = unit % lanes;
     let heads = lengths.heads + 2 * lengths.kv_heads;
-    // Units past the last row repeat it without writing, because all lanes of a plane must take part in a shuffle.
+    // Units past the last row repeat it without writing, because all lanes of a plane must take
+    // part in a shuffle.
     let own_row = unit / lanes / heads;
     let row = min(own_row, lengths.rows - 1);
     let head = unit / lanes % heads;
     let words = row * comptime!(Row::WORDS as u32);
     let position = state[(words + comptime!(Row::POSITION as u32)) as usize];
     let slot = u32::cast_from(state[(words + comptime!(Row::SLOT as u32)) as usize]);
-    let is_there = own_row < lengths.rows && position >= 0 && u32::cast_from(position) < lengths.max_len && slot < lengths.slots;
-    let position = if is_there { u32::cast_from(position) } else { 0u32.runtime() };
+    let is_there = own_row < lengths.rows
+        && position >= 0
+        && u32::cast_from(position) < lengths.max_len
+        && slot < lengths.slots;
+    let position = if is_there {
+        u32::cast_from(position)
+    } else {
+        0u32.runtime()
+    };
     let first = ((row * heads + head) * vectors) as usize;
     let is_query = head < lengths.heads;
     let is_value = head >= lengths.heads + lengths.kv_heads;
@@ -173,7 +228,8 @@ fn rotate_and_write<F: Float, N: Size>(
             squares += select(vector < vectors, sum, 0.0f32.runtime());
         }
         squares = plane_total(squares, config.lanes);
-        factor = (squares / comptime!((config.vectors * config.size) as f32) + lengths.epsilon).inverse_sqrt();
+        factor = (squares / comptime!((config.vectors * config.size) as f32) + lengths.epsilon)
+            .inverse_sqrt();
     }
 
     if is_there {
@@ -189,12 +245,18 @@ fn rotate_and_write<F: Float, N: Size>(
                         if vector < 2 * half {
                             let is_first = vector < half;
                             let partner = select(is_first, vector + half, vector - half);
-                            let y = normalised(qkv, &q_norm, &k_norm, first, partner, factor, is_query);
-                            let angle = ((position * half + vector % half) * comptime!(config.size as u32)) as usize;
+                            let y =
+                                normalised(qkv, &q_norm, &k_norm, first, partner, factor, is_query);
+                            let angle = ((position * half + vector % half)
+                                * comptime!(config.size as u32))
+                                as usize;
                             #[unroll]
                             for i in 0..config.size {
                                 let other = select(is_first, -y.extract(i), y.extract(i));
-                                rotated.insert(i, x.extract(i) * cos[angle + i] + other * sin[angle + i]);
+                                rotated.insert(
+                                    i,
+                                    x.extract(i) * cos[angle + i] + other * sin[angle + i],
+                                );
                             }
                         }
                     }
@@ -204,7 +266,8 @@ fn rotate_and_write<F: Float, N: Size>(
                     queries[((row * lengths.heads + head) * vectors + vector) as usize] = out;
                 } else {
                     let kv_head = (head - lengths.heads) % lengths.kv_heads;
-                    let cache = (slot * lengths.kv_heads + kv_head) as usize * (lengths.max_len * vectors) as usize;
+                    let cache = (slot * lengths.kv_heads + kv_head) as usize
+                        * (lengths.max_len * vectors) as usize;
                     let place = cache + (position * vectors + vector) as usize;
                     if is_value {
                         values[place] = out;
@@ -232,7 +295,11 @@ fn normalised<F: Float, N: Size>(
     #[comptime]
     match (q_norm, k_norm) {
         (ComptimeOption::Some(q_norm), ComptimeOption::Some(k_norm)) => {
-            let weight = if is_query { q_norm[vector as usize] } else { k_norm[vector as usize] };
+            let weight = if is_query {
+                q_norm[vector as usize]
+            } else {
+                k_norm[vector as usize]
+            };
             x * Vector::<f32, N>::new(factor) * Vector::<f32, N>::cast_from(weight)
         }
         _ => x,

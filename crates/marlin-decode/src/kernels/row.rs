@@ -15,13 +15,17 @@ pub struct Row {
     pub top_k: u32,
     /// The divisor of the logits; at 0 the most likely token is always chosen.
     pub temperature: f32,
-    /// Top-p: only the most likely tokens that together reach this probability may be chosen; 1 for all.
+    /// Top-p: only the most likely tokens that together reach this probability may be chosen; 1 for
+    /// all.
     pub top_p: f32,
-    /// Positive logits of tokens that occurred before are divided by this, negative ones multiplied; 1 for no penalty.
+    /// Positive logits of tokens that occurred before are divided by this, negative ones
+    /// multiplied; 1 for no penalty.
     pub repetition_penalty: f32,
-    /// Min-p: only tokens at least this many times as likely as the most likely one may be chosen; 0 for all.
+    /// Min-p: only tokens at least this many times as likely as the most likely one may be chosen;
+    /// 0 for all.
     pub min_p: f32,
-    /// True if the slot's bitmap of suppressed tokens counts: none of them may be chosen. False if there are none.
+    /// True if the slot's bitmap of suppressed tokens counts: none of them may be chosen. False if
+    /// there are none.
     pub suppresses: bool,
 }
 
@@ -103,7 +107,12 @@ impl Row {
 
     /// A token of a prompt: it is only read, so that it needs no sampling.
     pub fn of_prompt(token: u32, position: u32, slot: u32) -> Self {
-        Self { token, state: RowState::At(position), slot, ..Self::IDLE }
+        Self {
+            token,
+            state: RowState::At(position),
+            slot,
+            ..Self::IDLE
+        }
     }
 
     /// Returns the row as the words of the device's tensor.
@@ -146,7 +155,13 @@ mod tests {
 
     #[test]
     fn a_row_comes_back_from_its_words() {
-        for state in [RowState::At(0), RowState::At(131_071), RowState::Idle, RowState::Failed, RowState::WindowFull] {
+        for state in [
+            RowState::At(0),
+            RowState::At(131_071),
+            RowState::Idle,
+            RowState::Failed,
+            RowState::WindowFull,
+        ] {
             let row = Row {
                 token: 128_255,
                 state,

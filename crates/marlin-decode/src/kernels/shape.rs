@@ -17,10 +17,20 @@ pub struct RowsShape {
 
 impl RowsShape {
     /// Checks that `end`, one past the last index used, is at most `limit`.
-    pub(super) fn expect_within(&self, what: &'static str, end: usize, limit: usize) -> Result<(), KernelError> {
+    pub(super) fn expect_within(
+        &self,
+        what: &'static str,
+        end: usize,
+        limit: usize,
+    ) -> Result<(), KernelError> {
         match end <= limit {
             true => Ok(()),
-            false => Err(KernelError::Outside { what, problem: self.to_string(), end, limit }),
+            false => Err(KernelError::Outside {
+                what,
+                problem: self.to_string(),
+                end,
+                limit,
+            }),
         }
     }
 }
@@ -31,19 +41,35 @@ impl fmt::Display for RowsShape {
     }
 }
 
-/// The bytes of shared memory that a cube may use. On the CPU it is ordinary memory, without a limit.
+/// The bytes of shared memory that a cube may use. On the CPU it is ordinary memory, without a
+/// limit.
 pub(super) fn shared_memory(client: &Client) -> usize {
-    if Target::of(client).runtime == Runtime::Cpu { usize::MAX } else { client.properties().hardware.max_shared_memory_size }
+    if Target::of(client).runtime == Runtime::Cpu {
+        usize::MAX
+    } else {
+        client.properties().hardware.max_shared_memory_size
+    }
 }
 
-/// The most units of a cube for a row of values: on the CPU one, as one core runs a whole cube there.
+/// The most units of a cube for a row of values: on the CPU one, as one core runs a whole cube
+/// there.
 pub(super) fn most_units(client: &Client) -> usize {
-    if Target::of(client).runtime == Runtime::Cpu { 1 } else { client.properties().hardware.max_units_per_cube as usize }
+    if Target::of(client).runtime == Runtime::Cpu {
+        1
+    } else {
+        client.properties().hardware.max_units_per_cube as usize
+    }
 }
 
-/// Returns the reason why a client's device cannot run the kernels of a step with activations of a dtype; `None` if it can.
+/// Returns the reason why a client's device cannot run the kernels of a step with activations of a
+/// dtype; `None` if it can.
 pub fn lacks(client: &Client, dtype: ActivationDtype) -> Option<&'static str> {
-    let computes = |elem: ElemType| client.features().type_usage(elem).contains(TypeUsage::Arithmetic);
+    let computes = |elem: ElemType| {
+        client
+            .features()
+            .type_usage(elem)
+            .contains(TypeUsage::Arithmetic)
+    };
     if !computes(dtype.elem()) {
         return Some("the device has no arithmetic in the activations' dtype");
     }

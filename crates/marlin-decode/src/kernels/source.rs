@@ -9,8 +9,13 @@ use marlin_kernels::inspect::{Source, buffer, cuda_text, optional, properties, s
 use marlin_kernels::overlap;
 use marlin_kernels::planes::Planes;
 
-/// Generates the CUDA source of RMSNorm for rows of `features` values, with the addition to the residual stream.
-pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+/// Generates the CUDA source of RMSNorm for rows of `features` values, with the addition to the
+/// residual stream.
+pub fn rms_norm_source(
+    features: usize,
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<Source, CompilationError> {
     let size = 16 / dtype.elem().size();
     let vectors = features / size;
     let units = cube_units(vectors, Planes::NVIDIA, 1024);
@@ -35,7 +40,10 @@ pub fn rms_norm_source(features: usize, dtype: ActivationDtype, capability: u32)
 }
 
 /// Generates the CUDA source of SwiGLU.
-pub fn silu_mul_source(dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+pub fn silu_mul_source(
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<Source, CompilationError> {
     let kernel = SiluMulRows::new(
         settings(256, ExecutionMode::Checked),
         properties(capability),

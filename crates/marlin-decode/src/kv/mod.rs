@@ -14,21 +14,37 @@ pub struct LayerCache<'a> {
     pub values: &'a mut Tensor<4>,
 }
 
-/// Allocates the keys or the values of a layer, [slots, kv_heads, max_len, head_dim], filled with zeros.
+/// Allocates the keys or the values of a layer, [slots, kv_heads, max_len, head_dim], filled with
+/// zeros.
 pub fn cache(shape: [usize; 4], dtype: FloatDType, device: &Device) -> Tensor<4> {
-    // A tensor of several dimensions may be allocated with gaps between its rows, but kernels that write in place need contiguous memory.
-    Tensor::<1>::zeros([shape.iter().product::<usize>()], (device, DType::from(dtype))).reshape(shape)
+    // A tensor of several dimensions may be allocated with gaps between its rows, but kernels that
+    // write in place need contiguous memory.
+    Tensor::<1>::zeros(
+        [shape.iter().product::<usize>()],
+        (device, DType::from(dtype)),
+    )
+    .reshape(shape)
 }
 
-/// Writes keys or values `new` [1, kv_heads, seq, head_dim] to positions `start..start + seq` of a slot of a cache.
+/// Writes keys or values `new` [1, kv_heads, seq, head_dim] to positions `start..start + seq` of a
+/// slot of a cache.
 ///
 /// # Panics
 /// Panics if the slot or the positions are outside the cache.
 pub fn write_cache(cache: &mut Tensor<4>, new: Tensor<4>, slot: usize, start: usize) {
     let ([slots, _, max_len, _], seq) = (cache.dims(), new.dims()[2]);
-    assert!(slot < slots && start + seq <= max_len, "slot {slot} of {slots}, positions {start}..{} of {max_len}", start + seq);
+    assert!(
+        slot < slots && start + seq <= max_len,
+        "slot {slot} of {slots}, positions {start}..{} of {max_len}",
+        start + seq
+    );
     cache.inplace(|cache| match takes(&cache) {
-        true => Tensor::from_dispatch(Dispatch::decode_write_cache(cache.into_dispatch(), new.into_dispatch(), slot, start)),
+        true => Tensor::from_dispatch(Dispatch::decode_write_cache(
+            cache.into_dispatch(),
+            new.into_dispatch(),
+            slot,
+            start,
+        )),
         false => assign(cache, new, slot, start),
     });
 }
@@ -36,5 +52,8 @@ pub fn write_cache(cache: &mut Tensor<4>, new: Tensor<4>, slot: usize, start: us
 /// As [`write_cache`], in Burn's own operations.
 fn assign(cache: Tensor<4>, new: Tensor<4>, slot: usize, start: usize) -> Tensor<4> {
     let [_, heads, seq, head_dim] = new.dims();
-    cache.slice_assign([slot..slot + 1, 0..heads, start..start + seq, 0..head_dim], new)
+    cache.slice_assign(
+        [slot..slot + 1, 0..heads, start..start + seq, 0..head_dim],
+        new,
+    )
 }

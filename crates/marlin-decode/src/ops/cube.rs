@@ -1,13 +1,17 @@
 //! The operations on CubeCL runtimes.
 
+mod attention;
+mod linear;
+
 use super::DecodeBackend;
-use crate::kernels::attention::{self, AttentionArgs, AttentionPass, AttentionPlan, AttentionShape, AttentionTarget};
-use crate::kernels::flash::{self, FlashArgs};
+use crate::kernels::attention::{AttentionPass, AttentionShape};
 use crate::kernels::sample::{self, SampleArgs, SampleShape};
-use crate::kernels::{self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RopeCacheArgs, RowsShape, SiluMulArgs};
+use crate::kernels::{
+    self, CacheShape, EmbedArgs, LikelihoodArgs, RmsNormArgs, RowsShape, SiluMulArgs,
+};
+use attention::AttentionTensors;
 use burn::backend::DispatchDevice;
 use burn::backend::TensorMetadata;
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Device, Shape};
@@ -17,30 +21,24 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::FusionTensor;
-use burn_marlin::backend::cube::{self, Reading, buffer, empty, launch_linear, launched, weight_buffers, weight_problem};
-use burn_marlin::backend::{OptionalFloat, QuantTensors, activation_dtype, linear_shape};
+use burn_marlin::backend::cube::{self, Reading, buffer, empty, launched};
+use burn_marlin::backend::{OptionalFloat, QuantTensors, activation_dtype};
 use bytemuck::cast_slice;
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::ServerError;
-use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems};
-use cubek::matmul::launch::launch_ref;
-use cubek::matmul::multi_level::Strategy;
-use cubek::matmul::routine::BlueprintStrategy;
-use cubek::std::InputBinding;
-use marlin_format::{WeightDescriptor, WeightTensors};
+use linear::{Normed, many_rows, norm_linear};
+use marlin_format::WeightDescriptor;
 use marlin_kernels::matmul::head::{self, HeadOperands};
-use marlin_kernels::{
-    ActivationDtype, Epilogue, EpilogueStage, FloatProblem, Kernel, KernelError, NormOperands, Operands, Prologue, PrologueStage, Runtime,
-    Target, plan,
-};
-
-/// The compute capability from which on cards have the tensor memory accelerator.
-const TMA_CAPABILITY: u32 = 90;
+use marlin_kernels::{ActivationDtype, Epilogue, FloatProblem, Kernel, Runtime, Target, plan};
 
 impl DecodeBackend for CubeBackend {
-    fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn decode_rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
         norm(x, None, weight, epsilon)
     }
 
@@ -51,7 +49,11 @@ impl DecodeBackend for CubeBackend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let residual = into_contiguous(residual);
-        let residual = if residual.can_mut() { residual } else { residual.copy() };
+        let residual = if residual.can_mut() {
+            residual
+        } else {
+            residual.copy()
+        };
         (norm(x, Some(&residual), weight, epsilon), residual)
     }
 
@@ -65,8 +67,19 @@ impl DecodeBackend for CubeBackend {
         bias: OptionalFloat<Self>,
         epilogue: Epilogue,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let normed = Normed { x, residual, norm, epsilon };
-        launched(norm_linear(normed, weight.into(), &descriptor, bias.into_option(), epilogue))
+        let normed = Normed {
+            x,
+            residual,
+            norm,
+            epsilon,
+        };
+        launched(norm_linear(
+            normed,
+            weight.into(),
+            &descriptor,
+            bias.into_option(),
+            epilogue,
+        ))
     }
 
     fn decode_silu_mul(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -76,7 +89,14 @@ impl DecodeBackend for CubeBackend {
         shape[last] /= 2;
         let out = empty(&gate_up, shape, gate_up.dtype);
         let (client, shape) = (gate_up.client.clone(), rows_shape(&out));
-        launched(kernels::silu_mul(&client, &shape, SiluMulArgs { gate_up: buffer(gate_up), out: buffer(out.clone()) }));
+        launched(kernels::silu_mul(
+            &client,
+            &shape,
+            SiluMulArgs {
+                gate_up: buffer(gate_up),
+                out: buffer(out.clone()),
+            },
+        ));
         out
     }
 
@@ -84,21 +104,36 @@ impl DecodeBackend for CubeBackend {
         let [vocab, features] = table.shape().dims();
         let out = empty(&table, Shape::new([rows.shape()[0], features]), table.dtype);
         let (client, shape) = (table.client.clone(), rows_shape(&out));
-        let args = EmbedArgs { table: buffer(table), row_state: buffer(rows), out: buffer(out.clone()) };
+        let args = EmbedArgs {
+            table: buffer(table),
+            row_state: buffer(rows),
+            out: buffer(out.clone()),
+        };
         launched(kernels::embed(&client, &shape, vocab, args));
         out
     }
 
     fn decode_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([m, k], [_, n]) = (x.shape().dims(), weight.shape().dims());
-        let problem = FloatProblem { m, k, n, dtype: dtype_of(&x) };
+        let problem = FloatProblem {
+            m,
+            k,
+            n,
+            dtype: dtype_of(&x),
+        };
         let (client, x) = (x.client.clone(), aligned(x));
         let kernel = plan(problem, &Target::of(&client)).kernel;
         // With these strides the transposed tensor is contiguous.
         let is_table = **weight.meta.strides() == [1, k] && is_aligned(&weight);
-        let (Kernel::Head(kernel), true) = (kernel, is_table) else { return many_rows(x, weight) };
+        let (Kernel::Head(kernel), true) = (kernel, is_table) else {
+            return many_rows(x, weight);
+        };
         let out = empty(&x, Shape::new([m, n]), x.dtype);
-        let operands = HeadOperands { x: x.into_buffer_arg(), weight: weight.into_buffer_arg(), out: out.clone().into_buffer_arg() };
+        let operands = HeadOperands {
+            x: x.into_buffer_arg(),
+            weight: weight.into_buffer_arg(),
+            out: out.clone().into_buffer_arg(),
+        };
         launched(head::launch(&client, &problem, kernel, operands));
         out
     }
@@ -114,18 +149,45 @@ impl DecodeBackend for CubeBackend {
         })
     }
 
-    fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self> {
+    fn decode_write_cache(
+        cache: FloatTensor<Self>,
+        new: FloatTensor<Self>,
+        slot: usize,
+        start: usize,
+    ) -> FloatTensor<Self> {
         let [slots, kv_heads, max_len, head_dim] = cache.shape().dims();
-        let cache_shape = CacheShape { slots, kv_heads, max_len, head_dim };
+        let cache_shape = CacheShape {
+            slots,
+            kv_heads,
+            max_len,
+            head_dim,
+        };
         let (client, shape) = (new.client.clone(), rows_shape(&new));
-        launched(kernels::write_cache(&client, &shape, &cache_shape, [slot, start], buffer(new), in_place(&cache)));
+        launched(kernels::write_cache(
+            &client,
+            &shape,
+            &cache_shape,
+            [slot, start],
+            buffer(new),
+            in_place(&cache),
+        ));
         cache
     }
 
-    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self> {
+    fn decode_write_words(
+        state: IntTensor<Self>,
+        first: usize,
+        words: Vec<i32>,
+    ) -> IntTensor<Self> {
         let after = state.shape().num_elements() - first - words.len();
-        let handle = state.handle.clone().offset_start(4 * first as u64).offset_end(4 * after as u64);
-        state.client.write(&handle, Bytes::from_bytes_vec(cast_slice(&words).to_vec()));
+        let handle = state
+            .handle
+            .clone()
+            .offset_start(4 * first as u64)
+            .offset_end(4 * after as u64);
+        state
+            .client
+            .write(&handle, Bytes::from_bytes_vec(cast_slice(&words).to_vec()));
         state
     }
 
@@ -141,7 +203,15 @@ impl DecodeBackend for CubeBackend {
         words: IntTensor<Self>,
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let operands = AttentionTensors { qkv, rows, keys, values, cos, sin, norms: [q_norm, k_norm].map(OptionalFloat::into_option) };
+        let operands = AttentionTensors {
+            qkv,
+            rows,
+            keys,
+            values,
+            cos,
+            sin,
+            norms: [q_norm, k_norm].map(OptionalFloat::into_option),
+        };
         let out = match shape.pass {
             AttentionPass::Step => operands.step(words, &shape),
             AttentionPass::Prompt => operands.prompt(words, &shape),
@@ -149,11 +219,18 @@ impl DecodeBackend for CubeBackend {
         (launched(out), operands.keys, operands.values)
     }
 
-    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+    fn decode_log_likelihoods(
+        logits: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
         let logits = into_contiguous(logits);
         let (client, shape) = (logits.client.clone(), rows_shape(&logits));
         let out = empty(&logits, Shape::new([shape.rows]), DType::F32);
-        let args = LikelihoodArgs { logits: buffer(logits), tokens: buffer(tokens), out: buffer(out.clone()) };
+        let args = LikelihoodArgs {
+            logits: buffer(logits),
+            tokens: buffer(tokens),
+            out: buffer(out.clone()),
+        };
         launched(kernels::log_likelihoods(&client, &shape, args));
         out
     }
@@ -165,93 +242,35 @@ impl DecodeBackend for CubeBackend {
         max_len: usize,
     ) -> (IntTensor<Self>, IntTensor<Self>) {
         let [count, vocab] = logits.shape().dims();
-        let shape = SampleShape { rows: count, vocab, slots: bitmaps.shape()[0] / sample::BITMAPS, max_len, dtype: dtype_of(&logits) };
-        let workspace = empty(&logits, Shape::new([sample::workspace_words(&shape).max(1)]), DType::I32);
+        let shape = SampleShape {
+            rows: count,
+            vocab,
+            slots: bitmaps.shape()[0] / sample::BITMAPS,
+            max_len,
+            dtype: dtype_of(&logits),
+        };
+        let workspace = empty(
+            &logits,
+            Shape::new([sample::workspace_words(&shape).max(1)]),
+            DType::I32,
+        );
         let client = logits.client.clone();
-        let args = SampleArgs { logits: buffer(logits), state: in_place(&rows), bitmaps: in_place(&bitmaps), workspace: buffer(workspace) };
+        let args = SampleArgs {
+            logits: buffer(logits),
+            state: in_place(&rows),
+            bitmaps: in_place(&bitmaps),
+            workspace: buffer(workspace),
+        };
         launched(sample::sample(&client, &shape, args));
         (rows, bitmaps)
     }
 }
 
-/// The operands of an attention.
-struct AttentionTensors {
-    qkv: CubeTensor,
-    rows: CubeTensor,
-    keys: CubeTensor,
-    values: CubeTensor,
-    cos: CubeTensor,
-    sin: CubeTensor,
-    /// Of queries, and of keys.
-    norms: [Option<CubeTensor>; 2],
-}
-
-impl AttentionTensors {
-    /// Returns the attention of a step.
-    fn step(&self, tickets: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
-        self.attend(self.qkv.clone(), tickets, shape)
-    }
-
-    /// Returns the attention of prompts: on tensor cores where the device has them, else row by row.
-    fn prompt(&self, tiles: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
-        let client = &self.qkv.client;
-        let queries = empty(&self.qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), self.qkv.dtype);
-        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
-        let args = RopeCacheArgs {
-            qkv: buffer(self.qkv.clone()),
-            state: buffer(self.rows.clone()),
-            cos: buffer(self.cos.clone()),
-            sin: buffer(self.sin.clone()),
-            q_norm,
-            k_norm,
-            queries: buffer(queries.clone()),
-            keys: in_place(&self.keys),
-            values: in_place(&self.values),
-        };
-        kernels::rope_cache(client, shape, args)?;
-        if !flash::takes(client, shape.dtype, shape.head_dim) {
-            // Rows of prompts take no tickets.
-            return self.attend(queries, tiles, shape);
-        }
-        let out = empty(&queries, queries.shape(), queries.dtype);
-        let args = FlashArgs {
-            queries: buffer(queries),
-            state: buffer(self.rows.clone()),
-            tiles: buffer(tiles),
-            keys: in_place(&self.keys),
-            values: in_place(&self.values),
-            out: buffer(out.clone()),
-        };
-        flash::flash(client, shape, args)?;
-        Ok(out)
-    }
-
-    fn attend(&self, qkv: CubeTensor, tickets: CubeTensor, shape: &AttentionShape) -> Result<CubeTensor, KernelError> {
-        let client = self.qkv.client.clone();
-        let plan = AttentionPlan::new(shape, &AttentionTarget::of(&client))?;
-        let out = empty(&qkv, Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
-        let partials = empty(&qkv, Shape::new([plan.partials().max(1)]), DType::F32);
-        let [q_norm, k_norm] = self.norms.clone().map(|norm| norm.map(buffer));
-        let args = AttentionArgs {
-            qkv: buffer(qkv),
-            state: buffer(self.rows.clone()),
-            keys: in_place(&self.keys),
-            values: in_place(&self.values),
-            cos: buffer(self.cos.clone()),
-            sin: buffer(self.sin.clone()),
-            q_norm,
-            k_norm,
-            out: buffer(out.clone()),
-            partials: buffer(partials),
-            tickets: in_place(&tickets),
-        };
-        attention::attention(&client, shape, args)?;
-        Ok(out)
-    }
-}
-
 /// The client of a CubeCL device without autodiff.
-#[allow(unreachable_patterns, reason = "without Flex all devices are CubeCL devices")]
+#[allow(
+    unreachable_patterns,
+    reason = "without Flex all devices are CubeCL devices"
+)]
 pub(crate) fn client(device: &Device) -> Option<Client> {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) => Some(cube.client()),
@@ -265,69 +284,44 @@ pub(crate) struct WordsRead(Reading);
 /// Starts to copy an i32 tensor to the host, after the work submitted to its stream before.
 pub(crate) fn start_reading(tensor: FusionTensor<FusionCubeRuntime>) -> WordsRead {
     let client = tensor.client.clone();
-    WordsRead(cube::start_reading(client.resolve_tensor_int::<CubeBackend>(tensor)))
+    WordsRead(cube::start_reading(
+        client.resolve_tensor_int::<CubeBackend>(tensor),
+    ))
 }
 
 impl WordsRead {
     pub(crate) fn wait(self) -> Result<Vec<i32>, ServerError> {
         let bytes = self.0.wait()?;
-        Ok(bytes.as_chunks().0.iter().map(|&word| i32::from_le_bytes(word)).collect())
+        Ok(bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&word| i32::from_le_bytes(word))
+            .collect())
     }
 }
 
-fn norm(x: CubeTensor, residual: Option<&CubeTensor>, weight: CubeTensor, epsilon: f64) -> CubeTensor {
+fn norm(
+    x: CubeTensor,
+    residual: Option<&CubeTensor>,
+    weight: CubeTensor,
+    epsilon: f64,
+) -> CubeTensor {
     let x = into_contiguous(x);
     let out = empty(&x, x.shape(), x.dtype);
     let (client, shape) = (x.client.clone(), rows_shape(&x));
-    let args = RmsNormArgs { x: buffer(x), residual: residual.map(in_place), weight: buffer(weight), out: buffer(out.clone()) };
+    let args = RmsNormArgs {
+        x: buffer(x),
+        residual: residual.map(in_place),
+        weight: buffer(weight),
+        out: buffer(out.clone()),
+    };
     launched(kernels::rms_norm(&client, &shape, epsilon as f32, args));
     out
 }
 
-/// The activations of a linear layer: the norm of `x + residual`.
-struct Normed {
-    x: CubeTensor,
-    residual: CubeTensor,
-    norm: CubeTensor,
-    epsilon: f64,
-}
-
-/// Runs one launch if the plan computes norm and epilogue in the matmul's kernel; otherwise the norm before it, and the epilogue after it.
-fn norm_linear(
-    normed: Normed,
-    weight: WeightTensors<CubeTensor>,
-    descriptor: &WeightDescriptor,
-    bias: Option<CubeTensor>,
-    epilogue: Epilogue,
-) -> Result<(CubeTensor, CubeTensor), KernelError> {
-    let Normed { x, residual, norm, epsilon } = normed;
-    let client = x.client.clone();
-    let problem = weight_problem(&weight, descriptor, x.shape().num_elements() / descriptor.k, x.dtype)?;
-    let problem = problem.with_prologue(Prologue::AddRmsNorm).with_epilogue(epilogue);
-    let plan = plan(problem, &Target::of(&client));
-    if plan.epilogue == EpilogueStage::After {
-        let (out, sum) = norm_linear(Normed { x, residual, norm, epsilon }, weight, descriptor, bias, Epilogue::None)?;
-        return Ok((CubeBackend::decode_silu_mul(out), sum));
-    }
-    if plan.prologue != PrologueStage::InKernel {
-        let (normalised, sum) = CubeBackend::decode_add_rms_norm(x, residual, norm, epsilon);
-        return Ok((launch_linear(normalised, weight, descriptor, bias, epilogue)?, sum));
-    }
-    let out_shape = linear_shape(&x.shape(), problem.outputs());
-    let (out, sum) = (empty(&x, out_shape, x.dtype), empty(&x, x.shape(), x.dtype));
-    let [x, residual, norm] = [x, residual, norm].map(|tensor| aligned(tensor).into_buffer_arg());
-    let operands = Operands {
-        x,
-        norm: Some(NormOperands { residual, weight: norm, sum: sum.clone().into_buffer_arg(), epsilon: epsilon as f32 }),
-        weight: weight_buffers(weight),
-        bias: bias.map(buffer),
-        out: out.clone().into_buffer_arg(),
-    };
-    marlin_kernels::launch(&client, &problem, &plan, operands)?;
-    Ok((out, sum))
-}
-
-/// Returns true if a tensor's memory is aligned to 16 bytes, as vector loads require. A view into another tensor may start anywhere.
+/// Returns true if a tensor's memory is aligned to 16 bytes, as vector loads require. A view into
+/// another tensor may start anywhere.
 fn is_aligned(tensor: &CubeTensor) -> bool {
     tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
 }
@@ -335,7 +329,11 @@ fn is_aligned(tensor: &CubeTensor) -> bool {
 /// Returns a contiguous tensor aligned to 16 bytes; a copy if `tensor` is not.
 fn aligned(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
-    if is_aligned(&tensor) { tensor } else { tensor.copy() }
+    if is_aligned(&tensor) {
+        tensor
+    } else {
+        tensor.copy()
+    }
 }
 
 /// The buffer of a tensor that a kernel writes in place.
@@ -343,7 +341,11 @@ fn aligned(tensor: CubeTensor) -> CubeTensor {
 /// # Panics
 /// Panics if the tensor is not contiguous, because the kernel would then write to a copy.
 fn in_place(tensor: &CubeTensor) -> BufferArg {
-    assert!(tensor.is_contiguous(), "a tensor {:?} that is written in place must be contiguous", tensor.shape());
+    assert!(
+        tensor.is_contiguous(),
+        "a tensor {:?} that is written in place must be contiguous",
+        tensor.shape()
+    );
     tensor.clone().into_buffer_arg()
 }
 
@@ -351,31 +353,15 @@ fn in_place(tensor: &CubeTensor) -> BufferArg {
 fn rows_shape(tensor: &CubeTensor) -> RowsShape {
     let shape = tensor.shape();
     let features = shape[shape.rank() - 1];
-    RowsShape { rows: shape.num_elements() / features.max(1), features, dtype: dtype_of(tensor) }
+    RowsShape {
+        rows: shape.num_elements() / features.max(1),
+        features,
+        dtype: dtype_of(tensor),
+    }
 }
 
-/// The dtype of a tensor. The functions of this crate call the operations only with activation dtypes.
+/// The dtype of a tensor. The functions of this crate call the operations only with activation
+/// dtypes.
 fn dtype_of(tensor: &CubeTensor) -> ActivationDtype {
     activation_dtype(tensor.dtype).unwrap_or(ActivationDtype::F32)
-}
-
-/// `x` [M, K] times `weight` [K, N], without autotuning: on the kernel of Burn's that was the fastest of 15 on an H200, Llama 2 7B in f16: 15.6 ms for a prompt
-/// of 64 tokens, 62 for 1024; the one of [`decode_matmul`](DecodeBackend::decode_matmul), which needs no copies by the tensor memory accelerator, takes 49.6 and 221.
-fn many_rows(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-    let client = x.client.clone();
-    if Target::of(&client).card.is_none_or(|card| card.capability < TMA_CAPABILITY) || x.dtype.size() != 2 {
-        return CubeBackend::decode_matmul(x, weight);
-    }
-    let ([m, _], [_, n]) = (x.shape().dims(), weight.shape().dims());
-    let (out, elem) = (empty(&x, Shape::new([m, n]), x.dtype), dtype_to_storage_type(x.dtype));
-    let input = |tensor: &CubeTensor| InputBinding::new(tensor.clone().binding(), elem);
-    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem, rhs: elem, out: elem });
-    let strategy = Strategy::SpecializedTmaMma(BlueprintStrategy::Inferred(().into()));
-    match launch_ref(&strategy.into(), &client, input(&x), input(&weight), out.clone().binding(), &mut dtypes) {
-        Ok(()) => out,
-        Err(error) => {
-            tracing::debug!(?error, m, n, "Burn chooses another matmul");
-            CubeBackend::decode_matmul(x, weight)
-        }
-    }
 }

@@ -33,7 +33,11 @@ trait Float: HostFloat + Element + Pod {}
 impl<T: HostFloat + Element + Pod> Float for T {}
 
 impl DecodeBackend for Flex {
-    fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+    fn decode_rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
         with_type!(x.dtype(), rms_norm(x, weight, epsilon))
     }
 
@@ -91,11 +95,20 @@ impl DecodeBackend for Flex {
         Self::float_matmul(lhs, rhs)
     }
 
-    fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self> {
+    fn decode_write_cache(
+        cache: FloatTensor<Self>,
+        new: FloatTensor<Self>,
+        slot: usize,
+        start: usize,
+    ) -> FloatTensor<Self> {
         with_type!(cache.dtype(), write_cache(cache, new, slot, start))
     }
 
-    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self> {
+    fn decode_write_words(
+        state: IntTensor<Self>,
+        first: usize,
+        words: Vec<i32>,
+    ) -> IntTensor<Self> {
         let mut state = owned(state);
         state.storage_mut::<i32>()[first..first + words.len()].copy_from_slice(&words);
         state
@@ -114,14 +127,24 @@ impl DecodeBackend for Flex {
         shape: AttentionShape,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let norms = q_norm.into_option().zip(k_norm.into_option());
-        with_type!(qkv.dtype(), attention(qkv, rows, keys, values, [cos, sin], norms, shape))
+        with_type!(
+            qkv.dtype(),
+            attention(qkv, rows, keys, values, [cos, sin], norms, shape)
+        )
     }
 
-    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+    fn decode_log_likelihoods(
+        logits: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
         let (rows, vocab) = (logits.shape()[0], logits.shape()[1]);
         let (logits, tokens) = (logits.to_contiguous(), tokens.to_contiguous());
         let (logits, tokens) = (to_f32(&logits), tokens.storage::<i32>());
-        let likelihoods = logits.chunks(vocab).zip(tokens).map(|(logits, &token)| log_likelihood(logits, token)).collect();
+        let likelihoods = logits
+            .chunks(vocab)
+            .zip(tokens)
+            .map(|(logits, &token)| log_likelihood(logits, token))
+            .collect();
         tensor::<f32>(likelihoods, Shape::new([rows]))
     }
 
@@ -137,7 +160,9 @@ impl DecodeBackend for Flex {
         let (states, _) = rows.storage_mut::<i32>().as_chunks_mut::<{ Row::WORDS }>();
         for (state, logits) in states.iter_mut().zip(to_f32(&logits).chunks(vocab)) {
             let mut row = Row::from_words(*state);
-            let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else { continue };
+            let Some(of_slot) = of_slots.chunks_mut(BITMAPS * words).nth(row.slot as usize) else {
+                continue;
+            };
             let (seen, suppressed) = of_slot.split_at_mut(words);
             sample_host(logits, &mut row, seen, suppressed, max_len as u32);
             *state = row.to_words();
@@ -153,12 +178,19 @@ fn log_likelihood(logits: &[f32], token: i32) -> f32 {
     }
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = logits.iter().map(|logit| (logit - best).exp()).sum();
-    logits.get(token as usize).map_or(f32::NAN, |logit| logit - best - sum.ln())
+    logits
+        .get(token as usize)
+        .map_or(f32::NAN, |logit| logit - best - sum.ln())
 }
 
-/// Returns a contiguous tensor that starts at the beginning of its memory; a copy if `tensor` is not one.
+/// Returns a contiguous tensor that starts at the beginning of its memory; a copy if `tensor` is
+/// not one.
 fn owned(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
-    if tensor.is_contiguous() && tensor.layout().start_offset() == 0 { tensor } else { tensor.to_contiguous() }
+    if tensor.is_contiguous() && tensor.layout().start_offset() == 0 {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
 }
 
 /// The values of a contiguous tensor of dtype `T`.
@@ -180,9 +212,16 @@ fn tensor<T: Float>(values: Vec<T>, shape: Shape) -> FloatTensor<Flex> {
     FloatTensor::<Flex>::from_data(TensorData::new(values, shape))
 }
 
-fn rms_norm<T: Float>(x: FloatTensor<Flex>, weight: FloatTensor<Flex>, epsilon: f64) -> FloatTensor<Flex> {
+fn rms_norm<T: Float>(
+    x: FloatTensor<Flex>,
+    weight: FloatTensor<Flex>,
+    epsilon: f64,
+) -> FloatTensor<Flex> {
     let (x, weight) = (x.to_contiguous(), as_type::<T>(weight));
-    tensor(host::rms_norm::<T>(values(&x), values(&weight), epsilon), x.shape())
+    tensor(
+        host::rms_norm::<T>(values(&x), values(&weight), epsilon),
+        x.shape(),
+    )
 }
 
 fn silu_mul<T: Float>(gate_up: FloatTensor<Flex>) -> FloatTensor<Flex> {
@@ -210,14 +249,26 @@ fn head<T: Float>(x: FloatTensor<Flex>, table: FloatTensor<Flex>) -> FloatTensor
     let ([rows, features], [columns, _]) = (x.shape().dims(), table.shape().dims());
     let x = x.to_contiguous();
     let table = &table.storage::<T>()[..columns * features];
-    tensor(host_head::head::<T>(values(&x), table, features), Shape::new([rows, columns]))
+    tensor(
+        host_head::head::<T>(values(&x), table, features),
+        Shape::new([rows, columns]),
+    )
 }
 
-fn write_cache<T: Float>(cache: FloatTensor<Flex>, new: FloatTensor<Flex>, slot: usize, start: usize) -> FloatTensor<Flex> {
-    let ([_, heads, max_len, head_dim], [_, _, seq, _]) = (cache.shape().dims(), new.shape().dims());
+fn write_cache<T: Float>(
+    cache: FloatTensor<Flex>,
+    new: FloatTensor<Flex>,
+    slot: usize,
+    start: usize,
+) -> FloatTensor<Flex> {
+    let ([_, heads, max_len, head_dim], [_, _, seq, _]) =
+        (cache.shape().dims(), new.shape().dims());
     let (mut cache, new) = (owned(cache), as_type::<T>(new));
     let memory = cache.storage_mut::<T>();
-    for (head, new) in values::<T>(&new).chunks_exact((seq * head_dim).max(1)).enumerate() {
+    for (head, new) in values::<T>(&new)
+        .chunks_exact((seq * head_dim).max(1))
+        .enumerate()
+    {
         let place = ((slot * heads + head) * max_len + start) * head_dim;
         memory[place..place + new.len()].copy_from_slice(new);
     }
@@ -233,17 +284,41 @@ fn attention<T: Float>(
     norms: Option<(FloatTensor<Flex>, FloatTensor<Flex>)>,
     shape: AttentionShape,
 ) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
-    let (qkv, [cos, sin]) = (qkv.to_contiguous(), tables.map(|table| table.to_contiguous()));
+    let (qkv, [cos, sin]) = (
+        qkv.to_contiguous(),
+        tables.map(|table| table.to_contiguous()),
+    );
     let norms = norms.map(|(q, k)| [as_type::<T>(q), as_type::<T>(k)]);
     let (mut keys, mut cache_values) = (owned(keys), owned(cache_values));
-    let attention =
-        Attention { shape, cos: cos.storage(), sin: sin.storage(), norms: norms.as_ref().map(|norms| norms.each_ref().map(values::<T>)) };
-    let out = attention.run(values(&qkv), &rows_of(&rows), keys.storage_mut(), cache_values.storage_mut());
-    (tensor::<T>(out, Shape::new([shape.rows, shape.heads * shape.head_dim])), keys, cache_values)
+    let attention = Attention {
+        shape,
+        cos: cos.storage(),
+        sin: sin.storage(),
+        norms: norms
+            .as_ref()
+            .map(|norms| norms.each_ref().map(values::<T>)),
+    };
+    let out = attention.run(
+        values(&qkv),
+        &rows_of(&rows),
+        keys.storage_mut(),
+        cache_values.storage_mut(),
+    );
+    (
+        tensor::<T>(out, Shape::new([shape.rows, shape.heads * shape.head_dim])),
+        keys,
+        cache_values,
+    )
 }
 
 /// A step's rows.
 fn rows_of(rows: &IntTensor<Flex>) -> Vec<Row> {
     let rows = rows.to_contiguous();
-    rows.storage::<i32>().as_chunks().0.iter().copied().map(Row::from_words).collect()
+    rows.storage::<i32>()
+        .as_chunks()
+        .0
+        .iter()
+        .copied()
+        .map(Row::from_words)
+        .collect()
 }

@@ -10,15 +10,18 @@ use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Shape};
-use burn_marlin::backend::{OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape};
+use burn_marlin::backend::{
+    OptionalFloat, OptionalFloatMetadata, QuantTensors, QuantTensorsMetadata, linear_shape,
+};
 use marlin_format::WeightDescriptor;
 use marlin_kernels::Epilogue;
 
 /// A backend with the operations of a decode step.
 ///
-/// An operation that returns one of its operands writes it in place. A cache or a step's state is written in place even if other tensors share its
-/// memory, because recorded graphs read and write the same memory. Backends do not check shapes: the functions of this crate do so before they call
-/// an operation.
+/// An operation that returns one of its operands writes it in place. A cache or a step's state is
+/// written in place even if other tensors share its memory, because recorded graphs read and write
+/// the same memory. Backends do not check shapes: the functions of this crate do so before they
+/// call an operation.
 #[backend_extension(
     Cube: cfg(feature = "cubecl-runtime"),
     Flex: cfg(feature = "flex"),
@@ -27,7 +30,11 @@ use marlin_kernels::Epilogue;
 pub trait DecodeBackend: Backend {
     /// RMSNorm over the last dimension.
     #[fusion(dtype = x, shape = x)]
-    fn decode_rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self>;
+    fn decode_rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self>;
 
     /// The RMSNorm of `residual + x`, and that sum.
     #[fusion(meta = |x: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &f64| (x.clone(), x.clone()))]
@@ -40,7 +47,10 @@ pub trait DecodeBackend: Backend {
 
     /// A linear layer applied to the RMSNorm of `residual + x`, with an epilogue, and that sum.
     #[fusion(meta = norm_linear_spec)]
-    #[allow(clippy::too_many_arguments, reason = "the operands of a norm and of a linear layer")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the operands of a norm and of a linear layer"
+    )]
     fn decode_norm_linear(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -68,18 +78,28 @@ pub trait DecodeBackend: Backend {
     #[fusion(meta = product_spec)]
     fn decode_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// Writes `new` [1, kv_heads, seq, head_dim] to a cache at slot `slot`, from position `start` on.
+    /// Writes `new` [1, kv_heads, seq, head_dim] to a cache at slot `slot`, from position `start`
+    /// on.
     #[fusion(meta = |cache: &TensorSpec, _: &TensorSpec, _: &usize, _: &usize| cache.clone())]
-    fn decode_write_cache(cache: FloatTensor<Self>, new: FloatTensor<Self>, slot: usize, start: usize) -> FloatTensor<Self>;
+    fn decode_write_cache(
+        cache: FloatTensor<Self>,
+        new: FloatTensor<Self>,
+        slot: usize,
+        start: usize,
+    ) -> FloatTensor<Self>;
 
     /// Writes words to a step's state, from word `first` on.
     #[fusion(meta = |state: &TensorSpec, _: &usize, _: &Vec<i32>| state.clone())]
-    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>) -> IntTensor<Self>;
+    fn decode_write_words(state: IntTensor<Self>, first: usize, words: Vec<i32>)
+    -> IntTensor<Self>;
 
-    /// The attention of a step or of prompts, by the shape's pass; returns the output, the keys and the values. `words` are the tickets of a step, or the tiles
-    /// of prompts.
+    /// The attention of a step or of prompts, by the shape's pass; returns the output, the keys and
+    /// the values. `words` are the tickets of a step, or the tiles of prompts.
     #[fusion(meta = attention_spec)]
-    #[allow(clippy::too_many_arguments, reason = "attention has this many operands")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "attention has this many operands"
+    )]
     fn decode_attention(
         qkv: FloatTensor<Self>,
         rows: IntTensor<Self>,
@@ -95,9 +115,13 @@ pub trait DecodeBackend: Backend {
 
     /// The log-likelihood of a token under each row of logits; f32.
     #[fusion(meta = |logits: &TensorSpec, _: &TensorSpec| TensorSpec::new(Shape::new([logits.shape[0]]), DType::F32))]
-    fn decode_log_likelihoods(logits: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
+    fn decode_log_likelihoods(
+        logits: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
 
-    /// Chooses the next token of each row; returns the rows, and the bitmaps of tokens of the slots.
+    /// Chooses the next token of each row; returns the rows, and the bitmaps of tokens of the
+    /// slots.
     #[fusion(meta = |_: &TensorSpec, rows: &TensorSpec, bitmaps: &TensorSpec, _: &usize| (rows.clone(), bitmaps.clone()))]
     fn decode_sample(
         logits: FloatTensor<Self>,
@@ -118,15 +142,27 @@ fn norm_linear_spec(
     _bias: &OptionalFloatMetadata,
     epilogue: &Epilogue,
 ) -> (TensorSpec, TensorSpec) {
-    (TensorSpec::new(linear_shape(&x.shape, descriptor.n / epilogue.columns()), x.dtype), x.clone())
+    (
+        TensorSpec::new(
+            linear_shape(&x.shape, descriptor.n / epilogue.columns()),
+            x.dtype,
+        ),
+        x.clone(),
+    )
 }
 
 fn half_spec(gate_up: &TensorSpec) -> TensorSpec {
-    TensorSpec::new(linear_shape(&gate_up.shape, gate_up.shape[gate_up.shape.rank() - 1] / 2), gate_up.dtype)
+    TensorSpec::new(
+        linear_shape(&gate_up.shape, gate_up.shape[gate_up.shape.rank() - 1] / 2),
+        gate_up.dtype,
+    )
 }
 
 fn product_spec(lhs: &TensorSpec, rhs: &TensorSpec) -> TensorSpec {
-    TensorSpec::new(linear_shape(&lhs.shape, rhs.shape[rhs.shape.rank() - 1]), lhs.dtype)
+    TensorSpec::new(
+        linear_shape(&lhs.shape, rhs.shape[rhs.shape.rank() - 1]),
+        lhs.dtype,
+    )
 }
 
 fn embed_spec(table: &TensorSpec, rows: &TensorSpec) -> TensorSpec {
@@ -146,6 +182,9 @@ fn attention_spec(
     _words: &TensorSpec,
     shape: &AttentionShape,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
-    let out = TensorSpec::new(Shape::new([shape.rows, shape.heads * shape.head_dim]), qkv.dtype);
+    let out = TensorSpec::new(
+        Shape::new([shape.rows, shape.heads * shape.head_dim]),
+        qkv.dtype,
+    );
     (out, keys.clone(), values.clone())
 }

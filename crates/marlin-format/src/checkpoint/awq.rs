@@ -1,6 +1,7 @@
 //! AWQ, version gemm: the 4-bit weights that AutoAWQ writes.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named
+//! `{layer}.{tensor}`:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
@@ -33,9 +34,14 @@ const NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing, of another dtype or shape; and for zero
-/// points that are there where `spec` is symmetric, or absent where it is not.
-pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
+/// [`CheckpointError`] for a spec of 8 bits, which AWQ does not have; for tensors that are missing,
+/// of another dtype or shape; and for zero points that are there where `spec` is symmetric, or
+/// absent where it is not.
+pub fn to_plain(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    spec: &QuantSpec,
+) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
     if spec.bits != Bits::Four {
@@ -50,7 +56,12 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let zero_points = match tensors.zero_points(ZERO_POINTS, spec)? {
         Some(stored) => {
             let shifts = NIBBLES.map(|nibble| 4 * nibble as u32);
-            Some(unpack_columns(stored.expect_shape(&[groups, word_columns])?.words()?, n, spec.bits, &shifts))
+            Some(unpack_columns(
+                stored.expect_shape(&[groups, word_columns])?.words()?,
+                n,
+                spec.bits,
+                &shifts,
+            ))
         }
         None => None,
     };
@@ -59,19 +70,41 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     // Rows past K, in the last row of words.
     let no_row = vec![[0; 4]; word_columns];
     let words = plain_words(tensors.buffer(&layout), &layout, 1, |word_row, line| {
-        let row = |i: usize| source.get((8 * word_row + i) * word_columns..).filter(|row| !row.is_empty()).unwrap_or(&no_row);
+        let row = |i: usize| {
+            source
+                .get((8 * word_row + i) * word_columns..)
+                .filter(|row| !row.is_empty())
+                .unwrap_or(&no_row)
+        };
         let rows: [&FileWords; 8] = std::array::from_fn(|i| &row(i)[..word_columns]);
         let (blocks, rest) = line.as_chunks_mut::<{ 8 * LANES }>();
         let done = LANES * blocks.len();
-        blocks.iter_mut().enumerate().for_each(|(i, block)| unpack::<LANES>(rows, LANES * i, block));
-        rest.as_chunks_mut::<8>().0.iter_mut().enumerate().for_each(|(i, block)| unpack::<1>(rows, done + i, block));
+        blocks
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, block)| unpack::<LANES>(rows, LANES * i, block));
+        rest.as_chunks_mut::<8>()
+            .0
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, block)| unpack::<1>(rows, done + i, block));
     });
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation: None })
-        .map_err(|source| tensors.invalid(&weight, source))
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words,
+        metadata: None,
+        scales,
+        zero_points,
+        row_permutation: None,
+    })
+    .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Word columns that are unpacked at a time, side by side: a vector register of every x86-64 and AArch64 CPU.
+/// Word columns that are unpacked at a time, side by side: a vector register of every x86-64 and
+/// AArch64 CPU.
 const LANES: usize = 4;
 
 /// Word columns `first..first + L` of eight rows to the words of their `8 * L` columns.
@@ -81,7 +114,8 @@ fn unpack<const L: usize>(rows: [&FileWords; 8], first: usize, columns: &mut [u3
         let row = &rows[i][first..][..L];
         std::array::from_fn(|lane| u32::from_le_bytes(row[lane]))
     });
-    // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word `i`.
+    // Eight words of eight nibbles, transposed: nibble `i` of word `j` becomes nibble `j` of word
+    // `i`.
     let runs = words.as_flattened_mut();
     exchange(runs, 4 * L, 16, 0x0000_ffff);
     exchange(runs, 2 * L, 8, 0x00ff_00ff);

@@ -1,4 +1,5 @@
-//! Float matrices of which a file stores two of every four values: compressed-tensors' `sparse-24-bitmask`.
+//! Float matrices of which a file stores two of every four values: compressed-tensors'
+//! `sparse-24-bitmask`.
 //!
 //! A matrix `{layer}.weight` [N, K] is three tensors:
 //!
@@ -8,7 +9,8 @@
 //! | `{layer}.compressed` | [N, K/2], F16, BF16 or F32 | the stored values, in their order |
 //! | `{layer}.bitmask` | [N, K/8 rounded up], U8 | bit `k % 8`, lowest first, of byte `k / 8`: value `k` is stored |
 //!
-//! Source: the `compressed-tensors` Python package, versions 0.9 to 0.14, `compressors/sparse_compressors/sparse_24_bitmask.py`.
+//! Source: the `compressed-tensors` Python package, versions 0.9 to 0.14,
+//! `compressors/sparse_compressors/sparse_24_bitmask.py`.
 
 use std::sync::OnceLock;
 
@@ -31,14 +33,21 @@ pub(super) struct Bitmasked {
 
 impl Bitmasked {
     pub fn new(bitmask: (usize, Entry)) -> Self {
-        Self { bitmask, values: OnceLock::new() }
+        Self {
+            bitmask,
+            values: OnceLock::new(),
+        }
     }
 
     /// All values of the matrix, as bytes. `matrix` has its shape and the stored ones.
     ///
     /// # Errors
     /// A bitmask that does not name two of every four values.
-    pub fn values(&self, matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<&[u8], CheckpointError> {
+    pub fn values(
+        &self,
+        matrix: TensorView<'_>,
+        bitmask: TensorView<'_>,
+    ) -> Result<&[u8], CheckpointError> {
         if let Some(values) = self.values.get() {
             return Ok(values);
         }
@@ -59,12 +68,21 @@ pub(super) fn shape(
     if !is_float(compressed.dtype()) {
         return Ok(None);
     }
-    let extents: Vec<usize> = shape.to_i64()?.into_iter().filter_map(|extent| usize::try_from(extent).ok()).collect();
+    let extents: Vec<usize> = shape
+        .to_i64()?
+        .into_iter()
+        .filter_map(|extent| usize::try_from(extent).ok())
+        .collect();
     let &[n, k] = extents.as_slice() else {
-        return Err(shape.bad_values(format!("it has {} extents; expected N and K of a matrix", extents.len())));
+        return Err(shape.bad_values(format!(
+            "it has {} extents; expected N and K of a matrix",
+            extents.len()
+        )));
     };
     if n == 0 || k == 0 || !k.is_multiple_of(4) {
-        return Err(shape.bad_values(format!("N = {n}, K = {k}; expected a matrix whose K is a multiple of 4")));
+        return Err(shape.bad_values(format!(
+            "N = {n}, K = {k}; expected a matrix whose K is a multiple of 4"
+        )));
     }
     compressed.expect_shape(&[n, k / 2])?;
     bitmask.expect_shape(&[n, k.div_ceil(8)])?;
@@ -84,27 +102,39 @@ fn expand(matrix: TensorView<'_>, bitmask: TensorView<'_>) -> Result<Vec<u8>, Ch
     // A file may have holes, which take no space on a disk.
     let needed = 2 * stored.len();
     if let Some(available) = memory_short_of(needed) {
-        return Err(CheckpointError::LayerTooLarge { layer: matrix.name().into(), needed, available });
+        return Err(CheckpointError::LayerTooLarge {
+            layer: matrix.name().into(),
+            needed,
+            available,
+        });
     }
     let mut values = vec![0; needed];
-    let rows = values.par_chunks_exact_mut(2 * row_bytes).zip(stored.par_chunks_exact(row_bytes));
-    rows.zip(bitmask.bytes().par_chunks_exact(mask_bytes)).enumerate().try_for_each(|(row, ((values, stored), mask))| {
-        for (four, (values, stored)) in values.chunks_exact_mut(4 * size).zip(stored.chunks_exact(2 * size)).enumerate() {
-            let mask = mask[four / 2] >> (4 * (four % 2)) & 15;
-            if mask.count_ones() != 2 {
-                return Err(bitmask.bad_values(format!(
-                    "of values {} to {} of row {row} it names {}; expected two of every four",
-                    4 * four,
-                    4 * four + 3,
-                    mask.count_ones()
-                )));
+    let rows = values
+        .par_chunks_exact_mut(2 * row_bytes)
+        .zip(stored.par_chunks_exact(row_bytes));
+    rows.zip(bitmask.bytes().par_chunks_exact(mask_bytes))
+        .enumerate()
+        .try_for_each(|(row, ((values, stored), mask))| {
+            for (four, (values, stored)) in values
+                .chunks_exact_mut(4 * size)
+                .zip(stored.chunks_exact(2 * size))
+                .enumerate()
+            {
+                let mask = mask[four / 2] >> (4 * (four % 2)) & 15;
+                if mask.count_ones() != 2 {
+                    return Err(bitmask.bad_values(format!(
+                        "of values {} to {} of row {row} it names {}; expected two of every four",
+                        4 * four,
+                        4 * four + 3,
+                        mask.count_ones()
+                    )));
+                }
+                let places = (0..4).filter(|place| mask >> place & 1 == 1);
+                for (place, stored) in places.zip(stored.chunks_exact(size)) {
+                    values[place * size..][..size].copy_from_slice(stored);
+                }
             }
-            let places = (0..4).filter(|place| mask >> place & 1 == 1);
-            for (place, stored) in places.zip(stored.chunks_exact(size)) {
-                values[place * size..][..size].copy_from_slice(stored);
-            }
-        }
-        Ok(())
-    })?;
+            Ok(())
+        })?;
     Ok(values)
 }

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
-use super::InPlaceOfWeights;
-use crate::text::excerpt;
+use super::{ConfigError, HeaderError, InPlaceOfWeights};
 use crate::{FormatError, QuantSpec};
 
 /// A checkpoint that cannot be read or written.
@@ -195,7 +194,9 @@ pub enum CheckpointError {
         layer: String,
     },
     /// A layer that does not fit the memory.
-    #[error("to read `{layer}` takes {needed} bytes of memory, and {available} are available; use a machine with more")]
+    #[error(
+        "to read `{layer}` takes {needed} bytes of memory, and {available} are available; use a machine with more"
+    )]
     LayerTooLarge {
         /// The layer.
         layer: String,
@@ -211,7 +212,9 @@ pub enum CheckpointError {
         dir: PathBuf,
     },
     /// A name that is not a plain file name, or is the weights' own.
-    #[error("`{name}` cannot be written into the checkpoint: it must be a plain file name other than model.safetensors")]
+    #[error(
+        "`{name}` cannot be written into the checkpoint: it must be a plain file name other than model.safetensors"
+    )]
     FileName {
         /// The name.
         name: String,
@@ -262,179 +265,10 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     pub(super) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.into(), source }
+        Self::Io {
+            action,
+            path: path.into(),
+            source,
+        }
     }
-}
-
-/// A safetensors header that does not hold together, or does not fit its file.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HeaderError {
-    /// Not even the header's length.
-    #[error("the file has {found} bytes; a safetensors file starts with 8 bytes of header length")]
-    TooShort {
-        /// Bytes in the file.
-        found: usize,
-    },
-    /// A header that does not fit the file.
-    #[error("the header says it has {header} bytes, but {available} follow; the file is truncated or not safetensors")]
-    PastEnd {
-        /// The header's length, as the file declares it.
-        header: u64,
-        /// Bytes after the length.
-        available: usize,
-    },
-    /// A header above the format's limit.
-    #[error("the header has {header} bytes; at most {limit} are allowed")]
-    TooLarge {
-        /// The header's length.
-        header: u64,
-        /// The limit.
-        limit: usize,
-    },
-    /// A header that is not the JSON it should be.
-    #[error("the header is not valid")]
-    Json(#[from] serde_json::Error),
-    /// One name twice in a file.
-    #[error("`{tensor}` is there twice")]
-    DuplicateTensor {
-        /// The tensor.
-        tensor: String,
-    },
-    /// A name that no module has.
-    #[error("`{tensor}` cannot be the name of a tensor: it is too long, or has control characters")]
-    Name {
-        /// The beginning of the name.
-        tensor: String,
-    },
-    /// A name that is not a tensor's.
-    #[error("`{tensor}` is the name of the header's metadata; a tensor cannot have it")]
-    ReservedName {
-        /// The name.
-        tensor: String,
-    },
-    /// A dtype and shape whose size cannot be computed or is not a whole number of bytes.
-    #[error("`{tensor}` of {dtype} and shape {shape:?} has no size in bytes")]
-    Size {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
-    /// A tensor whose bytes do not fit its dtype and shape.
-    #[error("`{tensor}` of {dtype} and shape {shape:?} needs {expected} bytes, but its offsets {start}..{end} span others")]
-    Offsets {
-        /// The tensor.
-        tensor: String,
-        /// Its dtype.
-        dtype: Dtype,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Bytes of that dtype and shape.
-        expected: usize,
-        /// First byte in the data.
-        start: usize,
-        /// Byte past the last.
-        end: usize,
-    },
-    /// A tensor that overlaps the one before, or leaves a hole.
-    #[error("`{tensor}` starts at byte {found} of the data; the tensor before it ends at {expected}")]
-    Gap {
-        /// The tensor.
-        tensor: String,
-        /// The end of the tensor before.
-        expected: usize,
-        /// The start of this tensor.
-        found: usize,
-    },
-    /// A file that is too short or too long for its tensors.
-    #[error(
-        "the tensors need {expected} bytes of data, the file has {found}: it is {}",
-        if found < expected { "truncated" } else { "longer than it says" }
-    )]
-    Coverage {
-        /// Bytes of all tensors.
-        expected: usize,
-        /// Bytes after the header.
-        found: usize,
-    },
-}
-
-/// A `quantization_config` that this version does not read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// A config that is not JSON.
-    #[error("the config is not valid JSON")]
-    Json(#[from] serde_json::Error),
-    /// A field that is needed and absent.
-    #[error("the quantization config has no `{field}`; expected {expected}")]
-    Missing {
-        /// The field, with the path to it.
-        field: String,
-        /// The accepted values.
-        expected: &'static str,
-    },
-    /// A field with a value that is not supported.
-    #[error("the quantization config's `{field}` is {found}; this version reads {expected}: use a checkpoint quantised so, or a float one")]
-    Unsupported {
-        /// The field, with the path to it.
-        field: String,
-        /// The accepted values.
-        expected: &'static str,
-        /// The value, as JSON.
-        found: String,
-    },
-    /// A regular expression that cannot be used.
-    #[error(
-        "the quantization config's `{field}` has `{}`, which is not a regular expression this version can use; correct it",
-        excerpt(pattern)
-    )]
-    Regex {
-        /// The field, with the path to it.
-        field: String,
-        /// The expression.
-        pattern: String,
-        /// The cause.
-        source: Box<fancy_regex::Error>,
-    },
-    /// More patterns than can be tried for every layer.
-    #[error(
-        "the quantization config has more than {limit} patterns and other entries that every layer is compared with; name layers in full, or use fewer patterns"
-    )]
-    TooManyPatterns {
-        /// The limit.
-        limit: usize,
-    },
-    /// A regular expression that takes too many steps to match.
-    #[error(
-        "the quantization config's pattern `{}` could not be matched with the layer `{layer}`; write it in a simpler way",
-        excerpt(pattern)
-    )]
-    Match {
-        /// The expression.
-        pattern: String,
-        /// The layer.
-        layer: String,
-        /// The cause.
-        source: Box<fancy_regex::Error>,
-    },
-    /// A group size that is not supported.
-    #[error("the quantization config's `{field}`")]
-    GroupSize {
-        /// The field, with the path to it.
-        field: String,
-        /// The cause.
-        source: FormatError,
-    },
-    /// An `re:` pattern that cannot be used.
-    #[error("layers are named by `{}`, which is not a regular expression this version can use", excerpt(pattern))]
-    Pattern {
-        /// The pattern.
-        pattern: String,
-        /// The cause.
-        source: Box<regex::Error>,
-    },
 }

@@ -25,25 +25,31 @@ pub enum FileError {
         target: PathBuf,
     },
     /// More bytes than such a file may have.
-    #[error("it has more than the {limit} bytes that are read of such a file; is it the right one?")]
+    #[error(
+        "it has more than the {limit} bytes that are read of such a file; is it the right one?"
+    )]
     TooLarge {
         /// Most bytes.
         limit: u64,
     },
 }
 
-/// Opens a regular file of a folder. Links are followed within the folder, and from a folder of the Hugging Face hub's cache (`snapshots/<revision>`) to
-/// the files of that cache (`blobs`).
+/// Opens a regular file of a folder. Links are followed within the folder, and from a folder of the
+/// Hugging Face hub's cache (`snapshots/<revision>`) to the files of that cache (`blobs`).
 ///
 /// # Errors
-/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not opened: opening a pipe waits for a writer.
+/// Those of the system, and with a [`FileError`] inside for a file of another kind, which is not
+/// opened: opening a pipe waits for a writer.
 pub(super) fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
         return Err(refused(FileError::NotRegular));
     }
     if fs::symlink_metadata(path)?.is_symlink() {
-        let (dir, target) = (fs::canonicalize(path.parent().unwrap_or(path))?, fs::canonicalize(path)?);
+        let (dir, target) = (
+            fs::canonicalize(path.parent().unwrap_or(path))?,
+            fs::canonicalize(path)?,
+        );
         if !target.starts_with(&dir) && target.parent().map(Path::to_path_buf) != blobs(&dir) {
             return Err(refused(FileError::Outside { target }));
         }
@@ -64,9 +70,12 @@ pub(super) fn on_disk(_: &Metadata) -> Option<u64> {
     None
 }
 
-/// The folder that the links of a snapshot in the hub's cache point to: `models--a--b/blobs` for `models--a--b/snapshots/<revision>`.
+/// The folder that the links of a snapshot in the hub's cache point to: `models--a--b/blobs` for
+/// `models--a--b/snapshots/<revision>`.
 fn blobs(dir: &Path) -> Option<PathBuf> {
-    let snapshots = dir.parent().filter(|parent| parent.ends_with("snapshots"))?;
+    let snapshots = dir
+        .parent()
+        .filter(|parent| parent.ends_with("snapshots"))?;
     Some(snapshots.parent()?.join("blobs"))
 }
 
@@ -74,10 +83,12 @@ fn refused(error: FileError) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, error)
 }
 
-/// The bytes of a regular file of a folder. Links are followed within the folder, and to the files of the Hugging Face hub's cache.
+/// The bytes of a regular file of a folder. Links are followed within the folder, and to the files
+/// of the Hugging Face hub's cache.
 ///
 /// # Errors
-/// Those of the system, and with a [`FileError`] inside for a file of another kind or of more than `limit` bytes; nothing of it is read then.
+/// Those of the system, and with a [`FileError`] inside for a file of another kind or of more than
+/// `limit` bytes; nothing of it is read then.
 pub fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let (file, metadata) = open(path)?;
     if metadata.len() > limit {
@@ -86,7 +97,11 @@ pub fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // A file may grow in the meantime, and those of a system have no length.
     file.take(limit + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > limit { Err(refused(FileError::TooLarge { limit })) } else { Ok(bytes) }
+    if bytes.len() as u64 > limit {
+        Err(refused(FileError::TooLarge { limit }))
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// The text of a regular file of a folder, as [`read_file`] reads it.
@@ -94,5 +109,6 @@ pub fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`read_file`], and for bytes that are not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
-    String::from_utf8(read_file(path, limit)?).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    String::from_utf8(read_file(path, limit)?)
+        .map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }

@@ -20,7 +20,8 @@ pub enum InPlaceOfWeights {
     Nothing,
     /// A LoRA adapter (`adapter_model.safetensors`).
     Adapter,
-    /// Weights in a form that is not read: PyTorch's pickles (`.bin`, `.pt`, `.pth`) or GGUF, the first file's name.
+    /// Weights in a form that is not read: PyTorch's pickles (`.bin`, `.pt`, `.pth`) or GGUF, the
+    /// first file's name.
     OtherForm(String),
     /// Several safetensors files without an index, the first two by name.
     Several(String, String),
@@ -47,22 +48,43 @@ impl fmt::Display for InPlaceOfWeights {
 /// The only index of a folder, or else its only safetensors file.
 pub(super) fn weights_of_another_name(dir: &Path) -> Result<OtherName, CheckpointError> {
     let entries = std::fs::read_dir(dir).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => CheckpointError::NoWeights { dir: dir.into(), found: InPlaceOfWeights::Nothing },
+        std::io::ErrorKind::NotFound => CheckpointError::NoWeights {
+            dir: dir.into(),
+            found: InPlaceOfWeights::Nothing,
+        },
         _ => CheckpointError::io("read", dir, source),
     })?;
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
     names.sort();
-    let with = |ending: &'static str| names.iter().filter(move |name| name.ends_with(ending) && !name.starts_with('.'));
-    let (adapters, files): (Vec<&String>, Vec<&String>) = with(".safetensors").partition(|name| name.starts_with("adapter_"));
+    let with = |ending: &'static str| {
+        names
+            .iter()
+            .filter(move |name| name.ends_with(ending) && !name.starts_with('.'))
+    };
+    let (adapters, files): (Vec<&String>, Vec<&String>) =
+        with(".safetensors").partition(|name| name.starts_with("adapter_"));
     let indices: Vec<&String> = with(".safetensors.index.json").collect();
-    let other_form =
-        || names.iter().find(|name| matches!(Path::new(name).extension().and_then(OsStr::to_str), Some("bin" | "pt" | "pth" | "gguf")));
+    let other_form = || {
+        names.iter().find(|name| {
+            matches!(
+                Path::new(name).extension().and_then(OsStr::to_str),
+                Some("bin" | "pt" | "pth" | "gguf")
+            )
+        })
+    };
     let found = match (indices.as_slice(), files.as_slice()) {
         ([index], _) => return Ok(OtherName::Index(dir.join(index))),
         (_, [file]) => return Ok(OtherName::File(dir.join(file))),
         (_, [first, second, ..]) => InPlaceOfWeights::Several((*first).clone(), (*second).clone()),
         _ if !adapters.is_empty() => InPlaceOfWeights::Adapter,
-        _ => other_form().map_or(InPlaceOfWeights::Nothing, |name| InPlaceOfWeights::OtherForm(name.clone())),
+        _ => other_form().map_or(InPlaceOfWeights::Nothing, |name| {
+            InPlaceOfWeights::OtherForm(name.clone())
+        }),
     };
-    Err(CheckpointError::NoWeights { dir: dir.into(), found })
+    Err(CheckpointError::NoWeights {
+        dir: dir.into(),
+        found,
+    })
 }

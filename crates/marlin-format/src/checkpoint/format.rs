@@ -6,8 +6,9 @@ use crate::QuantSpec;
 
 /// The format of one layer's tensors. Tensors are named `{layer}.{tensor}`.
 ///
-/// K is the number of input features, N of output features, G of groups along K; a word is an i32 of eight 4-bit or four 8-bit values.
-/// No config has the dtype of scales: `scale_dtype` of the specs here is f16, and the tensors decide.
+/// K is the number of input features, N of output features, G of groups along K; a word is an i32
+/// of eight 4-bit or four 8-bit values. No config has the dtype of scales: `scale_dtype` of the
+/// specs here is f16, and the tensors decide.
 ///
 /// [`Display`](fmt::Display) is one line, such as `gptq v1 int4 g128 act-order`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,11 +20,13 @@ pub enum LayerFormat {
     Gptq(GptqFormat),
     /// AWQ, version gemm: `qweight`, `qzeros`, `scales`.
     Awq(QuantSpec),
-    /// compressed-tensors, pack-quantized: `weight_packed`, `weight_scale`, `weight_shape`, `weight_zero_point`, `weight_g_idx`.
+    /// compressed-tensors, pack-quantized: `weight_packed`, `weight_scale`, `weight_shape`,
+    /// `weight_zero_point`, `weight_g_idx`.
     PackQuantized(PackQuantizedFormat),
     /// Dense weights in Marlin's own tile order: `B`, `s`. Always symmetric.
     Marlin(QuantSpec),
-    /// 2:4 sparse weights in the tile order of Sparse-Marlin, under either set of names. Always symmetric.
+    /// 2:4 sparse weights in the tile order of Sparse-Marlin, under either set of names. Always
+    /// symmetric.
     Marlin24(QuantSpec, Marlin24Names),
 }
 
@@ -52,7 +55,8 @@ pub enum GptqVersion {
 pub struct PackQuantizedFormat {
     /// Bits, group and symmetry.
     pub spec: QuantSpec,
-    /// True if `actorder` is `group` in the config. The contents of `weight_g_idx` decide, if it is present.
+    /// True if `actorder` is `group` in the config. The contents of `weight_g_idx` decide, if it is
+    /// present.
     pub act_order: bool,
 }
 
@@ -70,7 +74,8 @@ impl LayerFormat {
     pub fn spec(&self) -> Option<QuantSpec> {
         match self {
             Self::Float => None,
-            Self::Gptq(GptqFormat { spec, .. }) | Self::PackQuantized(PackQuantizedFormat { spec, .. }) => Some(*spec),
+            Self::Gptq(GptqFormat { spec, .. })
+            | Self::PackQuantized(PackQuantizedFormat { spec, .. }) => Some(*spec),
             Self::Awq(spec) | Self::Marlin(spec) | Self::Marlin24(spec, _) => Some(*spec),
         }
     }
@@ -79,8 +84,14 @@ impl LayerFormat {
     pub fn method(&self) -> &'static str {
         match self {
             Self::Float => "float",
-            Self::Gptq(GptqFormat { version: GptqVersion::V1, .. }) => "gptq v1",
-            Self::Gptq(GptqFormat { version: GptqVersion::V2, .. }) => "gptq v2",
+            Self::Gptq(GptqFormat {
+                version: GptqVersion::V1,
+                ..
+            }) => "gptq v1",
+            Self::Gptq(GptqFormat {
+                version: GptqVersion::V2,
+                ..
+            }) => "gptq v2",
             Self::Awq(_) => "awq",
             Self::PackQuantized(_) => "pack-quantized",
             Self::Marlin(_) => "marlin",
@@ -89,10 +100,12 @@ impl LayerFormat {
         }
     }
 
-    /// Returns true if the config declares that rows were quantised in the order of their activations, with groups in that order.
+    /// Returns true if the config declares that rows were quantised in the order of their
+    /// activations, with groups in that order.
     pub fn act_order(&self) -> bool {
         match self {
-            Self::Gptq(GptqFormat { act_order, .. }) | Self::PackQuantized(PackQuantizedFormat { act_order, .. }) => *act_order,
+            Self::Gptq(GptqFormat { act_order, .. })
+            | Self::PackQuantized(PackQuantizedFormat { act_order, .. }) => *act_order,
             Self::Float | Self::Awq(_) | Self::Marlin(_) | Self::Marlin24(..) => false,
         }
     }
@@ -101,8 +114,17 @@ impl LayerFormat {
 impl fmt::Display for LayerFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.method().to_string();
-        if let Some(QuantSpec { bits, group, zero_points, .. }) = self.spec() {
-            text += &format!(" {bits} {group}{}", if zero_points { " zero-points" } else { "" });
+        if let Some(QuantSpec {
+            bits,
+            group,
+            zero_points,
+            ..
+        }) = self.spec()
+        {
+            text += &format!(
+                " {bits} {group}{}",
+                if zero_points { " zero-points" } else { "" }
+            );
         }
         if self.act_order() {
             text += " act-order";

@@ -1,7 +1,8 @@
 //! GPTQ: the weights that AutoGPTQ and GPTQModel write.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`; a word is an i32 of V
-//! values, eight of 4 bits or four of 8 bits, the first lowest:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named
+//! `{layer}.{tensor}`; a word is an i32 of V values, eight of 4 bits or four of 8 bits, the first
+//! lowest:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
@@ -12,9 +13,11 @@
 //!
 //! Three traps:
 //!
-//! * Version 1 stores z - 1, and some files that declare it store z. If the config declares a symmetric weight, z is 8 (128), whatever `qzeros` holds.
-//! * Packers of version 1 subtract 1 from every value of a packed word at once: a z of 0 borrows from the value above it. Adding 1 to every value of the packed word
-//!   undoes it, carries and all, and gives z between 0 and 15 (255) for every word.
+//! * Version 1 stores z - 1, and some files that declare it store z. If the config declares a
+//!   symmetric weight, z is 8 (128), whatever `qzeros` holds.
+//! * Packers of version 1 subtract 1 from every value of a packed word at once: a z of 0 borrows
+//!   from the value above it. Adding 1 to every value of the packed word undoes it, carries and
+//!   all, and gives z between 0 and 15 (255) for every word.
 //! * `desc_act` is unreliable. The contents of `g_idx` decide whether rows are permuted.
 //!
 //! Written is version 2. Source: GPTQModel's `nn_modules/qlinear` and the loader of vLLM.
@@ -23,7 +26,10 @@ use serde_json::{Map, Value, json};
 
 use super::layer_tensors::LayerTensors;
 use super::packed::{ascending, from_rows, natural_words, pack_columns, unpack_columns};
-use super::{Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec, TensorView, groups};
+use super::{
+    Checkpoint, CheckpointError, Dtype, GptqFormat, GptqVersion, TensorData, TensorSpec,
+    TensorView, groups,
+};
 use crate::layout::PlainLayout;
 use crate::{Bits, GroupSize, PlainParts, PlainWeight, QuantSpec};
 
@@ -35,23 +41,33 @@ const GROUP_INDEX: &str = "g_idx";
 
 /// Reads the weight of `layer`.
 ///
-/// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order of groups becomes a row permutation.
-/// K is the length of `g_idx`, or without one the rows of the words of `qweight`.
+/// The scale tensor's dtype counts, not that of the spec. A `g_idx` that is not the natural order
+/// of groups becomes a row permutation. K is the length of `g_idx`, or without one the rows of the
+/// words of `qweight`.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense.
-pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Result<PlainWeight, CheckpointError> {
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values
+/// make no sense.
+pub fn to_plain(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    format: &GptqFormat,
+) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = format.spec.bits;
     let weight = tensors.get(WEIGHT)?;
     let [word_rows, n] = weight.expect_matrix("[K / values in a word, N]")?;
     let group_index = match tensors.optional(GROUP_INDEX) {
-        None if format.act_order && format.spec.group != GroupSize::Channel => return Err(tensors.missing(GROUP_INDEX)),
+        None if format.act_order && format.spec.group != GroupSize::Channel => {
+            return Err(tensors.missing(GROUP_INDEX));
+        }
         group_index => group_index,
     };
     let k = match group_index.map(|index| (index, index.shape())) {
         Some((_, &[k])) => k,
-        Some((index, shape)) => return Err(index.bad_values(format!("its shape is {shape:?}; expected [K]"))),
+        Some((index, shape)) => {
+            return Err(index.bad_values(format!("its shape is {shape:?}; expected [K]")));
+        }
         None => word_rows.saturating_mul(bits.per_word()),
     };
     QuantSpec::check_shape(k, n).map_err(|source| tensors.invalid(&weight, source))?;
@@ -61,37 +77,64 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, format: &GptqFormat) -> Re
     let scales = tensors.get(SCALES)?.expect_shape(&[groups, n])?.scales()?;
     let zero_points = match format.spec.zero_points {
         true => {
-            let stored = tensors.get(ZERO_POINTS)?.expect_shape(&[groups, n.div_ceil(bits.per_word())])?;
+            let stored = tensors
+                .get(ZERO_POINTS)?
+                .expect_shape(&[groups, n.div_ceil(bits.per_word())])?;
             Some(unpack_zero_points(&stored, n, bits, format.version)?)
         }
         false => None,
     };
     let row_permutation = match group_index {
-        Some(index) if !is_unset(&index, groups)? => groups::row_permutation(&index, format.spec.group)?,
+        Some(index) if !is_unset(&index, groups)? => {
+            groups::row_permutation(&index, format.spec.group)?
+        }
         _ => None,
     };
 
     let layout = PlainLayout::new(k, n, bits);
-    let words = from_rows(tensors.buffer(&layout), &layout, weight.words()?, n, row_permutation.as_deref());
+    let words = from_rows(
+        tensors.buffer(&layout),
+        &layout,
+        weight.words()?,
+        n,
+        row_permutation.as_deref(),
+    );
     let spec = format.spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation })
-        .map_err(|source| tensors.invalid(&weight, source))
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words,
+        metadata: None,
+        scales,
+        zero_points,
+        row_permutation,
+    })
+    .map_err(|source| tensors.invalid(&weight, source))
 }
 
-/// Returns true if a `g_idx` is all zeros among several groups. Some quantisers never fill theirs; text-generation-inference and exllama treat
-/// such a `g_idx` as absent, too.
+/// Returns true if a `g_idx` is all zeros among several groups. Some quantisers never fill theirs;
+/// text-generation-inference and exllama treat such a `g_idx` as absent, too.
 fn is_unset(index: &TensorView<'_>, groups: usize) -> Result<bool, CheckpointError> {
     Ok(groups > 1 && index.words()?.iter().all(|&group| group == [0; 4]))
 }
 
-fn unpack_zero_points(tensor: &TensorView<'_>, n: usize, bits: Bits, version: GptqVersion) -> Result<Vec<u8>, CheckpointError> {
+fn unpack_zero_points(
+    tensor: &TensorView<'_>,
+    n: usize,
+    bits: Bits,
+    version: GptqVersion,
+) -> Result<Vec<u8>, CheckpointError> {
     let (words, shifts) = (tensor.words()?, ascending(bits));
     match version {
         GptqVersion::V2 => Ok(unpack_columns(words, n, bits, &shifts)),
         GptqVersion::V1 => {
             // 1 in each value of a word.
             let ones = u32::MAX / u32::from(bits.max());
-            let words: Vec<[u8; 4]> = words.iter().map(|&word| u32::from_le_bytes(word).wrapping_add(ones).to_le_bytes()).collect();
+            let words: Vec<[u8; 4]> = words
+                .iter()
+                .map(|&word| u32::from_le_bytes(word).wrapping_add(ones).to_le_bytes())
+                .collect();
             Ok(unpack_columns(&words, n, bits, &shifts))
         }
     }
@@ -103,13 +146,18 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<Te
     let name = |tensor: &str| format!("{layer}.{tensor}");
     vec![
         TensorSpec::new(name(WEIGHT), Dtype::I32, [k.div_ceil(per_word), n]),
-        TensorSpec::new(name(ZERO_POINTS), Dtype::I32, [groups, n.div_ceil(per_word)]),
+        TensorSpec::new(
+            name(ZERO_POINTS),
+            Dtype::I32,
+            [groups, n.div_ceil(per_word)],
+        ),
         TensorSpec::new(name(SCALES), spec.scale_dtype.into(), [groups, n]),
         TensorSpec::new(name(GROUP_INDEX), Dtype::I32, [k]),
     ]
 }
 
-/// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`, with the rows in their natural order.
+/// The tensors that hold `weight` as `layer` in version 2. A row permutation is written as `g_idx`,
+/// with the rows in their natural order.
 ///
 /// Values past K and N are 0. Other readers require K and N that fill whole words.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
@@ -117,10 +165,16 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let groups = spec.group.count(k);
     let layout = weight.layout();
-    let mut words: Vec<u32> = natural_words(&weight).chunks_exact(layout.columns()).flat_map(|line| &line[..n]).copied().collect();
+    let mut words: Vec<u32> = natural_words(&weight)
+        .chunks_exact(layout.columns())
+        .flat_map(|line| &line[..n])
+        .copied()
+        .collect();
     let last_row = layout.rows() - 1;
     let mask = layout.rows_mask(last_row);
-    words[last_row * n..].iter_mut().for_each(|word| *word &= mask);
+    words[last_row * n..]
+        .iter_mut()
+        .for_each(|word| *word &= mask);
 
     let zero_points = match weight.zero_points() {
         Some(zero_points) => pack_columns(zero_points, n, spec.bits),
@@ -128,7 +182,9 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     };
     let group_index = match weight.row_permutation() {
         Some(permutation) => groups::group_index(permutation, spec.group),
-        None => (0..k).map(|row| (row / spec.group.rows(k)) as i32).collect(),
+        None => (0..k)
+            .map(|row| (row / spec.group.rows(k)) as i32)
+            .collect(),
     };
     let bytes = [
         bytemuck::cast_slice(&words).to_vec(),
@@ -136,15 +192,26 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
         weight.scales().as_bytes().to_vec(),
         bytemuck::cast_slice(&group_index).to_vec(),
     ];
-    tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
+    tensor_specs(layer, k, n, &spec)
+        .into_iter()
+        .zip(bytes)
+        .map(|(spec, bytes)| TensorData { spec, bytes })
+        .collect()
 }
 
-/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except those that `excluded` names, and those of `others`, which
-/// have bits and groups of their own.
+/// The `quantization_config` object of a version 2 checkpoint: every linear layer in `spec`, except
+/// those that `excluded` names, and those of `others`, which have bits and groups of their own.
 ///
-/// `act_order` is true for a layer that has a row permutation. Names become entries of `dynamic`, which GPTQModel and vLLM read: `-:` of those that are
-/// excluded, `+:` of others; `lm_head` is quantised only where it has an entry of its own.
-pub fn quantization_config(spec: &QuantSpec, act_order: bool, lm_head: bool, excluded: &[String], others: &[(String, QuantSpec)]) -> Value {
+/// `act_order` is true for a layer that has a row permutation. Names become entries of `dynamic`,
+/// which GPTQModel and vLLM read: `-:` of those that are excluded, `+:` of others; `lm_head` is
+/// quantised only where it has an entry of its own.
+pub fn quantization_config(
+    spec: &QuantSpec,
+    act_order: bool,
+    lm_head: bool,
+    excluded: &[String],
+    others: &[(String, QuantSpec)],
+) -> Value {
     let entry = |sign: &str, name: &str| format!("{sign}:^{}$", regex::escape(name));
     let excluded = excluded.iter().map(|name| (entry("-", name), json!({})));
     let others = others.iter().map(|(name, spec)| {

@@ -1,11 +1,16 @@
-//! Activation order: the group of each row in a file, and the row permutation that sorts rows by group.
+//! Activation order: the group of each row in a file, and the row permutation that sorts rows by
+//! group.
 
 use crate::GroupSize;
 use crate::checkpoint::{CheckpointError, TensorView};
 
-/// The permutation that sorts the rows of a `g_idx` tensor by group, stable; `None` if they are sorted already, where all are -1
-/// (a file's way to say there is none), and where one group spans all of K.
-pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Result<Option<Vec<u32>>, CheckpointError> {
+/// The permutation that sorts the rows of a `g_idx` tensor by group, stable; `None` if they are
+/// sorted already, where all are -1 (a file's way to say there is none), and where one group spans
+/// all of K.
+pub(super) fn row_permutation(
+    tensor: &TensorView<'_>,
+    group: GroupSize,
+) -> Result<Option<Vec<u32>>, CheckpointError> {
     let index = tensor.to_i32()?;
     let k = index.len();
     let (rows, groups) = (group.rows(k), group.count(k));
@@ -14,16 +19,29 @@ pub(super) fn row_permutation(tensor: &TensorView<'_>, group: GroupSize) -> Resu
     }
     let mut counts = vec![0usize; groups];
     for (row, &group) in index.iter().enumerate() {
-        match usize::try_from(group).ok().and_then(|group| counts.get_mut(group)) {
+        match usize::try_from(group)
+            .ok()
+            .and_then(|group| counts.get_mut(group))
+        {
             Some(count) => *count += 1,
-            None => return Err(tensor.bad_values(format!("row {row} is in group {group}, but there are {groups} groups"))),
+            None => {
+                return Err(tensor.bad_values(format!(
+                    "row {row} is in group {group}, but there are {groups} groups"
+                )));
+            }
         }
     }
     // Stored row `i` is in group `i / rows`: no group but the last can be incomplete.
     let expected = |group: usize| rows.min(k - group * rows);
-    if let Some((group, count)) = counts.iter().enumerate().find(|&(group, &count)| count != expected(group)) {
+    if let Some((group, count)) = counts
+        .iter()
+        .enumerate()
+        .find(|&(group, &count)| count != expected(group))
+    {
         let expected = expected(group);
-        return Err(tensor.bad_values(format!("group {group} has {count} rows; of K = {k} in groups of {rows} it must have {expected}")));
+        return Err(tensor.bad_values(format!(
+            "group {group} has {count} rows; of K = {k} in groups of {rows} it must have {expected}"
+        )));
     }
     if index.is_sorted() {
         return Ok(None);

@@ -1,8 +1,9 @@
 //! The header of a safetensors file: an 8-byte length, then JSON, then the tensors' bytes.
 //!
-//! The `safetensors` crate's own check is not enough for files from anywhere: it adds the offsets up without a check for overflow, keeps
-//! the last of two tensors with one name, and its errors name neither the tensor nor the number of bytes. So the header is read here, with that
-//! crate's types.
+//! The `safetensors` crate's own check is not enough for files from anywhere: it adds the offsets
+//! up without a check for overflow, keeps the last of two tensors with one name, and its errors
+//! name neither the tensor nor the number of bytes. So the header is read here, with that crate's
+//! types.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -32,63 +33,116 @@ pub(super) struct Entry {
     pub end: usize,
 }
 
-/// Reads and checks the header of `file`, a whole file: every entry's range lies inside it and has the size of its dtype and shape.
+/// Reads and checks the header of `file`, a whole file: every entry's range lies inside it and has
+/// the size of its dtype and shape.
 pub(super) fn parse(file: &[u8]) -> Result<Vec<Entry>, HeaderError> {
-    let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(HeaderError::TooShort { found: file.len() })?;
+    let (length, rest) = file
+        .split_first_chunk::<LENGTH_BYTES>()
+        .ok_or(HeaderError::TooShort { found: file.len() })?;
     let header = u64::from_le_bytes(*length);
-    let past_end = HeaderError::PastEnd { header, available: rest.len() };
-    let Some((json, data)) = usize::try_from(header).ok().and_then(|header| rest.split_at_checked(header)) else {
+    let past_end = HeaderError::PastEnd {
+        header,
+        available: rest.len(),
+    };
+    let Some((json, data)) = usize::try_from(header)
+        .ok()
+        .and_then(|header| rest.split_at_checked(header))
+    else {
         return Err(past_end);
     };
     if json.len() > MAX_HEADER_BYTES {
-        return Err(HeaderError::TooLarge { header, limit: MAX_HEADER_BYTES });
+        return Err(HeaderError::TooLarge {
+            header,
+            limit: MAX_HEADER_BYTES,
+        });
     }
     let mut tensors = serde_json::from_slice::<Header>(json)?.0;
     tensors.sort_by_key(|(_, info)| info.data_offsets);
 
     let mut names = HashSet::with_capacity(tensors.len());
     if let Some((name, _)) = tensors.iter().find(|(name, _)| !is_plain(name)) {
-        return Err(HeaderError::Name { tensor: excerpt(name) });
+        return Err(HeaderError::Name {
+            tensor: excerpt(name),
+        });
     }
     if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {
-        return Err(HeaderError::DuplicateTensor { tensor: name.clone() });
+        return Err(HeaderError::DuplicateTensor {
+            tensor: name.clone(),
+        });
     }
 
     let base = LENGTH_BYTES + json.len();
     let mut entries = Vec::with_capacity(tensors.len());
     let mut covered = 0;
-    for (tensor, TensorInfo { dtype, shape, data_offsets: (start, end) }) in tensors {
+    for (
+        tensor,
+        TensorInfo {
+            dtype,
+            shape,
+            data_offsets: (start, end),
+        },
+    ) in tensors
+    {
         if start != covered {
-            return Err(HeaderError::Gap { tensor, expected: covered, found: start });
+            return Err(HeaderError::Gap {
+                tensor,
+                expected: covered,
+                found: start,
+            });
         }
         let expected = size(&tensor, dtype, &shape)?;
         if end.checked_sub(start) != Some(expected) {
-            return Err(HeaderError::Offsets { tensor, dtype, shape, expected, start, end });
+            return Err(HeaderError::Offsets {
+                tensor,
+                dtype,
+                shape,
+                expected,
+                start,
+                end,
+            });
         }
         if end > data.len() {
-            return Err(HeaderError::Coverage { expected: end, found: data.len() });
+            return Err(HeaderError::Coverage {
+                expected: end,
+                found: data.len(),
+            });
         }
         covered = end;
-        entries.push(Entry { name: tensor, dtype, shape, start: base + start, end: base + end });
+        entries.push(Entry {
+            name: tensor,
+            dtype,
+            shape,
+            start: base + start,
+            end: base + end,
+        });
     }
     if covered != data.len() {
-        return Err(HeaderError::Coverage { expected: covered, found: data.len() });
+        return Err(HeaderError::Coverage {
+            expected: covered,
+            found: data.len(),
+        });
     }
     Ok(entries)
 }
 
-/// The length and header of a file with these tensors, and where each one's bytes go, in the order of `specs`.
+/// The length and header of a file with these tensors, and where each one's bytes go, in the order
+/// of `specs`.
 pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), HeaderError> {
     let mut names = HashSet::with_capacity(specs.len());
     for TensorSpec { name, .. } in specs {
         if name == METADATA {
-            return Err(HeaderError::ReservedName { tensor: name.clone() });
+            return Err(HeaderError::ReservedName {
+                tensor: name.clone(),
+            });
         }
         if !names.insert(name) {
-            return Err(HeaderError::DuplicateTensor { tensor: name.clone() });
+            return Err(HeaderError::DuplicateTensor {
+                tensor: name.clone(),
+            });
         }
     }
-    // Widest elements first, so that every tensor starts at a multiple of its element size: readers that map a file need that.
+    // Widest elements first, so that every tensor starts at a multiple of its element size: readers
+    // that map a file need that.
     let mut order: Vec<usize> = (0..specs.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(specs[i].dtype.bitsize()), &specs[i].name));
 
@@ -97,10 +151,30 @@ pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), Heade
     let mut start = 0usize;
     for i in order {
         let TensorSpec { name, dtype, shape } = &specs[i];
-        let overflow = || HeaderError::Size { tensor: name.clone(), dtype: *dtype, shape: shape.clone() };
-        let end = start.checked_add(size(name, *dtype, shape)?).filter(|&end| i64::try_from(end).is_ok()).ok_or_else(overflow)?;
-        infos.push((name.as_str(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (start, end) }));
-        entries[i] = Some(Entry { name: name.clone(), dtype: *dtype, shape: shape.clone(), start, end });
+        let overflow = || HeaderError::Size {
+            tensor: name.clone(),
+            dtype: *dtype,
+            shape: shape.clone(),
+        };
+        let end = start
+            .checked_add(size(name, *dtype, shape)?)
+            .filter(|&end| i64::try_from(end).is_ok())
+            .ok_or_else(overflow)?;
+        infos.push((
+            name.as_str(),
+            TensorInfo {
+                dtype: *dtype,
+                shape: shape.clone(),
+                data_offsets: (start, end),
+            },
+        ));
+        entries[i] = Some(Entry {
+            name: name.clone(),
+            dtype: *dtype,
+            shape: shape.clone(),
+            start,
+            end,
+        });
         start = end;
     }
 
@@ -115,22 +189,35 @@ pub(super) fn build(specs: &[TensorSpec]) -> Result<(Vec<u8>, Vec<Entry>), Heade
     map.end()?;
     json.resize(json.len().next_multiple_of(8), b' ');
     if json.len() > MAX_HEADER_BYTES {
-        return Err(HeaderError::TooLarge { header: json.len() as u64, limit: MAX_HEADER_BYTES });
+        return Err(HeaderError::TooLarge {
+            header: json.len() as u64,
+            limit: MAX_HEADER_BYTES,
+        });
     }
 
     let base = LENGTH_BYTES + json.len();
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.append(&mut json);
-    let entries = entries.into_iter().flatten().map(|entry| Entry { start: base + entry.start, end: base + entry.end, ..entry });
+    let entries = entries.into_iter().flatten().map(|entry| Entry {
+        start: base + entry.start,
+        end: base + entry.end,
+        ..entry
+    });
     Ok((bytes, entries.collect()))
 }
 
 /// Bytes of a tensor.
 fn size(name: &str, dtype: Dtype, shape: &[usize]) -> Result<usize, HeaderError> {
-    let bits = shape.iter().try_fold(dtype.bitsize(), |bits, &extent| bits.checked_mul(extent));
+    let bits = shape
+        .iter()
+        .try_fold(dtype.bitsize(), |bits, &extent| bits.checked_mul(extent));
     match bits {
         Some(bits) if bits.is_multiple_of(8) => Ok(bits / 8),
-        _ => Err(HeaderError::Size { tensor: name.to_string(), dtype, shape: shape.to_vec() }),
+        _ => Err(HeaderError::Size {
+            tensor: name.to_string(),
+            dtype,
+            shape: shape.to_vec(),
+        }),
     }
 }
 

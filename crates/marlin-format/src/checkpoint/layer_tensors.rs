@@ -28,14 +28,31 @@ impl<'a> LayerTensors<'a> {
         self.get(tensor).ok()
     }
 
-    /// The zero points, which must be there exactly where `spec` has them. Of a symmetric weight the tensor may be there if all that it holds is
-    /// the midpoint: GPTQModel's AWQ writes it beside `zero_point: false`.
-    pub(super) fn zero_points(&self, tensor: &str, spec: &QuantSpec) -> Result<Option<TensorView<'a>>, CheckpointError> {
+    /// The zero points, which must be there exactly where `spec` has them. Of a symmetric weight
+    /// the tensor may be there if all that it holds is the midpoint: GPTQModel's AWQ writes it
+    /// beside `zero_point: false`.
+    pub(super) fn zero_points(
+        &self,
+        tensor: &str,
+        spec: &QuantSpec,
+    ) -> Result<Option<TensorView<'a>>, CheckpointError> {
         let midpoints = spec.bits.padding_word().to_le_bytes();
         match (self.optional(tensor), spec.zero_points) {
-            (Some(found), false) if found.words().is_ok_and(|words| words.iter().all(|&word| word == midpoints)) => Ok(None),
-            (Some(found), false) => Err(CheckpointError::UnexpectedZeroPoints { path: found.path().into(), tensor: self.name(tensor) }),
-            (None, true) => Err(CheckpointError::MissingZeroPoints { dir: self.checkpoint.dir().into(), tensor: self.name(tensor) }),
+            (Some(found), false)
+                if found
+                    .words()
+                    .is_ok_and(|words| words.iter().all(|&word| word == midpoints)) =>
+            {
+                Ok(None)
+            }
+            (Some(found), false) => Err(CheckpointError::UnexpectedZeroPoints {
+                path: found.path().into(),
+                tensor: self.name(tensor),
+            }),
+            (None, true) => Err(CheckpointError::MissingZeroPoints {
+                dir: self.checkpoint.dir().into(),
+                tensor: self.name(tensor),
+            }),
             (found, _) => Ok(found),
         }
     }
@@ -46,15 +63,32 @@ impl<'a> LayerTensors<'a> {
     }
 
     pub(super) fn missing(&self, tensor: &str) -> CheckpointError {
-        CheckpointError::MissingTensor { dir: self.checkpoint.dir().into(), tensor: self.name(tensor) }
+        CheckpointError::MissingTensor {
+            dir: self.checkpoint.dir().into(),
+            tensor: self.name(tensor),
+        }
     }
 
-    pub(super) fn unsupported(&self, format: &'static str, expected: &'static str, found: &QuantSpec) -> CheckpointError {
-        CheckpointError::Spec { layer: self.layer.into(), format, expected, found: *found }
+    pub(super) fn unsupported(
+        &self,
+        format: &'static str,
+        expected: &'static str,
+        found: &QuantSpec,
+    ) -> CheckpointError {
+        CheckpointError::Spec {
+            layer: self.layer.into(),
+            format,
+            expected,
+            found: *found,
+        }
     }
 
     /// A weight that does not hold together; `tensor` is the one that holds its values.
     pub(super) fn invalid(&self, tensor: &TensorView<'_>, source: FormatError) -> CheckpointError {
-        CheckpointError::Weight { layer: self.layer.into(), path: tensor.path().into(), source }
+        CheckpointError::Weight {
+            layer: self.layer.into(),
+            path: tensor.path().into(),
+            source,
+        }
     }
 }

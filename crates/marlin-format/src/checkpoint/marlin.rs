@@ -1,13 +1,16 @@
-//! Marlin: dense weights in the tile order of the Marlin kernel, as AutoGPTQ wrote them (`checkpoint_format` is `marlin`).
+//! Marlin: dense weights in the tile order of the Marlin kernel, as AutoGPTQ wrote them
+//! (`checkpoint_format` is `marlin`).
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named
+//! `{layer}.{tensor}`:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
 //! | `B` | i32 | `[K/16, 2N]` | q, in [`MarlinLayout`] |
 //! | `s` | f16 or bf16 | `[G, N]` | scales, in [`ScaleLayout`] |
 //!
-//! Weights are 4-bit and symmetric. Marlin's kernel requires multiples of 128 (K) and 256 (N); here whole tiles, 16 and 64, are enough.
+//! Weights are 4-bit and symmetric. Marlin's kernel requires multiples of 128 (K) and 256 (N); here
+//! whole tiles, 16 and 64, are enough.
 //!
 //! Source: the packer of the Marlin paper's authors (IST-DASLab/marlin).
 
@@ -24,9 +27,13 @@ const SCALES: &str = "s";
 /// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have; and for tensors that are missing, of another
-/// dtype or shape.
-pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
+/// [`CheckpointError`] for a spec of 8 bits or with zero points, which the format does not have;
+/// and for tensors that are missing, of another dtype or shape.
+pub fn to_plain(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    spec: &QuantSpec,
+) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let weight = tensors.get(WEIGHT)?;
     let invalid = |source| tensors.invalid(&weight, source);
@@ -36,13 +43,21 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     let [tile_rows, columns] = weight.expect_matrix("[K/16, 2N]")?;
     let (k, n) = (tile_rows.saturating_mul(16), columns / 2);
     if !columns.is_multiple_of(128) {
-        return Err(weight.bad_values(format!("its shape is {:?}; expected [K/16, 2N], N a multiple of 64", weight.shape())));
+        return Err(weight.bad_values(format!(
+            "its shape is {:?}; expected [K/16, 2N], N a multiple of 64",
+            weight.shape()
+        )));
     }
     QuantSpec::check_shape(k, n).map_err(invalid)?;
 
     let layout = MarlinLayout::new(k, n);
-    let packed_scales = tensors.get(SCALES)?.expect_shape(&[spec.group.count(k), n])?.scales()?;
-    let scales = ScaleLayout::new(&layout, spec.group).unpack(&packed_scales).map_err(invalid)?;
+    let packed_scales = tensors
+        .get(SCALES)?
+        .expect_shape(&[spec.group.count(k), n])?
+        .scales()?;
+    let scales = ScaleLayout::new(&layout, spec.group)
+        .unpack(&packed_scales)
+        .map_err(invalid)?;
 
     let packed = weight.words()?;
     let table = TileTable::<8>::new(|row, column| layout.index(row, column));
@@ -53,10 +68,23 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
         for index in 0..n / TILE_N {
             tile.load(tile_row, index);
             for (row, line) in block.chunks_exact_mut(n).enumerate() {
-                line[TILE_N * index..].iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from);
+                line[TILE_N * index..]
+                    .iter_mut()
+                    .zip(table.words(&tile, row))
+                    .for_each(|(to, from)| *to = from);
             }
         }
     });
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words,
+        metadata: None,
+        scales,
+        zero_points: None,
+        row_permutation: None,
+    })
+    .map_err(invalid)
 }

@@ -1,7 +1,8 @@
-//! Marlin 2:4: weights that keep two of every four input features, in the tile order of the Sparse-Marlin kernel.
+//! Marlin 2:4: weights that keep two of every four input features, in the tile order of the
+//! Sparse-Marlin kernel.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`, in
-//! [`Marlin24Layout`]:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named
+//! `{layer}.{tensor}`, in [`Marlin24Layout`]:
 //!
 //! | compressed-tensors `marlin-24` | GPTQ `marlin_24` | dtype | shape | holds |
 //! |---|---|---|---|---|
@@ -17,7 +18,9 @@ use rayon::prelude::*;
 
 use super::layer_tensors::LayerTensors;
 use super::packed::{FileWords, plain_words};
-use super::{Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorData, TensorSpec, TensorView};
+use super::{
+    Checkpoint, CheckpointError, Dtype, Marlin24Names, TensorData, TensorSpec, TensorView,
+};
 use crate::layout::{Marlin24Layout, MetadataLayout, PlainLayout, TILE_N, Tile, TileTable, gather};
 use crate::weight::position;
 use crate::{Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Scales};
@@ -33,9 +36,15 @@ pub(super) const fn tensors(names: Marlin24Names) -> [&'static str; 3] {
 /// Reads the weight of `layer`. The scale tensor's dtype counts, not `spec.scale_dtype`.
 ///
 /// # Errors
-/// [`CheckpointError`] for a spec with zero points, which the format does not have; for tensors that are missing, of another dtype or shape;
-/// and for metadata that do not name two features in ascending order.
-pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: Marlin24Names) -> Result<PlainWeight, CheckpointError> {
+/// [`CheckpointError`] for a spec with zero points, which the format does not have; for tensors
+/// that are missing, of another dtype or shape; and for metadata that do not name two features in
+/// ascending order.
+pub fn to_plain(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    spec: &QuantSpec,
+    names: Marlin24Names,
+) -> Result<PlainWeight, CheckpointError> {
     let tensors_of_layer = LayerTensors::new(checkpoint, layer);
     if spec.zero_points {
         return Err(tensors_of_layer.unsupported("Marlin 2:4", "symmetric", spec));
@@ -69,11 +78,22 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec, names: M
     };
     let spec = spec.with_scale_dtype(scales.dtype());
     let metadata = Some(metadata);
-    PlainWeight::new(PlainParts { k, n, spec, words, metadata, scales, zero_points: None, row_permutation: None }).map_err(invalid)
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words,
+        metadata,
+        scales,
+        zero_points: None,
+        row_permutation: None,
+    })
+    .map_err(invalid)
 }
 
-/// True if a packer permutes the scales of so many groups. It compares the group with a K: GPTQ's with the weight's, that of compressed-tensors with
-/// the half that it kept, so that it leaves two groups of 128 in their natural order.
+/// True if a packer permutes the scales of so many groups. It compares the group with a K: GPTQ's
+/// with the weight's, that of compressed-tensors with the half that it kept, so that it leaves two
+/// groups of 128 in their natural order.
 fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
     match names {
         Marlin24Names::Gptq => groups > 1,
@@ -84,7 +104,8 @@ fn scales_are_permuted(names: Marlin24Names, groups: usize) -> bool {
 /// Checks that `marlin-24` of compressed-tensors holds a weight of this shape and spec.
 ///
 /// # Errors
-/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or groups of other than 128 rows or a whole column.
+/// [`FormatError::TileDoesNotDivide`]; [`FormatError::Marlin24Spec`] for zero points, or groups of
+/// other than 128 rows or a whole column.
 pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
     Marlin24Layout::new(k, n, spec.bits)?;
     match !spec.zero_points && matches!(spec.group, GroupSize::Channel | GroupSize::G128) {
@@ -93,15 +114,26 @@ pub fn check(k: usize, n: usize, spec: &QuantSpec) -> Result<(), FormatError> {
     }
 }
 
-/// The tensors of `layer` in compressed-tensors' names, without their bytes, in the order of [`tensors_of`].
+/// The tensors of `layer` in compressed-tensors' names, without their bytes, in the order of
+/// [`tensors_of`].
 pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec) -> Vec<TensorSpec> {
-    let shapes = [[k / 32, 16 * n / spec.bits.per_word()], [k / 32, 2 * n], [spec.group.count(k), n]];
+    let shapes = [
+        [k / 32, 16 * n / spec.bits.per_word()],
+        [k / 32, 2 * n],
+        [spec.group.count(k), n],
+    ];
     let dtypes = [Dtype::I32, Dtype::I16, spec.scale_dtype.into()];
-    let tensors = tensors(Marlin24Names::CompressedTensors).into_iter().zip(dtypes).zip(shapes);
-    tensors.map(|((tensor, dtype), shape)| TensorSpec::new(format!("{layer}.{tensor}"), dtype, shape)).collect()
+    let tensors = tensors(Marlin24Names::CompressedTensors)
+        .into_iter()
+        .zip(dtypes)
+        .zip(shapes);
+    tensors
+        .map(|((tensor, dtype), shape)| TensorSpec::new(format!("{layer}.{tensor}"), dtype, shape))
+        .collect()
 }
 
-/// The tensors that hold `weight` as `layer`, in compressed-tensors' names. A dense weight is stored as 2:4 if it is that.
+/// The tensors that hold `weight` as `layer`, in compressed-tensors' names. A dense weight is
+/// stored as 2:4 if it is that.
 ///
 /// # Errors
 /// As [`check`]; [`FormatError::NotTwoFour`].
@@ -113,11 +145,18 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, 
 
     let [_, columns] = layout.shape();
     let mut words = vec![0; k / 32 * columns];
-    words.par_chunks_exact_mut(columns).enumerate().for_each(|(tile_row, words)| {
-        for row in 0..16 {
-            (0..n).for_each(|column| layout.index(row, column).write(words, weight.q(16 * tile_row + row, column)));
-        }
-    });
+    words
+        .par_chunks_exact_mut(columns)
+        .enumerate()
+        .for_each(|(tile_row, words)| {
+            for row in 0..16 {
+                (0..n).for_each(|column| {
+                    layout
+                        .index(row, column)
+                        .write(words, weight.q(16 * tile_row + row, column))
+                });
+            }
+        });
     let mut metadata = vec![[0; 2]; k / 16 * n];
     for (place, word) in weight.metadata().unwrap_or_default().iter().enumerate() {
         let [low, high, second_low, second_high] = word.to_le_bytes();
@@ -133,8 +172,16 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Result<Vec<TensorData>, 
     }
 
     let scales = Scales::from_f32(&scales, spec.scale_dtype);
-    let bytes = [bytemuck::cast_slice(&words).to_vec(), metadata.into_flattened(), scales.as_bytes().to_vec()];
-    Ok(tensor_specs(layer, k, n, &spec).into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect())
+    let bytes = [
+        bytemuck::cast_slice(&words).to_vec(),
+        metadata.into_flattened(),
+        scales.as_bytes().to_vec(),
+    ];
+    Ok(tensor_specs(layer, k, n, &spec)
+        .into_iter()
+        .zip(bytes)
+        .map(|(spec, bytes)| TensorData { spec, bytes })
+        .collect())
 }
 
 /// The metadata, each nibble of which names two different rows in ascending order.
@@ -145,7 +192,8 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
     let invalid = |byte: u8| (byte & 3 >= (byte >> 2) & 3) | ((byte >> 4) & 3 >= byte >> 6);
     const BLOCK: usize = 1 << 16;
     let bytes = tensor.bytes();
-    let bad_in_block = |(block, bytes): (usize, &[u8])| position(bytes, invalid).map(|at| block * BLOCK + at);
+    let bad_in_block =
+        |(block, bytes): (usize, &[u8])| position(bytes, invalid).map(|at| block * BLOCK + at);
     match bytes.par_chunks(BLOCK).enumerate().find_map_first(bad_in_block) {
         None => Ok(bytes.as_chunks().0),
         Some(at) => Err(tensor.bad_values(format!(
@@ -158,17 +206,29 @@ fn metadata_of<'a>(tensor: &TensorView<'a>) -> Result<&'a [[u8; 2]], CheckpointE
 /// To [`MetadataLayout`]: a word of two values, the even 16 rows of 32 and the odd ones.
 fn plain_metadata(metadata: &[[u8; 2]], layout: &Marlin24Layout, k: usize, n: usize) -> Vec<u32> {
     let mut words = vec![0; MetadataLayout::new(k, n).words()];
-    words.par_chunks_exact_mut(n).enumerate().for_each(|(row, line)| {
-        for (column, word) in line.iter_mut().enumerate() {
-            let half = |half| u32::from(u16::from_le_bytes(metadata[layout.metadata_index(2 * row + half, column)]));
-            *word = half(0) | half(1) << 16;
-        }
-    });
+    words
+        .par_chunks_exact_mut(n)
+        .enumerate()
+        .for_each(|(row, line)| {
+            for (column, word) in line.iter_mut().enumerate() {
+                let half = |half| {
+                    u32::from(u16::from_le_bytes(
+                        metadata[layout.metadata_index(2 * row + half, column)],
+                    ))
+                };
+                *word = half(0) | half(1) << 16;
+            }
+        });
     words
 }
 
 /// To [`PlainLayout`] of the kept rows, `V` values to a word.
-fn unpack<const V: usize>(words: Vec<u32>, plain: &PlainLayout, packed: &FileWords, layout: &Marlin24Layout) -> Vec<u32> {
+fn unpack<const V: usize>(
+    words: Vec<u32>,
+    plain: &PlainLayout,
+    packed: &FileWords,
+    layout: &Marlin24Layout,
+) -> Vec<u32> {
     let table = TileTable::<V>::new(|row, column| layout.index(row, column));
     let (n, word_rows) = (plain.n, 16 / V);
     plain_words(words, plain, word_rows, |row, block| {
@@ -178,7 +238,10 @@ fn unpack<const V: usize>(words: Vec<u32>, plain: &PlainLayout, packed: &FileWor
         for index in 0..n / TILE_N {
             tile.load(packed, index);
             for (row, line) in block.chunks_exact_mut(n).enumerate() {
-                line[TILE_N * index..].iter_mut().zip(table.words(&tile, row)).for_each(|(to, from)| *to = from);
+                line[TILE_N * index..]
+                    .iter_mut()
+                    .zip(table.words(&tile, row))
+                    .for_each(|(to, from)| *to = from);
             }
         }
     })

@@ -11,7 +11,8 @@
 //! | GPTQ, versions 1 and 2: read, and write version 2 | [`gptq`] |
 //! | AWQ, Marlin and Marlin 2:4: read | [`awq`], [`marlin`], [`marlin24`] |
 //!
-//! Files come from anywhere: everything that a file declares is checked against the file before it is used, and the error names the file.
+//! Files come from anywhere: everything that a file declares is checked against the file before it
+//! is used, and the error names the file.
 
 pub mod awq;
 pub mod compressed_tensors;
@@ -20,12 +21,14 @@ pub mod marlin;
 pub mod marlin24;
 
 mod bitmask;
+mod config_error;
 mod error;
 mod files;
 mod folder;
 mod format;
 mod groups;
 mod header;
+mod header_error;
 mod layer;
 mod layer_tensors;
 mod packed;
@@ -34,10 +37,14 @@ mod reader;
 mod tensor;
 mod writer;
 
-pub use error::{CheckpointError, ConfigError, HeaderError};
-pub use files::{FileError, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_text};
+pub use config_error::ConfigError;
+pub use error::CheckpointError;
+pub use files::{
+    FileError, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_TOKENIZER_BYTES, read_file, read_text,
+};
 pub use folder::InPlaceOfWeights;
 pub use format::{GptqFormat, GptqVersion, LayerFormat, Marlin24Names, PackQuantizedFormat};
+pub use header_error::HeaderError;
 pub use layer::{Part, layer_format, layer_tensors, parts, read_layer};
 pub use quantization::Quantization;
 pub use reader::{Checkpoint, TensorInfo};

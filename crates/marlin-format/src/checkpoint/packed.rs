@@ -1,4 +1,5 @@
-//! Packed words between files' orders and [`PlainLayout`]: the loops that formats share, over whole words and on all cores.
+//! Packed words between files' orders and [`PlainLayout`]: the loops that formats share, over whole
+//! words and on all cores.
 
 use rayon::prelude::*;
 
@@ -8,25 +9,34 @@ use crate::{Bits, PlainWeight};
 /// Words of a file: little-endian, at any alignment.
 pub(super) type FileWords = [[u8; 4]];
 
-/// Rows of a transposed matrix that one call of [`transpose_into`] makes: from each row of the source it reads eight cache lines in a run. With
-/// half as many, time goes to looking up the pages of all those rows.
+/// Rows of a transposed matrix that one call of [`transpose_into`] makes: from each row of the
+/// source it reads eight cache lines in a run. With half as many, time goes to looking up the pages
+/// of all those rows.
 pub(super) const TRANSPOSE_ROWS: usize = 128;
-/// Rows and columns that it moves at a time: 16 words are a cache line, so that each line is read and written once.
+/// Rows and columns that it moves at a time: 16 words are a cache line, so that each line is read
+/// and written once.
 const TILE: usize = 16;
-/// Columns whose rows are permuted at a time, so that all of their words, 512 KB where K is 8192, stay in a core's cache.
+/// Columns whose rows are permuted at a time, so that all of their words, 512 KB where K is 8192,
+/// stay in a core's cache.
 pub(super) const PERMUTED_COLUMNS: usize = 128;
 
-/// Fills `words` in `layout` on all cores, in blocks of `rows` rows of words: `fill` gets the index of a block's first row of words and the
-/// block, in which rows lie `columns()` words apart, and writes the first N words of each. What it writes past K is overwritten.
-pub(super) fn plain_words(mut words: Vec<u32>, layout: &PlainLayout, rows: usize, fill: impl Fn(usize, &mut [u32]) + Sync) -> Vec<u32> {
+/// Fills `words` in `layout` on all cores, in blocks of `rows` rows of words: `fill` gets the index
+/// of a block's first row of words and the block, in which rows lie `columns()` words apart, and
+/// writes the first N words of each. What it writes past K is overwritten.
+pub(super) fn plain_words(
+    mut words: Vec<u32>,
+    layout: &PlainLayout,
+    rows: usize,
+    fill: impl Fn(usize, &mut [u32]) + Sync,
+) -> Vec<u32> {
     let blocks = words.par_chunks_mut(rows * layout.columns()).enumerate();
     blocks.for_each(|(block, words)| fill(block * rows, words));
     layout.pad(&mut words);
     words
 }
 
-/// The same with stored row `i` the natural row `permutation[i]`: `load` gets the index of a first column and writes the words of the columns
-/// from there on, rows in their natural order.
+/// The same with stored row `i` the natural row `permutation[i]`: `load` gets the index of a first
+/// column and writes the words of the columns from there on, rows in their natural order.
 pub(super) fn permuted_words(
     words: Vec<u32>,
     layout: &PlainLayout,
@@ -47,35 +57,60 @@ fn permuted<const V: usize>(
     load: impl Fn(usize, &mut [[u32; PERMUTED_COLUMNS]]) + Sync,
 ) -> Vec<u32> {
     let (bits, max) = (layout.bits.count(), u32::from(layout.bits.max()));
-    let mut blocks: Vec<Vec<&mut [u32]>> =
-        (0..layout.columns().div_ceil(PERMUTED_COLUMNS)).map(|_| Vec::with_capacity(layout.rows())).collect();
+    let mut blocks: Vec<Vec<&mut [u32]>> = (0..layout.columns().div_ceil(PERMUTED_COLUMNS))
+        .map(|_| Vec::with_capacity(layout.rows()))
+        .collect();
     for line in words.chunks_exact_mut(layout.columns()) {
-        blocks.iter_mut().zip(line.chunks_mut(PERMUTED_COLUMNS)).for_each(|(block, part)| block.push(part));
+        blocks
+            .iter_mut()
+            .zip(line.chunks_mut(PERMUTED_COLUMNS))
+            .for_each(|(block, part)| block.push(part));
     }
     let natural = || vec![[0; PERMUTED_COLUMNS]; layout.rows()];
-    blocks.into_par_iter().enumerate().for_each_init(natural, |natural, (block, lines)| {
-        load(PERMUTED_COLUMNS * block, natural);
-        for (rows, line) in permutation.chunks(V).zip(lines) {
-            let mut stored = [0; PERMUTED_COLUMNS];
-            for (slot, &row) in rows.iter().enumerate() {
-                let (from, to) = (bits * (row as usize % V), bits * slot);
-                stored.iter_mut().zip(&natural[row as usize / V]).for_each(|(word, natural)| *word |= ((natural >> from) & max) << to);
+    blocks
+        .into_par_iter()
+        .enumerate()
+        .for_each_init(natural, |natural, (block, lines)| {
+            load(PERMUTED_COLUMNS * block, natural);
+            for (rows, line) in permutation.chunks(V).zip(lines) {
+                let mut stored = [0; PERMUTED_COLUMNS];
+                for (slot, &row) in rows.iter().enumerate() {
+                    let (from, to) = (bits * (row as usize % V), bits * slot);
+                    stored
+                        .iter_mut()
+                        .zip(&natural[row as usize / V])
+                        .for_each(|(word, natural)| *word |= ((natural >> from) & max) << to);
+                }
+                line.copy_from_slice(&stored[..line.len()]);
             }
-            line.copy_from_slice(&stored[..line.len()]);
-        }
-    });
+        });
     layout.pad(&mut words);
     words
 }
 
-/// Rows of words `[ceil(K / values in a word), stride]`, of which the first N words count, to `layout`; with a permutation, stored row `i` is
-/// row `permutation[i]` of `source`.
-pub(super) fn from_rows(words: Vec<u32>, layout: &PlainLayout, source: &FileWords, stride: usize, permutation: Option<&[u32]>) -> Vec<u32> {
-    let copy = |to: &mut [u32], from: &FileWords| to.iter_mut().zip(from).for_each(|(to, &from)| *to = u32::from_le_bytes(from));
+/// Rows of words `[ceil(K / values in a word), stride]`, of which the first N words count, to
+/// `layout`; with a permutation, stored row `i` is row `permutation[i]` of `source`.
+pub(super) fn from_rows(
+    words: Vec<u32>,
+    layout: &PlainLayout,
+    source: &FileWords,
+    stride: usize,
+    permutation: Option<&[u32]>,
+) -> Vec<u32> {
+    let copy = |to: &mut [u32], from: &FileWords| {
+        to.iter_mut()
+            .zip(from)
+            .for_each(|(to, &from)| *to = u32::from_le_bytes(from))
+    };
     match permutation {
-        None => plain_words(words, layout, 1, |row, line| copy(line, &source[row * stride..][..layout.n])),
+        None => plain_words(words, layout, 1, |row, line| {
+            copy(line, &source[row * stride..][..layout.n])
+        }),
         Some(permutation) => permuted_words(words, layout, permutation, |column, lines| {
-            lines.iter_mut().zip(source.chunks_exact(stride)).for_each(|(line, row)| copy(line, &row[column..layout.n]));
+            lines
+                .iter_mut()
+                .zip(source.chunks_exact(stride))
+                .for_each(|(line, row)| copy(line, &row[column..layout.n]));
         }),
     }
 }
@@ -90,19 +125,40 @@ pub(super) fn natural_words(weight: &PlainWeight) -> Vec<u32> {
         inverse[natural as usize] = stored as u32;
     }
     let layout = weight.layout();
-    from_rows(vec![0; layout.words()], &layout, bytemuck::cast_slice(weight.words()), layout.columns(), Some(&inverse))
+    from_rows(
+        vec![0; layout.words()],
+        &layout,
+        bytemuck::cast_slice(weight.words()),
+        layout.columns(),
+        Some(&inverse),
+    )
 }
 
 /// `[rows, columns]` to `[columns, rows]`.
-pub(super) fn transposed<T: Copy + Default + Send + Sync>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+pub(super) fn transposed<T: Copy + Default + Send + Sync>(
+    values: &[T],
+    rows: usize,
+    columns: usize,
+) -> Vec<T> {
     let mut result = vec![T::default(); values.len()];
-    result.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
-        transpose_into(values, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |value| value);
-    });
+    result
+        .par_chunks_mut(TRANSPOSE_ROWS * rows)
+        .enumerate()
+        .for_each(|(block, lines)| {
+            transpose_into(
+                values,
+                [rows, columns],
+                TRANSPOSE_ROWS * block,
+                lines,
+                rows,
+                |value| value,
+            );
+        });
     result
 }
 
-/// Columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which lie `stride` apart.
+/// Columns `first..` of `source` (`[rows, columns]`) to the rows of `lines`, which lie `stride`
+/// apart.
 pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     source: &[S],
     [rows, columns]: [usize; 2],
@@ -120,10 +176,17 @@ pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
                 let line = &source[(start + i) * columns + first + left..][..width];
                 match <&[S; TILE]>::try_from(line) {
                     Ok(line) => *to = line.map(&convert),
-                    Err(_) => to.iter_mut().zip(line).for_each(|(to, &from)| *to = convert(from)),
+                    Err(_) => to
+                        .iter_mut()
+                        .zip(line)
+                        .for_each(|(to, &from)| *to = convert(from)),
                 }
             }
-            for (j, line) in lines[left * stride..].chunks_exact_mut(stride).take(width).enumerate() {
+            for (j, line) in lines[left * stride..]
+                .chunks_exact_mut(stride)
+                .take(width)
+                .enumerate()
+            {
                 let column: [T; TILE] = std::array::from_fn(|i| tile[i][j]);
                 let line = &mut line[start..][..height];
                 match <&mut [T; TILE]>::try_from(&mut *line) {
@@ -135,23 +198,38 @@ pub(super) fn transpose_into<S: Copy, T: Copy + Default>(
     }
 }
 
-/// Words `[rows, ceil(N / values in a word)]` to values `[rows, N]`. `shifts` is the distance of each of a word's columns from its lowest bit.
+/// Words `[rows, ceil(N / values in a word)]` to values `[rows, N]`. `shifts` is the distance of
+/// each of a word's columns from its lowest bit.
 pub(super) fn unpack_columns(words: &FileWords, n: usize, bits: Bits, shifts: &[u32]) -> Vec<u8> {
     let words_a_row = n.div_ceil(shifts.len());
     let mut values = vec![0; words.len() / words_a_row * n];
-    values.par_chunks_exact_mut(n).zip(words.par_chunks_exact(words_a_row)).for_each(|(line, words)| {
-        for (values, &word) in line.chunks_mut(shifts.len()).zip(words) {
-            let word = u32::from_le_bytes(word);
-            values.iter_mut().zip(shifts).for_each(|(value, shift)| *value = (word >> shift) as u8 & bits.max());
-        }
-    });
+    values
+        .par_chunks_exact_mut(n)
+        .zip(words.par_chunks_exact(words_a_row))
+        .for_each(|(line, words)| {
+            for (values, &word) in line.chunks_mut(shifts.len()).zip(words) {
+                let word = u32::from_le_bytes(word);
+                values
+                    .iter_mut()
+                    .zip(shifts)
+                    .for_each(|(value, shift)| *value = (word >> shift) as u8 & bits.max());
+            }
+        });
     values
 }
 
 /// Undoes [`unpack_columns`] for [`ascending`] shifts, with padding of 0.
 pub(super) fn pack_columns(values: &[u8], n: usize, bits: Bits) -> Vec<u32> {
-    let pack = |values: &[u8]| values.iter().rev().fold(0, |word, &value| (word << bits.count()) | u32::from(value));
-    values.chunks_exact(n).flat_map(|line| line.chunks(bits.per_word()).map(pack)).collect()
+    let pack = |values: &[u8]| {
+        values
+            .iter()
+            .rev()
+            .fold(0, |word, &value| (word << bits.count()) | u32::from(value))
+    };
+    values
+        .chunks_exact(n)
+        .flat_map(|line| line.chunks(bits.per_word()).map(pack))
+        .collect()
 }
 
 /// The shifts of a word whose first column is lowest.

@@ -11,7 +11,8 @@ use super::CheckpointError;
 use super::packed::transposed;
 use crate::{ScaleDtype, Scales};
 
-/// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may lie at any alignment.
+/// A tensor inside a checkpoint's file. Its bytes are the file's own, mapped into memory; they may
+/// lie at any alignment.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     pub(super) name: &'a str,
@@ -68,12 +69,17 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// [`CheckpointError::Dtype`] where it is of another dtype.
     pub fn expect_float(&self) -> Result<Self, CheckpointError> {
-        if is_float(self.dtype) { Ok(*self) } else { Err(self.wrong_dtype("F16, BF16 or F32")) }
+        if is_float(self.dtype) {
+            Ok(*self)
+        } else {
+            Err(self.wrong_dtype("F16, BF16 or F32"))
+        }
     }
 
     /// Its extents, where it has two axes; `axes` names them, such as `[K/8, N]`.
     pub(super) fn expect_matrix(&self, axes: &str) -> Result<[usize; 2], CheckpointError> {
-        <[usize; 2]>::try_from(self.shape).map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
+        <[usize; 2]>::try_from(self.shape)
+            .map_err(|_| self.bad_values(format!("its shape is {:?}; expected {axes}", self.shape)))
     }
 
     /// The values of an `F16`, `BF16` or `F32` tensor.
@@ -92,7 +98,8 @@ impl<'a> TensorView<'a> {
     /// The bytes of the transpose [C, R] of a matrix [R, C].
     ///
     /// # Errors
-    /// [`CheckpointError::Values`] where it is no matrix, [`CheckpointError::Dtype`] where an element is no 1, 2, 4 or 8 bytes.
+    /// [`CheckpointError::Values`] where it is no matrix, [`CheckpointError::Dtype`] where an
+    /// element is no 1, 2, 4 or 8 bytes.
     pub fn transposed_bytes(&self) -> Result<Vec<u8>, CheckpointError> {
         let [rows, columns] = self.expect_matrix("[R, C]")?;
         if self.bytes.is_empty() {
@@ -107,12 +114,14 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Returns true for a float matrix [N, K] of which at most two of every four values along K are other than zero, 2:4. What is not is soon known.
+    /// Returns true for a float matrix [N, K] of which at most two of every four values along K are
+    /// other than zero, 2:4. What is not is soon known.
     pub fn is_two_four(&self) -> bool {
         self.has_two_of_four(std::iter::once(0..self.bytes.len()))
     }
 
-    /// As [`is_two_four`](Self::is_two_four), of a sample: of a large matrix, whatever its header declares, a mebibyte from all over it is read.
+    /// As [`is_two_four`](Self::is_two_four), of a sample: of a large matrix, whatever its header
+    /// declares, a mebibyte from all over it is read.
     pub fn looks_two_four(&self) -> bool {
         self.has_two_of_four(sample(self.bytes.len()))
     }
@@ -126,8 +135,12 @@ impl<'a> TensorView<'a> {
         ranges.all(|range| {
             let bytes = &self.bytes[range];
             match self.dtype {
-                Dtype::F16 | Dtype::BF16 => has_two_of_four(bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0),
-                Dtype::F32 => has_two_of_four(bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0),
+                Dtype::F16 | Dtype::BF16 => {
+                    has_two_of_four(bytes, |value: [u8; 2]| u16::from_le_bytes(value) << 1 != 0)
+                }
+                Dtype::F32 => {
+                    has_two_of_four(bytes, |value: [u8; 4]| u32::from_le_bytes(value) << 1 != 0)
+                }
                 _ => false,
             }
         })
@@ -164,49 +177,91 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Scales of an `F16`, `BF16` or `F32` tensor; in f16 or bf16 where that holds every value of an f32 one exactly.
+    /// Scales of an `F16`, `BF16` or `F32` tensor; in f16 or bf16 where that holds every value of
+    /// an f32 one exactly.
     pub(super) fn scales(&self) -> Result<Scales, CheckpointError> {
         match self.dtype {
             Dtype::F16 => Ok(Scales::F16(self.elements(f16::from_le_bytes))),
             Dtype::BF16 => Ok(Scales::BF16(self.elements(bf16::from_le_bytes))),
             Dtype::F32 => {
                 let values = self.elements(f32::from_le_bytes);
-                let halves = [ScaleDtype::F16, ScaleDtype::BF16].map(|dtype| Scales::from_f32(&values, dtype));
-                let exact = |scales: &Scales| values.iter().enumerate().all(|(i, &value)| scales.get(i) == value);
-                Ok(halves.into_iter().find(exact).unwrap_or(Scales::F32(values)))
+                let halves = [ScaleDtype::F16, ScaleDtype::BF16]
+                    .map(|dtype| Scales::from_f32(&values, dtype));
+                let exact = |scales: &Scales| {
+                    values
+                        .iter()
+                        .enumerate()
+                        .all(|(i, &value)| scales.get(i) == value)
+                };
+                Ok(halves
+                    .into_iter()
+                    .find(exact)
+                    .unwrap_or(Scales::F32(values)))
             }
             _ => Err(self.wrong_dtype("F16, BF16 or F32")),
         }
     }
 
     /// The elements, each `SIZE` bytes wide: the width of the dtype.
-    pub(super) fn elements<const SIZE: usize, T: Send>(&self, from_bytes: impl Fn([u8; SIZE]) -> T + Sync) -> Vec<T> {
-        self.bytes.as_chunks::<SIZE>().0.par_iter().with_min_len(1 << 14).map(|&bytes| from_bytes(bytes)).collect()
+    pub(super) fn elements<const SIZE: usize, T: Send>(
+        &self,
+        from_bytes: impl Fn([u8; SIZE]) -> T + Sync,
+    ) -> Vec<T> {
+        self.bytes
+            .as_chunks::<SIZE>()
+            .0
+            .par_iter()
+            .with_min_len(1 << 14)
+            .map(|&bytes| from_bytes(bytes))
+            .collect()
     }
 
     pub(super) fn wrong_dtype(&self, expected: &'static str) -> CheckpointError {
-        CheckpointError::Dtype { path: self.path.into(), tensor: self.name.into(), expected, found: self.dtype }
+        CheckpointError::Dtype {
+            path: self.path.into(),
+            tensor: self.name.into(),
+            expected,
+            found: self.dtype,
+        }
     }
 
     pub(super) fn bad_values(&self, problem: String) -> CheckpointError {
-        CheckpointError::Values { path: self.path.into(), tensor: self.name.into(), problem }
+        CheckpointError::Values {
+            path: self.path.into(),
+            tensor: self.name.into(),
+            problem,
+        }
     }
 }
 
-/// Ranges of `bytes` bytes: all of them, or a mebibyte in 64 pieces that lie equally far apart, from the first to the last.
+/// Ranges of `bytes` bytes: all of them, or a mebibyte in 64 pieces that lie equally far apart,
+/// from the first to the last.
 fn sample(bytes: usize) -> impl Iterator<Item = Range<usize>> {
     const PIECES: usize = 64;
     // Each is a whole number of fours of values of any size.
     const PIECE: usize = 16 << 10;
-    let (pieces, piece, apart) =
-        if bytes <= PIECES * PIECE { (1, bytes, 0) } else { (PIECES, PIECE, (bytes - PIECE) / (PIECES - 1) / 16 * 16) };
+    let (pieces, piece, apart) = if bytes <= PIECES * PIECE {
+        (1, bytes, 0)
+    } else {
+        (PIECES, PIECE, (bytes - PIECE) / (PIECES - 1) / 16 * 16)
+    };
     (0..pieces).map(move |index| index * apart..index * apart + piece)
 }
 
 /// Returns true if at most two of every four values, each of `SIZE` bytes, are other than zero.
-fn has_two_of_four<const SIZE: usize>(bytes: &[u8], is_not_zero: impl Fn([u8; SIZE]) -> bool + Sync) -> bool {
-    let fits = |four: &[[u8; SIZE]; 4]| four.iter().filter(|&&value| is_not_zero(value)).count() <= 2;
-    bytes.as_chunks::<SIZE>().0.as_chunks::<4>().0.par_iter().all(fits)
+fn has_two_of_four<const SIZE: usize>(
+    bytes: &[u8],
+    is_not_zero: impl Fn([u8; SIZE]) -> bool + Sync,
+) -> bool {
+    let fits =
+        |four: &[[u8; SIZE]; 4]| four.iter().filter(|&&value| is_not_zero(value)).count() <= 2;
+    bytes
+        .as_chunks::<SIZE>()
+        .0
+        .as_chunks::<4>()
+        .0
+        .par_iter()
+        .all(fits)
 }
 
 /// Returns true if values of a dtype are floats that [`TensorView::to_f32`] reads.
@@ -238,7 +293,11 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// A tensor of this name, dtype and shape.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: shape.into() }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+        }
     }
 }
 
@@ -262,10 +321,25 @@ mod tests {
         }
         for bytes in [(1 << 20) + 16, 3_000_016, 256 << 30] {
             let ranges: Vec<_> = sample(bytes).collect();
-            assert_eq!(ranges.iter().map(ExactSizeIterator::len).sum::<usize>(), 1 << 20);
-            assert!(ranges.iter().all(|range| range.start % 16 == 0 && range.end <= bytes), "{ranges:?}");
-            let farthest = ranges.windows(2).map(|pair| pair[1].start - pair[0].start).max().unwrap();
-            assert!(farthest <= bytes / 63 && bytes - ranges[63].end < 64 * 16, "{bytes}: {ranges:?}");
+            assert_eq!(
+                ranges.iter().map(ExactSizeIterator::len).sum::<usize>(),
+                1 << 20
+            );
+            assert!(
+                ranges
+                    .iter()
+                    .all(|range| range.start % 16 == 0 && range.end <= bytes),
+                "{ranges:?}"
+            );
+            let farthest = ranges
+                .windows(2)
+                .map(|pair| pair[1].start - pair[0].start)
+                .max()
+                .unwrap();
+            assert!(
+                farthest <= bytes / 63 && bytes - ranges[63].end < 64 * 16,
+                "{bytes}: {ranges:?}"
+            );
         }
     }
 }

@@ -12,8 +12,9 @@ use super::{CheckpointError, INDEX_FILE, TensorSpec, WEIGHTS_FILE};
 
 /// Writes a checkpoint: files such as `config.json`, and all tensors in one `model.safetensors`.
 ///
-/// Everything goes into a temporary folder beside the target, which [`finish`](Self::finish) renames. Dropped before that, nothing is left.
-/// Tensors go to disk as they come, in any order: memory holds one at a time.
+/// Everything goes into a temporary folder beside the target, which [`finish`](Self::finish)
+/// renames. Dropped before that, nothing is left. Tensors go to disk as they come, in any order:
+/// memory holds one at a time.
 ///
 /// ```
 /// use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, Dtype, TensorSpec};
@@ -58,16 +59,18 @@ impl CheckpointWriter {
         }
     }
 
-    /// Starts a checkpoint that will be the folder `dir`. Its parent is created where it does not exist.
+    /// Starts a checkpoint that will be the folder `dir`. Its parent is created where it does not
+    /// exist.
     ///
     /// # Errors
-    /// [`CheckpointError::TargetNotEmpty`] where `dir` exists with something in it; [`CheckpointError::Io`].
+    /// [`CheckpointError::TargetNotEmpty`] where `dir` exists with something in it;
+    /// [`CheckpointError::Io`].
     pub fn create(dir: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::start(dir.as_ref(), None)
     }
 
-    /// As [`create`](Self::create), with the temporary folder in the folder `workplace`, of the same file system: one that a process which was killed leaves can
-    /// be found there.
+    /// As [`create`](Self::create), with the temporary folder in the folder `workplace`, of the
+    /// same file system: one that a process which was killed leaves can be found there.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -76,24 +79,34 @@ impl CheckpointWriter {
     }
 
     fn start(dir: &Path, workplace: Option<&Path>) -> Result<Self, CheckpointError> {
-        let target = std::path::absolute(dir).map_err(|source| CheckpointError::io("resolve", dir, source))?;
+        let target = std::path::absolute(dir)
+            .map_err(|source| CheckpointError::io("resolve", dir, source))?;
         Self::expect_free(&target)?;
         let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
             return Err(CheckpointError::TargetNotEmpty { dir: target });
         };
-        fs::create_dir_all(parent).map_err(|source| CheckpointError::io("create", parent, source))?;
-        let (prefix, workplace) = (format!(".{}.", name.to_string_lossy()), workplace.unwrap_or(parent));
+        fs::create_dir_all(parent)
+            .map_err(|source| CheckpointError::io("create", parent, source))?;
+        let (prefix, workplace) = (
+            format!(".{}.", name.to_string_lossy()),
+            workplace.unwrap_or(parent),
+        );
         let temporary = tempfile::Builder::new()
             .prefix(&prefix)
             .tempdir_in(workplace)
             .map_err(|source| CheckpointError::io("create a folder in", workplace, source))?;
-        Ok(Self { target, temporary, weights: None })
+        Ok(Self {
+            target,
+            temporary,
+            weights: None,
+        })
     }
 
     /// Writes a file beside the weights.
     ///
     /// # Errors
-    /// [`CheckpointError::FileName`] where `name` is not a plain file name or is one of the weights' own; [`CheckpointError::Io`].
+    /// [`CheckpointError::FileName`] where `name` is not a plain file name or is one of the
+    /// weights' own; [`CheckpointError::Io`].
     pub fn write_file(&mut self, name: &str, contents: &[u8]) -> Result<(), CheckpointError> {
         let path = self.path_of(name)?;
         fs::write(&path, contents).map_err(|source| CheckpointError::io("write", &path, source))
@@ -102,25 +115,32 @@ impl CheckpointWriter {
     /// Copies a file beside the weights, under its own name.
     ///
     /// # Errors
-    /// [`CheckpointError::FileName`] where the name is one of the weights' own; [`CheckpointError::Io`].
+    /// [`CheckpointError::FileName`] where the name is one of the weights' own;
+    /// [`CheckpointError::Io`].
     pub fn copy_file(&mut self, from: &Path) -> Result<(), CheckpointError> {
         let name = from.file_name().unwrap_or_default().to_string_lossy();
         let path = self.path_of(&name)?;
-        fs::copy(from, &path).map(|_| ()).map_err(|source| CheckpointError::io("copy", from, source))
+        fs::copy(from, &path)
+            .map(|_| ())
+            .map_err(|source| CheckpointError::io("copy", from, source))
     }
 
     /// Declares the tensors. They are laid out and the header is written; their bytes follow by
     /// [`write_tensor`](Self::write_tensor).
     ///
     /// # Errors
-    /// [`CheckpointError::Declare`] the second time; [`CheckpointError::Declaration`] for names that come twice and sizes that overflow;
-    /// [`CheckpointError::Io`].
-    pub fn declare(&mut self, tensors: impl IntoIterator<Item = TensorSpec>) -> Result<(), CheckpointError> {
+    /// [`CheckpointError::Declare`] the second time; [`CheckpointError::Declaration`] for names
+    /// that come twice and sizes that overflow; [`CheckpointError::Io`].
+    pub fn declare(
+        &mut self,
+        tensors: impl IntoIterator<Item = TensorSpec>,
+    ) -> Result<(), CheckpointError> {
         if self.weights.is_some() {
             return Err(CheckpointError::Declare { declared: true });
         }
         let specs: Vec<TensorSpec> = tensors.into_iter().collect();
-        let (bytes, entries) = header::build(&specs).map_err(|source| CheckpointError::Declaration { source })?;
+        let (bytes, entries) =
+            header::build(&specs).map_err(|source| CheckpointError::Declaration { source })?;
         let path = self.temporary.path().join(WEIGHTS_FILE);
         let write = || {
             let mut file = File::create(&path)?;
@@ -128,27 +148,45 @@ impl CheckpointWriter {
             Ok(file)
         };
         let file = write().map_err(|source| CheckpointError::io("write", &path, source))?;
-        let entries = entries.into_iter().map(|entry| (entry.name.clone(), (entry, false))).collect();
-        self.weights = Some(Weights { path, file, entries });
+        let entries = entries
+            .into_iter()
+            .map(|entry| (entry.name.clone(), (entry, false)))
+            .collect();
+        self.weights = Some(Weights {
+            path,
+            file,
+            entries,
+        });
         Ok(())
     }
 
     /// Writes a declared tensor's bytes (row-major, little-endian), each tensor once.
     ///
     /// # Errors
-    /// [`CheckpointError::Declare`], [`CheckpointError::NotDeclared`], [`CheckpointError::WrittenTwice`], [`CheckpointError::TensorSize`];
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Declare`], [`CheckpointError::NotDeclared`],
+    /// [`CheckpointError::WrittenTwice`], [`CheckpointError::TensorSize`]; [`CheckpointError::Io`].
     pub fn write_tensor(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let weights = self.weights.as_mut().ok_or(CheckpointError::Declare { declared: false })?;
+        let weights = self
+            .weights
+            .as_mut()
+            .ok_or(CheckpointError::Declare { declared: false })?;
         let Some((entry, written)) = weights.entries.get_mut(name) else {
-            return Err(CheckpointError::NotDeclared { tensor: name.into() });
+            return Err(CheckpointError::NotDeclared {
+                tensor: name.into(),
+            });
         };
         if *written {
-            return Err(CheckpointError::WrittenTwice { tensor: name.into() });
+            return Err(CheckpointError::WrittenTwice {
+                tensor: name.into(),
+            });
         }
         let (expected, found) = (entry.end - entry.start, bytes.len());
         if expected != found {
-            return Err(CheckpointError::TensorSize { tensor: name.into(), expected, found });
+            return Err(CheckpointError::TensorSize {
+                tensor: name.into(),
+                expected,
+                found,
+            });
         }
         weights
             .file
@@ -162,23 +200,42 @@ impl CheckpointWriter {
     /// Moves the checkpoint to its target. Nothing is left of it where this fails.
     ///
     /// # Errors
-    /// [`CheckpointError::Declare`] where no tensors were declared, [`CheckpointError::NotWritten`] where one was not written,
-    /// [`CheckpointError::TargetNotEmpty`] where the target was filled in the meantime; [`CheckpointError::Io`].
+    /// [`CheckpointError::Declare`] where no tensors were declared, [`CheckpointError::NotWritten`]
+    /// where one was not written, [`CheckpointError::TargetNotEmpty`] where the target was filled
+    /// in the meantime; [`CheckpointError::Io`].
     pub fn finish(self) -> Result<(), CheckpointError> {
-        let Self { target, temporary, weights } = self;
-        let Weights { path, file, entries } = weights.ok_or(CheckpointError::Declare { declared: false })?;
-        let mut unwritten = entries.values().filter(|(_, written)| !written).map(|(entry, _)| &entry.name);
+        let Self {
+            target,
+            temporary,
+            weights,
+        } = self;
+        let Weights {
+            path,
+            file,
+            entries,
+        } = weights.ok_or(CheckpointError::Declare { declared: false })?;
+        let mut unwritten = entries
+            .values()
+            .filter(|(_, written)| !written)
+            .map(|(entry, _)| &entry.name);
         if let Some(tensor) = unwritten.next() {
-            return Err(CheckpointError::NotWritten { missing: 1 + unwritten.count(), tensor: tensor.clone() });
+            return Err(CheckpointError::NotWritten {
+                missing: 1 + unwritten.count(),
+                tensor: tensor.clone(),
+            });
         }
-        file.sync_all().map_err(|source| CheckpointError::io("write", &path, source))?;
+        file.sync_all()
+            .map_err(|source| CheckpointError::io("write", &path, source))?;
         drop(file);
 
         Self::expect_free(&target)?;
         if target.exists() {
-            fs::remove_dir(&target).map_err(|source| CheckpointError::io("replace", &target, source))?;
+            fs::remove_dir(&target)
+                .map_err(|source| CheckpointError::io("replace", &target, source))?;
         }
-        fs::rename(temporary.path(), &target).map_err(|source| CheckpointError::io("rename the temporary folder to", &target, source))?;
+        fs::rename(temporary.path(), &target).map_err(|source| {
+            CheckpointError::io("rename the temporary folder to", &target, source)
+        })?;
         // Renamed: there is nothing left to remove.
         let _ = temporary.keep();
         Ok(())

@@ -4,11 +4,14 @@ use super::WordIndex;
 use super::tile::{TILE_K, TILE_N};
 use crate::{Bits, FormatError};
 
-/// The published layout of a weight that keeps at most two of every four rows: the kept values, and metadata with their rows.
+/// The published layout of a weight that keeps at most two of every four rows: the kept values, and
+/// metadata with their rows.
 ///
-/// **Kept values.** Of rows `4i..4i+4` two values remain, kept rows `2i` and `2i+1`, in order: a dense weight `[K/2, N]`, in tiles of
-/// 16 x 64. The sparse operand of `mma.sp` is the weight, not the activations, so a fragment's columns are 8 neighbours, in other lanes than
-/// [`MarlinLayout`](super::MarlinLayout) has them. With `groupID = lane / 4` and `t = lane % 4`, word `j` of a lane's four (4 bits) holds:
+/// **Kept values.** Of rows `4i..4i+4` two values remain, kept rows `2i` and `2i+1`, in order: a
+/// dense weight `[K/2, N]`, in tiles of 16 x 64. The sparse operand of `mma.sp` is the weight, not
+/// the activations, so a fragment's columns are 8 neighbours, in other lanes than
+/// [`MarlinLayout`](super::MarlinLayout) has them. With `groupID = lane / 4` and `t = lane % 4`,
+/// word `j` of a lane's four (4 bits) holds:
 ///
 /// | nibble | kept row in the tile | column in the tile |
 /// |---|---|---|
@@ -21,15 +24,18 @@ use crate::{Bits, FormatError};
 /// | 3 | `2t + 8` | `8 groupID + j + 4` |
 /// | 7 | `2t + 9` | `8 groupID + j + 4` |
 ///
-/// Of 8 bits there are two words for each `j`, the first for column `j`, the second for column `j + 4`:
+/// Of 8 bits there are two words for each `j`, the first for column `j`, the second for column `j +
+/// 4`:
 ///
 /// | byte | 0 | 2 | 1 | 3 |
 /// |---|---|---|---|---|
 /// | kept row in the tile | `2t` | `2t + 1` | `2t + 8` | `2t + 9` |
 ///
-/// **Metadata**, i16 `[K/32, 2N]`: one value covers 16 rows of a column, a nibble every four rows, low first. The nibble's lower two bits
-/// are the index, among the four rows, of the first kept value, its upper two of the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
-/// metadata holds the even and odd 16 of rows `32r..32r+32`. In every 64 columns, position by column:
+/// **Metadata**, i16 `[K/32, 2N]`: one value covers 16 rows of a column, a nibble every four rows,
+/// low first. The nibble's lower two bits are the index, among the four rows, of the first kept
+/// value, its upper two of the second, which comes later: 4, 8, 9, 12, 13 or 14. Row `r` of
+/// metadata holds the even and odd 16 of rows `32r..32r+32`. In every 64 columns, position by
+/// column:
 ///
 /// | column          | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ... | 63 |
 /// |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -44,8 +50,9 @@ use crate::{Bits, FormatError};
 ///
 /// The scales of one group lie in their natural order.
 ///
-/// Sources: the packers of Sparse-Marlin's authors (IST-DASLab/Sparse-Marlin) and of compressed-tensors 0.10 (`marlin_24.py`), and CUTLASS's
-/// reordering of metadata, which both contain (`host_reorder.h`).
+/// Sources: the packers of Sparse-Marlin's authors (IST-DASLab/Sparse-Marlin) and of
+/// compressed-tensors 0.10 (`marlin_24.py`), and CUTLASS's reordering of metadata, which both
+/// contain (`host_reorder.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Marlin24Layout {
     k: usize,
@@ -57,7 +64,8 @@ impl Marlin24Layout {
     /// The layout of a weight of `k` input and `n` output features, before pruning.
     ///
     /// # Errors
-    /// [`FormatError::TileDoesNotDivide`] where K is not a multiple of 32 or N not of 64: the published formats do not pad.
+    /// [`FormatError::TileDoesNotDivide`] where K is not a multiple of 32 or N not of 64: the
+    /// published formats do not pad.
     pub fn new(k: usize, n: usize, bits: Bits) -> Result<Self, FormatError> {
         for (axis, extent, tile) in [("K", k, 2 * TILE_K), ("N", n, TILE_N)] {
             if !extent.is_multiple_of(tile) {
@@ -67,9 +75,13 @@ impl Marlin24Layout {
         Ok(Self { k, n, bits })
     }
 
-    /// Rows and columns of the words of kept values: `[K/32, 2N]` (4 bits) or `[K/32, 4N]` (8 bits).
+    /// Rows and columns of the words of kept values: `[K/32, 2N]` (4 bits) or `[K/32, 4N]` (8
+    /// bits).
     pub fn shape(&self) -> [usize; 2] {
-        [self.k / (2 * TILE_K), self.n.saturating_mul(TILE_K) / self.bits.per_word()]
+        [
+            self.k / (2 * TILE_K),
+            self.n.saturating_mul(TILE_K) / self.bits.per_word(),
+        ]
     }
 
     /// Rows and columns of the metadata: `[K/32, 2N]`.
@@ -82,14 +94,25 @@ impl Marlin24Layout {
         let tile = (row / TILE_K) * (self.n / TILE_N) + n / TILE_N;
         let (group_id, thread_in_group) = (n % TILE_N / 8, row % 8 / 2);
         let (lane, j) = (4 * group_id + thread_in_group, n % 4);
-        // The lane's values of column j or j + 4: a pair of rows 2t, 2t + 1, and one eight rows below.
+        // The lane's values of column j or j + 4: a pair of rows 2t, 2t + 1, and one eight rows
+        // below.
         let (second_column, second_pair, second_row) = (n % 8 / 4, row % TILE_K / 8, row % 2);
         let (word, slot) = match self.bits {
-            Bits::Four => (4 * lane + j, 2 * second_column + second_pair + 4 * second_row),
-            Bits::Eight => (8 * lane + 2 * j + second_column, second_pair + 2 * second_row),
+            Bits::Four => (
+                4 * lane + j,
+                2 * second_column + second_pair + 4 * second_row,
+            ),
+            Bits::Eight => (
+                8 * lane + 2 * j + second_column,
+                second_pair + 2 * second_row,
+            ),
         };
         let tile_words = TILE_K * TILE_N / self.bits.per_word();
-        WordIndex { word: tile * tile_words + word, slot, bits: self.bits }
+        WordIndex {
+            word: tile * tile_words + word,
+            slot,
+            bits: self.bits,
+        }
     }
 
     /// Returns the index of the metadata of rows `16 * sixteen..` of column `n`.
@@ -100,8 +123,14 @@ impl Marlin24Layout {
         sixteen / 2 * 2 * self.n + 2 * column + second
     }
 
-    /// Returns the index of the scale of group `g`, column `n`; `permuted` as scales of several groups are.
+    /// Returns the index of the scale of group `g`, column `n`; `permuted` as scales of several
+    /// groups are.
     pub fn scale_index(&self, g: usize, n: usize, permuted: bool) -> usize {
-        g * self.n + if permuted { n / 8 * 8 + n % 4 * 2 + n % 8 / 4 } else { n }
+        g * self.n
+            + if permuted {
+                n / 8 * 8 + n % 4 * 2 + n % 8 / 4
+            } else {
+                n
+            }
     }
 }

@@ -3,11 +3,13 @@
 use super::WordIndex;
 use crate::Bits;
 
-/// Words `[ceil(K/32), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n` names the two rows that are kept of the
-/// weight's rows `32r + 4i..32r + 4i + 4` in column `n`.
+/// Words `[ceil(K/32), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column
+/// `n` names the two rows that are kept of the weight's rows `32r + 4i..32r + 4i + 4` in column
+/// `n`.
 ///
-/// The nibble's lower two bits are the index, among the four rows, of the first kept value, its upper two bits that of the second, which comes
-/// later: six of the sixteen numbers occur, those of the PTX ISA ("Sparse matrix storage"):
+/// The nibble's lower two bits are the index, among the four rows, of the first kept value, its
+/// upper two bits that of the second, which comes later: six of the sixteen numbers occur, those of
+/// the PTX ISA ("Sparse matrix storage"):
 ///
 /// | nibble | 4 | 8 | 12 | 9 | 13 | 14 |
 /// |---|---|---|---|---|---|---|
@@ -28,7 +30,8 @@ impl MetadataLayout {
     /// A word of padding.
     pub const PADDING_WORD: u32 = 0x4444_4444;
 
-    /// The layout of the metadata of a weight with `k` input features before pruning, and `n` output features.
+    /// The layout of the metadata of a weight with `k` input features before pruning, and `n`
+    /// output features.
     pub const fn new(k: usize, n: usize) -> Self {
         Self { k, n }
     }
@@ -46,7 +49,11 @@ impl MetadataLayout {
 
     /// Returns the index of the nibble of rows `4 * four..4 * four + 4` of column `n`.
     pub fn index(&self, four: usize, n: usize) -> WordIndex {
-        WordIndex { word: four / 8 * self.shape()[1] + n, slot: four % 8, bits: Bits::Four }
+        WordIndex {
+            word: four / 8 * self.shape()[1] + n,
+            slot: four % 8,
+            bits: Bits::Four,
+        }
     }
 
     /// True if a nibble names two rows in ascending order.
@@ -54,11 +61,13 @@ impl MetadataLayout {
         nibble & 3 < nibble >> 2
     }
 
-    /// The first group of four rows, and its column, whose nibble names no two rows in ascending order, or is past K or N and not the padding.
+    /// The first group of four rows, and its column, whose nibble names no two rows in ascending
+    /// order, or is past K or N and not the padding.
     pub(crate) fn first_bad(&self, words: &[u32]) -> Option<(usize, usize)> {
         let [_, columns] = self.shape();
         let bad = |word: u32| {
-            // The first place `a` is below the second `b`, bit by bit, in the lowest bit of each nibble: without a branch, most words are fine.
+            // The first place `a` is below the second `b`, bit by bit, in the lowest bit of each
+            // nibble: without a branch, most words are fine.
             let (a0, a1, b0, b1) = (word, word >> 1, word >> 2, word >> 3);
             let is_below = (!a1 & b1) | (!(a1 ^ b1) & !a0 & b0);
             !is_below & 0x1111_1111 != 0
@@ -71,11 +80,17 @@ impl MetadataLayout {
                 return None;
             }
             let nibble = |slot: usize| (word >> (4 * slot)) as u8 & 15;
-            (0..8).map(|slot| (8 * row + slot, nibble(slot))).find_map(|(four, nibble)| {
-                let is_padding = column >= self.n || four >= fours;
-                let is_fine = if is_padding { nibble == Self::PADDING } else { Self::is_valid(nibble) };
-                (!is_fine).then_some((four, column))
-            })
+            (0..8)
+                .map(|slot| (8 * row + slot, nibble(slot)))
+                .find_map(|(four, nibble)| {
+                    let is_padding = column >= self.n || four >= fours;
+                    let is_fine = if is_padding {
+                        nibble == Self::PADDING
+                    } else {
+                        Self::is_valid(nibble)
+                    };
+                    (!is_fine).then_some((four, column))
+                })
         })
     }
 }

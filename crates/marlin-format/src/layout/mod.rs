@@ -1,7 +1,7 @@
 //! The layouts of a weight's 4-bit or 8-bit values in packed 32-bit words.
 //!
-//! A layout is a type with one index function, from a weight's row and column to a slot of a word. Host packing calls it; device repacking
-//! computes its inverse, and tests compare the two.
+//! A layout is a type with one index function, from a weight's row and column to a slot of a word.
+//! Host packing calls it; device repacking computes its inverse, and tests compare the two.
 //!
 //! | layout | shape of the packed words | used by |
 //! |---|---|---|
@@ -53,7 +53,8 @@ pub struct TileExtents {
 pub struct WordIndex {
     /// Index of the word.
     pub word: usize,
-    /// Slot of the word, 0..=7 (4 bits) or 0..=3 (8 bits): bits `slot * count` to `slot * count + count - 1`, low first.
+    /// Slot of the word, 0..=7 (4 bits) or 0..=3 (8 bits): bits `slot * count` to `slot * count +
+    /// count - 1`, low first.
     pub slot: usize,
     /// Width of the value.
     pub bits: Bits,

@@ -4,8 +4,9 @@ use super::WordIndex;
 use crate::Bits;
 use rayon::prelude::*;
 
-/// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n` is the weight's row `8r + i`, column
-/// `n`. The eight values of a word are eight input features of one output feature, as in GPTQ files.
+/// Words `[ceil(K/8), N rounded up to 8]`, row-major: nibble `i` of the word in row `r`, column `n`
+/// is the weight's row `8r + i`, column `n`. The eight values of a word are eight input features of
+/// one output feature, as in GPTQ files.
 ///
 /// Of 8 bits, words `[ceil(K/4), N rounded up to 8]`: byte `i` is row `4r + i`.
 ///
@@ -41,23 +42,36 @@ impl PlainLayout {
     /// Returns the index of the value of row `k`, column `n`.
     pub fn index(&self, k: usize, n: usize) -> WordIndex {
         let per_word = self.bits.per_word();
-        WordIndex { word: k / per_word * self.columns() + n, slot: k % per_word, bits: self.bits }
+        WordIndex {
+            word: k / per_word * self.columns() + n,
+            slot: k % per_word,
+            bits: self.bits,
+        }
     }
 
     /// The bits of the words in row `row` whose values are rows below K.
     pub(crate) fn rows_mask(&self, row: usize) -> u32 {
         let rows = self.k.saturating_sub(self.bits.per_word() * row);
-        if rows >= self.bits.per_word() { u32::MAX } else { !(u32::MAX << (self.bits.count() * rows)) }
+        if rows >= self.bits.per_word() {
+            u32::MAX
+        } else {
+            !(u32::MAX << (self.bits.count() * rows))
+        }
     }
 
     /// Writes the midpoint past K and N. `words` has [`words`](Self::words) words.
     pub(crate) fn pad(&self, words: &mut [u32]) {
-        let (columns, last_row, padding) = (self.columns(), self.rows() - 1, self.bits.padding_word());
+        let (columns, last_row, padding) =
+            (self.columns(), self.rows() - 1, self.bits.padding_word());
         if self.n < columns {
-            words.chunks_exact_mut(columns).for_each(|line| line[self.n..].fill(padding));
+            words
+                .chunks_exact_mut(columns)
+                .for_each(|line| line[self.n..].fill(padding));
         }
         let mask = self.rows_mask(last_row);
-        words[last_row * columns..].iter_mut().for_each(|word| *word = (*word & mask) | (padding & !mask));
+        words[last_row * columns..]
+            .iter_mut()
+            .for_each(|word| *word = (*word & mask) | (padding & !mask));
     }
 
     /// Words that hold padding only.
@@ -65,22 +79,32 @@ impl PlainLayout {
         vec![self.bits.padding_word(); self.words()]
     }
 
-    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or 128.
+    /// Packs the values that `q(row, column)` returns, each 0..=15 or 0..=255, with padding of 8 or
+    /// 128.
     pub fn pack_with(&self, q: impl Fn(usize, usize) -> u8 + Sync) -> Vec<u32> {
         let mut words = self.padding();
         let per_word = self.bits.per_word();
-        words.par_chunks_exact_mut(self.columns().max(1)).enumerate().for_each(|(line, words)| {
-            let first = line * per_word;
-            for row in first..self.k.min(first + per_word) {
-                for column in 0..self.n {
-                    WordIndex { word: column, slot: row - first, bits: self.bits }.write(words, q(row, column));
+        words
+            .par_chunks_exact_mut(self.columns().max(1))
+            .enumerate()
+            .for_each(|(line, words)| {
+                let first = line * per_word;
+                for row in first..self.k.min(first + per_word) {
+                    for column in 0..self.n {
+                        WordIndex {
+                            word: column,
+                            slot: row - first,
+                            bits: self.bits,
+                        }
+                        .write(words, q(row, column));
+                    }
                 }
-            }
-        });
+            });
         words
     }
 
-    /// The first word whose values past K or N are not the midpoint, if any. `words` has [`words`](Self::words) words.
+    /// The first word whose values past K or N are not the midpoint, if any. `words` has
+    /// [`words`](Self::words) words.
     pub(crate) fn bad_padding(&self, words: &[u32]) -> Option<usize> {
         let columns = self.columns();
         for (row, line) in words.chunks_exact(columns.max(1)).enumerate() {

@@ -3,32 +3,33 @@
 use super::TileExtents;
 use crate::{FormatError, GroupSize, Scales};
 
-/// Scales `[G, N]`, row-major, with the columns of each block permuted so that one lane's scales are contiguous.
+/// Scales `[G, N]`, row-major, with the columns of each block permuted so that one lane's scales
+/// are contiguous.
 ///
-/// Columns are padded as the [`MarlinLayout`](super::MarlinLayout) pads N, with scales of 0, so that padded outputs are 0. Groups are padded where K is padded
-/// past the last group.
+/// Columns are padded as the [`MarlinLayout`](super::MarlinLayout) pads N, with scales of 0, so
+/// that padded outputs are 0. Groups are padded where K is padded past the last group.
 ///
-/// **Grouped** (more than one group): a lane scales its B fragments, which are in column `groupID = lane / 4` of each of a tile's eight
-/// blocks of 8 columns. In every 64 columns:
+/// **Grouped** (more than one group): a lane scales its B fragments, which are in column `groupID =
+/// lane / 4` of each of a tile's eight blocks of 8 columns. In every 64 columns:
 ///
 /// | position | 0 | 1 | ... | 7 | 8 | 9 | ... | 63 |
 /// |---|---|---|---|---|---|---|---|---|
 /// | column   | 0 | 8 | ... | 56 | 1 | 9 | ... | 63 |
 /// | lanes    | 0..4 | 0..4 | ... | 0..4 | 4..8 | 4..8 | ... | 28..32 |
 ///
-/// **Channel-wise** (one group): a lane scales its accumulators once at the end, which are in columns `2t` and `2t + 1` (`t = lane % 4`) of
-/// each block of 8. In every 32 columns:
+/// **Channel-wise** (one group): a lane scales its accumulators once at the end, which are in
+/// columns `2t` and `2t + 1` (`t = lane % 4`) of each block of 8. In every 32 columns:
 ///
 /// | position | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | ... | 31 |
 /// |---|---|---|---|---|---|---|---|---|---|---|---|---|
 /// | column   | 0 | 1 | 8 | 9 | 16 | 17 | 24 | 25 | 2 | 3 | ... | 31 |
 /// | `t`      | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | ... | 3 |
 ///
-/// As in the published format, only the number of groups counts, not the name of the group size: K = 128 with groups of 128 is
-/// channel-wise.
+/// As in the published format, only the number of groups counts, not the name of the group size: K
+/// = 128 with groups of 128 is channel-wise.
 ///
-/// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
-/// point type", multiplicand B and accumulator C.
+/// Sources: the packer of the Marlin paper's authors (IST-DASLab/marlin), and PTX ISA, "Matrix
+/// Fragments for mma.m16n8k16 with floating point type", multiplicand B and accumulator C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ScaleLayout {
     k: usize,
@@ -41,8 +42,19 @@ pub struct ScaleLayout {
 impl ScaleLayout {
     /// The layout of the scales of a weight in a tile layout, in groups of `group`.
     pub fn new(extents: impl Into<TileExtents>, group: GroupSize) -> Self {
-        let TileExtents { k, n, k_padded, n_padded } = extents.into();
-        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded }
+        let TileExtents {
+            k,
+            n,
+            k_padded,
+            n_padded,
+        } = extents.into();
+        Self {
+            k,
+            n,
+            groups: group.count(k),
+            groups_padded: group.count(k_padded),
+            n_padded,
+        }
     }
 
     /// Groups with those of K's padding.
@@ -101,12 +113,17 @@ impl ScaleLayout {
         })
     }
 
-    /// Permutes and pads any `[G, N]` values that go with the scales, such as zero points; padding is `T::default()`.
+    /// Permutes and pads any `[G, N]` values that go with the scales, such as zero points; padding
+    /// is `T::default()`.
     ///
     /// # Errors
     /// [`FormatError::Length`] where there are not G * N of them.
     pub fn pack_values<T: Copy + Default>(&self, values: &[T]) -> Result<Vec<T>, FormatError> {
-        self.check("the scales", self.groups.saturating_mul(self.n), values.len())?;
+        self.check(
+            "the scales",
+            self.groups.saturating_mul(self.n),
+            values.len(),
+        )?;
         let mut packed = vec![T::default(); self.len()];
         for (position, &value) in values.iter().enumerate() {
             packed[self.index(position / self.n, position % self.n)] = value;
@@ -120,16 +137,32 @@ impl ScaleLayout {
     /// [`FormatError::Length`] where there are not [`len`](Self::len) of them.
     pub fn unpack_values<T: Copy>(&self, packed: &[T]) -> Result<Vec<T>, FormatError> {
         self.check("the scales in Marlin layout", self.len(), packed.len())?;
-        Ok(gather(packed, [self.groups, self.n], |g, n| self.index(g, n)))
+        Ok(gather(packed, [self.groups, self.n], |g, n| {
+            self.index(g, n)
+        }))
     }
 
     fn check(&self, what: &'static str, expected: usize, found: usize) -> Result<(), FormatError> {
-        if found == expected { Ok(()) } else { Err(FormatError::Length { what, k: self.k, n: self.n, expected, found }) }
+        if found == expected {
+            Ok(())
+        } else {
+            Err(FormatError::Length {
+                what,
+                k: self.k,
+                n: self.n,
+                expected,
+                found,
+            })
+        }
     }
 }
 
 /// Gathers values `[rows, columns]` from the positions in `values` that `place` returns.
-pub(crate) fn gather<T: Copy>(values: &[T], [rows, columns]: [usize; 2], place: impl Fn(usize, usize) -> usize) -> Vec<T> {
+pub(crate) fn gather<T: Copy>(
+    values: &[T],
+    [rows, columns]: [usize; 2],
+    place: impl Fn(usize, usize) -> usize,
+) -> Vec<T> {
     let mut gathered = Vec::with_capacity(rows * columns);
     for row in 0..rows {
         gathered.extend((0..columns).map(|column| values[place(row, column)]));

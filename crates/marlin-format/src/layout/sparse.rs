@@ -5,15 +5,17 @@ use crate::{Bits, FormatError};
 
 /// Kept values in [`MarlinLayout`], and metadata as `mma.sp` takes them from a warp's lanes.
 ///
-/// Of rows `4i..4i + 4` the two kept values are stored rows `2i` and `2i + 1`: a weight `[K/2, N]`, in the tiles and chunks of
-/// [`MarlinLayout::in_chunks`]. A chunk is 128 rows of K by 64 columns, of which 64 rows are stored. The fragment A of
-/// `mma.sp.m16n8k32` is that of `mma.m16n8k16` on stored rows, so a tile of 16 stored rows (of 8 bits two tiles of 8), 32 of K, is multiplied by one
-/// `mma.sp` for each of its four sub-tiles of 16 columns.
+/// Of rows `4i..4i + 4` the two kept values are stored rows `2i` and `2i + 1`: a weight `[K/2, N]`,
+/// in the tiles and chunks of [`MarlinLayout::in_chunks`]. A chunk is 128 rows of K by 64 columns,
+/// of which 64 rows are stored. The fragment A of `mma.sp.m16n8k32` is that of `mma.m16n8k16` on
+/// stored rows, so a tile of 16 stored rows (of 8 bits two tiles of 8), 32 of K, is multiplied by
+/// one `mma.sp` for each of its four sub-tiles of 16 columns.
 ///
-/// **Metadata**, words `[K/64, 2N]`, row-major, tiles of 64 rows of K by 64 columns: 128 words, four for each lane, one 16-byte load a lane. One
-/// register of a warp holds the metadata of 32 rows for two sub-tiles: `mma.sp` with sparsity selector 0 takes those of lanes 0 and 1 of every
-/// four, with selector 1 those of lanes 2 and 3. With `groupID = lane / 4`, `s = lane % 4 / 2` and `h = lane % 2`, word `2i + p` of a lane holds, for
-/// sub-tile `j = 2p + s`:
+/// **Metadata**, words `[K/64, 2N]`, row-major, tiles of 64 rows of K by 64 columns: 128 words,
+/// four for each lane, one 16-byte load a lane. One register of a warp holds the metadata of 32
+/// rows for two sub-tiles: `mma.sp` with sparsity selector 0 takes those of lanes 0 and 1 of every
+/// four, with selector 1 those of lanes 2 and 3. With `groupID = lane / 4`, `s = lane % 4 / 2` and
+/// `h = lane % 2`, word `2i + p` of a lane holds, for sub-tile `j = 2p + s`:
 ///
 /// | nibble | rows of K in the tile | column in the tile |
 /// |---|---|---|
@@ -27,8 +29,9 @@ use crate::{Bits, FormatError};
 /// | 0 to 15  | lane 0 | lane 4 | lane 8 | ... | lane 28 |
 /// | 16 to 31 | lane 1 | lane 5 | lane 9 | ... | lane 29 |
 ///
-/// Source: PTX ISA, "Sparse matrix storage" and "Matrix Fragments for sparse mma.m16n8k32 with .f16 and .bf16 types".
-/// `wgmma.mma_async.sp.m64nNk32` with A in registers takes the same from each of its four warps.
+/// Source: PTX ISA, "Sparse matrix storage" and "Matrix Fragments for sparse mma.m16n8k32 with .f16
+/// and .bf16 types". `wgmma.mma_async.sp.m64nNk32` with A in registers takes the same from each of
+/// its four warps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SparseLayout {
     k: usize,
@@ -36,9 +39,13 @@ pub struct SparseLayout {
 }
 
 impl SparseLayout {
-    /// The layout of a weight with `k` input features before pruning, and `n` output features, padded to whole chunks of 128 x 64.
+    /// The layout of a weight with `k` input features before pruning, and `n` output features,
+    /// padded to whole chunks of 128 x 64.
     pub fn new(k: usize, n: usize, bits: Bits) -> Self {
-        Self { k, values: MarlinLayout::in_chunks(k / 2, n, bits) }
+        Self {
+            k,
+            values: MarlinLayout::in_chunks(k / 2, n, bits),
+        }
     }
 
     /// The layout of the kept values `[K/2, N]`.
@@ -48,7 +55,10 @@ impl SparseLayout {
 
     /// Rows and columns of the metadata's words.
     pub fn metadata_shape(&self) -> [usize; 2] {
-        [self.values.k_padded() / 32, self.values.n_padded().saturating_mul(2)]
+        [
+            self.values.k_padded() / 32,
+            self.values.n_padded().saturating_mul(2),
+        ]
     }
 
     /// Words of the metadata in all.
@@ -57,29 +67,45 @@ impl SparseLayout {
         rows.saturating_mul(columns)
     }
 
-    /// Returns the index of the nibble of rows `4 * four..4 * four + 4` of column `n`, padding included.
+    /// Returns the index of the nibble of rows `4 * four..4 * four + 4` of column `n`, padding
+    /// included.
     pub fn metadata_index(&self, four: usize, n: usize) -> WordIndex {
         let tile = (four / 16) * (self.values.n_padded() / 64) + n / 64;
         let (sub_tile, group_id, second_column) = (n % 64 / 16, n % 8, n % 16 / 8);
         let lane = 4 * group_id + 2 * (sub_tile % 2) + four % 8 / 4;
         let word = 2 * (four % 16 / 8) + sub_tile / 2;
-        WordIndex { word: 128 * tile + 4 * lane + word, slot: 4 * second_column + four % 4, bits: Bits::Four }
+        WordIndex {
+            word: 128 * tile + 4 * lane + word,
+            slot: 4 * second_column + four % 4,
+            bits: Bits::Four,
+        }
     }
 
-    /// Metadata in [`MetadataLayout`] in this layout: [`metadata_words`](Self::metadata_words) words.
+    /// Metadata in [`MetadataLayout`] in this layout: [`metadata_words`](Self::metadata_words)
+    /// words.
     ///
     /// # Errors
     /// [`FormatError::Length`] where `metadata` has another length than that layout.
     pub fn pack_metadata(&self, metadata: &[u32]) -> Result<Vec<u32>, FormatError> {
-        let (plain, n) = (MetadataLayout::new(self.k, self.values.n()), self.values.n());
+        let (plain, n) = (
+            MetadataLayout::new(self.k, self.values.n()),
+            self.values.n(),
+        );
         if metadata.len() != plain.words() {
             let (expected, found) = (plain.words(), metadata.len());
-            return Err(FormatError::Length { what: "the metadata", k: self.k, n, expected, found });
+            return Err(FormatError::Length {
+                what: "the metadata",
+                k: self.k,
+                n,
+                expected,
+                found,
+            });
         }
         let mut words = vec![MetadataLayout::PADDING_WORD; self.metadata_words()];
         for four in 0..self.k / 4 {
             for column in 0..n {
-                self.metadata_index(four, column).write(&mut words, plain.index(four, column).read(metadata));
+                self.metadata_index(four, column)
+                    .write(&mut words, plain.index(four, column).read(metadata));
             }
         }
         Ok(words)
@@ -89,6 +115,10 @@ impl SparseLayout {
 impl From<&SparseLayout> for TileExtents {
     fn from(layout: &SparseLayout) -> Self {
         let values = TileExtents::from(&layout.values);
-        Self { k: layout.k, k_padded: 2 * values.k_padded, ..values }
+        Self {
+            k: layout.k,
+            k_padded: 2 * values.k_padded,
+            ..values
+        }
     }
 }

@@ -3,9 +3,11 @@
 use super::{TileExtents, WordIndex};
 use crate::{Bits, FormatError, GroupSize};
 
-/// Words `[G, N/8]`, of 8 bits `[G, N/4]`, row-major: one word, or two, hold the eight zero points that a lane needs for a tile of 64 columns.
+/// Words `[G, N/8]`, of 8 bits `[G, N/4]`, row-major: one word, or two, hold the eight zero points
+/// that a lane needs for a tile of 64 columns.
 ///
-/// A lane dequantises column `groupID = lane / 4` of each of a tile's eight blocks of 8 columns. In every 64 columns:
+/// A lane dequantises column `groupID = lane / 4` of each of a tile's eight blocks of 8 columns. In
+/// every 64 columns:
 ///
 /// | word | nibble 0 | 1 | ... | 7 | lanes |
 /// |---|---|---|---|---|---|
@@ -15,8 +17,8 @@ use crate::{Bits, FormatError, GroupSize};
 ///
 /// Of 8 bits, words `2i` and `2i + 1` are the two halves of word `i`, with a byte for each nibble.
 ///
-/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of padding do not matter, since its scale or
-/// its activations are 0.
+/// Groups and columns are padded as [`ScaleLayout`](super::ScaleLayout) pads them; the contents of
+/// padding do not matter, since its scale or its activations are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ZeroLayout {
     k: usize,
@@ -30,8 +32,20 @@ pub struct ZeroLayout {
 impl ZeroLayout {
     /// The layout of the zero points of a weight of `bits` in a tile layout, in groups of `group`.
     pub fn new(extents: impl Into<TileExtents>, group: GroupSize, bits: Bits) -> Self {
-        let TileExtents { k, n, k_padded, n_padded } = extents.into();
-        Self { k, n, groups: group.count(k), groups_padded: group.count(k_padded), n_padded, bits }
+        let TileExtents {
+            k,
+            n,
+            k_padded,
+            n_padded,
+        } = extents.into();
+        Self {
+            k,
+            n,
+            groups: group.count(k),
+            groups_padded: group.count(k_padded),
+            n_padded,
+            bits,
+        }
     }
 
     /// Rows and columns of the words, with padding.
@@ -51,7 +65,11 @@ impl ZeroLayout {
         let (per_word, [_, columns]) = (self.bits.per_word(), self.shape());
         let (lane_words, place) = (8 / per_word, n % 64 / 8);
         let word = g * columns + (n / 64 * 8 + n % 8) * lane_words + place / per_word;
-        WordIndex { word, slot: place % per_word, bits: self.bits }
+        WordIndex {
+            word,
+            slot: place % per_word,
+            bits: self.bits,
+        }
     }
 
     /// Permutes, pads and packs `[G, N]` zero points.
@@ -61,11 +79,18 @@ impl ZeroLayout {
     pub fn pack(&self, zeros: &[u8]) -> Result<Vec<u32>, FormatError> {
         let (expected, found) = (self.groups.saturating_mul(self.n), zeros.len());
         if found != expected {
-            return Err(FormatError::Length { what: "the zero points", k: self.k, n: self.n, expected, found });
+            return Err(FormatError::Length {
+                what: "the zero points",
+                k: self.k,
+                n: self.n,
+                expected,
+                found,
+            });
         }
         let mut words = vec![0; self.words()];
         for (position, &zero) in zeros.iter().enumerate() {
-            self.index(position / self.n, position % self.n).write(&mut words, zero);
+            self.index(position / self.n, position % self.n)
+                .write(&mut words, zero);
         }
         Ok(words)
     }
@@ -77,8 +102,16 @@ impl ZeroLayout {
     pub fn unpack(&self, words: &[u32]) -> Result<Vec<u8>, FormatError> {
         let (expected, found) = (self.words(), words.len());
         if found != expected {
-            return Err(FormatError::Length { what: "the zero points in Marlin layout", k: self.k, n: self.n, expected, found });
+            return Err(FormatError::Length {
+                what: "the zero points in Marlin layout",
+                k: self.k,
+                n: self.n,
+                expected,
+                found,
+            });
         }
-        Ok((0..self.groups * self.n).map(|position| self.index(position / self.n, position % self.n).read(words)).collect())
+        Ok((0..self.groups * self.n)
+            .map(|position| self.index(position / self.n, position % self.n).read(words))
+            .collect())
     }
 }

@@ -1,10 +1,13 @@
-//! The tensors of a weight: names, shapes and dtypes, spelled once for files, records, devices and kernels.
+//! A weight without its values, and the shapes and dtypes of its tensors, spelled once for files,
+//! records, devices and kernels.
 
 use std::fmt;
 
-use super::{QuantSpec, ScaleDtype, Sparsity, WeightFormat};
+use super::{QuantSpec, Sparsity, TensorDescriptor, TensorDtype, WeightFormat, WeightTensors};
 use crate::FormatError;
-use crate::layout::{MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, SparseLayout, TileExtents, ZeroLayout};
+use crate::layout::{
+    MarlinLayout, MetadataLayout, PlainLayout, ScaleLayout, SparseLayout, TileExtents, ZeroLayout,
+};
 
 /// The layout in which a device holds a weight [K, N]: the one that its kernel reads.
 ///
@@ -37,161 +40,6 @@ impl fmt::Display for WeightLayout {
     }
 }
 
-/// One of the tensors of a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum WeightTensor {
-    /// The packed values.
-    Words,
-    /// The places of the kept values of a 2:4 weight; absent where it is dense.
-    Metadata,
-    /// The scales of the groups.
-    Scales,
-    /// The packed zero points of the groups; absent where symmetric.
-    ZeroPoints,
-    /// The natural row of each stored row; absent where rows are in order.
-    RowPermutation,
-}
-
-impl WeightTensor {
-    /// The name in records and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Words => "words",
-            Self::Metadata => "metadata",
-            Self::Scales => "scales",
-            Self::ZeroPoints => "zero_points",
-            Self::RowPermutation => "row_permutation",
-        }
-    }
-}
-
-impl fmt::Display for WeightTensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// One value for each tensor of a weight: its shape, its buffer, its parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WeightTensors<T> {
-    /// Of the packed values.
-    pub words: T,
-    /// Of the places of kept values.
-    pub metadata: Option<T>,
-    /// Of the scales.
-    pub scales: T,
-    /// Of the packed zero points.
-    pub zero_points: Option<T>,
-    /// Of the row permutation.
-    pub row_permutation: Option<T>,
-}
-
-impl<T> WeightTensors<T> {
-    /// The values with their tensors, in the order of the fields.
-    pub fn iter(&self) -> impl Iterator<Item = (WeightTensor, &T)> {
-        self.as_ref().into_iter()
-    }
-
-    /// References to the values.
-    pub fn as_ref(&self) -> WeightTensors<&T> {
-        let Self { words, metadata, scales, zero_points, row_permutation } = self;
-        WeightTensors {
-            words,
-            metadata: metadata.as_ref(),
-            scales,
-            zero_points: zero_points.as_ref(),
-            row_permutation: row_permutation.as_ref(),
-        }
-    }
-
-    /// The value of a tensor; `None` if the weight has no such tensor.
-    pub fn get(&self, tensor: WeightTensor) -> Option<&T> {
-        self.iter().find_map(|(other, value)| (other == tensor).then_some(value))
-    }
-
-    /// The values that a function makes of these.
-    pub fn map<U>(self, mut function: impl FnMut(WeightTensor, T) -> U) -> WeightTensors<U> {
-        let Ok(mapped) = self.try_map(|tensor, value| Ok::<_, std::convert::Infallible>(function(tensor, value)));
-        mapped
-    }
-
-    /// The values that a function makes of these.
-    ///
-    /// # Errors
-    /// The first error of the function.
-    pub fn try_map<U, E>(self, mut function: impl FnMut(WeightTensor, T) -> Result<U, E>) -> Result<WeightTensors<U>, E> {
-        let Self { words, metadata, scales, zero_points, row_permutation } = self;
-        Ok(WeightTensors {
-            words: function(WeightTensor::Words, words)?,
-            metadata: metadata.map(|value| function(WeightTensor::Metadata, value)).transpose()?,
-            scales: function(WeightTensor::Scales, scales)?,
-            zero_points: zero_points.map(|value| function(WeightTensor::ZeroPoints, value)).transpose()?,
-            row_permutation: row_permutation.map(|value| function(WeightTensor::RowPermutation, value)).transpose()?,
-        })
-    }
-}
-
-impl<T> IntoIterator for WeightTensors<T> {
-    type Item = (WeightTensor, T);
-    type IntoIter = std::iter::Flatten<std::array::IntoIter<Option<(WeightTensor, T)>, 5>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        let Self { words, metadata, scales, zero_points, row_permutation } = self;
-        [
-            Some((WeightTensor::Words, words)),
-            metadata.map(|value| (WeightTensor::Metadata, value)),
-            Some((WeightTensor::Scales, scales)),
-            zero_points.map(|value| (WeightTensor::ZeroPoints, value)),
-            row_permutation.map(|value| (WeightTensor::RowPermutation, value)),
-        ]
-        .into_iter()
-        .flatten()
-    }
-}
-
-/// The dtype of a tensor of a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum TensorDtype {
-    /// 32-bit words, of no sign.
-    Words,
-    /// The dtype of scales.
-    Scale(ScaleDtype),
-}
-
-/// Shape and dtype of one tensor of a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TensorDescriptor {
-    shape: [usize; 2],
-    rank: usize,
-    /// The dtype.
-    pub dtype: TensorDtype,
-}
-
-impl TensorDescriptor {
-    const fn matrix(shape: [usize; 2], dtype: TensorDtype) -> Self {
-        Self { shape, rank: 2, dtype }
-    }
-
-    const fn vector(length: usize, dtype: TensorDtype) -> Self {
-        Self { shape: [length, 1], rank: 1, dtype }
-    }
-
-    /// The extents: two, or one of a vector.
-    pub fn shape(&self) -> &[usize] {
-        &self.shape[..self.rank]
-    }
-
-    /// The extents, with a 1 after that of a vector.
-    pub fn matrix_shape(&self) -> [usize; 2] {
-        self.shape
-    }
-
-    /// Elements in all.
-    pub fn elements(&self) -> usize {
-        self.shape[0].saturating_mul(self.shape[1])
-    }
-}
-
 /// A weight without its values: its format, its shape [K, N] and the layout of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightDescriptor {
@@ -208,7 +56,12 @@ pub struct WeightDescriptor {
 impl WeightDescriptor {
     /// The descriptor of a weight in the plain layout.
     pub fn plain(format: impl Into<WeightFormat>, k: usize, n: usize) -> Self {
-        Self { format: format.into(), k, n, layout: WeightLayout::Plain }
+        Self {
+            format: format.into(),
+            k,
+            n,
+            layout: WeightLayout::Plain,
+        }
     }
 
     /// The descriptor of the same weight in another layout.
@@ -218,7 +71,10 @@ impl WeightDescriptor {
 
     /// The descriptor of the same weight with the values of another pattern stored.
     pub fn with_sparsity(self, sparsity: Sparsity) -> Self {
-        Self { format: self.format.with_sparsity(sparsity), ..self }
+        Self {
+            format: self.format.with_sparsity(sparsity),
+            ..self
+        }
     }
 
     /// Returns the quantisation of the weight.
@@ -229,11 +85,15 @@ impl WeightDescriptor {
     /// Checks that a weight can have such a shape in its format.
     ///
     /// # Errors
-    /// As [`QuantSpec::check_shape`]; [`FormatError::SparseRows`] and [`FormatError::SparsePermuted`] where 2:4 does not allow it.
+    /// As [`QuantSpec::check_shape`]; [`FormatError::SparseRows`] and
+    /// [`FormatError::SparsePermuted`] where 2:4 does not allow it.
     pub fn check(&self) -> Result<(), FormatError> {
         QuantSpec::check_shape(self.k, self.n)?;
         match self.format {
-            WeightFormat { sparsity: Sparsity::Dense, .. } => Ok(()),
+            WeightFormat {
+                sparsity: Sparsity::Dense,
+                ..
+            } => Ok(()),
             WeightFormat { permuted: true, .. } => Err(FormatError::SparsePermuted),
             _ if !self.k.is_multiple_of(4) => Err(FormatError::SparseRows { k: self.k }),
             _ => Ok(()),
@@ -288,23 +148,46 @@ impl WeightDescriptor {
 
     /// The tensors of the weight: which there are, their shapes and dtypes.
     pub fn tensors(&self) -> WeightTensors<TensorDescriptor> {
-        let Self { format: WeightFormat { spec, permuted, sparsity }, k, n, layout } = *self;
+        let Self {
+            format:
+                WeightFormat {
+                    spec,
+                    permuted,
+                    sparsity,
+                },
+            k,
+            n,
+            layout,
+        } = *self;
         let groups = self.groups();
         let (words, metadata, columns, zero_points) = match layout {
             WeightLayout::Plain => {
                 let (words, metadata) = (self.plain_layout(), MetadataLayout::new(k, n));
-                ([words.rows(), words.columns()], metadata.shape(), n, n.div_ceil(spec.bits.per_word()))
+                (
+                    [words.rows(), words.columns()],
+                    metadata.shape(),
+                    n,
+                    n.div_ceil(spec.bits.per_word()),
+                )
             }
             WeightLayout::Tile => {
                 let (tiles, [_, zeros]) = (self.tiles(), self.tile_zeros().shape());
-                (tiles.shape(), self.sparse_layout().metadata_shape(), tiles.n_padded(), zeros)
+                (
+                    tiles.shape(),
+                    self.sparse_layout().metadata_shape(),
+                    tiles.n_padded(),
+                    zeros,
+                )
             }
         };
         let words_of = |shape| TensorDescriptor::matrix(shape, TensorDtype::Words);
         WeightTensors {
             words: words_of(words),
             metadata: (sparsity == Sparsity::TwoFour).then(|| words_of(metadata)),
-            scales: TensorDescriptor::matrix([groups, columns], TensorDtype::Scale(spec.scale_dtype)),
+            scales: TensorDescriptor::matrix(
+                [groups, columns],
+                TensorDtype::Scale(spec.scale_dtype),
+            ),
             zero_points: spec.zero_points.then(|| words_of([groups, zero_points])),
             row_permutation: permuted.then_some(TensorDescriptor::vector(k, TensorDtype::Words)),
         }
@@ -320,14 +203,21 @@ impl fmt::Display for WeightDescriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GroupSize;
+    use crate::{GroupSize, ScaleDtype, WeightTensor};
 
     #[test]
     fn a_format_lists_the_tensors_that_it_has() {
-        let spec = QuantSpec::int4(GroupSize::G128).with_zero_points().with_scale_dtype(ScaleDtype::BF16);
-        let weight = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(true), 200, 33);
+        let spec = QuantSpec::int4(GroupSize::G128)
+            .with_zero_points()
+            .with_scale_dtype(ScaleDtype::BF16);
+        let weight =
+            WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(true), 200, 33);
         let listed = |weight: &WeightDescriptor| {
-            weight.tensors().into_iter().map(|(tensor, of)| (tensor.name(), of.shape().to_vec(), of.dtype)).collect::<Vec<_>>()
+            weight
+                .tensors()
+                .into_iter()
+                .map(|(tensor, of)| (tensor.name(), of.shape().to_vec(), of.dtype))
+                .collect::<Vec<_>>()
         };
         let (words, scale) = (TensorDtype::Words, TensorDtype::Scale(ScaleDtype::BF16));
         let plain = [
@@ -344,7 +234,11 @@ mod tests {
             ("row_permutation", vec![200], words),
         ];
         assert_eq!(listed(&weight.in_layout(WeightLayout::Tile)), tile);
-        let sparse = WeightDescriptor::plain(WeightFormat::dense(spec).with_sparsity(Sparsity::TwoFour), 200, 33);
+        let sparse = WeightDescriptor::plain(
+            WeightFormat::dense(spec).with_sparsity(Sparsity::TwoFour),
+            200,
+            33,
+        );
         let plain = [
             ("words", vec![13, 40], words),
             ("metadata", vec![7, 40], words),
@@ -359,18 +253,38 @@ mod tests {
             ("zero_points", vec![2, 8], words),
         ];
         assert_eq!(listed(&sparse.in_layout(WeightLayout::Tile)), tile);
-        let wide = WeightDescriptor::plain(QuantSpec::int8(GroupSize::Channel).with_zero_points(), 9, 7);
+        let wide =
+            WeightDescriptor::plain(QuantSpec::int8(GroupSize::Channel).with_zero_points(), 9, 7);
         let scale = TensorDtype::Scale(ScaleDtype::F16);
-        assert_eq!(listed(&wide), [("words", vec![3, 8], words), ("scales", vec![1, 7], scale), ("zero_points", vec![1, 2], words)]);
-        let tile = [("words", vec![8, 128], words), ("scales", vec![1, 64], scale), ("zero_points", vec![1, 16], words)];
+        assert_eq!(
+            listed(&wide),
+            [
+                ("words", vec![3, 8], words),
+                ("scales", vec![1, 7], scale),
+                ("zero_points", vec![1, 2], words)
+            ]
+        );
+        let tile = [
+            ("words", vec![8, 128], words),
+            ("scales", vec![1, 64], scale),
+            ("zero_points", vec![1, 16], words),
+        ];
         assert_eq!(listed(&wide.in_layout(WeightLayout::Tile)), tile);
     }
 
     #[test]
     fn a_tensor_is_found_by_its_role() {
         let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G32), 64, 8).tensors();
-        assert_eq!(weight.get(WeightTensor::Scales).map(TensorDescriptor::elements), Some(16));
+        assert_eq!(
+            weight
+                .get(WeightTensor::Scales)
+                .map(TensorDescriptor::elements),
+            Some(16)
+        );
         assert_eq!(weight.get(WeightTensor::ZeroPoints), None);
-        assert_eq!(weight.map(|tensor, of| (tensor, of.elements())).words, (WeightTensor::Words, 64));
+        assert_eq!(
+            weight.map(|tensor, of| (tensor, of.elements())).words,
+            (WeightTensor::Words, 64)
+        );
     }
 }

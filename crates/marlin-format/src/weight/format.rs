@@ -10,8 +10,8 @@ pub enum Sparsity {
     /// Every value is stored.
     #[default]
     Dense,
-    /// 2:4, the pattern of NVIDIA's sparse tensor cores: of every four rows of K, from a multiple of four on, a column stores two values, and
-    /// which rows they are. The other two are zero.
+    /// 2:4, the pattern of NVIDIA's sparse tensor cores: of every four rows of K, from a multiple
+    /// of four on, a column stores two values, and which rows they are. The other two are zero.
     TwoFour,
 }
 
@@ -60,7 +60,11 @@ const FLAGS: [bool; 2] = [false, true];
 impl WeightFormat {
     /// The format of a dense weight whose rows are in their natural order.
     pub const fn dense(spec: QuantSpec) -> Self {
-        Self { spec, permuted: false, sparsity: Sparsity::Dense }
+        Self {
+            spec,
+            permuted: false,
+            sparsity: Sparsity::Dense,
+        }
     }
 
     /// The format with or without act-order.
@@ -73,9 +77,20 @@ impl WeightFormat {
         Self { sparsity, ..self }
     }
 
-    /// The format and a layout as one number, which carries them where only scalars pass. Undone by [`from_code`](Self::from_code).
+    /// The format and a layout as one number, which carries them where only scalars pass. Undone by
+    /// [`from_code`](Self::from_code).
     pub fn to_code(self, layout: WeightLayout) -> u64 {
-        let Self { spec: QuantSpec { bits, group, zero_points, scale_dtype }, permuted, sparsity } = self;
+        let Self {
+            spec:
+                QuantSpec {
+                    bits,
+                    group,
+                    zero_points,
+                    scale_dtype,
+                },
+            permuted,
+            sparsity,
+        } = self;
         let digits: [u64; DIGITS] = [
             digit(&Bits::ALL, bits),
             digit(&GroupSize::ALL, group),
@@ -85,7 +100,10 @@ impl WeightFormat {
             digit(&Sparsity::ALL, sparsity),
             digit(&LAYOUTS, layout),
         ];
-        digits.into_iter().rev().fold(0, |code, digit| code * DIGIT + digit)
+        digits
+            .into_iter()
+            .rev()
+            .fold(0, |code, digit| code * DIGIT + digit)
     }
 
     /// The format and layout of a code; `None` if the number is no code.
@@ -100,14 +118,20 @@ impl WeightFormat {
             zero_points: *FLAGS.get(digit(2))?,
             scale_dtype: *SCALE_DTYPES.get(digit(3))?,
         };
-        let format = Self { spec, permuted: *FLAGS.get(digit(4))?, sparsity: *Sparsity::ALL.get(digit(5))? };
+        let format = Self {
+            spec,
+            permuted: *FLAGS.get(digit(4))?,
+            sparsity: *Sparsity::ALL.get(digit(5))?,
+        };
         Some((format, *LAYOUTS.get(digit(6))?))
     }
 }
 
 /// The place of a value among all of its type.
 fn digit<T: PartialEq>(all: &[T], value: T) -> u64 {
-    all.iter().position(|other| *other == value).unwrap_or_default() as u64
+    all.iter()
+        .position(|other| *other == value)
+        .unwrap_or_default() as u64
 }
 
 impl From<QuantSpec> for WeightFormat {
@@ -118,9 +142,21 @@ impl From<QuantSpec> for WeightFormat {
 
 impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { spec, permuted, sparsity } = self;
-        let sparsity = if *sparsity == Sparsity::TwoFour { " 2:4" } else { "" };
-        write!(f, "{spec}{}{sparsity}", if *permuted { " act-order" } else { "" })
+        let Self {
+            spec,
+            permuted,
+            sparsity,
+        } = self;
+        let sparsity = if *sparsity == Sparsity::TwoFour {
+            " 2:4"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "{spec}{}{sparsity}",
+            if *permuted { " act-order" } else { "" }
+        )
     }
 }
 
@@ -135,14 +171,26 @@ mod tests {
         let mut codes = HashSet::new();
         for bits in Bits::ALL {
             for group in GroupSize::ALL {
-                for (zero_points, permuted) in [(false, false), (false, true), (true, false), (true, true)] {
+                for (zero_points, permuted) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
                     for scale_dtype in SCALE_DTYPES {
                         for layout in LAYOUTS {
-                            let spec = QuantSpec { bits, group, zero_points, scale_dtype };
+                            let spec = QuantSpec {
+                                bits,
+                                group,
+                                zero_points,
+                                scale_dtype,
+                            };
                             for sparsity in Sparsity::ALL {
-                                let format = WeightFormat::dense(spec).with_permutation(permuted).with_sparsity(sparsity);
+                                let format = WeightFormat::dense(spec)
+                                    .with_permutation(permuted)
+                                    .with_sparsity(sparsity);
                                 let code = format.to_code(layout);
-                                assert!(codes.insert(code), "{format}, {layout}: {code} is another's, too");
+                                assert!(
+                                    codes.insert(code),
+                                    "{format}, {layout}: {code} is another's, too"
+                                );
                                 assert_eq!(WeightFormat::from_code(code), Some((format, layout)));
                             }
                         }
@@ -154,8 +202,15 @@ mod tests {
 
     #[test]
     fn other_numbers_are_no_code() {
-        let code = WeightFormat::dense(QuantSpec::int4(GroupSize::G128)).to_code(WeightLayout::Plain);
-        for wrong in [code + 2, code + 16 * 8, code + DIGIT.pow(6) * 2, code + DIGIT.pow(7), u64::MAX] {
+        let code =
+            WeightFormat::dense(QuantSpec::int4(GroupSize::G128)).to_code(WeightLayout::Plain);
+        for wrong in [
+            code + 2,
+            code + 16 * 8,
+            code + DIGIT.pow(6) * 2,
+            code + DIGIT.pow(7),
+            u64::MAX,
+        ] {
             assert_eq!(WeightFormat::from_code(wrong), None, "{wrong:#x}");
         }
     }

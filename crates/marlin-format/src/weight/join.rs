@@ -30,7 +30,8 @@ pub enum JoinError {
         /// The quantisation of this weight.
         found: QuantSpec,
     },
-    /// Act-order weights whose rows are sorted differently: they need the activations in different orders.
+    /// Act-order weights whose rows are sorted differently: they need the activations in different
+    /// orders.
     #[error("weight {part} has its rows in another order than the first")]
     RowOrder {
         /// Index of the weight.
@@ -42,25 +43,45 @@ pub enum JoinError {
 }
 
 impl PlainWeight {
-    /// One weight [K, N1 + N2 + ..] with the columns of `parts` side by side. Its product is that of each part, bit for bit. It is 2:4 where all parts
-    /// are; among dense ones a 2:4 part becomes dense.
+    /// One weight [K, N1 + N2 + ..] with the columns of `parts` side by side. Its product is that
+    /// of each part, bit for bit. It is 2:4 where all parts are; among dense ones a 2:4 part
+    /// becomes dense.
     ///
     /// # Errors
-    /// A [`JoinError`] where the parts differ in K, in how they are quantised, or in the order of their rows.
+    /// A [`JoinError`] where the parts differ in K, in how they are quantised, or in the order of
+    /// their rows.
     pub fn join(parts: &[&PlainWeight]) -> Result<PlainWeight, JoinError> {
         Self::join_in(parts, |words| vec![0; words])
     }
 
-    /// The same in memory of the caller's: `memory` returns the requested number of words, with any contents.
-    pub(crate) fn join_in(parts: &[&PlainWeight], memory: impl FnOnce(usize) -> Vec<u32>) -> Result<PlainWeight, JoinError> {
-        let [first, rest @ ..] = parts else { return Err(JoinError::Empty) };
+    /// The same in memory of the caller's: `memory` returns the requested number of words, with any
+    /// contents.
+    pub(crate) fn join_in(
+        parts: &[&PlainWeight],
+        memory: impl FnOnce(usize) -> Vec<u32>,
+    ) -> Result<PlainWeight, JoinError> {
+        let [first, rest @ ..] = parts else {
+            return Err(JoinError::Empty);
+        };
         let (k, spec) = (first.k(), first.spec());
-        for (part, weight) in rest.iter().enumerate().map(|(index, weight)| (index + 1, weight)) {
+        for (part, weight) in rest
+            .iter()
+            .enumerate()
+            .map(|(index, weight)| (index + 1, weight))
+        {
             if weight.k() != k {
-                return Err(JoinError::InputFeatures { part, expected: k, found: weight.k() });
+                return Err(JoinError::InputFeatures {
+                    part,
+                    expected: k,
+                    found: weight.k(),
+                });
             }
             if weight.spec() != spec {
-                return Err(JoinError::Spec { part, expected: spec, found: weight.spec() });
+                return Err(JoinError::Spec {
+                    part,
+                    expected: spec,
+                    found: weight.spec(),
+                });
             }
             if weight.row_permutation() != first.row_permutation() {
                 return Err(JoinError::RowOrder { part });
@@ -70,44 +91,82 @@ impl PlainWeight {
             let dense: Vec<_> = parts.iter().map(|part| part.to_dense()).collect();
             return Self::join_in(&dense.iter().map(AsRef::as_ref).collect::<Vec<_>>(), memory);
         }
-        let n = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.n()));
+        let n = parts
+            .iter()
+            .fold(0usize, |sum, part| sum.saturating_add(part.n()));
         QuantSpec::check_shape(k, n)?;
 
         let groups = spec.group.count(k);
         let layout = PlainLayout::new(first.sparsity().stored_rows(k), n, spec.bits);
         let mut words = memory(layout.words());
-        join_words(&mut words, layout.columns(), parts, PlainWeight::words, spec.bits.padding_word());
+        join_words(
+            &mut words,
+            layout.columns(),
+            parts,
+            PlainWeight::words,
+            spec.bits.padding_word(),
+        );
         let metadata = first.metadata().map(|_| {
             let mut metadata = vec![0; MetadataLayout::new(k, n).words()];
-            join_words(&mut metadata, layout.columns(), parts, |part| part.metadata().unwrap_or_default(), MetadataLayout::PADDING_WORD);
+            join_words(
+                &mut metadata,
+                layout.columns(),
+                parts,
+                |part| part.metadata().unwrap_or_default(),
+                MetadataLayout::PADDING_WORD,
+            );
             metadata
         });
         let scales = match first.scales() {
-            Scales::F16(_) => Scales::F16(side_by_side(parts, groups, |part| match part.scales() {
-                Scales::F16(values) => values,
-                _ => &[],
-            })),
-            Scales::BF16(_) => Scales::BF16(side_by_side(parts, groups, |part| match part.scales() {
-                Scales::BF16(values) => values,
-                _ => &[],
-            })),
-            Scales::F32(_) => Scales::F32(side_by_side(parts, groups, |part| match part.scales() {
-                Scales::F32(values) => values,
-                _ => &[],
-            })),
+            Scales::F16(_) => {
+                Scales::F16(side_by_side(parts, groups, |part| match part.scales() {
+                    Scales::F16(values) => values,
+                    _ => &[],
+                }))
+            }
+            Scales::BF16(_) => {
+                Scales::BF16(side_by_side(parts, groups, |part| match part.scales() {
+                    Scales::BF16(values) => values,
+                    _ => &[],
+                }))
+            }
+            Scales::F32(_) => {
+                Scales::F32(side_by_side(parts, groups, |part| match part.scales() {
+                    Scales::F32(values) => values,
+                    _ => &[],
+                }))
+            }
         };
-        let zero_points = spec.zero_points.then(|| side_by_side(parts, groups, |part| part.zero_points().unwrap_or_default()));
+        let zero_points = spec
+            .zero_points
+            .then(|| side_by_side(parts, groups, |part| part.zero_points().unwrap_or_default()));
         let row_permutation = first.row_permutation().map(<[u32]>::to_vec);
-        Ok(PlainWeight::new(PlainParts { k, n, spec, words, metadata, scales, zero_points, row_permutation })?)
+        Ok(PlainWeight::new(PlainParts {
+            k,
+            n,
+            spec,
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+        })?)
     }
 }
 
 /// Fills rows of `columns` words with the rows of every part, which have padding of their own.
-fn join_words(words: &mut [u32], columns: usize, parts: &[&PlainWeight], of: impl Fn(&PlainWeight) -> &[u32], padding: u32) {
+fn join_words(
+    words: &mut [u32],
+    columns: usize,
+    parts: &[&PlainWeight],
+    of: impl Fn(&PlainWeight) -> &[u32],
+    padding: u32,
+) {
     for (row, line) in words.chunks_exact_mut(columns).enumerate() {
         let mut start = 0;
         for part in parts {
-            line[start..][..part.n()].copy_from_slice(&of(part)[row * part.layout().columns()..][..part.n()]);
+            line[start..][..part.n()]
+                .copy_from_slice(&of(part)[row * part.layout().columns()..][..part.n()]);
             start += part.n();
         }
         line[start..].fill(padding);
@@ -115,7 +174,11 @@ fn join_words(words: &mut [u32], columns: usize, parts: &[&PlainWeight], of: imp
 }
 
 /// The values `[groups, N]` of every part, row by row.
-fn side_by_side<'a, T: Copy + 'a>(parts: &[&'a PlainWeight], groups: usize, values: impl Fn(&'a PlainWeight) -> &'a [T]) -> Vec<T> {
+fn side_by_side<'a, T: Copy + 'a>(
+    parts: &[&'a PlainWeight],
+    groups: usize,
+    values: impl Fn(&'a PlainWeight) -> &'a [T],
+) -> Vec<T> {
     let mut joined = Vec::new();
     for group in 0..groups {
         for part in parts {

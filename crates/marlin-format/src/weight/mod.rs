@@ -1,4 +1,5 @@
-//! Quantised weights on the host: the format, the parts and the values of a weight, and the operations on them.
+//! Quantised weights on the host: the format, the parts and the values of a weight, and the
+//! operations on them.
 //!
 //! | type | describes |
 //! |---|---|
@@ -12,16 +13,20 @@ mod format;
 mod join;
 mod plain;
 mod quantize;
+mod scales;
 mod slice;
 mod spec;
+mod tensors;
 mod two_four;
 mod underflow;
 
-pub use descriptor::{TensorDescriptor, TensorDtype, WeightDescriptor, WeightLayout, WeightTensor, WeightTensors};
+pub use descriptor::{WeightDescriptor, WeightLayout};
 pub use format::{Sparsity, WeightFormat};
 pub use join::JoinError;
 pub(crate) use plain::position;
-pub use plain::{PlainParts, PlainWeight, Scales};
+pub use plain::{PlainParts, PlainWeight};
 pub use quantize::quantize_rtn;
+pub use scales::Scales;
 pub use spec::{Bits, GroupSize, QuantSpec, ScaleDtype};
+pub use tensors::{TensorDescriptor, TensorDtype, WeightTensor, WeightTensors};
 pub use two_four::{check_two_four, expand_two_four, prune_two_four, quantize, quantize_two_four};

@@ -3,94 +3,9 @@
 use rayon::prelude::*;
 use std::fmt;
 
-use half::{bf16, f16};
-
-use super::{Sparsity, WeightDescriptor, WeightFormat};
+use super::{Scales, Sparsity, WeightDescriptor, WeightFormat};
 use crate::layout::{MetadataLayout, PlainLayout};
 use crate::{Bits, FormatError, QuantSpec, ScaleDtype};
-
-/// Scales, `[G, N]` row-major: one for each group along K and each output feature.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Scales {
-    /// In f16.
-    F16(Vec<f16>),
-    /// In bf16.
-    BF16(Vec<bf16>),
-    /// In f32.
-    F32(Vec<f32>),
-}
-
-impl Scales {
-    /// Rounds `values` to `dtype`, to nearest, ties to even. Values that are too large become infinite.
-    pub fn from_f32(values: &[f32], dtype: ScaleDtype) -> Self {
-        match dtype {
-            ScaleDtype::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
-            ScaleDtype::BF16 => Self::BF16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
-            ScaleDtype::F32 => Self::F32(values.to_vec()),
-        }
-    }
-
-    /// The dtype of the scales.
-    pub fn dtype(&self) -> ScaleDtype {
-        match self {
-            Self::F16(_) => ScaleDtype::F16,
-            Self::BF16(_) => ScaleDtype::BF16,
-            Self::F32(_) => ScaleDtype::F32,
-        }
-    }
-
-    /// Returns the number of scales.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F16(values) => values.len(),
-            Self::BF16(values) => values.len(),
-            Self::F32(values) => values.len(),
-        }
-    }
-
-    /// Returns true if there are no scales.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Scale `index` of the row-major `[G, N]`.
-    ///
-    /// # Panics
-    /// Panics if `index` is not below [`len`](Self::len).
-    pub fn get(&self, index: usize) -> f32 {
-        match self {
-            Self::F16(values) => values[index].to_f32(),
-            Self::BF16(values) => values[index].to_f32(),
-            Self::F32(values) => values[index],
-        }
-    }
-
-    /// All of them in f32, which holds every dtype exactly.
-    pub fn to_f32(&self) -> Vec<f32> {
-        match self {
-            Self::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
-            Self::BF16(values) => values.iter().map(|value| value.to_f32()).collect(),
-            Self::F32(values) => values.clone(),
-        }
-    }
-
-    fn first_not_finite(&self) -> Option<usize> {
-        match self {
-            Self::F16(values) => position(values, |value| !value.is_finite()),
-            Self::BF16(values) => position(values, |value| !value.is_finite()),
-            Self::F32(values) => position(values, |value| !value.is_finite()),
-        }
-    }
-
-    /// Their bytes, little-endian.
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::F16(values) => bytemuck::cast_slice(values),
-            Self::BF16(values) => bytemuck::cast_slice(values),
-            Self::F32(values) => bytemuck::cast_slice(values),
-        }
-    }
-}
 
 /// The parts of a [`PlainWeight`], not yet checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,23 +16,33 @@ pub struct PlainParts {
     pub n: usize,
     /// The quantisation of the weight.
     pub spec: QuantSpec,
-    /// The stored values in [`PlainLayout`], padding the midpoint of the spec's bits: K rows, or K/2 of a 2:4 weight.
+    /// The stored values in [`PlainLayout`], padding the midpoint of the spec's bits: K rows, or
+    /// K/2 of a 2:4 weight.
     pub words: Vec<u32>,
-    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is dense.
+    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is
+    /// dense.
     pub metadata: Option<Vec<u32>>,
     /// `[G, N]`, row-major.
     pub scales: Scales,
-    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec has zero points.
+    /// `[G, N]`, row-major, 0..=15 or 0..=255 as the spec's bits are; present exactly if the spec
+    /// has zero points.
     pub zero_points: Option<Vec<u8>>,
-    /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in their natural order.
+    /// `[K]`: stored row `i` is natural input row `row_permutation[i]`. `None` where rows are in
+    /// their natural order.
     pub row_permutation: Option<Vec<u32>>,
 }
 
 impl PlainParts {
     /// The format, shape and layout.
     fn descriptor(&self) -> WeightDescriptor {
-        let sparsity = if self.metadata.is_some() { Sparsity::TwoFour } else { Sparsity::Dense };
-        let format = WeightFormat::dense(self.spec).with_permutation(self.row_permutation.is_some()).with_sparsity(sparsity);
+        let sparsity = if self.metadata.is_some() {
+            Sparsity::TwoFour
+        } else {
+            Sparsity::Dense
+        };
+        let format = WeightFormat::dense(self.spec)
+            .with_permutation(self.row_permutation.is_some())
+            .with_sparsity(sparsity);
         WeightDescriptor::plain(format, self.k, self.n)
     }
 
@@ -125,62 +50,100 @@ impl PlainParts {
     pub fn zero_points_of_words(words: &[u32], n: usize, bits: Bits) -> Vec<u8> {
         let per_word = bits.per_word();
         let zero = |word: u32, slot: usize| (word >> (bits.count() * slot)) as u8 & bits.max();
-        let row = |words: &[u32]| (0..n).map(|column| zero(words[column / per_word], column % per_word)).collect::<Vec<_>>();
-        words.chunks_exact(n.div_ceil(per_word)).flat_map(row).collect()
+        let row = |words: &[u32]| {
+            (0..n)
+                .map(|column| zero(words[column / per_word], column % per_word))
+                .collect::<Vec<_>>()
+        };
+        words
+            .chunks_exact(n.div_ceil(per_word))
+            .flat_map(row)
+            .collect()
     }
 }
 
 /// A 4-bit or 8-bit weight `[K, N]`, checked.
 ///
-/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point of the group, the
-/// [midpoint](crate::Bits::midpoint) 8 or 128 where the spec is symmetric.
+/// `weight[row][n] = scale[g][n] * (q - z)`, with `q` in 0..=15 or 0..=255 and `z` the zero point
+/// of the group, the [midpoint](crate::Bits::midpoint) 8 or 128 where the spec is symmetric.
 ///
-/// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i` belongs to group `i / rows(K)` and is natural
-/// input row `row_permutation[i]`. A product gathers the activations in the same order: `x'[i] = x[row_permutation[i]]`.
+/// **Act-order.** With a row permutation the rows are stored sorted by group: stored row `i`
+/// belongs to group `i / rows(K)` and is natural input row `row_permutation[i]`. A product gathers
+/// the activations in the same order: `x'[i] = x[row_permutation[i]]`.
 ///
-/// **2:4.** With metadata two of every four rows of a column are stored, in order: stored row `i` is one of rows `4 (i / 2)..4 (i / 2) + 4`. The
-/// other two have the value of the zero point, which is a weight of 0. Groups count all rows.
+/// **2:4.** With metadata two of every four rows of a column are stored, in order: stored row `i`
+/// is one of rows `4 (i / 2)..4 (i / 2) + 4`. The other two have the value of the zero point, which
+/// is a weight of 0. Groups count all rows.
 #[derive(Clone, PartialEq)]
 pub struct PlainWeight {
     pub(super) parts: PlainParts,
 }
 
 impl PlainWeight {
-    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that the spec's bits hold exactly where the
-    /// spec says them, padding, that the row permutation names every row once, and metadata two rows in order.
+    /// Checks `parts`: sizes against the spec, finite scales of the spec's dtype, zero points that
+    /// the spec's bits hold exactly where the spec says them, padding, that the row permutation
+    /// names every row once, and metadata two rows in order.
     ///
     /// # Errors
     /// A [`FormatError`] with the condition that does not hold, and the position.
     pub fn new(parts: PlainParts) -> Result<Self, FormatError> {
-        let PlainParts { k, n, spec, ref words, ref scales, .. } = parts;
+        let PlainParts {
+            k,
+            n,
+            spec,
+            ref words,
+            ref scales,
+            ..
+        } = parts;
         let descriptor = parts.descriptor();
         descriptor.check()?;
         let layout = descriptor.plain_layout();
         let per_group = spec.group.count(k) * n;
         let length = |what, expected, found| match found == expected {
             true => Ok(()),
-            false => Err(FormatError::Length { what, k, n, expected, found }),
+            false => Err(FormatError::Length {
+                what,
+                k,
+                n,
+                expected,
+                found,
+            }),
         };
 
         length("the packed weight", layout.words(), words.len())?;
         if let Some(word) = layout.bad_padding(words) {
-            return Err(FormatError::Padding { word, found: words[word], bits: spec.bits });
+            return Err(FormatError::Padding {
+                word,
+                found: words[word],
+                bits: spec.bits,
+            });
         }
 
         if let Some(metadata) = &parts.metadata {
             let layout = MetadataLayout::new(k, n);
             length("the metadata", layout.words(), metadata.len())?;
             if let Some((four, column)) = layout.first_bad(metadata) {
-                return Err(FormatError::Metadata { row: 4 * four, column, found: layout.index(four, column).read(metadata) });
+                return Err(FormatError::Metadata {
+                    row: 4 * four,
+                    column,
+                    found: layout.index(four, column).read(metadata),
+                });
             }
         }
 
         if scales.dtype() != spec.scale_dtype {
-            return Err(FormatError::ScaleDtypeMismatch { expected: spec.scale_dtype, found: scales.dtype() });
+            return Err(FormatError::ScaleDtypeMismatch {
+                expected: spec.scale_dtype,
+                found: scales.dtype(),
+            });
         }
         length("the scales", per_group, scales.len())?;
         if let Some(index) = scales.first_not_finite() {
-            return Err(FormatError::NonFiniteScale { group: index / n, column: index % n, value: scales.get(index) });
+            return Err(FormatError::NonFiniteScale {
+                group: index / n,
+                column: index % n,
+                value: scales.get(index),
+            });
         }
 
         match (&parts.zero_points, spec.zero_points) {
@@ -191,7 +154,12 @@ impl PlainWeight {
                 length("the zero points", per_group, zero_points.len())?;
                 let max = spec.bits.max();
                 if let Some(index) = position(zero_points, |zero_point| zero_point > max) {
-                    return Err(FormatError::ZeroPoint { group: index / n, column: index % n, found: zero_points[index], max });
+                    return Err(FormatError::ZeroPoint {
+                        group: index / n,
+                        column: index % n,
+                        found: zero_points[index],
+                        max,
+                    });
                 }
             }
         }
@@ -208,7 +176,8 @@ impl PlainWeight {
         self.parts
     }
 
-    /// The weight with its scales rounded to another dtype, or as it is where one of them is too large for that dtype.
+    /// The weight with its scales rounded to another dtype, or as it is where one of them is too
+    /// large for that dtype.
     pub fn with_scales_in(mut self, dtype: ScaleDtype) -> Self {
         let scales = Scales::from_f32(&self.parts.scales.to_f32(), dtype);
         if scales.first_not_finite().is_none() {
@@ -248,7 +217,8 @@ impl PlainWeight {
         &self.parts.words
     }
 
-    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is dense.
+    /// The rows of a 2:4 weight's stored values, in [`MetadataLayout`]; `None` where the weight is
+    /// dense.
     pub fn metadata(&self) -> Option<&[u32]> {
         self.parts.metadata.as_deref()
     }
@@ -258,24 +228,38 @@ impl PlainWeight {
         &self.parts.scales
     }
 
-    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` if the spec is symmetric.
+    /// The zero points, `[G, N]` row-major, each 0..=15 or 0..=255; `None` if the spec is
+    /// symmetric.
     pub fn zero_points(&self) -> Option<&[u8]> {
         self.parts.zero_points.as_deref()
     }
 
-    /// The zero points in words [G, N/8 up], of 8 bits [G, N/4 up], the first in the lowest bits: as the plain layout holds them.
+    /// The zero points in words [G, N/8 up], of 8 bits [G, N/4 up], the first in the lowest bits:
+    /// as the plain layout holds them.
     pub fn zero_point_words(&self) -> Option<Vec<u32>> {
         let bits = self.spec().bits;
-        let word = |zeros: &[u8]| zeros.iter().rev().fold(0, |word, &zero| word << bits.count() | u32::from(zero));
-        self.zero_points().map(|zeros| zeros.chunks(self.n()).flat_map(|row| row.chunks(bits.per_word()).map(word)).collect())
+        let word = |zeros: &[u8]| {
+            zeros
+                .iter()
+                .rev()
+                .fold(0, |word, &zero| word << bits.count() | u32::from(zero))
+        };
+        self.zero_points().map(|zeros| {
+            zeros
+                .chunks(self.n())
+                .flat_map(|row| row.chunks(bits.per_word()).map(word))
+                .collect()
+        })
     }
 
-    /// `[K]`: the natural input row of each stored row; `None` where rows are stored in their natural order.
+    /// `[K]`: the natural input row of each stored row; `None` where rows are stored in their
+    /// natural order.
     pub fn row_permutation(&self) -> Option<&[u32]> {
         self.parts.row_permutation.as_deref()
     }
 
-    /// Returns the layout of the values in [`words`](Self::words): that of K rows, or of the K/2 that a 2:4 weight stores.
+    /// Returns the layout of the values in [`words`](Self::words): that of K rows, or of the K/2
+    /// that a 2:4 weight stores.
     pub fn layout(&self) -> PlainLayout {
         self.descriptor().plain_layout()
     }
@@ -285,7 +269,9 @@ impl PlainWeight {
     /// # Panics
     /// Panics if `stored_row` or `column` is outside the padded weight.
     pub fn q(&self, stored_row: usize, column: usize) -> u8 {
-        self.layout().index(stored_row, column).read(&self.parts.words)
+        self.layout()
+            .index(stored_row, column)
+            .read(&self.parts.words)
     }
 
     /// The weight in f32, `[K, N]` row-major, rows in their natural order.
@@ -293,7 +279,13 @@ impl PlainWeight {
         if self.parts.metadata.is_some() {
             return self.to_dense().dequantize();
         }
-        let PlainParts { k, n, spec, ref words, .. } = self.parts;
+        let PlainParts {
+            k,
+            n,
+            spec,
+            ref words,
+            ..
+        } = self.parts;
         let group_rows = spec.group.rows(k);
         let layout = self.layout();
         let max = u32::from(spec.bits.max());
@@ -302,43 +294,70 @@ impl PlainWeight {
         // The stored row of each natural one.
         let stored_rows = self.parts.row_permutation.as_ref().map(|permutation| {
             let mut stored = vec![0; k];
-            permutation.iter().enumerate().for_each(|(row, &natural)| stored[natural as usize] = row);
+            permutation
+                .iter()
+                .enumerate()
+                .for_each(|(row, &natural)| stored[natural as usize] = row);
             stored
         });
         let mut weight = vec![0.0f32; k * n];
-        weight.par_chunks_exact_mut(n.max(1)).enumerate().for_each(|(natural, row)| {
-            let stored = stored_rows.as_ref().map_or(natural, |stored| stored[natural]);
-            let group = stored / group_rows * n;
-            let start = layout.index(stored, 0);
-            let (packed, shift) = (&words[start.word..][..n], start.shift());
-            let values = row
-                .iter_mut()
-                .zip(packed)
-                .zip(&scales[group..])
-                .map(|((value, word), scale)| (value, ((word >> shift) & max) as f32, scale));
-            match &self.parts.zero_points {
-                Some(all) => values.zip(&all[group..]).for_each(|((value, q, scale), &zero)| *value = scale * (q - f32::from(zero))),
-                None => values.for_each(|(value, q, scale)| *value = scale * (q - midpoint)),
-            }
-        });
+        weight
+            .par_chunks_exact_mut(n.max(1))
+            .enumerate()
+            .for_each(|(natural, row)| {
+                let stored = stored_rows
+                    .as_ref()
+                    .map_or(natural, |stored| stored[natural]);
+                let group = stored / group_rows * n;
+                let start = layout.index(stored, 0);
+                let (packed, shift) = (&words[start.word..][..n], start.shift());
+                let values =
+                    row.iter_mut().zip(packed).zip(&scales[group..]).map(
+                        |((value, word), scale)| (value, ((word >> shift) & max) as f32, scale),
+                    );
+                match &self.parts.zero_points {
+                    Some(all) => {
+                        values
+                            .zip(&all[group..])
+                            .for_each(|((value, q, scale), &zero)| {
+                                *value = scale * (q - f32::from(zero))
+                            })
+                    }
+                    None => values.for_each(|(value, q, scale)| *value = scale * (q - midpoint)),
+                }
+            });
         weight
     }
 
-    /// Bytes that this form takes: packed words and metadata with their padding, scales, zero points (a byte each) and row permutation.
+    /// Bytes that this form takes: packed words and metadata with their padding, scales, zero
+    /// points (a byte each) and row permutation.
     pub fn size_bytes(&self) -> usize {
-        let PlainParts { words, metadata, scales, zero_points, row_permutation, .. } = &self.parts;
+        let PlainParts {
+            words,
+            metadata,
+            scales,
+            zero_points,
+            row_permutation,
+            ..
+        } = &self.parts;
         size_of_val(words.as_slice())
-            + metadata.as_ref().map_or(0, |metadata| size_of_val(metadata.as_slice()))
+            + metadata
+                .as_ref()
+                .map_or(0, |metadata| size_of_val(metadata.as_slice()))
             + scales.as_bytes().len()
             + zero_points.as_ref().map_or(0, Vec::len)
-            + row_permutation.as_ref().map_or(0, |permutation| size_of_val(permutation.as_slice()))
+            + row_permutation
+                .as_ref()
+                .map_or(0, |permutation| size_of_val(permutation.as_slice()))
     }
 
-    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes the spec's bits, here a byte.
+    /// Bits for each of the K * N weights, as files and devices hold them: there a zero point takes
+    /// the spec's bits, here a byte.
     pub fn bits_per_weight(&self) -> f64 {
         let zero_points = self.parts.zero_points.as_ref().map_or(0, Vec::len);
         let saved = (8 - self.parts.spec.bits.count()) * zero_points;
-        (8.0 * self.size_bytes() as f64 - saved as f64) / (self.parts.k as f64 * self.parts.n as f64)
+        (8.0 * self.size_bytes() as f64 - saved as f64)
+            / (self.parts.k as f64 * self.parts.n as f64)
     }
 }
 
@@ -355,7 +374,8 @@ impl fmt::Debug for PlainWeight {
     }
 }
 
-/// The first value that `is_bad`. All are judged before it is looked for: without a branch for each, many are at a time.
+/// The first value that `is_bad`. All are judged before it is looked for: without a branch for
+/// each, many are at a time.
 pub(crate) fn position<T: Copy>(values: &[T], is_bad: impl Fn(T) -> bool) -> Option<usize> {
     match values.iter().fold(false, |any, &value| any | is_bad(value)) {
         true => values.iter().position(|&value| is_bad(value)),
@@ -367,7 +387,13 @@ fn check_permutation(permutation: &[u32]) -> Result<(), FormatError> {
     let mut seen = vec![false; permutation.len()];
     for (position, &row) in permutation.iter().enumerate() {
         match seen.get_mut(row as usize) {
-            None => return Err(FormatError::PermutationRange { position, found: row, last: permutation.len().saturating_sub(1) }),
+            None => {
+                return Err(FormatError::PermutationRange {
+                    position,
+                    found: row,
+                    last: permutation.len().saturating_sub(1),
+                });
+            }
             Some(true) => return Err(FormatError::PermutationDuplicate { position, row }),
             Some(unseen) => *unseen = true,
         }

@@ -16,16 +16,23 @@ impl PlainWeight {
         let (k, n, spec) = (self.k(), columns.len(), self.spec());
         // A word holds rows of one column, so words move whole.
         let of_columns = |from: &[u32], padding: u32| {
-            let mut to = vec![padding; from.len() / self.layout().columns() * n.next_multiple_of(8)];
-            for (to, from) in to.chunks_exact_mut(n.next_multiple_of(8)).zip(from.chunks_exact(self.layout().columns())) {
+            let mut to =
+                vec![padding; from.len() / self.layout().columns() * n.next_multiple_of(8)];
+            for (to, from) in to
+                .chunks_exact_mut(n.next_multiple_of(8))
+                .zip(from.chunks_exact(self.layout().columns()))
+            {
                 to[..n].copy_from_slice(&from[columns.clone()]);
             }
             to
         };
         let words = of_columns(self.words(), spec.bits.padding_word());
-        let metadata = self.metadata().map(|metadata| of_columns(metadata, MetadataLayout::PADDING_WORD));
+        let metadata = self
+            .metadata()
+            .map(|metadata| of_columns(metadata, MetadataLayout::PADDING_WORD));
         let groups = spec.group.count(k);
-        let of_group = |group: usize| group * self.n() + columns.start..group * self.n() + columns.end;
+        let of_group =
+            |group: usize| group * self.n() + columns.start..group * self.n() + columns.end;
         Self::new(PlainParts {
             k,
             n,
@@ -33,17 +40,25 @@ impl PlainWeight {
             words,
             metadata,
             scales: self.scales().ranges((0..groups).map(of_group)),
-            zero_points: self.zero_points().map(|zeros| (0..groups).flat_map(|group| &zeros[of_group(group)]).copied().collect()),
+            zero_points: self.zero_points().map(|zeros| {
+                (0..groups)
+                    .flat_map(|group| &zeros[of_group(group)])
+                    .copied()
+                    .collect()
+            }),
             row_permutation: self.row_permutation().map(<[u32]>::to_vec),
         })
     }
 
-    /// The weight of the input features in `rows`: [rows, N]. The sum of the products of all parts is that of the whole.
+    /// The weight of the input features in `rows`: [rows, N]. The sum of the products of all parts
+    /// is that of the whole.
     ///
     /// # Errors
-    /// [`FormatError::SliceRange`] for an empty range, or one that leaves K; [`FormatError::SliceGroup`] for one that does not start with a
-    /// group; [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would have some rows; [`FormatError::SparseRows`]
-    /// for a range of a 2:4 weight that starts or ends among four rows of which two are kept.
+    /// [`FormatError::SliceRange`] for an empty range, or one that leaves K;
+    /// [`FormatError::SliceGroup`] for one that does not start with a group;
+    /// [`FormatError::SlicePermuted`] for a weight with act-order, of whose groups each part would
+    /// have some rows; [`FormatError::SparseRows`] for a range of a 2:4 weight that starts or ends
+    /// among four rows of which two are kept.
     pub fn slice_k(&self, rows: Range<usize>) -> Result<Self, FormatError> {
         check_range("K", &rows, self.k())?;
         if self.row_permutation().is_some() {
@@ -52,9 +67,16 @@ impl PlainWeight {
         let (k, n, spec) = (rows.len(), self.n(), self.spec());
         let group_rows = spec.group.rows(self.k());
         // One group over all of K is one group over every part of K.
-        let first = if spec.group == GroupSize::Channel { 0 } else { rows.start / group_rows };
+        let first = if spec.group == GroupSize::Channel {
+            0
+        } else {
+            rows.start / group_rows
+        };
         if spec.group != GroupSize::Channel && !rows.start.is_multiple_of(group_rows) {
-            return Err(FormatError::SliceGroup { start: rows.start, group: spec.group });
+            return Err(FormatError::SliceGroup {
+                start: rows.start,
+                group: spec.group,
+            });
         }
         if self.metadata().is_some()
             && let Some(&k) = [rows.start, k].iter().find(|k| !k.is_multiple_of(4))
@@ -62,10 +84,14 @@ impl PlainWeight {
             return Err(FormatError::SparseRows { k });
         }
         let sparsity = self.sparsity();
-        let (layout, per_word) = (PlainLayout::new(sparsity.stored_rows(k), n, spec.bits), spec.bits.per_word());
+        let (layout, per_word) = (
+            PlainLayout::new(sparsity.stored_rows(k), n, spec.bits),
+            spec.bits.per_word(),
+        );
         let start = sparsity.stored_rows(rows.start);
         let words = if start.is_multiple_of(per_word) {
-            let mut words = self.words()[start / per_word * layout.columns()..][..layout.words()].to_vec();
+            let mut words =
+                self.words()[start / per_word * layout.columns()..][..layout.words()].to_vec();
             layout.pad(&mut words);
             words
         } else {
@@ -76,7 +102,10 @@ impl PlainWeight {
             let mut part = vec![MetadataLayout::PADDING_WORD; to.words()];
             for four in 0..k / 4 {
                 (0..n).for_each(|column| {
-                    to.index(four, column).write(&mut part, from.index(rows.start / 4 + four, column).read(metadata));
+                    to.index(four, column).write(
+                        &mut part,
+                        from.index(rows.start / 4 + four, column).read(metadata),
+                    );
                 });
             }
             part
@@ -99,7 +128,11 @@ impl Scales {
     /// Ranges of the scales, one after the other.
     fn ranges(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         fn gather<T: Copy>(values: &[T], ranges: impl IntoIterator<Item = Range<usize>>) -> Vec<T> {
-            ranges.into_iter().flat_map(|range| &values[range]).copied().collect()
+            ranges
+                .into_iter()
+                .flat_map(|range| &values[range])
+                .copied()
+                .collect()
         }
         match self {
             Self::F16(values) => Self::F16(gather(values, ranges)),
@@ -113,5 +146,10 @@ fn check_range(axis: &'static str, range: &Range<usize>, length: usize) -> Resul
     if range.start < range.end && range.end <= length {
         return Ok(());
     }
-    Err(FormatError::SliceRange { axis, start: range.start, end: range.end, length })
+    Err(FormatError::SliceRange {
+        axis,
+        start: range.start,
+        end: range.end,
+        length,
+    })
 }

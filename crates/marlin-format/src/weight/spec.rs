@@ -63,7 +63,10 @@ impl TryFrom<i64> for Bits {
     type Error = FormatError;
 
     fn try_from(found: i64) -> Result<Self, FormatError> {
-        Self::ALL.into_iter().find(|&bits| i64::from(bits) == found).ok_or(FormatError::Bits { found })
+        Self::ALL
+            .into_iter()
+            .find(|&bits| i64::from(bits) == found)
+            .ok_or(FormatError::Bits { found })
     }
 }
 
@@ -84,7 +87,8 @@ impl fmt::Display for Bits {
 
 /// The number of rows of K (input features) that share one scale in each column (output feature).
 ///
-/// If it does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10 groups and one of 24 rows.
+/// If it does not divide K, the last group is incomplete: K = 344 in groups of 32 is 10 groups and
+/// one of 24 rows.
 ///
 /// In JSON it is the number that checkpoints' configs hold: -1, 32, 64 or 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -104,7 +108,8 @@ impl GroupSize {
     /// Every group size, the largest group first.
     pub const ALL: [GroupSize; 4] = [Self::Channel, Self::G128, Self::G64, Self::G32];
 
-    /// Rows of K in one group of a weight with `k` input features, `k` itself for [`Channel`](Self::Channel). The last group may have fewer.
+    /// Rows of K in one group of a weight with `k` input features, `k` itself for
+    /// [`Channel`](Self::Channel). The last group may have fewer.
     pub fn rows(self, k: usize) -> usize {
         match self {
             Self::Channel => k,
@@ -122,7 +127,8 @@ impl GroupSize {
         }
     }
 
-    /// The number that stands for this group size in checkpoints' configs: -1 for [`Channel`](Self::Channel).
+    /// The number that stands for this group size in checkpoints' configs: -1 for
+    /// [`Channel`](Self::Channel).
     pub fn as_i64(self) -> i64 {
         match self {
             Self::Channel => -1,
@@ -137,7 +143,10 @@ impl TryFrom<i64> for GroupSize {
     type Error = FormatError;
 
     fn try_from(found: i64) -> Result<Self, FormatError> {
-        Self::ALL.into_iter().find(|group| group.as_i64() == found).ok_or(FormatError::GroupSize { found })
+        Self::ALL
+            .into_iter()
+            .find(|group| group.as_i64() == found)
+            .ok_or(FormatError::GroupSize { found })
     }
 }
 
@@ -166,7 +175,9 @@ impl FromStr for GroupSize {
         Self::ALL
             .into_iter()
             .find(|group| text == group.to_string() || text == group.as_i64().to_string())
-            .ok_or_else(|| FormatError::GroupSizeName { found: text.to_string() })
+            .ok_or_else(|| FormatError::GroupSizeName {
+                found: text.to_string(),
+            })
     }
 }
 
@@ -183,11 +194,16 @@ pub enum ScaleDtype {
 }
 
 impl ScaleDtype {
-    /// Returns `scale` as this dtype holds it, at least its smallest positive number: no scale divides by 0. A scale that is too large becomes infinite.
+    /// Returns `scale` as this dtype holds it, at least its smallest positive number: no scale
+    /// divides by 0. A scale that is too large becomes infinite.
     pub fn round_scale(self, scale: f32) -> f32 {
         match self {
-            Self::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE_SUBNORMAL).to_f32(),
-            Self::BF16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE_SUBNORMAL).to_f32(),
+            Self::F16 => f16::from_f32(scale)
+                .max(f16::MIN_POSITIVE_SUBNORMAL)
+                .to_f32(),
+            Self::BF16 => bf16::from_f32(scale)
+                .max(bf16::MIN_POSITIVE_SUBNORMAL)
+                .to_f32(),
             // A smaller one would not be divided by without infinity.
             Self::F32 => scale.max(f32::MIN_POSITIVE),
         }
@@ -206,8 +222,9 @@ impl fmt::Display for ScaleDtype {
 
 /// The quantisation of a weight.
 ///
-/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits); `z` is the zero point of the group, or 8
-/// or 128, the [midpoint](Bits::midpoint), where the spec is symmetric.
+/// `weight[k][n] = scale[g][n] * (q[k][n] - z)` with `q` in 0..=15 (4 bits) or 0..=255 (8 bits);
+/// `z` is the zero point of the group, or 8 or 128, the [midpoint](Bits::midpoint), where the spec
+/// is symmetric.
 ///
 /// ```
 /// use marlin_format::{GroupSize, QuantSpec};
@@ -236,22 +253,36 @@ impl QuantSpec {
 
     /// Symmetric 4-bit values with f16 scales.
     pub const fn int4(group: GroupSize) -> Self {
-        Self { bits: Bits::Four, group, zero_points: false, scale_dtype: ScaleDtype::F16 }
+        Self {
+            bits: Bits::Four,
+            group,
+            zero_points: false,
+            scale_dtype: ScaleDtype::F16,
+        }
     }
 
     /// Symmetric 8-bit values with f16 scales.
     pub const fn int8(group: GroupSize) -> Self {
-        Self { bits: Bits::Eight, ..Self::int4(group) }
+        Self {
+            bits: Bits::Eight,
+            ..Self::int4(group)
+        }
     }
 
     /// The same with a zero point for every group.
     pub const fn with_zero_points(self) -> Self {
-        Self { zero_points: true, ..self }
+        Self {
+            zero_points: true,
+            ..self
+        }
     }
 
     /// The same with another dtype of the scales.
     pub const fn with_scale_dtype(self, scale_dtype: ScaleDtype) -> Self {
-        Self { scale_dtype, ..self }
+        Self {
+            scale_dtype,
+            ..self
+        }
     }
 
     /// Checks that a weight can have `k` input and `n` output features, in any format.
@@ -263,11 +294,20 @@ impl QuantSpec {
             return Err(FormatError::Empty { k, n });
         }
         if k > Self::MAX_FEATURES || n > Self::MAX_FEATURES {
-            return Err(FormatError::TooLarge { k, n, limit: Self::MAX_FEATURES });
+            return Err(FormatError::TooLarge {
+                k,
+                n,
+                limit: Self::MAX_FEATURES,
+            });
         }
         let elements = k.saturating_mul(n);
         if elements > Self::MAX_ELEMENTS {
-            return Err(FormatError::TooManyElements { k, n, elements, limit: Self::MAX_ELEMENTS });
+            return Err(FormatError::TooManyElements {
+                k,
+                n,
+                elements,
+                limit: Self::MAX_ELEMENTS,
+            });
         }
         Ok(())
     }
@@ -276,6 +316,9 @@ impl QuantSpec {
 impl fmt::Display for QuantSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let zero_points = if self.zero_points { " zero-points" } else { "" };
-        f.pad(&format!("{} {}{zero_points} {}", self.bits, self.group, self.scale_dtype))
+        f.pad(&format!(
+            "{} {}{zero_points} {}",
+            self.bits, self.group, self.scale_dtype
+        ))
     }
 }

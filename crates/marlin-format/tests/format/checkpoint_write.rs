@@ -1,20 +1,36 @@
 use std::fs;
 
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, Dtype, HeaderError, TensorSpec};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, Dtype, HeaderError, TensorSpec,
+};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
 use crate::common::{cases, message};
 
-const DTYPES: &[Dtype] = &[Dtype::U8, Dtype::F16, Dtype::BF16, Dtype::I32, Dtype::F32, Dtype::I64];
+const DTYPES: &[Dtype] = &[
+    Dtype::U8,
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::I32,
+    Dtype::F32,
+    Dtype::I64,
+];
 
 fn specs() -> [TensorSpec; 3] {
-    [TensorSpec::new("scale", Dtype::F16, [3]), TensorSpec::new("shape", Dtype::I64, [2]), TensorSpec::new("packed", Dtype::I32, [1, 2])]
+    [
+        TensorSpec::new("scale", Dtype::F16, [3]),
+        TensorSpec::new("shape", Dtype::I64, [2]),
+        TensorSpec::new("packed", Dtype::I32, [1, 2]),
+    ]
 }
 
 /// The names in a folder, sorted.
 fn entries(dir: &std::path::Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -31,19 +47,31 @@ fn a_checkpoint_appears_whole() {
     writer.copy_file(&source).unwrap();
     writer.declare(specs()).unwrap();
     // In another order than declared.
-    writer.write_tensor("packed", &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    writer
+        .write_tensor("packed", &[1, 2, 3, 4, 5, 6, 7, 8])
+        .unwrap();
     writer.write_tensor("scale", &[9; 6]).unwrap();
     assert!(!dir.exists());
     writer.write_tensor("shape", &[10; 16]).unwrap();
     writer.finish().unwrap();
 
     assert_eq!(entries(dir.parent().unwrap()), ["model"]);
-    assert_eq!(entries(&dir), ["config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(
+        entries(&dir),
+        ["config.json", "model.safetensors", "tokenizer.json"]
+    );
     assert_eq!(fs::read(dir.join("tokenizer.json")).unwrap(), b"[1]");
     let checkpoint = Checkpoint::open(&dir).unwrap();
-    for (spec, bytes) in specs().into_iter().zip([vec![9; 6], vec![10; 16], vec![1, 2, 3, 4, 5, 6, 7, 8]]) {
+    for (spec, bytes) in
+        specs()
+            .into_iter()
+            .zip([vec![9; 6], vec![10; 16], vec![1, 2, 3, 4, 5, 6, 7, 8]])
+    {
         let tensor = checkpoint.tensor(&spec.name).unwrap();
-        assert_eq!((tensor.dtype(), tensor.shape(), tensor.bytes()), (spec.dtype, &spec.shape[..], &bytes[..]));
+        assert_eq!(
+            (tensor.dtype(), tensor.shape(), tensor.bytes()),
+            (spec.dtype, &spec.shape[..], &bytes[..])
+        );
     }
     // Readers of PyTorch require this, and aligned tensors.
     let file = fs::read(dir.join("model.safetensors")).unwrap();
@@ -51,7 +79,11 @@ fn a_checkpoint_appears_whole() {
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
     assert_eq!(header % 8, 0);
     for info in metadata.tensors().values() {
-        assert_eq!(info.data_offsets.0 % (info.dtype.bitsize() / 8), 0, "{info:?}");
+        assert_eq!(
+            info.data_offsets.0 % (info.dtype.bitsize() / 8),
+            0,
+            "{info:?}"
+        );
     }
 }
 
@@ -71,11 +103,20 @@ fn nothing_is_left_of_an_unfinished_checkpoint() {
     writer.declare(specs()).unwrap();
     writer.write_tensor("scale", &[0; 6]).unwrap();
     let error = writer.finish().unwrap_err();
-    assert!(matches!(&error, CheckpointError::NotWritten { missing: 2, tensor } if tensor == "packed"), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::NotWritten { missing: 2, tensor } if tensor == "packed"),
+        "{error}"
+    );
     assert_eq!(entries(parent.path()), [""; 0]);
 
-    let error = CheckpointWriter::create(&dir).unwrap().finish().unwrap_err();
-    assert!(matches!(error, CheckpointError::Declare { declared: false }), "{error}");
+    let error = CheckpointWriter::create(&dir)
+        .unwrap()
+        .finish()
+        .unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::Declare { declared: false }),
+        "{error}"
+    );
     assert_eq!(entries(parent.path()), [""; 0]);
 }
 
@@ -91,12 +132,18 @@ fn targets_in_use_are_refused() {
     assert_eq!(Checkpoint::open(&dir).unwrap().names().count(), 0);
 
     let error = CheckpointWriter::create(&dir).unwrap_err();
-    assert!(matches!(&error, CheckpointError::TargetNotEmpty { dir: found } if found == &dir), "{error}");
+    assert!(
+        matches!(&error, CheckpointError::TargetNotEmpty { dir: found } if found == &dir),
+        "{error}"
+    );
     assert_eq!(entries(parent.path()), ["model"]);
 
     // A file.
     fs::write(parent.path().join("file"), "").unwrap();
-    assert!(matches!(CheckpointWriter::create(parent.path().join("file")).unwrap_err(), CheckpointError::Io { .. }));
+    assert!(matches!(
+        CheckpointWriter::create(parent.path().join("file")).unwrap_err(),
+        CheckpointError::Io { .. }
+    ));
     assert!(CheckpointWriter::create("/").is_err());
 
     // Filled while the checkpoint was written: what is there stays.
@@ -105,7 +152,10 @@ fn targets_in_use_are_refused() {
     writer.declare([]).unwrap();
     fs::create_dir(&late).unwrap();
     fs::write(late.join("other"), "kept").unwrap();
-    assert!(matches!(writer.finish().unwrap_err(), CheckpointError::TargetNotEmpty { .. }));
+    assert!(matches!(
+        writer.finish().unwrap_err(),
+        CheckpointError::TargetNotEmpty { .. }
+    ));
     assert_eq!(entries(parent.path()), ["file", "late", "model"]);
     assert_eq!(fs::read(late.join("other")).unwrap(), b"kept");
 }
@@ -114,32 +164,89 @@ fn targets_in_use_are_refused() {
 fn wrong_use_is_refused() {
     let parent = tempfile::tempdir().unwrap();
     let mut writer = CheckpointWriter::create(parent.path().join("model")).unwrap();
-    for name in ["", ".", "..", "a/b", "/a", "a/", "../a", "model.safetensors", "model.safetensors.index.json"] {
+    for name in [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "/a",
+        "a/",
+        "../a",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ] {
         let error = writer.write_file(name, b"").unwrap_err();
-        assert!(matches!(&error, CheckpointError::FileName { name: found } if found == name), "{name}: {error}");
+        assert!(
+            matches!(&error, CheckpointError::FileName { name: found } if found == name),
+            "{name}: {error}"
+        );
     }
-    assert!(matches!(writer.copy_file(&parent.path().join("model.safetensors")).unwrap_err(), CheckpointError::FileName { .. }));
+    assert!(matches!(
+        writer
+            .copy_file(&parent.path().join("model.safetensors"))
+            .unwrap_err(),
+        CheckpointError::FileName { .. }
+    ));
     let absent = parent.path().join("absent.json");
-    assert!(matches!(writer.copy_file(&absent).unwrap_err(), CheckpointError::Io { action: "copy", path, .. } if path == absent));
+    assert!(
+        matches!(writer.copy_file(&absent).unwrap_err(), CheckpointError::Io { action: "copy", path, .. } if path == absent)
+    );
 
-    assert!(matches!(writer.write_tensor("scale", &[]).unwrap_err(), CheckpointError::Declare { declared: false }));
-    let twice = [TensorSpec::new("a", Dtype::U8, [1]), TensorSpec::new("a", Dtype::U8, [1])];
+    assert!(matches!(
+        writer.write_tensor("scale", &[]).unwrap_err(),
+        CheckpointError::Declare { declared: false }
+    ));
+    let twice = [
+        TensorSpec::new("a", Dtype::U8, [1]),
+        TensorSpec::new("a", Dtype::U8, [1]),
+    ];
     let error = writer.declare(twice).unwrap_err();
-    assert!(matches!(&error, CheckpointError::Declaration { source: HeaderError::DuplicateTensor { tensor } } if tensor == "a"));
-    let error = writer.declare([TensorSpec::new("__metadata__", Dtype::U8, [1])]).unwrap_err();
-    assert!(matches!(error, CheckpointError::Declaration { source: HeaderError::ReservedName { .. } }), "{error:?}");
+    assert!(
+        matches!(&error, CheckpointError::Declaration { source: HeaderError::DuplicateTensor { tensor } } if tensor == "a")
+    );
+    let error = writer
+        .declare([TensorSpec::new("__metadata__", Dtype::U8, [1])])
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CheckpointError::Declaration {
+                source: HeaderError::ReservedName { .. }
+            }
+        ),
+        "{error:?}"
+    );
     for shape in [vec![usize::MAX, 2], vec![1 << 60, 8]] {
-        let error = writer.declare([TensorSpec::new("a", Dtype::U8, shape)]).unwrap_err();
+        let error = writer
+            .declare([TensorSpec::new("a", Dtype::U8, shape)])
+            .unwrap_err();
         assert!(message(&error).contains("`a`"), "{error:?}");
     }
 
     writer.declare(specs()).unwrap();
-    assert!(matches!(writer.declare([]).unwrap_err(), CheckpointError::Declare { declared: true }));
-    assert!(matches!(writer.write_tensor("other", &[]).unwrap_err(), CheckpointError::NotDeclared { tensor } if tensor == "other"));
+    assert!(matches!(
+        writer.declare([]).unwrap_err(),
+        CheckpointError::Declare { declared: true }
+    ));
+    assert!(
+        matches!(writer.write_tensor("other", &[]).unwrap_err(), CheckpointError::NotDeclared { tensor } if tensor == "other")
+    );
     let error = writer.write_tensor("scale", &[0; 5]).unwrap_err();
-    assert!(matches!(&error, CheckpointError::TensorSize { expected: 6, found: 5, .. }), "{error}");
+    assert!(
+        matches!(
+            &error,
+            CheckpointError::TensorSize {
+                expected: 6,
+                found: 5,
+                ..
+            }
+        ),
+        "{error}"
+    );
     writer.write_tensor("scale", &[0; 6]).unwrap();
-    assert!(matches!(writer.write_tensor("scale", &[0; 6]).unwrap_err(), CheckpointError::WrittenTwice { tensor } if tensor == "scale"));
+    assert!(
+        matches!(writer.write_tensor("scale", &[0; 6]).unwrap_err(), CheckpointError::WrittenTwice { tensor } if tensor == "scale")
+    );
 }
 
 proptest! {

@@ -1,12 +1,16 @@
 use half::f16;
 use marlin_format::checkpoint::compressed_tensors::{contains, tensor_specs, tensors_of, to_plain};
-use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, PackQuantizedFormat, TensorData, TensorSpec};
+use marlin_format::checkpoint::{
+    CheckpointError, Dtype, LayerFormat, PackQuantizedFormat, TensorData, TensorSpec,
+};
 use marlin_format::{FormatError, GroupSize, QuantSpec, ScaleDtype, Scales};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, any_problem, cases, checkpoint, comes_back, message, random_weight, rng, tensor, words};
+use crate::common::{
+    LAYER, any_problem, cases, checkpoint, comes_back, message, random_weight, rng, tensor, words,
+};
 
 proptest! {
     #![proptest_config(cases(60))]
@@ -68,16 +72,51 @@ proptest! {
 #[test]
 fn a_small_layer_by_hand() {
     let tensors = [
-        tensor("weight_packed", Dtype::I32, &[2, 2], &words(&[0x7654_3210, 0x0000_0008, 0xffff_ffff, 0xffff_fff0])),
-        tensor("weight_scale", Dtype::BF16, &[2, 1], &[0x80, 0x3f, 0x00, 0x3f]),
-        tensor("weight_shape", Dtype::I64, &[2], bytemuck::cast_slice(&[2i64, 9])),
-        tensor("weight_zero_point", Dtype::I32, &[1, 1], &words(&[0x0000_00f1])),
+        tensor(
+            "weight_packed",
+            Dtype::I32,
+            &[2, 2],
+            &words(&[0x7654_3210, 0x0000_0008, 0xffff_ffff, 0xffff_fff0]),
+        ),
+        tensor(
+            "weight_scale",
+            Dtype::BF16,
+            &[2, 1],
+            &[0x80, 0x3f, 0x00, 0x3f],
+        ),
+        tensor(
+            "weight_shape",
+            Dtype::I64,
+            &[2],
+            bytemuck::cast_slice(&[2i64, 9]),
+        ),
+        tensor(
+            "weight_zero_point",
+            Dtype::I32,
+            &[1, 1],
+            &words(&[0x0000_00f1]),
+        ),
     ];
     let (_folder, checkpoint) = checkpoint(&tensors);
-    let weight = to_plain(&checkpoint, LAYER, &QuantSpec::int4(GroupSize::Channel).with_zero_points()).unwrap();
-    assert_eq!((weight.k(), weight.n(), weight.zero_points().unwrap()), (9, 2, &[1, 15][..]));
+    let weight = to_plain(
+        &checkpoint,
+        LAYER,
+        &QuantSpec::int4(GroupSize::Channel).with_zero_points(),
+    )
+    .unwrap();
+    assert_eq!(
+        (weight.k(), weight.n(), weight.zero_points().unwrap()),
+        (9, 2, &[1, 15][..])
+    );
     assert_eq!(weight.spec().scale_dtype, ScaleDtype::BF16);
-    let columns = |column: usize| weight.dequantize().into_iter().skip(column).step_by(2).collect::<Vec<f32>>();
+    let columns = |column: usize| {
+        weight
+            .dequantize()
+            .into_iter()
+            .skip(column)
+            .step_by(2)
+            .collect::<Vec<f32>>()
+    };
     assert_eq!(columns(0), [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
     assert_eq!(columns(1), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -7.5]);
     // What the file has past K is not padding of ours.
@@ -87,13 +126,30 @@ fn a_small_layer_by_hand() {
 /// K = 64, N = 1, groups of 32: even rows in group 1, odd rows in group 0.
 #[test]
 fn activation_order_sorts_rows() {
-    let q: Vec<u32> = (0..8).map(|word| if word < 4 { 0x7654_3210 } else { 0xfedc_ba98 }).collect();
+    let q: Vec<u32> = (0..8)
+        .map(|word| if word < 4 { 0x7654_3210 } else { 0xfedc_ba98 })
+        .collect();
     let base = |group_index: &[i32]| {
         [
             tensor("weight_packed", Dtype::I32, &[1, 8], &words(&q)),
-            tensor("weight_scale", Dtype::F16, &[1, 2], Scales::from_f32(&[1.0, 2.0], ScaleDtype::F16).as_bytes()),
-            tensor("weight_shape", Dtype::I64, &[2], bytemuck::cast_slice(&[1i64, 64])),
-            tensor("weight_g_idx", Dtype::I32, &[64], bytemuck::cast_slice(group_index)),
+            tensor(
+                "weight_scale",
+                Dtype::F16,
+                &[1, 2],
+                Scales::from_f32(&[1.0, 2.0], ScaleDtype::F16).as_bytes(),
+            ),
+            tensor(
+                "weight_shape",
+                Dtype::I64,
+                &[2],
+                bytemuck::cast_slice(&[1i64, 64]),
+            ),
+            tensor(
+                "weight_g_idx",
+                Dtype::I32,
+                &[64],
+                bytemuck::cast_slice(group_index),
+            ),
         ]
     };
     let read = |group_index: &[i32], group| {
@@ -103,28 +159,54 @@ fn activation_order_sorts_rows() {
 
     let alternating: Vec<i32> = (0..64).map(|row| 1 - row % 2).collect();
     let weight = read(&alternating, GroupSize::G32).unwrap();
-    let expected: Vec<u32> = (0..32).map(|i| 2 * i + 1).chain((0..32).map(|i| 2 * i)).collect();
+    let expected: Vec<u32> = (0..32)
+        .map(|i| 2 * i + 1)
+        .chain((0..32).map(|i| 2 * i))
+        .collect();
     assert_eq!(weight.row_permutation().unwrap(), expected);
     for (row, value) in weight.dequantize().into_iter().enumerate() {
         let q = (row % 8 + if row < 32 { 0 } else { 8 }) as f32;
-        assert_eq!(value, (q - 8.0) * if row % 2 == 0 { 2.0 } else { 1.0 }, "row {row}");
+        assert_eq!(
+            value,
+            (q - 8.0) * if row % 2 == 0 { 2.0 } else { 1.0 },
+            "row {row}"
+        );
     }
 
     let natural: Vec<i32> = (0..64).map(|row| row / 32).collect();
-    assert!(read(&natural, GroupSize::G32).unwrap().row_permutation().is_none());
-    assert!(read(&[-1; 64], GroupSize::G32).unwrap().row_permutation().is_none());
+    assert!(
+        read(&natural, GroupSize::G32)
+            .unwrap()
+            .row_permutation()
+            .is_none()
+    );
+    assert!(
+        read(&[-1; 64], GroupSize::G32)
+            .unwrap()
+            .row_permutation()
+            .is_none()
+    );
 
     let mut uneven = natural.clone();
     uneven[40] = 0;
     for (group_index, problem) in [
-        (uneven, "group 0 has 33 rows; of K = 64 in groups of 32 it must have 32"),
-        ([&natural[..63], &[2]].concat(), "row 63 is in group 2, but there are 2 groups"),
+        (
+            uneven,
+            "group 0 has 33 rows; of K = 64 in groups of 32 it must have 32",
+        ),
+        (
+            [&natural[..63], &[2]].concat(),
+            "row 63 is in group 2, but there are 2 groups",
+        ),
         ([&natural[..63], &[-1]].concat(), "row 63 is in group -1"),
         (vec![i32::MIN; 64], "row 0 is in group -2147483648"),
     ] {
         let error = read(&group_index, GroupSize::G32).unwrap_err();
         assert!(matches!(error, CheckpointError::Values { .. }));
-        assert!(message(&error).contains(problem) && message(&error).contains("weight_g_idx"), "{error}");
+        assert!(
+            message(&error).contains(problem) && message(&error).contains("weight_g_idx"),
+            "{error}"
+        );
     }
 }
 
@@ -133,23 +215,54 @@ fn activation_order_sorts_rows() {
 fn only_the_last_group_may_be_incomplete() {
     let read = |group_index: &[i32]| {
         let tensors = [
-            tensor("weight_packed", Dtype::I32, &[1, 5], &words(&[0x9999_9999; 5])),
-            tensor("weight_scale", Dtype::F16, &[1, 2], Scales::from_f32(&[1.0, 2.0], ScaleDtype::F16).as_bytes()),
-            tensor("weight_shape", Dtype::I64, &[2], bytemuck::cast_slice(&[1i64, 40])),
-            tensor("weight_g_idx", Dtype::I32, &[40], bytemuck::cast_slice(group_index)),
+            tensor(
+                "weight_packed",
+                Dtype::I32,
+                &[1, 5],
+                &words(&[0x9999_9999; 5]),
+            ),
+            tensor(
+                "weight_scale",
+                Dtype::F16,
+                &[1, 2],
+                Scales::from_f32(&[1.0, 2.0], ScaleDtype::F16).as_bytes(),
+            ),
+            tensor(
+                "weight_shape",
+                Dtype::I64,
+                &[2],
+                bytemuck::cast_slice(&[1i64, 40]),
+            ),
+            tensor(
+                "weight_g_idx",
+                Dtype::I32,
+                &[40],
+                bytemuck::cast_slice(group_index),
+            ),
         ];
         let (_folder, checkpoint) = checkpoint(&tensors);
         to_plain(&checkpoint, LAYER, &QuantSpec::int4(GroupSize::G32))
     };
     // Every q is 9, so that a weight is its group's scale.
-    let scales = |of_group: &dyn Fn(usize) -> i32| -> Vec<f32> { (0..40).map(|row| (of_group(row) + 1) as f32).collect() };
+    let scales = |of_group: &dyn Fn(usize) -> i32| -> Vec<f32> {
+        (0..40).map(|row| (of_group(row) + 1) as f32).collect()
+    };
     let index = |of_group: &dyn Fn(usize) -> i32| -> Vec<i32> { (0..40).map(of_group).collect() };
     let natural = |row: usize| (row / 32) as i32;
     let every_fifth = |row: usize| i32::from(row.is_multiple_of(5));
-    assert_eq!(read(&index(&natural)).unwrap().dequantize(), scales(&natural));
-    assert_eq!(read(&index(&every_fifth)).unwrap().dequantize(), scales(&every_fifth));
+    assert_eq!(
+        read(&index(&natural)).unwrap().dequantize(),
+        scales(&natural)
+    );
+    assert_eq!(
+        read(&index(&every_fifth)).unwrap().dequantize(),
+        scales(&every_fifth)
+    );
     let error = read(&index(&|row| i32::from(row >= 8))).unwrap_err();
-    assert!(message(&error).contains("group 0 has 8 rows; of K = 40 in groups of 32 it must have 32"), "{error}");
+    assert!(
+        message(&error).contains("group 0 has 8 rows; of K = 40 in groups of 32 it must have 32"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -165,36 +278,124 @@ fn inconsistent_layers_are_refused() {
     };
     read(&|_| (), spec).unwrap();
 
-    for (i, name) in ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"].into_iter().enumerate() {
+    for (i, name) in [
+        "weight_packed",
+        "weight_scale",
+        "weight_shape",
+        "weight_zero_point",
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let error = read(&|tensors| drop(tensors.remove(i)), spec).unwrap_err();
         let tensor_missing = format!("has no tensor `{LAYER}.{name}`");
-        assert!(matches!(&error, CheckpointError::MissingTensor { .. } | CheckpointError::MissingZeroPoints { .. }), "{error}");
+        assert!(
+            matches!(
+                &error,
+                CheckpointError::MissingTensor { .. } | CheckpointError::MissingZeroPoints { .. }
+            ),
+            "{error}"
+        );
         assert!(message(&error).contains(&tensor_missing), "{error}");
-        let error = read(&|tensors| tensors[i] = tensor(name, Dtype::I32, &[0, 7], &[]), spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::Shape { found, .. } if found == &[0, 7]), "{name}: {error}");
+        let error = read(
+            &|tensors| tensors[i] = tensor(name, Dtype::I32, &[0, 7], &[]),
+            spec,
+        )
+        .unwrap_err();
+        assert!(
+            matches!(&error, CheckpointError::Shape { found, .. } if found == &[0, 7]),
+            "{name}: {error}"
+        );
         let retyped = |tensors: &mut Vec<TensorData>| {
-            let TensorData { spec: TensorSpec { shape, .. }, .. } = &tensors[i];
+            let TensorData {
+                spec: TensorSpec { shape, .. },
+                ..
+            } = &tensors[i];
             let shape = shape.clone();
-            tensors[i] = tensor(name, Dtype::U32, &shape, &vec![0; 4 * shape.iter().product::<usize>()]);
+            tensors[i] = tensor(
+                name,
+                Dtype::U32,
+                &shape,
+                &vec![0; 4 * shape.iter().product::<usize>()],
+            );
         };
         let error = read(&retyped, spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::Dtype { found: Dtype::U32, .. }), "{name}: {error}");
+        assert!(
+            matches!(
+                &error,
+                CheckpointError::Dtype {
+                    found: Dtype::U32,
+                    ..
+                }
+            ),
+            "{name}: {error}"
+        );
     }
-    let error = read(&|tensors| tensors[4] = tensor("weight_g_idx", Dtype::I32, &[1], &[0; 4]), spec).unwrap_err();
+    let error = read(
+        &|tensors| tensors[4] = tensor("weight_g_idx", Dtype::I32, &[1], &[0; 4]),
+        spec,
+    )
+    .unwrap_err();
     assert!(matches!(error, CheckpointError::Shape { .. }), "{error}");
 
     let symmetric = QuantSpec::int4(GroupSize::G32);
     let error = read(&|_| (), symmetric).unwrap_err();
-    assert!(matches!(&error, CheckpointError::UnexpectedZeroPoints { tensor, .. } if tensor.ends_with("weight_zero_point")), "{error}");
-    assert!(matches!(read(&|_| (), QuantSpec::int4(GroupSize::G64).with_zero_points()).unwrap_err(), CheckpointError::Shape { .. }));
-    assert!(matches!(read(&|_| (), QuantSpec::int4(GroupSize::G128)).unwrap_err(), CheckpointError::Shape { .. }));
+    assert!(
+        matches!(&error, CheckpointError::UnexpectedZeroPoints { tensor, .. } if tensor.ends_with("weight_zero_point")),
+        "{error}"
+    );
+    assert!(matches!(
+        read(&|_| (), QuantSpec::int4(GroupSize::G64).with_zero_points()).unwrap_err(),
+        CheckpointError::Shape { .. }
+    ));
+    assert!(matches!(
+        read(&|_| (), QuantSpec::int4(GroupSize::G128)).unwrap_err(),
+        CheckpointError::Shape { .. }
+    ));
 
-    let shape = |extents: [i64; 2]| move |tensors: &mut Vec<TensorData>| tensors[2].bytes = bytemuck::cast_slice(&extents).to_vec();
-    assert!(matches!(read(&shape([12, -64]), spec).unwrap_err(), CheckpointError::Values { .. }));
-    assert!(matches!(read(&shape([0, 64]), spec).unwrap_err(), CheckpointError::Weight { source: FormatError::Empty { .. }, .. }));
-    assert!(matches!(read(&shape([12, 1 << 40]), spec).unwrap_err(), CheckpointError::Weight { source: FormatError::TooLarge { .. }, .. }));
-    assert!(matches!(read(&shape([64, 12]), QuantSpec::int4(GroupSize::Channel)).unwrap_err(), CheckpointError::Shape { .. }));
-    let infinite = |tensors: &mut Vec<TensorData>| tensors[1].bytes[..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
+    let shape = |extents: [i64; 2]| {
+        move |tensors: &mut Vec<TensorData>| {
+            tensors[2].bytes = bytemuck::cast_slice(&extents).to_vec()
+        }
+    };
+    assert!(matches!(
+        read(&shape([12, -64]), spec).unwrap_err(),
+        CheckpointError::Values { .. }
+    ));
+    assert!(matches!(
+        read(&shape([0, 64]), spec).unwrap_err(),
+        CheckpointError::Weight {
+            source: FormatError::Empty { .. },
+            ..
+        }
+    ));
+    assert!(matches!(
+        read(&shape([12, 1 << 40]), spec).unwrap_err(),
+        CheckpointError::Weight {
+            source: FormatError::TooLarge { .. },
+            ..
+        }
+    ));
+    assert!(matches!(
+        read(&shape([64, 12]), QuantSpec::int4(GroupSize::Channel)).unwrap_err(),
+        CheckpointError::Shape { .. }
+    ));
+    let infinite = |tensors: &mut Vec<TensorData>| {
+        tensors[1].bytes[..2].copy_from_slice(&f16::INFINITY.to_le_bytes())
+    };
     let error = read(&infinite, spec).unwrap_err();
-    assert!(matches!(error, CheckpointError::Weight { source: FormatError::NonFiniteScale { group: 0, column: 0, .. }, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            CheckpointError::Weight {
+                source: FormatError::NonFiniteScale {
+                    group: 0,
+                    column: 0,
+                    ..
+                },
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

@@ -10,16 +10,25 @@ fn configs_come_back() {
     for spec in all_specs() {
         for act_order in [false, true] {
             let ignore = vec!["lm_head".to_string(), "re:vision.*".to_string()];
-            let config = QuantizationConfig::new(spec, ignore).unwrap().with_act_order(act_order);
+            let config = QuantizationConfig::new(spec, ignore)
+                .unwrap()
+                .with_act_order(act_order);
             let text = json!({ "quantization_config": config.to_json() }).to_string();
             let read = Quantization::from_config(text.as_bytes()).unwrap().unwrap();
             // No config has the scale dtype.
             // No version of the package opens act-order with one group a channel.
             let act_order = act_order && spec.group != GroupSize::Channel;
-            let expected = LayerFormat::PackQuantized(PackQuantizedFormat { spec: spec.with_scale_dtype(ScaleDtype::F16), act_order });
+            let expected = LayerFormat::PackQuantized(PackQuantizedFormat {
+                spec: spec.with_scale_dtype(ScaleDtype::F16),
+                act_order,
+            });
             assert_eq!(read.layer("model.layers.0.mlp.up_proj").unwrap(), expected);
             for ignored in ["lm_head", "vision.layers.0.fc1"] {
-                assert_eq!(read.layer(ignored).unwrap(), LayerFormat::Float, "{ignored}");
+                assert_eq!(
+                    read.layer(ignored).unwrap(),
+                    LayerFormat::Float,
+                    "{ignored}"
+                );
             }
         }
     }
@@ -35,29 +44,72 @@ fn layers_of_other_formats_have_groups_of_their_own() {
         .with_ignored(vec!["c.down".into()])
         .unwrap();
     let json = json!({ "quantization_config": config.to_json() });
-    let read = Quantization::from_config(json.to_string().as_bytes()).unwrap().unwrap();
-    let expected =
-        [("a.gate", "int4 g128"), ("a.down", "int8 g64 zero-points"), ("b.down", "int8 g64 zero-points"), ("a.up", "int4 g32 act-order")];
+    let read = Quantization::from_config(json.to_string().as_bytes())
+        .unwrap()
+        .unwrap();
+    let expected = [
+        ("a.gate", "int4 g128"),
+        ("a.down", "int8 g64 zero-points"),
+        ("b.down", "int8 g64 zero-points"),
+        ("a.up", "int4 g32 act-order"),
+    ];
     for (layer, format) in expected {
-        assert_eq!(read.layer(layer).unwrap().to_string(), format!("pack-quantized {format}"), "{layer}");
+        assert_eq!(
+            read.layer(layer).unwrap().to_string(),
+            format!("pack-quantized {format}"),
+            "{layer}"
+        );
     }
     for ignored in ["head", "c.down"] {
-        assert_eq!(read.layer(ignored).unwrap(), LayerFormat::Float, "{ignored}");
+        assert_eq!(
+            read.layer(ignored).unwrap(),
+            LayerFormat::Float,
+            "{ignored}"
+        );
     }
 }
 
 #[test]
 fn a_written_config_has_what_readers_ask_for() {
-    let config = QuantizationConfig::new(QuantSpec::int4(GroupSize::G64).with_zero_points(), vec!["lm_head".into()]).unwrap().to_json();
+    let config = QuantizationConfig::new(
+        QuantSpec::int4(GroupSize::G64).with_zero_points(),
+        vec!["lm_head".into()],
+    )
+    .unwrap()
+    .to_json();
     let weights = &config["config_groups"]["group_0"]["weights"];
-    assert_eq!((&config["format"], &config["quant_method"]), (&json!("pack-quantized"), &json!("compressed-tensors")));
-    assert_eq!((&config["ignore"], &config["quantization_status"]), (&json!(["lm_head"]), &json!("compressed")));
-    assert_eq!(config["config_groups"]["group_0"]["targets"], json!(["Linear"]));
-    assert_eq!((&weights["num_bits"], &weights["type"], &weights["symmetric"]), (&json!(4), &json!("int"), &json!(false)));
-    assert_eq!((&weights["strategy"], &weights["group_size"]), (&json!("group"), &json!(64)));
-    let channel = QuantizationConfig::new(QuantSpec::int4(GroupSize::Channel), Vec::new()).unwrap().to_json();
+    assert_eq!(
+        (&config["format"], &config["quant_method"]),
+        (&json!("pack-quantized"), &json!("compressed-tensors"))
+    );
+    assert_eq!(
+        (&config["ignore"], &config["quantization_status"]),
+        (&json!(["lm_head"]), &json!("compressed"))
+    );
+    assert_eq!(
+        config["config_groups"]["group_0"]["targets"],
+        json!(["Linear"])
+    );
+    assert_eq!(
+        (
+            &weights["num_bits"],
+            &weights["type"],
+            &weights["symmetric"]
+        ),
+        (&json!(4), &json!("int"), &json!(false))
+    );
+    assert_eq!(
+        (&weights["strategy"], &weights["group_size"]),
+        (&json!("group"), &json!(64))
+    );
+    let channel = QuantizationConfig::new(QuantSpec::int4(GroupSize::Channel), Vec::new())
+        .unwrap()
+        .to_json();
     let weights = &channel["config_groups"]["group_0"]["weights"];
-    assert_eq!((&weights["strategy"], &weights["group_size"]), (&json!("channel"), &Value::Null));
+    assert_eq!(
+        (&weights["strategy"], &weights["group_size"]),
+        (&json!("channel"), &Value::Null)
+    );
 }
 
 #[test]
@@ -67,7 +119,14 @@ fn patterns_match_from_the_start() {
     assert!(config.ignores("layers.0") && config.ignores("bc") && config.ignores("a"));
     assert!(!config.ignores("model.layers.0") && !config.ignores("cb"));
     for pattern in ["(", "(?<!x)y", "a{100000}{100000}"] {
-        let error = QuantizationConfig::new(QuantSpec::int4(GroupSize::Channel), vec![format!("re:{pattern}")]).unwrap_err();
-        assert!(matches!(&error, ConfigError::Pattern { pattern: found, .. } if found == pattern), "{error}");
+        let error = QuantizationConfig::new(
+            QuantSpec::int4(GroupSize::Channel),
+            vec![format!("re:{pattern}")],
+        )
+        .unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Pattern { pattern: found, .. } if found == pattern),
+            "{error}"
+        );
     }
 }

@@ -3,7 +3,10 @@ use std::fs::{self, File};
 
 /// The refusal inside the system's error.
 fn refused(error: &std::io::Error) -> &FileError {
-    error.get_ref().and_then(|inner| inner.downcast_ref()).unwrap_or_else(|| panic!("{error:?}"))
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref())
+        .unwrap_or_else(|| panic!("{error:?}"))
 }
 
 #[test]
@@ -13,13 +16,28 @@ fn regular_files_up_to_the_limit_are_read() {
     fs::write(&path, "text").unwrap();
     assert_eq!(read_file(&path, 4).unwrap(), b"text");
     assert_eq!(read_text(&path, 4).unwrap(), "text");
-    assert_eq!(refused(&read_file(&path, 3).unwrap_err()), &FileError::TooLarge { limit: 3 });
+    assert_eq!(
+        refused(&read_file(&path, 3).unwrap_err()),
+        &FileError::TooLarge { limit: 3 }
+    );
     File::create(&path).unwrap().set_len(1 << 40).unwrap();
-    assert_eq!(refused(&read_file(&path, 16 << 20).unwrap_err()), &FileError::TooLarge { limit: 16 << 20 });
+    assert_eq!(
+        refused(&read_file(&path, 16 << 20).unwrap_err()),
+        &FileError::TooLarge { limit: 16 << 20 }
+    );
     fs::write(&path, [0xff]).unwrap();
-    assert_eq!(read_text(&path, 4).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
-    assert_eq!(read_file(&dir.path().join("none"), 4).unwrap_err().kind(), std::io::ErrorKind::NotFound);
-    assert_eq!(refused(&read_file(dir.path(), 4).unwrap_err()), &FileError::NotRegular);
+    assert_eq!(
+        read_text(&path, 4).unwrap_err().kind(),
+        std::io::ErrorKind::InvalidData
+    );
+    assert_eq!(
+        read_file(&dir.path().join("none"), 4).unwrap_err().kind(),
+        std::io::ErrorKind::NotFound
+    );
+    assert_eq!(
+        refused(&read_file(dir.path(), 4).unwrap_err()),
+        &FileError::NotRegular
+    );
 }
 
 #[cfg(unix)]
@@ -34,7 +52,11 @@ fn links_are_followed_to_regular_files_alone() {
     for device in ["/dev/zero", "/dev/null"] {
         fs::remove_file(&path).unwrap();
         symlink(device, &path).unwrap();
-        assert_eq!(refused(&read_file(&path, 1 << 20).unwrap_err()), &FileError::NotRegular, "{device}");
+        assert_eq!(
+            refused(&read_file(&path, 1 << 20).unwrap_err()),
+            &FileError::NotRegular,
+            "{device}"
+        );
     }
     fs::remove_file(&path).unwrap();
     symlink("link", &path).unwrap();
@@ -62,12 +84,22 @@ fn links_leave_the_folder_only_in_the_hubs_cache() {
         read_file(&path, 4)
     };
     assert_eq!(link("../../blobs/feed").unwrap(), b"text");
-    for outside in ["../../secret", "../../../secret", cache.path().join("secret").to_str().unwrap()] {
+    for outside in [
+        "../../secret",
+        "../../../secret",
+        cache.path().join("secret").to_str().unwrap(),
+    ] {
         let error = link(outside).unwrap_err();
-        assert!(matches!(refused(&error), FileError::Outside { target } if target.ends_with("secret")), "{outside}: {error:?}");
+        assert!(
+            matches!(refused(&error), FileError::Outside { target } if target.ends_with("secret")),
+            "{outside}: {error:?}"
+        );
     }
     // The user may reach the folder itself over a link.
     symlink(&snapshot, cache.path().join("main")).unwrap();
     link("../../blobs/feed").unwrap();
-    assert_eq!(read_file(&cache.path().join("main/config.json"), 4).unwrap(), b"text");
+    assert_eq!(
+        read_file(&cache.path().join("main/config.json"), 4).unwrap(),
+        b"text"
+    );
 }

@@ -1,33 +1,47 @@
-//! The Marlin layouts checked only against the PTX ISA: the values that each lane must hold for its `mma.m16n8k16` calls, from the ISA's tables, and
-//! those that it gets from the packed words by the kernels' own masks. Nothing here uses the layouts' index functions.
+//! The Marlin layouts checked only against the PTX ISA: the values that each lane must hold for its
+//! `mma.m16n8k16` calls, from the ISA's tables, and those that it gets from the packed words by the
+//! kernels' own masks. Nothing here uses the layouts' index functions.
 
 use marlin_format::layout::{MarlinLayout, MetadataLayout, ScaleLayout, SparseLayout, ZeroLayout};
 use marlin_format::{Bits, GroupSize, PlainWeight, QuantSpec, ScaleDtype};
 
 use crate::common::{numbered_scales, random_weight, rng, sparse_weight};
 
-/// Row and column of element `b<i>` of a lane's B fragment (16 x 8, `.f16`): PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating
-/// point type", multiplicand B.
+/// Row and column of element `b<i>` of a lane's B fragment (16 x 8, `.f16`): PTX ISA, "Matrix
+/// Fragments for mma.m16n8k16 with floating point type", multiplicand B.
 fn b_element(lane: usize, i: usize) -> (usize, usize) {
     let (group_id, thread_in_group) = (lane >> 2, lane % 4);
     let row = thread_in_group * 2 + (i & 1) + if i < 2 { 0 } else { 8 };
     (row, group_id)
 }
 
-/// Column of element `c<i>` of a lane's accumulator (16 x 8): the same section, accumulators C and D.
+/// Column of element `c<i>` of a lane's accumulator (16 x 8): the same section, accumulators C and
+/// D.
 fn c_column(lane: usize, i: usize) -> usize {
     (lane % 4) * 2 + (i & 1)
 }
 
-/// The four nibbles of one B fragment as the kernels take them from a word: two f16x2 registers of (low, high) halves.
+/// The four nibbles of one B fragment as the kernels take them from a word: two f16x2 registers of
+/// (low, high) halves.
 fn extract(word: u32, fragment: usize) -> [u8; 4] {
     let word = word >> (8 * fragment);
     let first = word & 0x000f_000f;
     let second = (word & 0x00f0_00f0) >> 4;
-    [first as u8, (first >> 16) as u8, second as u8, (second >> 16) as u8]
+    [
+        first as u8,
+        (first >> 16) as u8,
+        second as u8,
+        (second >> 16) as u8,
+    ]
 }
 
-fn check_tile(weight: &PlainWeight, words: &[u32], tile_row: usize, tile_column: usize, n_padded: usize) {
+fn check_tile(
+    weight: &PlainWeight,
+    words: &[u32],
+    tile_row: usize,
+    tile_column: usize,
+    n_padded: usize,
+) {
     let tile = &words[tile_row * 2 * n_padded + tile_column * 128..][..128];
     for lane in 0..32 {
         // One 16-byte load.
@@ -37,9 +51,19 @@ fn check_tile(weight: &PlainWeight, words: &[u32], tile_row: usize, tile_column:
                 let values = extract(word, fragment);
                 for (i, value) in values.into_iter().enumerate() {
                     let (row, column) = b_element(lane, i);
-                    let (row, column) = (16 * tile_row + row, 64 * tile_column + 16 * sub_tile + 8 * fragment + column);
-                    let expected = if row < weight.k() && column < weight.n() { weight.q(row, column) } else { 8 };
-                    assert_eq!(value, expected, "lane {lane}, word {sub_tile}, fragment {fragment}, b{i}: row {row}, column {column}");
+                    let (row, column) = (
+                        16 * tile_row + row,
+                        64 * tile_column + 16 * sub_tile + 8 * fragment + column,
+                    );
+                    let expected = if row < weight.k() && column < weight.n() {
+                        weight.q(row, column)
+                    } else {
+                        8
+                    };
+                    assert_eq!(
+                        value, expected,
+                        "lane {lane}, word {sub_tile}, fragment {fragment}, b{i}: row {row}, column {column}"
+                    );
                 }
             }
         }
@@ -49,7 +73,15 @@ fn check_tile(weight: &PlainWeight, words: &[u32], tile_row: usize, tile_column:
 #[test]
 fn a_lane_holds_the_b_fragments_of_its_mma_calls() {
     let rng = &mut rng();
-    for (k, n) in [(16, 64), (32, 128), (48, 192), (17, 65), (1, 1), (15, 63), (40, 200)] {
+    for (k, n) in [
+        (16, 64),
+        (32, 128),
+        (48, 192),
+        (17, 65),
+        (1, 1),
+        (15, 63),
+        (40, 200),
+    ] {
         let weight = random_weight(rng, k, n, QuantSpec::int4(GroupSize::Channel), false);
         let layout = MarlinLayout::new(k, n);
         let words = layout.pack(&weight).unwrap();
@@ -61,13 +93,15 @@ fn a_lane_holds_the_b_fragments_of_its_mma_calls() {
     }
 }
 
-/// Grouped scales multiply B fragments: a lane's eight scales of a 16 x 64 tile are one 16-byte load, in the order of its words and
-/// fragments.
+/// Grouped scales multiply B fragments: a lane's eight scales of a 16 x 64 tile are one 16-byte
+/// load, in the order of its words and fragments.
 #[test]
 fn a_lane_loads_the_scales_of_its_b_fragments() {
     let (k, n, groups) = (96, 192, 3);
     let scales = numbered_scales(groups * n, ScaleDtype::F16);
-    let packed = ScaleLayout::new(&MarlinLayout::new(k, n), GroupSize::G32).pack(&scales).unwrap();
+    let packed = ScaleLayout::new(&MarlinLayout::new(k, n), GroupSize::G32)
+        .pack(&scales)
+        .unwrap();
     for group in 0..groups {
         for tile_column in 0..n / 64 {
             for lane in 0..32 {
@@ -89,103 +123,171 @@ fn a_lane_loads_the_scales_of_its_b_fragments() {
     }
 }
 
-/// Channel-wise scales multiply accumulators: a lane's eight scales of four 16 x 8 accumulators are one 16-byte load.
+/// Channel-wise scales multiply accumulators: a lane's eight scales of four 16 x 8 accumulators are
+/// one 16-byte load.
 #[test]
 fn a_lane_loads_the_scales_of_its_accumulators() {
     let (k, n) = (64, 192);
     let scales = numbered_scales(n, ScaleDtype::BF16);
-    let packed = ScaleLayout::new(&MarlinLayout::new(k, n), GroupSize::Channel).pack(&scales).unwrap();
+    let packed = ScaleLayout::new(&MarlinLayout::new(k, n), GroupSize::Channel)
+        .pack(&scales)
+        .unwrap();
     for block in 0..n / 32 {
         for lane in 0..32 {
             let vector = 32 * block + 8 * (lane % 4);
             for accumulator in 0..4 {
                 for i in 0..4 {
                     let column = 32 * block + 8 * accumulator + c_column(lane, i);
-                    assert_eq!(packed.get(vector + 2 * accumulator + (i & 1)), scales.get(column), "lane {lane}, c{i}, column {column}");
+                    assert_eq!(
+                        packed.get(vector + 2 * accumulator + (i & 1)),
+                        scales.get(column),
+                        "lane {lane}, c{i}, column {column}"
+                    );
                 }
             }
         }
     }
 }
 
-/// Row and column in the 16 x 16 matrix A of `mma.m16n8k16` of a lane's element `a{i}`, as the PTX ISA states them.
+/// Row and column in the 16 x 16 matrix A of `mma.m16n8k16` of a lane's element `a{i}`, as the PTX
+/// ISA states them.
 fn a_element(lane: usize, i: usize) -> (usize, usize) {
     let (group_id, thread_in_group) = (lane >> 2, lane % 4);
-    let row = if i < 2 || (4..6).contains(&i) { group_id } else { group_id + 8 };
+    let row = if i < 2 || (4..6).contains(&i) {
+        group_id
+    } else {
+        group_id + 8
+    };
     let column = thread_in_group * 2 + (i & 1) + if i >= 4 { 8 } else { 0 };
     (row, column)
 }
 
-/// A lane's element `a{i}` for the 16 stored rows `step` and columns `64 tile_column + 16 sub_tile` on, from words in rows of `columns` tiles.
+/// A lane's element `a{i}` for the 16 stored rows `step` and columns `64 tile_column + 16 sub_tile`
+/// on, from words in rows of `columns` tiles.
 ///
-/// Of 4 bits they are one word, whose register's two values are four nibbles apart. Of 8 bits they are the word at the same place in two tiles, one
-/// below the other: the first has registers 0 and 1, the second 2 and 3.
-fn a_value(words: &[u32], columns: usize, [step, tile_column]: [usize; 2], lane: usize, sub_tile: usize, i: usize, bits: Bits) -> u8 {
-    let word = |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
+/// Of 4 bits they are one word, whose register's two values are four nibbles apart. Of 8 bits they
+/// are the word at the same place in two tiles, one below the other: the first has registers 0 and
+/// 1, the second 2 and 3.
+fn a_value(
+    words: &[u32],
+    columns: usize,
+    [step, tile_column]: [usize; 2],
+    lane: usize,
+    sub_tile: usize,
+    i: usize,
+    bits: Bits,
+) -> u8 {
+    let word =
+        |tile_row: usize| words[(tile_row * columns + tile_column) * 128 + 4 * lane + sub_tile];
     match bits {
         Bits::Four => (word(step) >> (4 * [0, 4, 1, 5, 2, 6, 3, 7][i]) & 15) as u8,
         Bits::Eight => (word(2 * step + i / 4) >> (8 * (i % 4)) & 255) as u8,
     }
 }
 
-/// The word of a sub-tile, or two, is also one A fragment of the transposed weight: rows of A are columns of the weight.
+/// The word of a sub-tile, or two, is also one A fragment of the transposed weight: rows of A are
+/// columns of the weight.
 #[test]
 fn a_lane_holds_the_a_fragment_of_the_transposed_weight() {
     let (k, n) = (64, 128);
-    for spec in [QuantSpec::int4(GroupSize::Channel), QuantSpec::int8(GroupSize::Channel)] {
+    for spec in [
+        QuantSpec::int4(GroupSize::Channel),
+        QuantSpec::int8(GroupSize::Channel),
+    ] {
         let weight = random_weight(&mut rng(), k, n, spec, false);
-        let words = MarlinLayout::in_chunks(k, n, spec.bits).pack(&weight).unwrap();
-        for (step, tile_column) in (0..k / 16).flat_map(|step| (0..n / 64).map(move |column| (step, column))) {
+        let words = MarlinLayout::in_chunks(k, n, spec.bits)
+            .pack(&weight)
+            .unwrap();
+        for (step, tile_column) in
+            (0..k / 16).flat_map(|step| (0..n / 64).map(move |column| (step, column)))
+        {
             for lane in 0..32 {
-                for (sub_tile, i) in (0..4).flat_map(|sub_tile| (0..8).map(move |i| (sub_tile, i))) {
+                for (sub_tile, i) in (0..4).flat_map(|sub_tile| (0..8).map(move |i| (sub_tile, i)))
+                {
                     let (row, column) = a_element(lane, i);
-                    let expected = weight.q(16 * step + column, 64 * tile_column + 16 * sub_tile + row);
-                    let found = a_value(&words, n / 64, [step, tile_column], lane, sub_tile, i, spec.bits);
-                    assert_eq!(found, expected, "{spec}, step {step}, lane {lane}, word {sub_tile}, a{i}");
+                    let expected =
+                        weight.q(16 * step + column, 64 * tile_column + 16 * sub_tile + row);
+                    let found = a_value(
+                        &words,
+                        n / 64,
+                        [step, tile_column],
+                        lane,
+                        sub_tile,
+                        i,
+                        spec.bits,
+                    );
+                    assert_eq!(
+                        found, expected,
+                        "{spec}, step {step}, lane {lane}, word {sub_tile}, a{i}"
+                    );
                 }
             }
         }
     }
 }
 
-/// Zero points go with A fragments: a lane's eight zero points of 64 columns are one word, or of 8 bits two that follow each other, in the order of its
-/// sub-tiles and rows of A.
+/// Zero points go with A fragments: a lane's eight zero points of 64 columns are one word, or of 8
+/// bits two that follow each other, in the order of its sub-tiles and rows of A.
 #[test]
 fn a_lane_loads_the_zero_points_of_its_a_fragments() {
     let (k, n, groups) = (96, 192, 3);
-    for spec in [QuantSpec::int4(GroupSize::G32), QuantSpec::int8(GroupSize::G32)] {
+    for spec in [
+        QuantSpec::int4(GroupSize::G32),
+        QuantSpec::int8(GroupSize::G32),
+    ] {
         let weight = random_weight(&mut rng(), k, n, spec.with_zero_points(), false);
         let (zeros, bits) = (weight.zero_points().unwrap(), spec.bits.count());
         // K = 96 is padded to 128: a fourth group.
-        let words = ZeroLayout::new(&MarlinLayout::in_chunks(k, n, spec.bits), GroupSize::G32, spec.bits).pack(zeros).unwrap();
+        let words = ZeroLayout::new(
+            &MarlinLayout::in_chunks(k, n, spec.bits),
+            GroupSize::G32,
+            spec.bits,
+        )
+        .pack(zeros)
+        .unwrap();
         assert_eq!(words.len(), 4 * n * bits / 32);
-        for (group, tile_column) in (0..groups).flat_map(|group| (0..n / 64).map(move |column| (group, column))) {
+        for (group, tile_column) in
+            (0..groups).flat_map(|group| (0..n / 64).map(move |column| (group, column)))
+        {
             for lane in 0..32 {
                 let first = (group * n / 8 + 8 * tile_column + (lane >> 2)) * bits / 4;
                 for i in 0..8 {
                     let (row, _) = a_element(lane, 2 * (i % 2));
                     let expected = zeros[group * n + 64 * tile_column + 16 * (i / 2) + row];
                     let found = words[first + i * bits / 32] >> (i * bits % 32);
-                    assert_eq!(found as u8 & spec.bits.max(), expected, "{spec}, lane {lane}, sub-tile {}, row {row}", i / 2);
+                    assert_eq!(
+                        found as u8 & spec.bits.max(),
+                        expected,
+                        "{spec}, lane {lane}, sub-tile {}, row {row}",
+                        i / 2
+                    );
                 }
             }
         }
     }
 }
 
-/// The nibble of metadata that `mma.sp.m16n8k32` (.f16, .bf16) reads for row `row` of the 16 x 32 matrix A and its columns `4 four..4 four + 4`: PTX ISA,
-/// "Matrix Fragments for sparse mma.m16n8k32 with .f16 and .bf16 types". Of every four lanes, selector 0 takes the registers of the first two, 1 those
-/// of the last two: the first has columns 0 to 15, the second 16 to 31, each of row groupID in its lower half and of row groupID + 8 in its upper.
+/// The nibble of metadata that `mma.sp.m16n8k32` (.f16, .bf16) reads for row `row` of the 16 x 32
+/// matrix A and its columns `4 four..4 four + 4`: PTX ISA, "Matrix Fragments for sparse
+/// mma.m16n8k32 with .f16 and .bf16 types". Of every four lanes, selector 0 takes the registers of
+/// the first two, 1 those of the last two: the first has columns 0 to 15, the second 16 to 31, each
+/// of row groupID in its lower half and of row groupID + 8 in its upper.
 fn metadata_nibble(registers: &[u32; 32], selector: usize, row: usize, four: usize) -> u8 {
     let lane = 4 * (row % 8) + 2 * selector + four / 4;
     (registers[lane] >> (16 * (row / 8) + 4 * (four % 4)) & 15) as u8
 }
 
-/// Of every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight: the kept values in the lanes' fragments A, put where the metadata say, are the weight.
+/// Of every `mma.sp` on 32 rows of K by 16 columns of a 2:4 weight: the kept values in the lanes'
+/// fragments A, put where the metadata say, are the weight.
 #[test]
 fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
-    let specs = [QuantSpec::int4(GroupSize::Channel), QuantSpec::int8(GroupSize::Channel)];
-    for (k, n, spec) in [(128, 64), (256, 192), (100, 65), (4, 1), (384, 128)].into_iter().flat_map(|(k, n)| specs.map(|spec| (k, n, spec)))
+    let specs = [
+        QuantSpec::int4(GroupSize::Channel),
+        QuantSpec::int8(GroupSize::Channel),
+    ];
+    for (k, n, spec) in [(128, 64), (256, 192), (100, 65), (4, 1), (384, 128)]
+        .into_iter()
+        .flat_map(|(k, n)| specs.map(|spec| (k, n, spec)))
     {
         let weight = sparse_weight(&mut rng(), k, n, spec);
         let sparse = weight.to_two_four().unwrap();
@@ -194,28 +296,63 @@ fn the_fragments_of_a_sparse_weight_and_its_metadata_are_the_weight() {
         let metadata = layout.pack_metadata(sparse.metadata().unwrap()).unwrap();
         let columns = layout.values().n_padded() / 64;
         let steps = layout.values().k_padded() / 16;
-        assert_eq!((words.len(), metadata.len()), (steps * columns * 32 * spec.bits.count(), layout.metadata_words()));
-        for (tile_row, tile_column) in (0..steps).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+        assert_eq!(
+            (words.len(), metadata.len()),
+            (
+                steps * columns * 32 * spec.bits.count(),
+                layout.metadata_words()
+            )
+        );
+        for (tile_row, tile_column) in
+            (0..steps).flat_map(|row| (0..columns).map(move |column| (row, column)))
+        {
             // 32 rows of K: half of a tile of metadata.
             let metadata = &metadata[(tile_row / 2 * columns + tile_column) * 128..][..128];
             for sub_tile in 0..4 {
-                let registers: [u32; 32] = std::array::from_fn(|lane| metadata[4 * lane + 2 * (tile_row % 2) + sub_tile / 2]);
+                let registers: [u32; 32] = std::array::from_fn(|lane| {
+                    metadata[4 * lane + 2 * (tile_row % 2) + sub_tile / 2]
+                });
                 let mut a = [[spec.bits.midpoint(); 32]; 16];
                 for lane in 0..32 {
                     for i in 0..8 {
                         let (row, kept) = a_element(lane, i);
                         let places = metadata_nibble(&registers, sub_tile % 2, row, kept / 2);
-                        assert!(MetadataLayout::is_valid(places), "step {tile_row}, sub-tile {sub_tile}, row {row}: {places}");
-                        let place = if kept % 2 == 0 { places & 3 } else { places >> 2 };
-                        let value = a_value(&words, columns, [tile_row, tile_column], lane, sub_tile, i, spec.bits);
+                        assert!(
+                            MetadataLayout::is_valid(places),
+                            "step {tile_row}, sub-tile {sub_tile}, row {row}: {places}"
+                        );
+                        let place = if kept % 2 == 0 {
+                            places & 3
+                        } else {
+                            places >> 2
+                        };
+                        let value = a_value(
+                            &words,
+                            columns,
+                            [tile_row, tile_column],
+                            lane,
+                            sub_tile,
+                            i,
+                            spec.bits,
+                        );
                         a[row][kept / 2 * 4 + usize::from(place)] = value;
                     }
                 }
                 for (row, values) in a.iter().enumerate() {
                     for (column, &value) in values.iter().enumerate() {
-                        let (k_row, n_column) = (32 * tile_row + column, 64 * tile_column + 16 * sub_tile + row);
-                        let expected = if k_row < k && n_column < n { weight.q(k_row, n_column) } else { spec.bits.midpoint() };
-                        assert_eq!(value, expected, "{spec}, K = {k}, N = {n}, row {k_row}, column {n_column}");
+                        let (k_row, n_column) = (
+                            32 * tile_row + column,
+                            64 * tile_column + 16 * sub_tile + row,
+                        );
+                        let expected = if k_row < k && n_column < n {
+                            weight.q(k_row, n_column)
+                        } else {
+                            spec.bits.midpoint()
+                        };
+                        assert_eq!(
+                            value, expected,
+                            "{spec}, K = {k}, N = {n}, row {k_row}, column {n_column}"
+                        );
                     }
                 }
             }

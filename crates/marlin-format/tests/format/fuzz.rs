@@ -1,4 +1,5 @@
-//! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 20000 inputs each, or `MARLIN_FUZZ_INPUTS`.
+//! The fuzz targets of `/fuzz` on mutated valid inputs, from a seed that is printed: 20000 inputs
+//! each, or `MARLIN_FUZZ_INPUTS`.
 
 #[path = "../../../../fuzz/src/errors.rs"]
 mod errors;
@@ -18,7 +19,8 @@ use self::mutate::{JSON, inputs, mutated};
 use self::targets::Folder;
 use crate::common::rng;
 
-/// The tokens written into texts: the words and signs of configs, patterns and headers, and numbers at edges.
+/// The tokens written into texts: the words and signs of configs, patterns and headers, and numbers
+/// at edges.
 const TOKENS: [&str; 31] = [
     "2",
     "4",
@@ -73,20 +75,30 @@ fn run(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&mut StdRng, &[u8])
     run(inputs.min(1000));
     let before = peak_memory();
     run(inputs);
-    println!("{name}: {inputs} inputs; peak memory {before} before, {} after", peak_memory());
+    println!(
+        "{name}: {inputs} inputs; peak memory {before} before, {} after",
+        peak_memory()
+    );
 }
 
 /// `VmHWM` of `/proc/self/status`, where there is one.
 fn peak_memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown".into(), |size| size.trim().to_string())
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .map_or("unknown".into(), |size| size.trim().to_string())
 }
 
 /// A safetensors file with changes in its header, and at times in its length or in its data.
 fn mutated_file(rng: &mut StdRng, file: &[u8]) -> Vec<u8> {
     let (length, rest) = file.split_at(LENGTH_BYTES);
     let (header, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
-    let header = if rng.random_bool(0.8) { mutated(rng, header, &tokens()) } else { header.to_vec() };
+    let header = if rng.random_bool(0.8) {
+        mutated(rng, header, &tokens())
+    } else {
+        header.to_vec()
+    };
     let mut data = data.to_vec();
     if rng.random_bool(0.3) && !data.is_empty() {
         let start = rng.random_range(0..data.len());
@@ -96,7 +108,11 @@ fn mutated_file(rng: &mut StdRng, file: &[u8]) -> Vec<u8> {
     if rng.random_bool(0.05) {
         data.truncate(rng.random_range(0..=data.len()));
     }
-    let length = if rng.random_bool(0.95) { header.len() as u64 } else { rng.random() };
+    let length = if rng.random_bool(0.95) {
+        header.len() as u64
+    } else {
+        rng.random()
+    };
     [&length.to_le_bytes(), header.as_slice(), &data].concat()
 }
 
@@ -106,7 +122,10 @@ fn seeds_are_accepted() {
     for seed in seeds::config_seeds() {
         let text = String::from_utf8_lossy(&seed).into_owned();
         match text.contains("config\":{") {
-            true => assert!(Quantization::from_config(&seed).unwrap().is_some(), "{text}"),
+            true => assert!(
+                Quantization::from_config(&seed).unwrap().is_some(),
+                "{text}"
+            ),
             false => drop(Quantization::from_quantize_config(&seed).unwrap()),
         }
     }
@@ -115,19 +134,24 @@ fn seeds_are_accepted() {
     for seed in &seeds {
         assert!(folder.tensors(seed), "selector {}", seed[0]);
     }
-    // GPTQ in two versions and pack-quantized in every spec, AWQ in eight, Marlin in two, 2:4 under two names in four.
+    // GPTQ in two versions and pack-quantized in every spec, AWQ in eight, Marlin in two, 2:4 under
+    // two names in four.
     assert_eq!(seeds.len(), 3 * 16 + 8 + 2 + 2 * 4);
 }
 
 #[test]
 fn configs() {
-    run("config", &seeds::config_seeds(), |rng, seed| targets::config(&mutated(rng, seed, &tokens())));
+    run("config", &seeds::config_seeds(), |rng, seed| {
+        targets::config(&mutated(rng, seed, &tokens()))
+    });
 }
 
 #[test]
 fn headers() {
     let folder = Folder::new();
-    run("header", &seeds::tensor_seeds(), |rng, seed| folder.header(&mutated_file(rng, &seed[1..])));
+    run("header", &seeds::tensor_seeds(), |rng, seed| {
+        folder.header(&mutated_file(rng, &seed[1..]))
+    });
 }
 
 #[test]
@@ -136,11 +160,18 @@ fn tensor_sets() {
     let (mut inputs, mut read) = (0, 0);
     run("tensors", &seeds::tensor_seeds(), |rng, seed| {
         // Mostly in the format it was written in.
-        let selector = if rng.random_bool(0.9) { seed[0] } else { rng.random() };
+        let selector = if rng.random_bool(0.9) {
+            seed[0]
+        } else {
+            rng.random()
+        };
         let file = mutated_file(rng, &seed[1..]);
         read += usize::from(folder.tensors(&[&[selector], file.as_slice()].concat()));
         inputs += 1;
     });
     // Neither all changes are fatal, nor does every one go unseen.
-    assert!((inputs / 100..inputs / 2).contains(&read), "{read} of {inputs} were read");
+    assert!(
+        (inputs / 100..inputs / 2).contains(&read),
+        "{read} of {inputs} were read"
+    );
 }

@@ -1,10 +1,14 @@
-//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation: `tests/golden`, whose README describes how they are made.
+//! Checkpoints that the formats' own packers wrote, against the packers' own dequantisation:
+//! `tests/golden`, whose README describes how they are made.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use marlin_format::checkpoint::{Checkpoint, Dtype, LayerFormat, Part, Quantization, layer_format, layer_tensors, parts, read_layer};
+use marlin_format::checkpoint::{
+    Checkpoint, Dtype, LayerFormat, Part, Quantization, layer_format, layer_tensors, parts,
+    read_layer,
+};
 use marlin_format::{PlainWeight, ScaleDtype};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -29,24 +33,42 @@ fn index() -> Vec<Golden> {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// The bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is exact, so there is one rounding, as in the packers.
+/// The bits of `weight` as `[N, K]` in `dtype`, little-endian. In f32 every product is exact, so
+/// there is one rounding, as in the packers.
 fn bits(weight: &PlainWeight, dtype: Dtype) -> Vec<u8> {
     let values = weight.dequantize();
     let (k, n) = (weight.k(), weight.n());
-    let natural = (0..n).flat_map(|column| (0..k).map(move |row| row * n + column)).map(|index| values[index]);
+    let natural = (0..n)
+        .flat_map(|column| (0..k).map(move |row| row * n + column))
+        .map(|index| values[index]);
     match dtype {
-        Dtype::F16 => natural.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
-        Dtype::BF16 => natural.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+        Dtype::F16 => natural
+            .flat_map(|value| f16::from_f32(value).to_le_bytes())
+            .collect(),
+        Dtype::BF16 => natural
+            .flat_map(|value| bf16::from_f32(value).to_le_bytes())
+            .collect(),
         Dtype::F32 => natural.flat_map(f32::to_le_bytes).collect(),
         _ => panic!("no packer computes in {dtype:?}"),
     }
 }
 
 /// Returns the fault of a layer, if any.
-fn check(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat, expected: &TensorView<'_>) -> Result<(), String> {
-    let weight = read_layer(checkpoint, layer, format).map_err(|error| super::common::message(&error))?;
+fn check(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    format: &LayerFormat,
+    expected: &TensorView<'_>,
+) -> Result<(), String> {
+    let weight =
+        read_layer(checkpoint, layer, format).map_err(|error| super::common::message(&error))?;
     if expected.shape() != [weight.n(), weight.k()] {
-        return Err(format!("is [{}, {}], expected {:?}", weight.n(), weight.k(), expected.shape()));
+        return Err(format!(
+            "is [{}, {}], expected {:?}",
+            weight.n(),
+            weight.k(),
+            expected.shape()
+        ));
     }
     let scales = match expected.dtype() {
         Dtype::BF16 => ScaleDtype::BF16,
@@ -58,7 +80,11 @@ fn check(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat, expected: &
     }
     let found = bits(&weight, expected.dtype());
     let size = expected.dtype().bitsize() / 8;
-    let wrong = found.chunks(size).zip(expected.data().chunks(size)).filter(|(found, expected)| found != expected).count();
+    let wrong = found
+        .chunks(size)
+        .zip(expected.data().chunks(size))
+        .filter(|(found, expected)| found != expected)
+        .count();
     if wrong > 0 {
         return Err(format!("{wrong} of {} values differ", found.len() / size));
     }
@@ -69,13 +95,29 @@ fn check(checkpoint: &Checkpoint, layer: &str, format: &LayerFormat, expected: &
 fn weights_of_a_bitmask_are_as_the_packer_puts_them_back() {
     for name in ["ct-sparse24-bitmask-f16", "ct-sparse24-bitmask-bf16-shards"] {
         let dir = folder().join(name);
-        let (checkpoint, expected) = (Checkpoint::open(&dir).unwrap(), Checkpoint::open(dir.join("expected.safetensors")).unwrap());
-        let weights: Vec<&str> = expected.names().filter(|name| name.ends_with(".weight")).collect();
+        let (checkpoint, expected) = (
+            Checkpoint::open(&dir).unwrap(),
+            Checkpoint::open(dir.join("expected.safetensors")).unwrap(),
+        );
+        let weights: Vec<&str> = expected
+            .names()
+            .filter(|name| name.ends_with(".weight"))
+            .collect();
         assert_eq!(weights.len(), 7);
         for weight in weights {
-            let (found, expected) = (checkpoint.tensor(weight).unwrap(), expected.tensor(weight).unwrap());
-            assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "{name}: {weight}");
-            assert!(found.bytes() == expected.bytes() && found.is_two_four(), "{name}: {weight}");
+            let (found, expected) = (
+                checkpoint.tensor(weight).unwrap(),
+                expected.tensor(weight).unwrap(),
+            );
+            assert_eq!(
+                (found.dtype(), found.shape()),
+                (expected.dtype(), expected.shape()),
+                "{name}: {weight}"
+            );
+            assert!(
+                found.bytes() == expected.bytes() && found.is_two_four(),
+                "{name}: {weight}"
+            );
         }
     }
 }
@@ -90,7 +132,9 @@ fn every_format_dequantises_as_its_packer_does() {
         let quantization = Quantization::read(&dir).unwrap();
         let has_layers = quantization.as_ref().is_some_and(|found| !found.is_float());
         assert_eq!(has_layers, !golden.layers.is_empty(), "{}", golden.name);
-        let Some(quantization) = quantization else { continue };
+        let Some(quantization) = quantization else {
+            continue;
+        };
 
         let expected = std::fs::read(folder().join(&golden.expected)).unwrap();
         let expected = SafeTensors::deserialize(&expected).unwrap();
@@ -98,7 +142,10 @@ fn every_format_dequantises_as_its_packer_does() {
             layers += 1;
             let format = quantization.layer(layer).unwrap();
             if format.to_string() != *text {
-                failures.push(format!("{}: {layer} is found to be {format}, expected {text}", golden.name));
+                failures.push(format!(
+                    "{}: {layer} is found to be {format}, expected {text}",
+                    golden.name
+                ));
                 continue;
             }
             let expected = expected.tensor(&format!("{layer}.weight")).unwrap();
@@ -108,18 +155,30 @@ fn every_format_dequantises_as_its_packer_does() {
         }
     }
     assert!(layers > 200, "{layers} layers");
-    assert!(failures.is_empty(), "{} of {layers} layers:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{} of {layers} layers:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 #[test]
 fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
     for golden in index() {
         let dir = folder().join(&golden.name);
-        let (checkpoint, quantization) = (Checkpoint::open(&dir).unwrap(), Quantization::read(&dir).unwrap());
+        let (checkpoint, quantization) = (
+            Checkpoint::open(&dir).unwrap(),
+            Quantization::read(&dir).unwrap(),
+        );
         let (mut layers, mut names) = (BTreeMap::new(), Vec::new());
         for part in parts(&checkpoint, quantization.as_ref()).unwrap() {
             match part {
-                Part::Layer { name, format, tensors } => {
+                Part::Layer {
+                    name,
+                    format,
+                    tensors,
+                } => {
                     layers.insert(name, format.to_string());
                     names.extend(tensors);
                 }
@@ -128,16 +187,27 @@ fn the_parts_of_a_checkpoint_are_its_layers_and_the_other_tensors() {
         }
         assert_eq!(layers, golden.layers, "{}", golden.name);
         names.sort();
-        assert_eq!(names, checkpoint.names().collect::<Vec<_>>(), "{}", golden.name);
+        assert_eq!(
+            names,
+            checkpoint.names().collect::<Vec<_>>(),
+            "{}",
+            golden.name
+        );
     }
 }
 
 #[test]
 fn one_file_is_a_checkpoint_by_itself() {
     let dir = folder().join("plain-f32");
-    let (whole, file) = (Checkpoint::open(&dir).unwrap(), Checkpoint::open(dir.join("model.safetensors")).unwrap());
+    let (whole, file) = (
+        Checkpoint::open(&dir).unwrap(),
+        Checkpoint::open(dir.join("model.safetensors")).unwrap(),
+    );
     assert_eq!(file.dir(), dir);
-    assert_eq!(file.names().collect::<Vec<_>>(), whole.names().collect::<Vec<_>>());
+    assert_eq!(
+        file.names().collect::<Vec<_>>(),
+        whole.names().collect::<Vec<_>>()
+    );
     let logits = Checkpoint::open(folder().join("plain-bf16/expected.safetensors")).unwrap();
     assert_eq!(logits.names().collect::<Vec<_>>(), ["input_ids", "logits"]);
 }
@@ -159,12 +229,21 @@ fn every_tensor_belongs_to_a_layer_in_its_format() {
             let Some(layer) = name.strip_suffix(".weight") else {
                 // Scales of a cache in 8 bits are beside the layers.
                 let of_cache = name.ends_with(".k_scale") || name.ends_with(".v_scale");
-                assert!(name.ends_with(".bias") || of_cache, "{}: {name}", golden.name);
+                assert!(
+                    name.ends_with(".bias") || of_cache,
+                    "{}: {name}",
+                    golden.name
+                );
                 continue;
             };
             let format = layer_format(quantization.as_ref(), layer).unwrap();
-            let linear = layer.ends_with("_proj") || layer == "lm_head" || layer.ends_with(".dense");
-            assert!(!linear || format == LayerFormat::Float, "{}: {name} is there, and the config says {format}", golden.name);
+            let linear =
+                layer.ends_with("_proj") || layer == "lm_head" || layer.ends_with(".dense");
+            assert!(
+                !linear || format == LayerFormat::Float,
+                "{}: {name} is there, and the config says {format}",
+                golden.name
+            );
         }
     }
 }

@@ -14,13 +14,24 @@ const EDGES: [usize; 14] = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 129];
 #[test]
 fn word_index_reads_and_writes_one_value() {
     let mut words = [0x1234_5678, 0x9abc_def0];
-    let nibble = |word, slot| WordIndex { word, slot, bits: Bits::Four };
+    let nibble = |word, slot| WordIndex {
+        word,
+        slot,
+        bits: Bits::Four,
+    };
     assert_eq!(nibble(0, 0).read(&words), 0x8);
     assert_eq!(nibble(1, 7).read(&words), 0x9);
     nibble(1, 6).write(&mut words, 0xf5);
     assert_eq!(words, [0x1234_5678, 0x95bc_def0]);
-    let byte = |word, slot| WordIndex { word, slot, bits: Bits::Eight };
-    assert_eq!((byte(0, 0).read(&words), byte(1, 3).read(&words)), (0x78, 0x95));
+    let byte = |word, slot| WordIndex {
+        word,
+        slot,
+        bits: Bits::Eight,
+    };
+    assert_eq!(
+        (byte(0, 0).read(&words), byte(1, 3).read(&words)),
+        (0x78, 0x95)
+    );
     byte(0, 2).write(&mut words, 0xfe);
     assert_eq!(words, [0x12fe_5678, 0x95bc_def0]);
 }
@@ -28,13 +39,47 @@ fn word_index_reads_and_writes_one_value() {
 #[test]
 fn plain_layout_is_rows_of_eight_or_four() {
     let layout = PlainLayout::new(20, 10, Bits::Four);
-    assert_eq!((layout.rows(), layout.columns(), layout.words()), (3, 16, 48));
-    assert_eq!(layout.index(0, 0), WordIndex { word: 0, slot: 0, bits: Bits::Four });
-    assert_eq!(layout.index(7, 9), WordIndex { word: 9, slot: 7, bits: Bits::Four });
-    assert_eq!(layout.index(17, 3), WordIndex { word: 2 * 16 + 3, slot: 1, bits: Bits::Four });
+    assert_eq!(
+        (layout.rows(), layout.columns(), layout.words()),
+        (3, 16, 48)
+    );
+    assert_eq!(
+        layout.index(0, 0),
+        WordIndex {
+            word: 0,
+            slot: 0,
+            bits: Bits::Four
+        }
+    );
+    assert_eq!(
+        layout.index(7, 9),
+        WordIndex {
+            word: 9,
+            slot: 7,
+            bits: Bits::Four
+        }
+    );
+    assert_eq!(
+        layout.index(17, 3),
+        WordIndex {
+            word: 2 * 16 + 3,
+            slot: 1,
+            bits: Bits::Four
+        }
+    );
     let layout = PlainLayout::new(19, 10, Bits::Eight);
-    assert_eq!((layout.rows(), layout.columns(), layout.words()), (5, 16, 80));
-    assert_eq!(layout.index(7, 9), WordIndex { word: 16 + 9, slot: 3, bits: Bits::Eight });
+    assert_eq!(
+        (layout.rows(), layout.columns(), layout.words()),
+        (5, 16, 80)
+    );
+    assert_eq!(
+        layout.index(7, 9),
+        WordIndex {
+            word: 16 + 9,
+            slot: 3,
+            bits: Bits::Eight
+        }
+    );
     for bits in Bits::ALL {
         let (k, n) = (19, 10);
         let layout = PlainLayout::new(k, n, bits);
@@ -42,8 +87,16 @@ fn plain_layout_is_rows_of_eight_or_four() {
         let words = layout.pack_with(q);
         for row in 0..layout.rows() * bits.per_word() {
             for column in 0..16 {
-                let expected = if row < k && column < n { q(row, column) } else { bits.midpoint() };
-                assert_eq!(layout.index(row, column).read(&words), expected, "{bits}, row {row}, column {column}");
+                let expected = if row < k && column < n {
+                    q(row, column)
+                } else {
+                    bits.midpoint()
+                };
+                assert_eq!(
+                    layout.index(row, column).read(&words),
+                    expected,
+                    "{bits}, row {row}, column {column}"
+                );
             }
         }
     }
@@ -55,16 +108,22 @@ fn every_nibble_of_a_marlin_tile_is_one_value() {
         for n in EDGES {
             let layout = MarlinLayout::new(k, n);
             assert_eq!((layout.k_padded() % 16, layout.n_padded() % 64), (0, 0));
-            let places: HashSet<WordIndex> =
-                (0..layout.k_padded()).flat_map(|row| (0..layout.n_padded()).map(move |column| layout.index(row, column))).collect();
+            let places: HashSet<WordIndex> = (0..layout.k_padded())
+                .flat_map(|row| (0..layout.n_padded()).map(move |column| layout.index(row, column)))
+                .collect();
             assert_eq!(places.len(), layout.k_padded() * layout.n_padded());
             assert_eq!(places.len(), 8 * layout.words());
-            assert!(places.iter().all(|place| place.word < layout.words() && place.slot < 8));
+            assert!(
+                places
+                    .iter()
+                    .all(|place| place.word < layout.words() && place.slot < 8)
+            );
         }
     }
 }
 
-/// The permutation as the published packer states it: a list of 1024 positions in a tile of 16 x 64, sub-tile by sub-tile.
+/// The permutation as the published packer states it: a list of 1024 positions in a tile of 16 x
+/// 64, sub-tile by sub-tile.
 #[test]
 fn marlin_layout_is_the_published_permutation() {
     let rng = &mut rng();
@@ -73,7 +132,12 @@ fn marlin_layout_is_the_published_permutation() {
         let column = lane / 4;
         let mut values = Vec::new();
         for block in [0, 1] {
-            for row in [2 * (lane % 4), 2 * (lane % 4) + 1, 2 * (lane % 4 + 4), 2 * (lane % 4 + 4) + 1] {
+            for row in [
+                2 * (lane % 4),
+                2 * (lane % 4) + 1,
+                2 * (lane % 4 + 4),
+                2 * (lane % 4 + 4) + 1,
+            ] {
                 values.push(16 * row + column + 8 * block);
             }
         }
@@ -87,11 +151,18 @@ fn marlin_layout_is_the_published_permutation() {
     let words = MarlinLayout::new(k, n).pack(&weight).unwrap();
     assert_eq!(words.len(), k / 16 * 2 * n);
     for tile_row in 0..k / 16 {
-        // [16, N] to sub-tiles [N/16, 16, 16], flat, then permuted in runs of 1024 and packed eight to a word.
-        let flat: Vec<u8> = (0..16 * n).map(|i| weight.q(16 * tile_row + i % 256 / 16, i / 256 * 16 + i % 16)).collect();
-        let permuted: Vec<u8> = (0..16 * n).map(|i| flat[i / 1024 * 1024 + permutation[i % 1024]]).collect();
+        // [16, N] to sub-tiles [N/16, 16, 16], flat, then permuted in runs of 1024 and packed eight
+        // to a word.
+        let flat: Vec<u8> = (0..16 * n)
+            .map(|i| weight.q(16 * tile_row + i % 256 / 16, i / 256 * 16 + i % 16))
+            .collect();
+        let permuted: Vec<u8> = (0..16 * n)
+            .map(|i| flat[i / 1024 * 1024 + permutation[i % 1024]])
+            .collect();
         for (i, word) in words[tile_row * 2 * n..][..2 * n].iter().enumerate() {
-            let expected = (0..8).fold(0, |word, nibble| word | u32::from(permuted[8 * i + nibble]) << (4 * nibble));
+            let expected = (0..8).fold(0, |word, nibble| {
+                word | u32::from(permuted[8 * i + nibble]) << (4 * nibble)
+            });
             assert_eq!(*word, expected, "tile row {tile_row}, word {i}");
         }
     }
@@ -153,10 +224,17 @@ proptest! {
 /// The permutations as the published packer states them: new position to old column.
 #[test]
 fn scale_layout_is_the_published_permutation() {
-    let grouped: Vec<usize> = (0..8).flat_map(|i| (0..8).map(move |j| i + 8 * j)).collect();
-    let single: Vec<usize> = (0..4).flat_map(|i| [0, 1, 8, 9, 16, 17, 24, 25].map(move |j| 2 * i + j)).collect();
-    for (k, group, permutation) in [(64, GroupSize::G32, grouped), (64, GroupSize::Channel, single.clone()), (128, GroupSize::G128, single)]
-    {
+    let grouped: Vec<usize> = (0..8)
+        .flat_map(|i| (0..8).map(move |j| i + 8 * j))
+        .collect();
+    let single: Vec<usize> = (0..4)
+        .flat_map(|i| [0, 1, 8, 9, 16, 17, 24, 25].map(move |j| 2 * i + j))
+        .collect();
+    for (k, group, permutation) in [
+        (64, GroupSize::G32, grouped),
+        (64, GroupSize::Channel, single.clone()),
+        (128, GroupSize::G128, single),
+    ] {
         let n = 128;
         let layout = ScaleLayout::new(&MarlinLayout::new(k, n), group);
         let scales = numbered_scales(group.count(k) * n, ScaleDtype::F16);
@@ -165,7 +243,11 @@ fn scale_layout_is_the_published_permutation() {
             let (row, position) = (position / n, position % n);
             let block = permutation.len();
             let column = position / block * block + permutation[position % block];
-            assert_eq!(packed, scales.get(row * n + column), "{group}, row {row}, position {position}");
+            assert_eq!(
+                packed,
+                scales.get(row * n + column),
+                "{group}, row {row}, position {position}"
+            );
         }
     }
 }
@@ -174,20 +256,42 @@ fn scale_layout_is_the_published_permutation() {
 fn zero_points_pack_like_scales() {
     let layout = ScaleLayout::new(&MarlinLayout::new(64, 3), GroupSize::G32);
     let packed = layout.pack_values(&[1u8, 2, 3, 4, 5, 6]).unwrap();
-    assert_eq!((packed.len(), packed[layout.index(0, 2)], packed[layout.index(1, 0)]), (128, 3, 4));
+    assert_eq!(
+        (
+            packed.len(),
+            packed[layout.index(0, 2)],
+            packed[layout.index(1, 0)]
+        ),
+        (128, 3, 4)
+    );
     assert_eq!(layout.unpack_values(&packed).unwrap(), [1, 2, 3, 4, 5, 6]);
 }
 
 #[test]
 fn padding_of_k_adds_groups() {
-    let layout = ScaleLayout::new(&MarlinLayout::new_padded(64, 64, 128, 64).unwrap(), GroupSize::G32);
-    assert_eq!((layout.groups_padded(), layout.n_padded(), layout.len(), layout.is_empty()), (4, 64, 256, false));
+    let layout = ScaleLayout::new(
+        &MarlinLayout::new_padded(64, 64, 128, 64).unwrap(),
+        GroupSize::G32,
+    );
+    assert_eq!(
+        (
+            layout.groups_padded(),
+            layout.n_padded(),
+            layout.len(),
+            layout.is_empty()
+        ),
+        (4, 64, 256, false)
+    );
     // One group that padding makes two is laid out as two.
-    let layout = ScaleLayout::new(&MarlinLayout::new_padded(64, 64, 128, 64).unwrap(), GroupSize::G64);
+    let layout = ScaleLayout::new(
+        &MarlinLayout::new_padded(64, 64, 128, 64).unwrap(),
+        GroupSize::G64,
+    );
     assert_eq!((layout.groups_padded(), layout.index(0, 1)), (2, 8));
 }
 
-/// Of K = 344 in groups of 32 the eleventh group has 24 rows, and the padding to chunks of 64 another 8 in it and a group of its own.
+/// Of K = 344 in groups of 32 the eleventh group has 24 rows, and the padding to chunks of 64
+/// another 8 in it and a group of its own.
 #[test]
 fn an_incomplete_group_has_its_own_scales() {
     let rng = &mut rng();
@@ -199,25 +303,46 @@ fn an_incomplete_group_has_its_own_scales() {
         (33, GroupSize::G32, 2, 2),
     ] {
         let n = 70;
-        let spec = if group == GroupSize::G32 { QuantSpec::int4(group) } else { QuantSpec::int8(group) }.with_zero_points();
+        let spec = if group == GroupSize::G32 {
+            QuantSpec::int4(group)
+        } else {
+            QuantSpec::int8(group)
+        }
+        .with_zero_points();
         let marlin = MarlinLayout::in_chunks(k, n, spec.bits);
         let weight = random_weight(rng, k, n, spec, false);
-        let (scales, zeros) = (ScaleLayout::new(&marlin, group), ZeroLayout::new(&marlin, group, spec.bits));
-        assert_eq!((group.count(k), scales.groups_padded()), (groups, padded), "K = {k}, {group}");
+        let (scales, zeros) = (
+            ScaleLayout::new(&marlin, group),
+            ZeroLayout::new(&marlin, group, spec.bits),
+        );
+        assert_eq!(
+            (group.count(k), scales.groups_padded()),
+            (groups, padded),
+            "K = {k}, {group}"
+        );
         let words = marlin.pack(&weight).unwrap();
         let packed_scales = scales.pack(weight.scales()).unwrap();
         let packed_zeros = zeros.pack(weight.zero_points().unwrap()).unwrap();
-        // What a kernel makes of the padded weight, row by row: the weight, and finite numbers past K.
+        // What a kernel makes of the padded weight, row by row: the weight, and finite numbers past
+        // K.
         let dequantized = weight.dequantize();
         for row in 0..marlin.k_padded() {
             for column in 0..marlin.n_padded() {
                 let g = row / group.rows(k);
                 let scale = packed_scales.get(scales.index(g, column));
                 let zero_point = zeros.index(g, column).read(&packed_zeros);
-                let value = scale * (f32::from(marlin.index(row, column).read(&words)) - f32::from(zero_point));
+                let value = scale
+                    * (f32::from(marlin.index(row, column).read(&words)) - f32::from(zero_point));
                 match row < k && column < n {
-                    true => assert_eq!(value, dequantized[row * n + column], "K = {k}, {group}, row {row}, column {column}"),
-                    false => assert!(value.is_finite() && (column < n || value == 0.0), "K = {k}, {group}, row {row}, column {column}"),
+                    true => assert_eq!(
+                        value,
+                        dequantized[row * n + column],
+                        "K = {k}, {group}, row {row}, column {column}"
+                    ),
+                    false => assert!(
+                        value.is_finite() && (column < n || value == 0.0),
+                        "K = {k}, {group}, row {row}, column {column}"
+                    ),
                 }
             }
         }
@@ -227,29 +352,98 @@ fn an_incomplete_group_has_its_own_scales() {
 #[test]
 fn wrong_sizes_are_refused() {
     let rng = &mut rng();
-    for (axis, k_multiple, n_multiple, multiple, tile) in
-        [("K", 0, 64, 0, 16), ("K", 24, 64, 24, 16), ("N", 16, 0, 0, 64), ("N", 128, 96, 96, 64)]
-    {
+    for (axis, k_multiple, n_multiple, multiple, tile) in [
+        ("K", 0, 64, 0, 16),
+        ("K", 24, 64, 24, 16),
+        ("N", 16, 0, 0, 64),
+        ("N", 128, 96, 96, 64),
+    ] {
         let error = MarlinLayout::new_padded(64, 64, k_multiple, n_multiple).unwrap_err();
-        assert_eq!(error, FormatError::PadMultiple { axis, multiple, tile });
+        assert_eq!(
+            error,
+            FormatError::PadMultiple {
+                axis,
+                multiple,
+                tile
+            }
+        );
     }
 
     let (k, n) = (20, 70);
     let layout = MarlinLayout::new(k, n);
     let weight = random_weight(rng, n, k, QuantSpec::int4(GroupSize::Channel), false);
-    assert_eq!(layout.pack(&weight).unwrap_err(), FormatError::LayoutShape { k, n, found_k: n, found_n: k });
+    assert_eq!(
+        layout.pack(&weight).unwrap_err(),
+        FormatError::LayoutShape {
+            k,
+            n,
+            found_k: n,
+            found_n: k
+        }
+    );
     let wide = random_weight(rng, k, n, QuantSpec::int8(GroupSize::Channel), false);
-    assert_eq!(layout.pack(&wide).unwrap_err(), FormatError::LayoutBits { expected: Bits::Four, found: Bits::Eight });
+    assert_eq!(
+        layout.pack(&wide).unwrap_err(),
+        FormatError::LayoutBits {
+            expected: Bits::Four,
+            found: Bits::Eight
+        }
+    );
     let what = "the weight in Marlin layout";
-    assert_eq!(layout.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 512, found: 3 });
+    assert_eq!(
+        layout.unpack(&[0; 3]).unwrap_err(),
+        FormatError::Length {
+            what,
+            k,
+            n,
+            expected: 512,
+            found: 3
+        }
+    );
 
     let scales = ScaleLayout::new(&layout, GroupSize::Channel);
     let short = numbered_scales(69, ScaleDtype::BF16);
-    assert_eq!(scales.pack(&short).unwrap_err(), FormatError::Length { what: "the scales", k, n, expected: 70, found: 69 });
+    assert_eq!(
+        scales.pack(&short).unwrap_err(),
+        FormatError::Length {
+            what: "the scales",
+            k,
+            n,
+            expected: 70,
+            found: 69
+        }
+    );
     let zeros = ZeroLayout::new(&layout, GroupSize::Channel, Bits::Four);
-    assert_eq!(zeros.pack(&[0; 69]).unwrap_err(), FormatError::Length { what: "the zero points", k, n, expected: 70, found: 69 });
+    assert_eq!(
+        zeros.pack(&[0; 69]).unwrap_err(),
+        FormatError::Length {
+            what: "the zero points",
+            k,
+            n,
+            expected: 70,
+            found: 69
+        }
+    );
     let what = "the zero points in Marlin layout";
-    assert_eq!(zeros.unpack(&[0; 3]).unwrap_err(), FormatError::Length { what, k, n, expected: 16, found: 3 });
+    assert_eq!(
+        zeros.unpack(&[0; 3]).unwrap_err(),
+        FormatError::Length {
+            what,
+            k,
+            n,
+            expected: 16,
+            found: 3
+        }
+    );
     let what = "the scales in Marlin layout";
-    assert_eq!(scales.unpack(&short).unwrap_err(), FormatError::Length { what, k, n, expected: 128, found: 69 });
+    assert_eq!(
+        scales.unpack(&short).unwrap_err(),
+        FormatError::Length {
+            what,
+            k,
+            n,
+            expected: 128,
+            found: 69
+        }
+    );
 }

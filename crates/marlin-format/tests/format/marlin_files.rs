@@ -1,20 +1,36 @@
-use marlin_format::checkpoint::{CheckpointError, Dtype, LayerFormat, TensorData, layer_tensors, read_layer};
+use marlin_format::checkpoint::{
+    CheckpointError, Dtype, LayerFormat, TensorData, layer_tensors, read_layer,
+};
 use marlin_format::layout::{MarlinLayout, ScaleLayout};
 use marlin_format::{GroupSize, PlainWeight, QuantSpec, ScaleDtype};
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::common::{LAYER, any_int4_problem, cases, checkpoint, message, random_weight, rng, tensor, words};
+use crate::common::{
+    LAYER, any_int4_problem, cases, checkpoint, message, random_weight, rng, tensor, words,
+};
 
 /// In the layouts that `layouts.rs` compares with the published packer.
 pub fn published(weight: &PlainWeight) -> Vec<TensorData> {
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
     let layout = MarlinLayout::new(k, n);
-    let scales = ScaleLayout::new(&layout, spec.group).pack(weight.scales()).unwrap();
+    let scales = ScaleLayout::new(&layout, spec.group)
+        .pack(weight.scales())
+        .unwrap();
     vec![
-        tensor("B", Dtype::I32, &[k / 16, 2 * n], &words(&layout.pack(weight).unwrap())),
-        tensor("s", spec.scale_dtype.into(), &[spec.group.count(k), n], scales.as_bytes()),
+        tensor(
+            "B",
+            Dtype::I32,
+            &[k / 16, 2 * n],
+            &words(&layout.pack(weight).unwrap()),
+        ),
+        tensor(
+            "s",
+            spec.scale_dtype.into(),
+            &[spec.group.count(k), n],
+            scales.as_bytes(),
+        ),
     ]
 }
 
@@ -45,17 +61,44 @@ fn inconsistent_layers_are_refused() {
     read(&|_| (), spec).unwrap();
     for (i, name) in ["B", "s"].into_iter().enumerate() {
         let error = read(&|tensors| drop(tensors.remove(i)), spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == &format!("{LAYER}.{name}")), "{error}");
-        let error = read(&|tensors| tensors[i].spec.dtype = if i == 0 { Dtype::F32 } else { Dtype::I16 }, spec).unwrap_err();
-        assert!(matches!(&error, CheckpointError::Dtype { tensor, .. } if tensor.ends_with(name)), "{error}");
+        assert!(
+            matches!(&error, CheckpointError::MissingTensor { tensor, .. } if tensor == &format!("{LAYER}.{name}")),
+            "{error}"
+        );
+        let error = read(
+            &|tensors| tensors[i].spec.dtype = if i == 0 { Dtype::F32 } else { Dtype::I16 },
+            spec,
+        )
+        .unwrap_err();
+        assert!(
+            matches!(&error, CheckpointError::Dtype { tensor, .. } if tensor.ends_with(name)),
+            "{error}"
+        );
     }
-    let error = read(&|tensors| tensors[1] = tensor("s", Dtype::F16, &[1, 64], &[0; 128]), spec).unwrap_err();
-    assert!(matches!(&error, CheckpointError::Shape { expected, .. } if expected == &[2, 64]), "{error}");
-    let error = read(&|tensors| tensors[0] = tensor("B", Dtype::I32, &[16, 32], &[0; 2048]), spec).unwrap_err();
-    assert!(message(&error).contains("its shape is [16, 32]; expected [K/16, 2N], N a multiple of 64"), "{error}");
+    let error = read(
+        &|tensors| tensors[1] = tensor("s", Dtype::F16, &[1, 64], &[0; 128]),
+        spec,
+    )
+    .unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::Shape { expected, .. } if expected == &[2, 64]),
+        "{error}"
+    );
+    let error = read(
+        &|tensors| tensors[0] = tensor("B", Dtype::I32, &[16, 32], &[0; 2048]),
+        spec,
+    )
+    .unwrap_err();
+    assert!(
+        message(&error).contains("its shape is [16, 32]; expected [K/16, 2N], N a multiple of 64"),
+        "{error}"
+    );
     for spec in [spec.with_zero_points(), QuantSpec::int8(GroupSize::G128)] {
         let error = read(&|_| (), spec).unwrap_err();
         assert!(matches!(&error, CheckpointError::Spec { .. }), "{error}");
-        assert!(message(&error).contains("Marlin holds symmetric 4-bit weights"), "{error}");
+        assert!(
+            message(&error).contains("Marlin holds symmetric 4-bit weights"),
+            "{error}"
+        );
     }
 }

@@ -1,5 +1,7 @@
 use half::f16;
-use marlin_format::{Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales};
+use marlin_format::{
+    Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, ScaleDtype, Scales,
+};
 
 use crate::common::{all_specs, random_parts, random_weight, rng};
 
@@ -7,17 +9,32 @@ use crate::common::{all_specs, random_parts, random_weight, rng};
 fn dequantize_follows_the_formula() {
     let rng = &mut rng();
     for spec in all_specs() {
-        for (k, act_order) in [(256, false), (256, true), (33, true), (200, false), (344, true)] {
+        for (k, act_order) in [
+            (256, false),
+            (256, true),
+            (33, true),
+            (200, false),
+            (344, true),
+        ] {
             let n = 11;
             let weight = random_weight(rng, k, n, spec, act_order);
             let dequantized = weight.dequantize();
             for stored in 0..k {
-                let natural = weight.row_permutation().map_or(stored, |permutation| permutation[stored] as usize);
+                let natural = weight
+                    .row_permutation()
+                    .map_or(stored, |permutation| permutation[stored] as usize);
                 for column in 0..n {
                     let group = stored / spec.group.rows(k) * n + column;
-                    let zero_point = weight.zero_points().map_or(spec.bits.midpoint(), |zero_points| zero_points[group]);
-                    let expected = weight.scales().get(group) * (f32::from(weight.q(stored, column)) - f32::from(zero_point));
-                    assert_eq!(dequantized[natural * n + column], expected, "{spec}, stored row {stored}, column {column}");
+                    let zero_point = weight
+                        .zero_points()
+                        .map_or(spec.bits.midpoint(), |zero_points| zero_points[group]);
+                    let expected = weight.scales().get(group)
+                        * (f32::from(weight.q(stored, column)) - f32::from(zero_point));
+                    assert_eq!(
+                        dequantized[natural * n + column],
+                        expected,
+                        "{spec}, stored row {stored}, column {column}"
+                    );
                 }
             }
         }
@@ -38,9 +55,18 @@ fn scales_are_rounded_where_all_of_them_fit() {
     };
     let weight = |scale| PlainWeight::new(parts(scale)).unwrap();
     let rounded = weight(0.1).with_scales_in(ScaleDtype::F16);
-    assert_eq!((rounded.scales(), rounded.spec().scale_dtype), (&Scales::F16(vec![f16::from_f32(0.1)]), ScaleDtype::F16));
+    assert_eq!(
+        (rounded.scales(), rounded.spec().scale_dtype),
+        (&Scales::F16(vec![f16::from_f32(0.1)]), ScaleDtype::F16)
+    );
     assert_eq!(weight(1e6).with_scales_in(ScaleDtype::F16), weight(1e6));
-    assert_eq!(weight(1e6).with_scales_in(ScaleDtype::BF16).spec().scale_dtype, ScaleDtype::BF16);
+    assert_eq!(
+        weight(1e6)
+            .with_scales_in(ScaleDtype::BF16)
+            .spec()
+            .scale_dtype,
+        ScaleDtype::BF16
+    );
 }
 
 #[test]
@@ -60,7 +86,10 @@ fn a_small_weight_by_hand() {
     assert_eq!((weight.q(0, 0), weight.q(1, 0)), (0, 15));
     assert_eq!(weight.dequantize(), [3.5, -4.0]);
     assert_eq!(weight.size_bytes(), 8 * 4 + 2 + 2 * 4);
-    assert_eq!(format!("{weight:?}"), "PlainWeight { k: 2, n: 1, spec: int4 channel f16, sparsity: dense, row_permutation: true, .. }");
+    assert_eq!(
+        format!("{weight:?}"),
+        "PlainWeight { k: 2, n: 1, spec: int4 channel f16, sparsity: dense, row_permutation: true, .. }"
+    );
 }
 
 #[test]
@@ -70,7 +99,13 @@ fn a_small_weight_of_8_bits_by_hand() {
         k: 5,
         n: 1,
         spec: QuantSpec::int8(GroupSize::Channel),
-        words: [vec![0xff80_7f00], vec![0x8080_8080; 7], vec![0x8080_8081], vec![0x8080_8080; 7]].concat(),
+        words: [
+            vec![0xff80_7f00],
+            vec![0x8080_8080; 7],
+            vec![0x8080_8081],
+            vec![0x8080_8080; 7],
+        ]
+        .concat(),
         metadata: None,
         scales: Scales::F16(vec![f16::from_f32(0.5)]),
         zero_points: None,
@@ -80,7 +115,12 @@ fn a_small_weight_of_8_bits_by_hand() {
     assert_eq!(weight.dequantize(), [-64.0, -0.5, 0.0, 63.5, 0.5]);
     assert_eq!(weight.size_bytes(), 16 * 4 + 2);
     let spec = parts.spec.with_zero_points();
-    let weight = PlainWeight::new(PlainParts { spec, zero_points: Some(vec![255]), ..parts }).unwrap();
+    let weight = PlainWeight::new(PlainParts {
+        spec,
+        zero_points: Some(vec![255]),
+        ..parts
+    })
+    .unwrap();
     assert_eq!(weight.dequantize(), [-127.5, -64.0, -63.5, 0.0, -63.0]);
 }
 
@@ -90,11 +130,26 @@ fn sizes_count_everything() {
     let (k, n) = (1024, 512);
     let mut bits = |spec, act_order| random_weight(rng, k, n, spec, act_order).bits_per_weight();
     // 4 bits, 16 of scale a group, 4 of zero point a group, 32 a row of permutation.
-    assert_eq!(bits(QuantSpec::int4(GroupSize::G128), false), 4.0 + 16.0 / 128.0);
-    assert_eq!(bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false), 4.0 + 20.0 / 32.0);
-    assert_eq!(bits(QuantSpec::int8(GroupSize::G128), false), 8.0 + 16.0 / 128.0);
-    assert_eq!(bits(QuantSpec::int8(GroupSize::G32).with_zero_points(), false), 8.0 + 24.0 / 32.0);
-    assert_eq!(bits(QuantSpec::int4(GroupSize::Channel), true), 4.0 + 16.0 / k as f64 + 32.0 / n as f64);
+    assert_eq!(
+        bits(QuantSpec::int4(GroupSize::G128), false),
+        4.0 + 16.0 / 128.0
+    );
+    assert_eq!(
+        bits(QuantSpec::int4(GroupSize::G32).with_zero_points(), false),
+        4.0 + 20.0 / 32.0
+    );
+    assert_eq!(
+        bits(QuantSpec::int8(GroupSize::G128), false),
+        8.0 + 16.0 / 128.0
+    );
+    assert_eq!(
+        bits(QuantSpec::int8(GroupSize::G32).with_zero_points(), false),
+        8.0 + 24.0 / 32.0
+    );
+    assert_eq!(
+        bits(QuantSpec::int4(GroupSize::Channel), true),
+        4.0 + 16.0 / k as f64 + 32.0 / n as f64
+    );
 }
 
 #[test]
@@ -110,14 +165,23 @@ fn parts_come_back() {
 fn scales_convert() {
     for dtype in [ScaleDtype::F16, ScaleDtype::BF16] {
         let scales = Scales::from_f32(&[1.0, -0.5, 3.0e38], dtype);
-        assert_eq!((scales.dtype(), scales.len(), scales.is_empty()), (dtype, 3, false));
+        assert_eq!(
+            (scales.dtype(), scales.len(), scales.is_empty()),
+            (dtype, 3, false)
+        );
         assert_eq!(scales.get(1), -0.5);
         assert_eq!(scales.get(2).is_infinite(), dtype == ScaleDtype::F16);
         assert_eq!(scales.as_bytes().len(), 6);
         assert_eq!(scales.to_f32()[..2], [1.0, -0.5]);
     }
-    assert_eq!(Scales::from_f32(&[1.0], ScaleDtype::F16).as_bytes(), [0x00, 0x3c]);
-    assert_eq!(Scales::from_f32(&[1.0], ScaleDtype::BF16).as_bytes(), [0x80, 0x3f]);
+    assert_eq!(
+        Scales::from_f32(&[1.0], ScaleDtype::F16).as_bytes(),
+        [0x00, 0x3c]
+    );
+    assert_eq!(
+        Scales::from_f32(&[1.0], ScaleDtype::BF16).as_bytes(),
+        [0x80, 0x3f]
+    );
 }
 
 /// Every refusal: K = 64, N = 5, groups of 32 with zero points, one thing wrong.
@@ -127,7 +191,13 @@ fn inconsistent_parts_are_refused() {
     let (k, n) = (64, 5);
     let spec = QuantSpec::int4(GroupSize::G32).with_zero_points();
     let good = random_parts(rng, k, n, spec, true);
-    let length = |what, expected, found| FormatError::Length { what, k, n, expected, found };
+    let length = |what, expected, found| FormatError::Length {
+        what,
+        k,
+        n,
+        expected,
+        found,
+    };
     let refused = |change: &dyn Fn(&mut PlainParts), expected: FormatError| {
         let mut parts = good.clone();
         change(&mut parts);
@@ -135,34 +205,110 @@ fn inconsistent_parts_are_refused() {
     };
 
     refused(&|parts| parts.k = 0, FormatError::Empty { k: 0, n });
-    refused(&|parts| parts.k = 65, FormatError::Length { what: "the packed weight", k: 65, n, expected: 72, found: 64 });
-    refused(&|parts| parts.n = usize::MAX, FormatError::TooLarge { k, n: usize::MAX, limit: QuantSpec::MAX_FEATURES });
+    refused(
+        &|parts| parts.k = 65,
+        FormatError::Length {
+            what: "the packed weight",
+            k: 65,
+            n,
+            expected: 72,
+            found: 64,
+        },
+    );
+    refused(
+        &|parts| parts.n = usize::MAX,
+        FormatError::TooLarge {
+            k,
+            n: usize::MAX,
+            limit: QuantSpec::MAX_FEATURES,
+        },
+    );
     let (elements, limit) = (k << 30, QuantSpec::MAX_ELEMENTS);
-    refused(&|parts| parts.n = 1 << 30, FormatError::TooManyElements { k, n: 1 << 30, elements, limit });
-    refused(&|parts| parts.words.truncate(63), length("the packed weight", 64, 63));
-    refused(&|parts| parts.words.clear(), length("the packed weight", 64, 0));
-    refused(&|parts| parts.words[7] = 0x8888_8887, FormatError::Padding { word: 7, found: 0x8888_8887, bits: Bits::Four });
+    refused(
+        &|parts| parts.n = 1 << 30,
+        FormatError::TooManyElements {
+            k,
+            n: 1 << 30,
+            elements,
+            limit,
+        },
+    );
+    refused(
+        &|parts| parts.words.truncate(63),
+        length("the packed weight", 64, 63),
+    );
+    refused(
+        &|parts| parts.words.clear(),
+        length("the packed weight", 64, 0),
+    );
+    refused(
+        &|parts| parts.words[7] = 0x8888_8887,
+        FormatError::Padding {
+            word: 7,
+            found: 0x8888_8887,
+            bits: Bits::Four,
+        },
+    );
     refused(
         &|parts| parts.scales = Scales::BF16(vec![half::bf16::ONE; 10]),
-        FormatError::ScaleDtypeMismatch { expected: ScaleDtype::F16, found: ScaleDtype::BF16 },
+        FormatError::ScaleDtypeMismatch {
+            expected: ScaleDtype::F16,
+            found: ScaleDtype::BF16,
+        },
     );
-    refused(&|parts| parts.scales = Scales::F16(vec![f16::ONE; 9]), length("the scales", 10, 9));
     refused(
-        &|parts| parts.scales = Scales::F16([vec![f16::ONE; 7], vec![f16::NEG_INFINITY; 3]].concat()),
-        FormatError::NonFiniteScale { group: 1, column: 2, value: f32::NEG_INFINITY },
+        &|parts| parts.scales = Scales::F16(vec![f16::ONE; 9]),
+        length("the scales", 10, 9),
     );
-    refused(&|parts| parts.zero_points = None, FormatError::MissingZeroPoints);
-    refused(&|parts| parts.spec.zero_points = false, FormatError::UnexpectedZeroPoints);
-    refused(&|parts| parts.zero_points = Some(vec![8; 11]), length("the zero points", 10, 11));
+    refused(
+        &|parts| {
+            parts.scales = Scales::F16([vec![f16::ONE; 7], vec![f16::NEG_INFINITY; 3]].concat())
+        },
+        FormatError::NonFiniteScale {
+            group: 1,
+            column: 2,
+            value: f32::NEG_INFINITY,
+        },
+    );
+    refused(
+        &|parts| parts.zero_points = None,
+        FormatError::MissingZeroPoints,
+    );
+    refused(
+        &|parts| parts.spec.zero_points = false,
+        FormatError::UnexpectedZeroPoints,
+    );
+    refused(
+        &|parts| parts.zero_points = Some(vec![8; 11]),
+        length("the zero points", 10, 11),
+    );
     refused(
         &|parts| parts.zero_points = Some([vec![15; 6], vec![16; 4]].concat()),
-        FormatError::ZeroPoint { group: 1, column: 1, found: 16, max: 15 },
+        FormatError::ZeroPoint {
+            group: 1,
+            column: 1,
+            found: 16,
+            max: 15,
+        },
     );
-    refused(&|parts| parts.row_permutation = Some(vec![0]), length("the row permutation", 64, 1));
-    refused(&|parts| parts.row_permutation = Some((1..=64).collect()), FormatError::PermutationRange { position: 63, found: 64, last: 63 });
+    refused(
+        &|parts| parts.row_permutation = Some(vec![0]),
+        length("the row permutation", 64, 1),
+    );
+    refused(
+        &|parts| parts.row_permutation = Some((1..=64).collect()),
+        FormatError::PermutationRange {
+            position: 63,
+            found: 64,
+            last: 63,
+        },
+    );
     refused(
         &|parts| parts.row_permutation = Some([vec![3], (1..64).collect()].concat()),
-        FormatError::PermutationDuplicate { position: 3, row: 3 },
+        FormatError::PermutationDuplicate {
+            position: 3,
+            row: 3,
+        },
     );
     assert!(PlainWeight::new(good.clone()).is_ok());
 }
@@ -170,17 +316,33 @@ fn inconsistent_parts_are_refused() {
 #[test]
 fn padding_past_k_is_checked() {
     let rng = &mut rng();
-    let cases = [(4, [(1, 1), (7, 7), (9, 1), (15, 7), (15, 8)]), (8, [(1, 1), (3, 3), (5, 1), (7, 3), (7, 4)])];
-    for (bits, (k, slot)) in cases.into_iter().flat_map(|(bits, cases)| cases.map(|case| (bits, case))) {
+    let cases = [
+        (4, [(1, 1), (7, 7), (9, 1), (15, 7), (15, 8)]),
+        (8, [(1, 1), (3, 3), (5, 1), (7, 3), (7, 4)]),
+    ];
+    for (bits, (k, slot)) in cases
+        .into_iter()
+        .flat_map(|(bits, cases)| cases.map(|case| (bits, case)))
+    {
         let bits = Bits::try_from(bits).unwrap();
-        let spec = QuantSpec { bits, ..QuantSpec::int4(GroupSize::Channel) };
+        let spec = QuantSpec {
+            bits,
+            ..QuantSpec::int4(GroupSize::Channel)
+        };
         let mut parts = random_parts(rng, k, 8, spec, false);
         let last = parts.words.len() - 1;
         // The slot past the last stands for none: the parts as they are.
         if slot < bits.per_word() {
             parts.words[last] ^= 1 << (bits.count() * slot);
             let found = parts.words[last];
-            assert_eq!(PlainWeight::new(parts).unwrap_err(), FormatError::Padding { word: last, found, bits });
+            assert_eq!(
+                PlainWeight::new(parts).unwrap_err(),
+                FormatError::Padding {
+                    word: last,
+                    found,
+                    bits
+                }
+            );
         } else {
             assert!(PlainWeight::new(parts).is_ok());
         }

@@ -17,7 +17,10 @@ fn random_weights(rng: &mut StdRng, k: usize, n: usize) -> Vec<f32> {
             _ => (-1.0, 1.0),
         })
         .collect();
-    (0..k * n).map(|i| columns[i % n]).map(|(low, high)| rng.random_range(low..high)).collect()
+    (0..k * n)
+        .map(|i| columns[i % n])
+        .map(|(low, high)| rng.random_range(low..high))
+        .collect()
 }
 
 /// Scale and zero point of an element.
@@ -25,7 +28,11 @@ fn group_of(weight: &PlainWeight, row: usize, column: usize) -> (f32, f32) {
     let group = row / weight.spec().group.rows(weight.k()) * weight.n() + column;
     (
         weight.scales().get(group),
-        weight.zero_points().map_or(f32::from(weight.spec().bits.midpoint()), |zero_points| f32::from(zero_points[group])),
+        weight
+            .zero_points()
+            .map_or(f32::from(weight.spec().bits.midpoint()), |zero_points| {
+                f32::from(zero_points[group])
+            }),
     )
 }
 
@@ -50,8 +57,9 @@ proptest! {
                 let rounding = f32::from(top) * f32::EPSILON * scale;
                 prop_assert!(error <= nearest + rounding, "row {row}, column {column}: {value} became {back}, {nearest} was possible");
                 let q = weight.q(row, column);
-                // At the ends the range may fall short: by half a step of the zero point, and by half of the steps, `top` or half of it, times
-                // the scale's rounding. A scale that is subnormal in f16 is rounded by more.
+                // At the ends the range may fall short: by half a step of the zero point, and by
+                // half of the steps, `top` or half of it, times the scale's rounding. A scale that
+                // is subnormal in f16 is rounded by more.
                 let bound = if (1..top).contains(&q) {
                     0.5
                 } else if scale <= f16::MIN_POSITIVE.to_f32() {
@@ -102,7 +110,10 @@ fn symmetric_by_hand() {
     assert_eq!(weight.scales().get(0), 1.0);
     // Ties go to even; 7.5 rounds to 8, above the range.
     assert_eq!(q, [15, 0, 8, 8, 10, 8, 6, 11]);
-    assert_eq!(weight.dequantize(), [7.0, -8.0, 0.0, 0.0, 2.0, 0.0, -2.0, 3.0]);
+    assert_eq!(
+        weight.dequantize(),
+        [7.0, -8.0, 0.0, 0.0, 2.0, 0.0, -2.0, 3.0]
+    );
 }
 
 #[test]
@@ -112,11 +123,22 @@ fn eight_bits_by_hand() {
     let weight = quantize_rtn(&values, 7, 1, &QuantSpec::int8(GroupSize::Channel)).unwrap();
     let q: Vec<u8> = (0..7).map(|row| weight.q(row, 0)).collect();
     assert_eq!(q, [255, 0, 128, 128, 130, 125, 228]);
-    assert_eq!(weight.dequantize(), [127.0, -128.0, 0.0, 0.0, 2.0, -3.0, 100.0]);
+    assert_eq!(
+        weight.dequantize(),
+        [127.0, -128.0, 0.0, 0.0, 2.0, -3.0, 100.0]
+    );
 
     // Columns: -100..=155 (scale 1, z 100); 0..=255 (z 0); -255..=0 (z 255).
-    let values: Vec<f32> = (0..256).flat_map(|i| [i as f32 - 100.0, i as f32, i as f32 - 255.0]).collect();
-    let weight = quantize_rtn(&values, 256, 3, &QuantSpec::int8(GroupSize::Channel).with_zero_points()).unwrap();
+    let values: Vec<f32> = (0..256)
+        .flat_map(|i| [i as f32 - 100.0, i as f32, i as f32 - 255.0])
+        .collect();
+    let weight = quantize_rtn(
+        &values,
+        256,
+        3,
+        &QuantSpec::int8(GroupSize::Channel).with_zero_points(),
+    )
+    .unwrap();
     assert_eq!(weight.zero_points().unwrap(), [100, 0, 255]);
     assert_eq!(weight.dequantize(), values);
 }
@@ -124,8 +146,16 @@ fn eight_bits_by_hand() {
 #[test]
 fn zero_points_by_hand() {
     // Columns: -5..=10 (scale 1, z 5); 0..=15 (z 0); -15..=0 (z 15).
-    let values: Vec<f32> = (0..16).flat_map(|i| [i as f32 - 5.0, i as f32, i as f32 - 15.0]).collect();
-    let weight = quantize_rtn(&values, 16, 3, &QuantSpec::int4(GroupSize::Channel).with_zero_points()).unwrap();
+    let values: Vec<f32> = (0..16)
+        .flat_map(|i| [i as f32 - 5.0, i as f32, i as f32 - 15.0])
+        .collect();
+    let weight = quantize_rtn(
+        &values,
+        16,
+        3,
+        &QuantSpec::int4(GroupSize::Channel).with_zero_points(),
+    )
+    .unwrap();
     assert_eq!(weight.zero_points().unwrap(), [5, 0, 15]);
     assert_eq!(weight.scales().to_f32(), [1.0; 3]);
     assert_eq!(weight.dequantize(), values);
@@ -135,23 +165,49 @@ fn zero_points_by_hand() {
 #[test]
 fn an_incomplete_group_by_hand() {
     let values = [[7.5; 32].as_slice(), &[0.75, -0.3]].concat();
-    let weight = quantize_rtn(&values, 34, 1, &QuantSpec::int4(GroupSize::G32).with_scale_dtype(ScaleDtype::BF16)).unwrap();
+    let weight = quantize_rtn(
+        &values,
+        34,
+        1,
+        &QuantSpec::int4(GroupSize::G32).with_scale_dtype(ScaleDtype::BF16),
+    )
+    .unwrap();
     let scale = bf16::from_f32(0.1).to_f32();
     assert_eq!(weight.scales().to_f32(), [1.0, scale]);
-    assert_eq!((weight.q(31, 0), weight.q(32, 0), weight.q(33, 0)), (15, 15, 5));
+    assert_eq!(
+        (weight.q(31, 0), weight.q(32, 0), weight.q(33, 0)),
+        (15, 15, 5)
+    );
     assert_eq!(weight.dequantize()[31..], [7.0, scale * 7.0, scale * -3.0]);
     let values = [[15.0; 32].as_slice(), &[1.5, -1.5]].concat();
-    let weight = quantize_rtn(&values, 34, 1, &QuantSpec::int4(GroupSize::G32).with_zero_points()).unwrap();
+    let weight = quantize_rtn(
+        &values,
+        34,
+        1,
+        &QuantSpec::int4(GroupSize::G32).with_zero_points(),
+    )
+    .unwrap();
     assert_eq!(weight.zero_points().unwrap(), [0, 8]);
 }
 
 #[test]
 fn ranges_without_zero_are_extended_to_it() {
-    let values: Vec<f32> = (0..32).flat_map(|i| [10.0 + 0.01 * i as f32, -10.0 - 0.01 * i as f32]).collect();
-    let weight = quantize_rtn(&values, 32, 2, &QuantSpec::int4(GroupSize::G32).with_zero_points()).unwrap();
+    let values: Vec<f32> = (0..32)
+        .flat_map(|i| [10.0 + 0.01 * i as f32, -10.0 - 0.01 * i as f32])
+        .collect();
+    let weight = quantize_rtn(
+        &values,
+        32,
+        2,
+        &QuantSpec::int4(GroupSize::G32).with_zero_points(),
+    )
+    .unwrap();
     assert_eq!(weight.zero_points().unwrap(), [0, 15]);
     for (value, back) in values.iter().zip(weight.dequantize()) {
-        assert!((value - back).abs() < 10.31 / 15.0 / 2.0 + 0.01, "{value} became {back}");
+        assert!(
+            (value - back).abs() < 10.31 / 15.0 / 2.0 + 0.01,
+            "{value} became {back}"
+        );
     }
 }
 
@@ -159,7 +215,10 @@ fn ranges_without_zero_are_extended_to_it() {
 fn zeros_stay_zeros() {
     for spec in all_specs() {
         let weight = quantize_rtn(&[0.0; 128 * 3], 128, 3, &spec).unwrap();
-        assert!(weight.dequantize().iter().all(|&value| value == 0.0), "{spec}");
+        assert!(
+            weight.dequantize().iter().all(|&value| value == 0.0),
+            "{spec}"
+        );
         // A zero of either sign, beside values that are not.
         let mut values = vec![0.25; 128 * 2];
         (values[6], values[9]) = (-0.0, 0.0);
@@ -186,13 +245,31 @@ fn tiny_and_huge_weights() {
     for spec in all_specs() {
         let result = quantize_rtn(&wide, 128, 1, &spec);
         match spec.scale_dtype {
-            ScaleDtype::F16 => assert!(matches!(result, Err(FormatError::ScaleOverflow { row: 0, column: 0, .. })), "{spec}"),
-            ScaleDtype::BF16 | ScaleDtype::F32 => assert!(result.unwrap().dequantize().iter().all(|value| value.abs() > 2.7e38), "{spec}"),
+            ScaleDtype::F16 => assert!(
+                matches!(
+                    result,
+                    Err(FormatError::ScaleOverflow {
+                        row: 0,
+                        column: 0,
+                        ..
+                    })
+                ),
+                "{spec}"
+            ),
+            ScaleDtype::BF16 | ScaleDtype::F32 => assert!(
+                result
+                    .unwrap()
+                    .dequantize()
+                    .iter()
+                    .all(|value| value.abs() > 2.7e38),
+                "{spec}"
+            ),
         }
     }
 }
 
-/// Of each group, whatever its magnitude: it is counted, or its values are rounded as the bits allow. All that f16 cannot hold bf16 can.
+/// Of each group, whatever its magnitude: it is counted, or its values are rounded as the bits
+/// allow. All that f16 cannot hold bf16 can.
 #[test]
 fn groups_whose_scales_underflow_are_counted() {
     let mut rng = rng();
@@ -201,46 +278,85 @@ fn groups_whose_scales_underflow_are_counted() {
     for spec in all_specs() {
         let rows = spec.group.rows(k);
         // From above what f16 holds down to below its smallest number, columns apart.
-        let magnitudes: Vec<f32> = (0..n).map(|column| 10.0f32.powf(-3.0 - 7.0 * column as f32 / n as f32)).collect();
-        let values: Vec<f32> = (0..k * n).map(|i| magnitudes[i % n] * rng.random_range(-1.0..1.0f32)).collect();
+        let magnitudes: Vec<f32> = (0..n)
+            .map(|column| 10.0f32.powf(-3.0 - 7.0 * column as f32 / n as f32))
+            .collect();
+        let values: Vec<f32> = (0..k * n)
+            .map(|i| magnitudes[i % n] * rng.random_range(-1.0..1.0f32))
+            .collect();
         let weight = quantize_rtn(&values, k, n, &spec).unwrap();
         let of_rest = |first: usize| {
             let only: Vec<f32> = values
                 .iter()
                 .enumerate()
-                .map(|(i, &value)| if i % n == first % n && i / n / rows == first / n { value } else { 0.0 })
+                .map(|(i, &value)| {
+                    if i % n == first % n && i / n / rows == first / n {
+                        value
+                    } else {
+                        0.0
+                    }
+                })
                 .collect();
-            quantize_rtn(&only, k, n, &spec).unwrap().underflows(|| Ok::<_, FormatError>(only)).unwrap()
+            quantize_rtn(&only, k, n, &spec)
+                .unwrap()
+                .underflows(|| Ok::<_, FormatError>(only))
+                .unwrap()
         };
         let back = weight.dequantize();
         let mut expected = 0;
         for group in 0..spec.group.count(k) {
             for column in 0..n {
                 let places = (group * rows..k.min((group + 1) * rows)).map(|row| row * n + column);
-                let [low, high] = places.clone().fold([0.0f32; 2], |[low, high], i| [low.min(values[i]), high.max(values[i])]);
-                let error = places.map(|i| (values[i] - back[i]).abs()).fold(0.0, f32::max);
+                let [low, high] = places.clone().fold([0.0f32; 2], |[low, high], i| {
+                    [low.min(values[i]), high.max(values[i])]
+                });
+                let error = places
+                    .map(|i| (values[i] - back[i]).abs())
+                    .fold(0.0, f32::max);
                 let count = of_rest(group * n + column);
                 expected += count;
-                // Half a level by the rounding, half by the scale; and half by the zero point, or by the clamp of a symmetric weight.
+                // Half a level by the rounding, half by the scale; and half by the zero point, or
+                // by the clamp of a symmetric weight.
                 let limit = 1.51 * spec.exact_scale(low, high);
-                assert!(count == 1 || error <= limit, "{spec}, {low:e} to {high:e}: {error:e}, limit {limit:e}");
+                assert!(
+                    count == 1 || error <= limit,
+                    "{spec}, {low:e} to {high:e}: {error:e}, limit {limit:e}"
+                );
                 if high.max(-low) < 1e-8 && spec.scale_dtype == ScaleDtype::F16 {
                     assert_eq!(count, 1, "{spec}, {low:e} to {high:e}");
                 }
             }
         }
-        let found = weight.underflows(|| Ok::<_, FormatError>(values.clone())).unwrap();
+        let found = weight
+            .underflows(|| Ok::<_, FormatError>(values.clone()))
+            .unwrap();
         assert_eq!(found, expected, "{spec}");
-        assert!(spec.scale_dtype == ScaleDtype::F16 || found == 0, "{spec}: {found}");
+        assert!(
+            spec.scale_dtype == ScaleDtype::F16 || found == 0,
+            "{spec}: {found}"
+        );
         counted += found;
     }
     println!("{counted} groups counted");
     assert!(counted > 0);
     // Zeros need no scale, and values that f16 holds are not asked for.
     let spec = QuantSpec::int4(GroupSize::G32);
-    assert_eq!(quantize_rtn(&[0.0; 64], 32, 2, &spec).unwrap().underflows(|| Ok::<_, FormatError>(vec![0.0; 64])).unwrap(), 0);
-    let unread = || -> Result<Vec<f32>, FormatError> { panic!("the float weight is not looked at") };
-    assert_eq!(quantize_rtn(&[1e-4; 64], 32, 2, &spec).unwrap().underflows(unread).unwrap(), 0);
+    assert_eq!(
+        quantize_rtn(&[0.0; 64], 32, 2, &spec)
+            .unwrap()
+            .underflows(|| Ok::<_, FormatError>(vec![0.0; 64]))
+            .unwrap(),
+        0
+    );
+    let unread =
+        || -> Result<Vec<f32>, FormatError> { panic!("the float weight is not looked at") };
+    assert_eq!(
+        quantize_rtn(&[1e-4; 64], 32, 2, &spec)
+            .unwrap()
+            .underflows(unread)
+            .unwrap(),
+        0
+    );
 }
 
 #[test]
@@ -252,7 +368,11 @@ fn bad_weights_are_refused() {
             let mut values = good.clone();
             values[40 * 3 + 2] = value;
             match quantize_rtn(&values, 64, 3, &spec) {
-                Err(FormatError::NonFiniteWeight { row: 40, column: 2, value: found }) => assert_eq!(found.to_bits(), value.to_bits()),
+                Err(FormatError::NonFiniteWeight {
+                    row: 40,
+                    column: 2,
+                    value: found,
+                }) => assert_eq!(found.to_bits(), value.to_bits()),
                 other => panic!("{value}: {other:?}"),
             }
         }
@@ -260,11 +380,35 @@ fn bad_weights_are_refused() {
     let mut values = good.clone();
     values[33 * 3 + 1] = 65504.0 * 7.6;
     let error = quantize_rtn(&values, 64, 3, &spec).unwrap_err();
-    assert!(matches!(error, FormatError::ScaleOverflow { row: 32, column: 1, dtype: ScaleDtype::F16, .. }), "{error:?}");
-    assert!(error.to_string().contains("use bf16 scales") && error.to_string().contains("--scales bf16"), "{error}");
+    assert!(
+        matches!(
+            error,
+            FormatError::ScaleOverflow {
+                row: 32,
+                column: 1,
+                dtype: ScaleDtype::F16,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("use bf16 scales")
+            && error.to_string().contains("--scales bf16"),
+        "{error}"
+    );
     assert!(quantize_rtn(&values, 64, 3, &spec.with_scale_dtype(ScaleDtype::BF16)).is_ok());
 
-    let length = FormatError::Length { what: "the weight", k: 64, n: 3, expected: 192, found: 191 };
+    let length = FormatError::Length {
+        what: "the weight",
+        k: 64,
+        n: 3,
+        expected: 192,
+        found: 191,
+    };
     assert_eq!(quantize_rtn(&good[1..], 64, 3, &spec).unwrap_err(), length);
-    assert_eq!(quantize_rtn(&[], 0, 3, &spec).unwrap_err(), FormatError::Empty { k: 0, n: 3 });
+    assert_eq!(
+        quantize_rtn(&[], 0, 3, &spec).unwrap_err(),
+        FormatError::Empty { k: 0, n: 3 }
+    );
 }

@@ -10,24 +10,40 @@ fn group_sizes_convert_both_ways() {
         assert_eq!(json, group.as_i64().to_string());
         assert_eq!(serde_json::from_str::<GroupSize>(&json).unwrap(), group);
     }
-    assert_eq!(GroupSize::ALL.map(|group| group.to_string()), ["channel", "g128", "g64", "g32"]);
+    assert_eq!(
+        GroupSize::ALL.map(|group| group.to_string()),
+        ["channel", "g128", "g64", "g32"]
+    );
 }
 
 #[test]
 fn other_group_sizes_are_refused() {
     for found in [0, 1, 16, -2, 256, i64::MIN, i64::MAX] {
-        assert_eq!(GroupSize::try_from(found), Err(FormatError::GroupSize { found }));
+        assert_eq!(
+            GroupSize::try_from(found),
+            Err(FormatError::GroupSize { found })
+        );
         assert!(serde_json::from_str::<GroupSize>(&found.to_string()).is_err());
     }
     for text in ["", "g16", "G128", "channels", "12 8"] {
-        assert_eq!(text.parse::<GroupSize>(), Err(FormatError::GroupSizeName { found: text.into() }));
+        assert_eq!(
+            text.parse::<GroupSize>(),
+            Err(FormatError::GroupSizeName { found: text.into() })
+        );
     }
 }
 
 #[test]
 fn widths_convert_both_ways() {
     for (bits, number, shown) in [(Bits::Four, 4, "int4"), (Bits::Eight, 8, "int8")] {
-        assert_eq!((Bits::try_from(number), i64::from(bits), bits.to_string().as_str()), (Ok(bits), number, shown));
+        assert_eq!(
+            (
+                Bits::try_from(number),
+                i64::from(bits),
+                bits.to_string().as_str()
+            ),
+            (Ok(bits), number, shown)
+        );
         let json = serde_json::to_string(&bits).unwrap();
         assert_eq!(json, number.to_string());
         assert_eq!(serde_json::from_str::<Bits>(&json).unwrap(), bits);
@@ -45,50 +61,109 @@ fn widths_follow_from_their_count() {
         assert_eq!(usize::from(bits.max()), (1 << bits.count()) - 1);
         assert_eq!(usize::from(bits.midpoint()), 1 << (bits.count() - 1));
         assert_eq!(bits.per_word() * bits.count(), 32);
-        let word = (0..bits.per_word()).fold(0, |word, slot| word | u32::from(bits.midpoint()) << (bits.count() * slot));
+        let word = (0..bits.per_word()).fold(0, |word, slot| {
+            word | u32::from(bits.midpoint()) << (bits.count() * slot)
+        });
         assert_eq!(bits.padding_word(), word);
     }
 }
 
 #[test]
 fn groups_of_k() {
-    assert_eq!((GroupSize::Channel.rows(100), GroupSize::Channel.count(100)), (100, 1));
+    assert_eq!(
+        (GroupSize::Channel.rows(100), GroupSize::Channel.count(100)),
+        (100, 1)
+    );
     assert_eq!((GroupSize::G32.rows(96), GroupSize::G32.count(96)), (32, 3));
-    assert_eq!((GroupSize::G128.rows(128), GroupSize::G128.count(128)), (128, 1));
+    assert_eq!(
+        (GroupSize::G128.rows(128), GroupSize::G128.count(128)),
+        (128, 1)
+    );
     assert_eq!(GroupSize::G64.count(65), 2);
     // 10 groups and one of 24 rows.
-    assert_eq!((GroupSize::G32.rows(344), GroupSize::G32.count(344)), (32, 11));
-    assert_eq!((GroupSize::G128.rows(100), GroupSize::G128.count(100)), (128, 1));
+    assert_eq!(
+        (GroupSize::G32.rows(344), GroupSize::G32.count(344)),
+        (32, 11)
+    );
+    assert_eq!(
+        (GroupSize::G128.rows(100), GroupSize::G128.count(100)),
+        (128, 1)
+    );
 }
 
 #[test]
 fn specs_show_and_serialise() {
     let spec = QuantSpec::int4(GroupSize::G128);
     assert_eq!(spec.to_string(), "int4 g128 f16");
-    let spec = QuantSpec::int4(GroupSize::Channel).with_zero_points().with_scale_dtype(ScaleDtype::BF16);
+    let spec = QuantSpec::int4(GroupSize::Channel)
+        .with_zero_points()
+        .with_scale_dtype(ScaleDtype::BF16);
     assert_eq!(spec.to_string(), "int4 channel zero-points bf16");
-    assert_eq!(QuantSpec::int8(GroupSize::G64).with_zero_points().to_string(), "int8 g64 zero-points f16");
+    assert_eq!(
+        QuantSpec::int8(GroupSize::G64)
+            .with_zero_points()
+            .to_string(),
+        "int8 g64 zero-points f16"
+    );
     let json = serde_json::to_string(&spec).unwrap();
-    assert_eq!(json, r#"{"bits":4,"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#);
+    assert_eq!(
+        json,
+        r#"{"bits":4,"group":-1,"zero_points":true,"scale_dtype":"bf16"}"#
+    );
     assert_eq!(serde_json::from_str::<QuantSpec>(&json).unwrap(), spec);
 }
 
 #[test]
 fn shapes_are_checked() {
-    for (k, n) in [(1, 1), (33, 8), (64, 1), (344, 7), (QuantSpec::MAX_FEATURES, 2), (2, QuantSpec::MAX_FEATURES), (65537, 65535)] {
+    for (k, n) in [
+        (1, 1),
+        (33, 8),
+        (64, 1),
+        (344, 7),
+        (QuantSpec::MAX_FEATURES, 2),
+        (2, QuantSpec::MAX_FEATURES),
+        (65537, 65535),
+    ] {
         assert_eq!(QuantSpec::check_shape(k, n), Ok(()));
     }
     for (k, n) in [(0, 4), (32, 0), (0, 0)] {
-        assert_eq!(QuantSpec::check_shape(k, n), Err(FormatError::Empty { k, n }));
+        assert_eq!(
+            QuantSpec::check_shape(k, n),
+            Err(FormatError::Empty { k, n })
+        );
     }
     for (k, n) in [(1 << 31, 8), (32, usize::MAX)] {
-        assert_eq!(QuantSpec::check_shape(k, n), Err(FormatError::TooLarge { k, n, limit: QuantSpec::MAX_FEATURES }));
+        assert_eq!(
+            QuantSpec::check_shape(k, n),
+            Err(FormatError::TooLarge {
+                k,
+                n,
+                limit: QuantSpec::MAX_FEATURES
+            })
+        );
     }
-    for (k, n) in [(65536, 65536), (3, QuantSpec::MAX_FEATURES), (QuantSpec::MAX_FEATURES, QuantSpec::MAX_FEATURES)] {
+    for (k, n) in [
+        (65536, 65536),
+        (3, QuantSpec::MAX_FEATURES),
+        (QuantSpec::MAX_FEATURES, QuantSpec::MAX_FEATURES),
+    ] {
         let error = QuantSpec::check_shape(k, n).unwrap_err();
-        assert_eq!(error, FormatError::TooManyElements { k, n, elements: k * n, limit: QuantSpec::MAX_ELEMENTS });
+        assert_eq!(
+            error,
+            FormatError::TooManyElements {
+                k,
+                n,
+                elements: k * n,
+                limit: QuantSpec::MAX_ELEMENTS
+            }
+        );
         let message = error.to_string();
-        for part in [format!("K = {k} by N = {n}"), (k * n).to_string(), "4294967295".into(), "split".into()] {
+        for part in [
+            format!("K = {k} by N = {n}"),
+            (k * n).to_string(),
+            "4294967295".into(),
+            "split".into(),
+        ] {
             assert!(message.contains(&part), "{message}");
         }
     }

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use marlin_format::layout::{MetadataLayout, PlainLayout, SparseLayout, WordIndex};
 use marlin_format::{
-    Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Sparsity, check_two_four, prune_two_four, quantize_rtn,
-    quantize_two_four,
+    Bits, FormatError, GroupSize, PlainParts, PlainWeight, QuantSpec, Sparsity, check_two_four,
+    prune_two_four, quantize_rtn, quantize_two_four,
 };
 use proptest::prelude::*;
 use rand::rngs::StdRng;
@@ -71,17 +71,44 @@ proptest! {
 /// Equal magnitudes, negative zeros, and groups of four with fewer than two values.
 #[test]
 fn pruning_at_the_edges() {
-    let mut column = [1.0, -1.0, 1.0, 1.0, -0.0, 0.0, -0.0, 3.0, 0.0, 0.0, 0.0, 0.0];
+    let mut column = [
+        1.0, -1.0, 1.0, 1.0, -0.0, 0.0, -0.0, 3.0, 0.0, 0.0, 0.0, 0.0,
+    ];
     prune_two_four(&mut column, 12, 1).unwrap();
-    assert_eq!(column, [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0]);
-    let weight = quantize_two_four(column.to_vec(), 12, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap();
+    assert_eq!(
+        column,
+        [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0]
+    );
+    let weight =
+        quantize_two_four(column.to_vec(), 12, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap();
     // Rows 0 and 1; row 3 and the first before it; two that are there.
     assert_eq!(weight.metadata().unwrap()[0], 0x4444_44c4);
-    assert_eq!(prune_two_four(&mut [0.0; 6], 6, 1), Err(FormatError::SparseRows { k: 6 }));
+    assert_eq!(
+        prune_two_four(&mut [0.0; 6], 6, 1),
+        Err(FormatError::SparseRows { k: 6 })
+    );
     let found = check_two_four(&[1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 4.0, 1.0], 4, 2);
-    assert_eq!(found, Err(FormatError::NotTwoFour { row: 0, column: 0, found: 3 }));
-    let long = quantize_two_four(vec![1.0; 8], 4, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap_err();
-    assert!(matches!(long, FormatError::Length { expected: 4, found: 8, .. }), "{long}");
+    assert_eq!(
+        found,
+        Err(FormatError::NotTwoFour {
+            row: 0,
+            column: 0,
+            found: 3
+        })
+    );
+    let long =
+        quantize_two_four(vec![1.0; 8], 4, 1, &QuantSpec::int4(GroupSize::Channel)).unwrap_err();
+    assert!(
+        matches!(
+            long,
+            FormatError::Length {
+                expected: 4,
+                found: 8,
+                ..
+            }
+        ),
+        "{long}"
+    );
 }
 
 #[test]
@@ -93,24 +120,42 @@ fn parts_and_joined_weights_keep_their_values() {
         for columns in [0..37, 3..30, 36..37] {
             let part = sparse.slice_n(columns.clone()).unwrap();
             assert_eq!(part.sparsity(), Sparsity::TwoFour);
-            assert_eq!(part.into_dense(), weight.slice_n(columns).unwrap(), "{spec}");
+            assert_eq!(
+                part.into_dense(),
+                weight.slice_n(columns).unwrap(),
+                "{spec}"
+            );
         }
         for rows in [0..520, 128..520, 384..388, 0..100] {
             let part = sparse.slice_k(rows.clone()).unwrap();
             assert_eq!(part.into_dense(), weight.slice_k(rows).unwrap(), "{spec}");
         }
         let parts = [0..5, 5..24, 24..37].map(|columns| sparse.slice_n(columns).unwrap());
-        assert_eq!(PlainWeight::join(&parts.iter().collect::<Vec<_>>()).unwrap(), sparse, "{spec}");
+        assert_eq!(
+            PlainWeight::join(&parts.iter().collect::<Vec<_>>()).unwrap(),
+            sparse,
+            "{spec}"
+        );
         // A dense part makes all of it dense.
         let dense = random_weight(rng, 520, 9, spec, false);
         let joined = PlainWeight::join(&[&parts[1], &dense]).unwrap();
-        assert_eq!(joined.slice_n(0..19).unwrap(), weight.slice_n(5..24).unwrap(), "{spec}");
+        assert_eq!(
+            joined.slice_n(0..19).unwrap(),
+            weight.slice_n(5..24).unwrap(),
+            "{spec}"
+        );
         assert_eq!(joined.slice_n(19..28).unwrap(), dense, "{spec}");
     }
-    let sparse = sparse_weight(rng, 64, 3, QuantSpec::int4(GroupSize::Channel)).to_two_four().unwrap().into_owned();
+    let sparse = sparse_weight(rng, 64, 3, QuantSpec::int4(GroupSize::Channel))
+        .to_two_four()
+        .unwrap()
+        .into_owned();
     assert_eq!(sparse.slice_k(2..64), Err(FormatError::SparseRows { k: 2 }));
     assert_eq!(sparse.slice_k(4..10), Err(FormatError::SparseRows { k: 6 }));
-    assert_eq!(sparse.slice_k(12..40).unwrap().dequantize(), sparse.dequantize()[12 * 3..40 * 3]);
+    assert_eq!(
+        sparse.slice_k(12..40).unwrap().dequantize(),
+        sparse.dequantize()[12 * 3..40 * 3]
+    );
 }
 
 #[test]
@@ -124,18 +169,40 @@ fn weights_that_are_not_two_four_are_refused() {
     layout.index(39, 7).write(&mut parts.words, zero);
     let weight = PlainWeight::new(parts).unwrap();
     let error = weight.to_two_four().unwrap_err();
-    assert_eq!(error, FormatError::NotTwoFour { row: 36, column: 7, found: 3 });
-    assert!(error.to_string().contains("rows 36 to 39 of column 7 have 3 values"), "{error}");
+    assert_eq!(
+        error,
+        FormatError::NotTwoFour {
+            row: 36,
+            column: 7,
+            found: 3
+        }
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("rows 36 to 39 of column 7 have 3 values"),
+        "{error}"
+    );
     let odd = random_weight(rng, 30, 4, spec, false);
-    assert_eq!(odd.to_two_four().map(|_| ()), Err(FormatError::SparseRows { k: 30 }));
+    assert_eq!(
+        odd.to_two_four().map(|_| ()),
+        Err(FormatError::SparseRows { k: 30 })
+    );
     let ordered = random_weight(rng, 64, 4, spec, true);
-    assert_eq!(ordered.to_two_four().map(|_| ()), Err(FormatError::SparsePermuted));
+    assert_eq!(
+        ordered.to_two_four().map(|_| ()),
+        Err(FormatError::SparsePermuted)
+    );
 }
 
 #[test]
 fn metadata_that_no_weight_has_are_refused() {
     let spec = QuantSpec::int8(GroupSize::G32);
-    let good = sparse_weight(&mut rng(), 72, 5, spec).to_two_four().unwrap().into_owned().into_parts();
+    let good = sparse_weight(&mut rng(), 72, 5, spec)
+        .to_two_four()
+        .unwrap()
+        .into_owned()
+        .into_parts();
     let layout = MetadataLayout::new(72, 5);
     let with = |change: &dyn Fn(&mut PlainParts)| {
         let mut parts = good.clone();
@@ -143,21 +210,52 @@ fn metadata_that_no_weight_has_are_refused() {
         PlainWeight::new(parts).map(|_| ())
     };
     let nibble = |four: usize, column: usize, found: u8| {
-        with(&move |parts| layout.index(four, column).write(parts.metadata.as_mut().unwrap(), found))
+        with(&move |parts| {
+            layout
+                .index(four, column)
+                .write(parts.metadata.as_mut().unwrap(), found)
+        })
     };
     assert_eq!(with(&|_| ()), Ok(()));
     for found in 0..16u8 {
         let expected = match found {
             4 | 8 | 9 | 12 | 13 | 14 => Ok(()),
-            _ => Err(FormatError::Metadata { row: 64, column: 3, found }),
+            _ => Err(FormatError::Metadata {
+                row: 64,
+                column: 3,
+                found,
+            }),
         };
         assert_eq!(nibble(16, 3, found), expected);
     }
     // Padding past K and past N.
-    assert_eq!(nibble(18, 0, 8), Err(FormatError::Metadata { row: 72, column: 0, found: 8 }));
-    assert_eq!(nibble(0, 5, 9), Err(FormatError::Metadata { row: 0, column: 5, found: 9 }));
+    assert_eq!(
+        nibble(18, 0, 8),
+        Err(FormatError::Metadata {
+            row: 72,
+            column: 0,
+            found: 8
+        })
+    );
+    assert_eq!(
+        nibble(0, 5, 9),
+        Err(FormatError::Metadata {
+            row: 0,
+            column: 5,
+            found: 9
+        })
+    );
     let error = with(&|parts| parts.metadata.as_mut().unwrap().truncate(23)).unwrap_err();
-    assert_eq!(error, FormatError::Length { what: "the metadata", k: 72, n: 5, expected: 24, found: 23 });
+    assert_eq!(
+        error,
+        FormatError::Length {
+            what: "the metadata",
+            k: 72,
+            n: 5,
+            expected: 24,
+            found: 23
+        }
+    );
     let error = with(&|parts| parts.row_permutation = Some((0..72).collect())).unwrap_err();
     assert_eq!(error, FormatError::SparsePermuted);
 }
@@ -168,14 +266,28 @@ fn every_nibble_of_the_metadata_is_one_place() {
         let layout = SparseLayout::new(k, n, Bits::Four);
         let fours = layout.values().k_padded() / 2;
         let columns = layout.values().n_padded();
-        let places: HashSet<WordIndex> =
-            (0..fours).flat_map(|four| (0..columns).map(move |column| layout.metadata_index(four, column))).collect();
-        assert_eq!((places.len(), places.len()), (fours * columns, 8 * layout.metadata_words()));
-        assert!(places.iter().all(|place| place.word < layout.metadata_words() && place.bits == Bits::Four));
+        let places: HashSet<WordIndex> = (0..fours)
+            .flat_map(|four| (0..columns).map(move |column| layout.metadata_index(four, column)))
+            .collect();
+        assert_eq!(
+            (places.len(), places.len()),
+            (fours * columns, 8 * layout.metadata_words())
+        );
+        assert!(
+            places
+                .iter()
+                .all(|place| place.word < layout.metadata_words() && place.bits == Bits::Four)
+        );
     }
     let what = "the metadata";
     assert_eq!(
         SparseLayout::new(64, 9, Bits::Eight).pack_metadata(&[0; 3]),
-        Err(FormatError::Length { what, k: 64, n: 9, expected: 32, found: 3 })
+        Err(FormatError::Length {
+            what,
+            k: 64,
+            n: 9,
+            expected: 32,
+            found: 3
+        })
     );
 }

@@ -9,16 +9,23 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 
-/// Threads of a block that is counted: with all of the shared memory only one is on a multiprocessor, whatever its threads.
+/// Threads of a block that is counted: with all of the shared memory only one is on a
+/// multiprocessor, whatever its threads.
 const THREADS: u32 = 128;
 
-/// Asks the driver, once for each card of a process. Where it does not answer, the assumption for a card of as many multiprocessors holds, and the reason is logged.
-pub(super) fn at_once(client: &Client, multiprocessors: usize, shared_limit: usize) -> ClustersAtOnce {
+/// Asks the driver, once for each card of a process. Where it does not answer, the assumption for a
+/// card of as many multiprocessors holds, and the reason is logged.
+pub(super) fn at_once(
+    client: &Client,
+    multiprocessors: usize,
+    shared_limit: usize,
+) -> ClustersAtOnce {
     static ASKED: Mutex<Option<HashMap<usize, ClustersAtOnce>>> = Mutex::new(None);
     let ordinal = client.service_id().device.index_id as usize;
     let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
     *asked.get_or_insert_default().entry(ordinal).or_insert_with(|| {
-        // On a thread of its own, because the driver binds the card's context to the thread that asks.
+        // On a thread of its own, because the driver binds the card's context to the thread that
+        // asks.
         let answer = std::thread::spawn(move || ask(ordinal, shared_limit)).join();
         match answer {
             Ok(Ok(clusters)) => clusters,
@@ -31,7 +38,8 @@ pub(super) fn at_once(client: &Client, multiprocessors: usize, shared_limit: usi
     })
 }
 
-/// The clusters of blocks that take all of a multiprocessor's shared memory (CUDA driver API, `cuOccupancyMaxActiveClusters`).
+/// The clusters of blocks that take all of a multiprocessor's shared memory (CUDA driver API,
+/// `cuOccupancyMaxActiveClusters`).
 fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverError> {
     let context = CudaContext::new(ordinal)?;
     let module = context.load_module(Ptx::from_src(empty_kernels()))?;
@@ -39,8 +47,15 @@ fn ask(ordinal: usize, shared_limit: usize) -> Result<ClustersAtOnce, DriverErro
     let mut clusters = [0; ClustersAtOnce::MOST_BLOCKS];
     for (blocks, clusters) in (1..).zip(&mut clusters) {
         let kernel = module.load_function(&name(blocks))?;
-        kernel.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_limit as i32)?;
-        let launch = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: shared_limit as u32 };
+        kernel.set_attribute(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            shared_limit as i32,
+        )?;
+        let launch = LaunchConfig {
+            grid_dim: (blocks, 1, 1),
+            block_dim: (THREADS, 1, 1),
+            shared_mem_bytes: shared_limit as u32,
+        };
         *clusters = kernel.occupancy_max_active_clusters(launch, &stream)? as u16;
     }
     Ok(ClustersAtOnce(clusters))
@@ -55,7 +70,11 @@ fn name(blocks: u32) -> String {
 fn empty_kernels() -> String {
     let mut text = String::from(".version 7.8\n.target sm_90\n.address_size 64\n");
     for blocks in 1..=ClustersAtOnce::MOST_BLOCKS as u32 {
-        let _ = writeln!(text, ".visible .entry {}() .reqnctapercluster {blocks} {{ ret; }}", name(blocks));
+        let _ = writeln!(
+            text,
+            ".visible .entry {}() .reqnctapercluster {blocks} {{ ret; }}",
+            name(blocks)
+        );
     }
     text
 }

@@ -74,20 +74,27 @@ pub struct Card {
 
 /// Clusters that a card runs at the same time, with one block on each multiprocessor.
 ///
-/// A cluster is on one GPC, and which multiprocessors of a GPC are switched off differs from card to card. Clusters that do not fit wait for the others.
+/// A cluster is on one GPC, and which multiprocessors of a GPC are switched off differs from card
+/// to card. Clusters that do not fit wait for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClustersAtOnce([u16; Self::MOST_BLOCKS]);
 
 impl ClustersAtOnce {
-    /// Most blocks of a cluster that every card with clusters takes (CUDA C++ Programming Guide, "Thread Block Clusters").
+    /// Most blocks of a cluster that every card with clusters takes (CUDA C++ Programming Guide,
+    /// "Thread Block Clusters").
     pub const MOST_BLOCKS: usize = 8;
 
-    /// What is assumed of a card that is not asked. Two multiprocessors of a TPC always take a pair; of larger clusters a sixth of the multiprocessors is left free.
+    /// What is assumed of a card that is not asked. Two multiprocessors of a TPC always take a
+    /// pair; of larger clusters a sixth of the multiprocessors is left free.
     pub const fn assumed(multiprocessors: usize) -> Self {
         let mut clusters = [0; Self::MOST_BLOCKS];
         let mut blocks = 1;
         while blocks <= Self::MOST_BLOCKS {
-            let room = if blocks > 2 { multiprocessors * 5 / 6 } else { multiprocessors };
+            let room = if blocks > 2 {
+                multiprocessors * 5 / 6
+            } else {
+                multiprocessors
+            };
             clusters[blocks - 1] = (room / blocks) as u16;
             blocks += 1;
         }
@@ -96,14 +103,22 @@ impl ClustersAtOnce {
 
     /// Clusters of `blocks` blocks; 0 if there are none so large.
     pub fn of(&self, blocks: usize) -> usize {
-        blocks.checked_sub(1).and_then(|index| self.0.get(index)).map_or(0, |&clusters| clusters.into())
+        blocks
+            .checked_sub(1)
+            .and_then(|index| self.0.get(index))
+            .map_or(0, |&clusters| clusters.into())
     }
 }
 
 impl Card {
     /// A card whose clusters are [assumed](ClustersAtOnce::assumed()).
     pub const fn assumed(capability: u32, multiprocessors: usize, shared_limit: usize) -> Self {
-        Self { capability, multiprocessors, shared_limit, clusters: ClustersAtOnce::assumed(multiprocessors) }
+        Self {
+            capability,
+            multiprocessors,
+            shared_limit,
+            clusters: ClustersAtOnce::assumed(multiprocessors),
+        }
     }
 
     /// The card behind a CubeCL client; `None` if that is no NVIDIA card.
@@ -113,19 +128,28 @@ impl Card {
         }
         let properties = client.properties();
         // CubeCL's CUDA runtime names the architecture that it compiles for: ptx_sm90.
-        let capability = properties.identity.fingerprint.strip_prefix("ptx_sm")?.parse().ok()?;
+        let capability = properties
+            .identity
+            .fingerprint
+            .strip_prefix("ptx_sm")?
+            .parse()
+            .ok()?;
         let multiprocessors = properties.hardware.num_streaming_multiprocessors? as usize;
         let shared_limit = properties.hardware.max_shared_memory_size;
         let card = Self::assumed(capability, multiprocessors, shared_limit);
         #[cfg(feature = "cuda")]
         if capability >= CLUSTER_CAPABILITY {
-            return Some(Self { clusters: clusters::at_once(client, multiprocessors, shared_limit), ..card });
+            return Some(Self {
+                clusters: clusters::at_once(client, multiprocessors, shared_limit),
+                ..card
+            });
         }
         Some(card)
     }
 }
 
-/// The properties of a device that decide which kernel runs. Plain data, so that the choice is tested without a device.
+/// The properties of a device that decide which kernel runs. Plain data, so that the choice is
+/// tested without a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Target {
     /// The runtime.
@@ -136,7 +160,10 @@ pub struct Target {
 
 impl Target {
     /// Burn's Flex backend.
-    pub const FLEX: Self = Self { runtime: Runtime::Flex, card: None };
+    pub const FLEX: Self = Self {
+        runtime: Runtime::Flex,
+        card: None,
+    };
 
     /// The target behind a CubeCL client.
     pub fn of(client: &Client) -> Self {
@@ -149,20 +176,34 @@ impl Target {
             "cpu" => Runtime::Cpu,
             _ => Runtime::Other,
         };
-        Self { runtime, card: Card::of(client) }
+        Self {
+            runtime,
+            card: Card::of(client),
+        }
     }
 }
 
-/// The client of a further server of a CUDA card, which has a thread, streams and memory of its own: what is launched through it is compiled beside what the card's
-/// other servers compile. The same number gives the same server, which stays until the process ends. `None` on other runtimes, and past [`u16::MAX`] servers.
-#[cfg_attr(not(feature = "cuda"), allow(unused_variables, reason = "only CUDA's runtime has several servers of a card"))]
+/// The client of a further server of a CUDA card, which has a thread, streams and memory of its
+/// own: what is launched through it is compiled beside what the card's other servers compile. The
+/// same number gives the same server, which stays until the process ends. `None` on other runtimes,
+/// and past [`u16::MAX`] servers.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(
+        unused_variables,
+        reason = "only CUDA's runtime has several servers of a card"
+    )
+)]
 pub fn further_server(client: &Client, number: usize) -> Option<Client> {
     #[cfg(feature = "cuda")]
     if client.name() == "cuda" {
         let card = client.service_id().device;
-        // CubeCL tells the servers of a runtime apart by both numbers of a device, of which CUDA's runtime takes the card from the second alone.
+        // CubeCL tells the servers of a runtime apart by both numbers of a device, of which CUDA's
+        // runtime takes the card from the second alone.
         let further = DeviceId::new(u16::try_from(number + 1).ok()?, card.index_id);
-        return Some(Client::load::<<CudaRuntime as cubecl_runtime::runtime::Runtime>::Server>(further));
+        return Some(Client::load::<
+            <CudaRuntime as cubecl_runtime::runtime::Runtime>::Server,
+        >(further));
     }
     None
 }
@@ -173,23 +214,40 @@ pub fn elementwise(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (calculate_cube_count_elemwise(client, elements, dim), dim)
 }
 
-/// A matrix [rows, columns] as the copy engine reads it for `wgmma`: a box is `box_rows` rows by 64 columns of 16 bits, 128 bytes a row, swizzled within them. `None` if
-/// the buffer is an alias of another operand's.
+/// A matrix [rows, columns] as the copy engine reads it for `wgmma`: a box is `box_rows` rows by 64
+/// columns of 16 bits, 128 bytes a row, swizzled within them. `None` if the buffer is an alias of
+/// another operand's.
 pub fn swizzled_map(
     matrix: BufferArg,
     [rows, columns]: [usize; 2],
     box_rows: usize,
     dtype: ActivationDtype,
 ) -> Option<TensorMapArg<Tiled>> {
-    let BufferArg::Handle { handle } = matrix else { return None };
-    let tensor = TensorBinding { shape: [rows, columns].into(), strides: [columns, 1].into(), ..handle.into_tensor() };
-    let boxes = TiledArgs { tile_size: [box_rows, ATOM_K].into() };
-    Some(TensorMapArg::new(boxes, tensor.into_tensor_arg(), dtype.elem()).with_swizzle(TensorMapSwizzle::B128))
+    let BufferArg::Handle { handle } = matrix else {
+        return None;
+    };
+    let tensor = TensorBinding {
+        shape: [rows, columns].into(),
+        strides: [columns, 1].into(),
+        ..handle.into_tensor()
+    };
+    let boxes = TiledArgs {
+        tile_size: [box_rows, ATOM_K].into(),
+    };
+    Some(
+        TensorMapArg::new(boxes, tensor.into_tensor_arg(), dtype.elem())
+            .with_swizzle(TensorMapSwizzle::B128),
+    )
 }
 
-/// Values that a unit loads at a time: 16 bytes, or fewer where rows of `features` values are no multiple of that.
+/// Values that a unit loads at a time: 16 bytes, or fewer where rows of `features` values are no
+/// multiple of that.
 pub fn vector_size(client: &Client, features: usize, dtype: ActivationDtype) -> usize {
     let bytes = dtype.elem().size();
     let widest = (client.properties().hardware.load_width as usize / 8 / bytes).min(16 / bytes);
-    (0..).map(|power| widest >> power).find(|&size| features.is_multiple_of(size.max(1))).unwrap_or(1).max(1)
+    (0..)
+        .map(|power| widest >> power)
+        .find(|&size| features.is_multiple_of(size.max(1)))
+        .unwrap_or(1)
+        .max(1)
 }

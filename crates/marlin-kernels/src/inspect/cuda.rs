@@ -1,9 +1,11 @@
-//! The CUDA text of a kernel, without a device: to inspect the machine code that the compiler generates from it.
+//! The CUDA text of a kernel, without a device: to inspect the machine code that the compiler
+//! generates from it.
 
 use cubecl::define_kernel;
 use cubecl::ir::features::{Plane, Tma, TypeUsage};
 use cubecl::ir::{
-    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties, OpaqueType, VectorSize,
+    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
+    MemoryDeviceProperties, OpaqueType, VectorSize,
 };
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
@@ -11,7 +13,10 @@ use cubecl_cpp::cuda::arch::CudaArchitecture;
 use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
 use cubecl_cpp::cuda::supported_mma_combinations;
 use cubecl_cpp::register_supported_types;
-use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features, register_wmma_features};
+use cubecl_cpp::shared::{
+    CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features,
+    register_wmma_features,
+};
 use cubecl_cpp::target::Cuda;
 use cubecl_runtime::compiler::{CompilationError, Compiler};
 use cubecl_runtime::runtime::Runtime;
@@ -36,7 +41,11 @@ pub fn cuda_text(kernel: &impl CubeKernel, capability: u32) -> Result<Source, Co
     let definition = define_kernel(kernel)?;
     let entry = definition.settings.kernel_name.clone();
     let compiled = CppCompiler::<Cuda>::default().compile(definition, &options(capability))?;
-    Ok(Source { entry, shared_bytes: compiled.shared_memory_size, text: compiled.source })
+    Ok(Source {
+        entry,
+        shared_bytes: compiled.shared_memory_size,
+        text: compiled.source,
+    })
 }
 
 /// A block of the given number of threads, which counts elements in 32 bits.
@@ -55,11 +64,18 @@ pub fn buffer() -> BufferCompilationArg {
 }
 
 /// An optional buffer of a kernel.
-pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(is_there: bool) -> ComptimeOptionCompilationArg<T> {
-    if is_there { ComptimeOptionCompilationArg::Some(buffer()) } else { ComptimeOptionCompilationArg::None }
+pub fn optional<T: LaunchArg<CompilationArg = BufferCompilationArg>>(
+    is_there: bool,
+) -> ComptimeOptionCompilationArg<T> {
+    if is_there {
+        ComptimeOptionCompilationArg::Some(buffer())
+    } else {
+        ComptimeOptionCompilationArg::None
+    }
 }
 
-/// Most bytes of shared memory that a block may ask for on a card of compute capability `capability`.
+/// Most bytes of shared memory that a block may ask for on a card of compute capability
+/// `capability`.
 pub fn shared_limit(capability: u32) -> usize {
     1024 * match capability {
         80 | 87 => 163,
@@ -69,9 +85,13 @@ pub fn shared_limit(capability: u32) -> usize {
     }
 }
 
-/// The properties that CubeCL's CUDA runtime reports for such a card, as far as these kernels query them.
+/// The properties that CubeCL's CUDA runtime reports for such a card, as far as these kernels query
+/// them.
 pub fn properties(capability: u32) -> Arc<DeviceProperties> {
-    let arch = CudaArchitecture { version: capability, tensor_cores: true };
+    let arch = CudaArchitecture {
+        version: capability,
+        tensor_cores: true,
+    };
     let hardware = HardwareProperties {
         load_width: 128,
         vector_register_count: None,
@@ -90,9 +110,19 @@ pub fn properties(capability: u32) -> Arc<DeviceProperties> {
         max_vector_size: VectorSize::MAX,
         cube_mma_reserved_shared_memory: 0,
     };
-    let identity = DeviceIdentity { name: format!("sm_{capability}"), fingerprint: format!("ptx_sm{capability}"), physical: None };
+    let identity = DeviceIdentity {
+        name: format!("sm_{capability}"),
+        fingerprint: format!("ptx_sm{capability}"),
+        physical: None,
+    };
     let memory = MemoryDeviceProperties::new(1 << 34, 512);
-    let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::Device, identity);
+    let mut properties = DeviceProperties::new(
+        Default::default(),
+        memory,
+        hardware,
+        TimingMethod::Device,
+        identity,
+    );
     register_supported_types(&mut properties);
     properties.register_opaque_type(OpaqueType::Barrier);
     if capability >= 90 {
@@ -101,16 +131,26 @@ pub fn properties(capability: u32) -> Arc<DeviceProperties> {
     }
     properties.features.plane.insert(Plane::Sync);
     properties.features.plane.insert(Plane::Ops);
-    properties.features.plane.insert(Plane::NonUniformControlFlow);
+    properties
+        .features
+        .plane
+        .insert(Plane::NonUniformControlFlow);
     for kind in [FloatKind::F16, FloatKind::BF16] {
-        properties.features.matmul.ldmatrix.insert(ElemType::Float(kind));
+        properties
+            .features
+            .matmul
+            .ldmatrix
+            .insert(ElemType::Float(kind));
     }
     properties.register_type_usage(ElemType::Float(FloatKind::TF32), TypeUsage::Conversion);
     properties.features.copy_async = true;
     properties.features.memory_reinterpret = true;
     properties.features.alignment = true;
     properties.features.device_memory_scope = true;
-    register_wmma_features(CudaCmmaCompiler::Cpp.supported_cmma_combinations(&arch), &mut properties);
+    register_wmma_features(
+        CudaCmmaCompiler::Cpp.supported_cmma_combinations(&arch),
+        &mut properties,
+    );
     register_mma_features(supported_mma_combinations(&arch), &mut properties);
     Arc::new(properties)
 }

@@ -9,14 +9,23 @@ use std::fmt::Write;
 const KERNEL: &str = "__global__";
 
 impl Source {
-    /// The digest of the text, in 32 hexadecimal digits: two texts of one digest are compiled to the same machine code.
+    /// The digest of the text, in 32 hexadecimal digits: two texts of one digest are compiled to
+    /// the same machine code.
     ///
-    /// The names of the kernel and of its variables do not change it, and neither does the order of the declarations before the kernel: CubeCL numbers shared memory
-    /// and orders declarations otherwise from run to run. The order of the kernel's statements counts.
+    /// The names of the kernel and of its variables do not change it, and neither does the order of
+    /// the declarations before the kernel: CubeCL numbers shared memory and orders declarations
+    /// otherwise from run to run. The order of the kernel's statements counts.
     pub fn digest(&self) -> String {
         let text = self.text.replace(&self.entry, "kernel");
-        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        let start = lines.iter().position(|line| line.contains(KERNEL)).unwrap_or(0);
+        let lines: Vec<&str> = text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .collect();
+        let start = lines
+            .iter()
+            .position(|line| line.contains(KERNEL))
+            .unwrap_or(0);
         let (declarations, kernel) = lines.split_at(start);
         let mut declarations = declarations.to_vec();
         declarations.sort_unstable();
@@ -27,11 +36,17 @@ impl Source {
         }
         digest.update(with_numbered_variables(&kernel.join("\n")));
         digest.update(self.shared_bytes.to_le_bytes());
-        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        digest
+            .finalize()
+            .iter()
+            .take(16)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 }
 
-/// Returns a text whose variables, which CubeCL names `v` and a number, are numbered as they first occur.
+/// Returns a text whose variables, which CubeCL names `v` and a number, are numbered as they first
+/// occur.
 fn with_numbered_variables(text: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let (mut numbers, mut numbered) = (HashMap::new(), String::with_capacity(text.len()));
@@ -40,7 +55,10 @@ fn with_numbered_variables(text: &str) -> String {
         let (before, from) = rest.split_at(start);
         let (word, after) = from.split_at(from.find(|c| !is_word(c)).unwrap_or(from.len()));
         numbered.push_str(before);
-        match word.strip_prefix('v').filter(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) {
+        match word
+            .strip_prefix('v')
+            .filter(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+        {
             Some(number) => {
                 let next = numbers.len();
                 let _ = write!(numbered, "v{}", numbers.entry(number).or_insert(next));
@@ -57,27 +75,53 @@ mod tests {
     use super::*;
 
     fn digest(entry: &str, text: &str) -> String {
-        Source { entry: entry.into(), shared_bytes: 0, text: text.into() }.digest()
+        Source {
+            entry: entry.into(),
+            shared_bytes: 0,
+            text: text.into(),
+        }
+        .digest()
     }
 
     #[test]
     fn the_order_of_statements_counts_and_that_of_declarations_and_the_name_do_not() {
-        let plain = digest("first_0a", "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  x = 1;\n  y = 2;\n}");
+        let plain = digest(
+            "first_0a",
+            "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  x = 1;\n  y = 2;\n}",
+        );
         assert_eq!(
             plain,
-            digest("second_1b", "#include <b>\n#include <a>\nextern \"C\" __global__ void second_1b() {\n  x = 1;\n  y = 2;\n}")
+            digest(
+                "second_1b",
+                "#include <b>\n#include <a>\nextern \"C\" __global__ void second_1b() {\n  x = 1;\n  y = 2;\n}"
+            )
         );
         assert_ne!(
             plain,
-            digest("first_0a", "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  y = 2;\n  x = 1;\n}")
+            digest(
+                "first_0a",
+                "#include <a>\n#include <b>\nextern \"C\" __global__ void first_0a() {\n  y = 2;\n  x = 1;\n}"
+            )
         );
     }
 
     #[test]
     fn the_numbers_of_variables_do_not_count_and_which_is_used_does() {
-        assert_eq!(with_numbered_variables("v7 = v30 + u.v7[v1a] + vx(v30); // v"), "v0 = v1 + u.v0[v1a] + vx(v1); // v");
-        let [one, other, swapped] = ["v1 = v2; v2 = v1;", "v9 = v3; v3 = v9;", "v1 = v2; v1 = v2;"]
-            .map(|body| digest("first_0a", &format!("extern \"C\" __global__ void first_0a() {{\n{body}\n}}")));
+        assert_eq!(
+            with_numbered_variables("v7 = v30 + u.v7[v1a] + vx(v30); // v"),
+            "v0 = v1 + u.v0[v1a] + vx(v1); // v"
+        );
+        let [one, other, swapped] = [
+            "v1 = v2; v2 = v1;",
+            "v9 = v3; v3 = v9;",
+            "v1 = v2; v1 = v2;",
+        ]
+        .map(|body| {
+            digest(
+                "first_0a",
+                &format!("extern \"C\" __global__ void first_0a() {{\n{body}\n}}"),
+            )
+        });
         assert!(one == other && one != swapped);
     }
 }

@@ -1,4 +1,5 @@
-//! A look at the kernels without a device: their CUDA text and its digest. For tests, CI and records.
+//! A look at the kernels without a device: their CUDA text and its digest. For tests, CI and
+//! records.
 //!
 //! Each routine has a function `source` that returns its text.
 

@@ -7,7 +7,8 @@ use crate::tile::cost::format;
 use crate::{Kernel, QuantProblem};
 use cubecl_runtime::compiler::CompilationError;
 
-/// Returns the CUDA text of the Marlin kernel of a configuration on a card of compute capability `capability` (90 for 9.0): of [`wgmma`] or [`mma_sync`], by the tile.
+/// Returns the CUDA text of the Marlin kernel of a configuration on a card of compute capability
+/// `capability` (90 for 9.0): of [`wgmma`] or [`mma_sync`], by the tile.
 ///
 /// # Errors
 /// CubeCL refuses the kernel.
@@ -18,16 +19,23 @@ pub fn tile_source(config: &Config, capability: u32) -> Result<Source, Compilati
     }
 }
 
-/// Returns the CUDA text of the tensor-core kernel that computes `problem` on a card of compute capability `capability` (90 for 9.0); `None` if `kernel` is another
-/// one.
+/// Returns the CUDA text of the tensor-core kernel that computes `problem` on a card of compute
+/// capability `capability` (90 for 9.0); `None` if `kernel` is another one.
 ///
 /// # Errors
 /// CubeCL refuses the kernel.
-pub fn source_of(problem: &QuantProblem, kernel: &Kernel, capability: u32) -> Result<Option<Source>, CompilationError> {
+pub fn source_of(
+    problem: &QuantProblem,
+    kernel: &Kernel,
+    capability: u32,
+) -> Result<Option<Source>, CompilationError> {
     let format = format(problem);
     let source = match *kernel {
         Kernel::Marlin(launch) => tile_source(&format.config(launch.tile), capability),
-        Kernel::Gemv { blocks } => gemv::source(&gemv::Config::new(blocks, &format, problem.prologue), capability),
+        Kernel::Gemv { blocks } => gemv::source(
+            &gemv::Config::new(blocks, &format, problem.prologue),
+            capability,
+        ),
         _ => return Ok(None),
     };
     source.map(Some)

@@ -1,8 +1,10 @@
 //! The CUDA driver's view of a graph that CubeCL is recording.
 //!
-//! While a stream captures, its graph may be edited (CUDA driver API, `cuStreamGetCaptureInfo`). It is reached through types that CubeCL 0.11.3 makes public but
-//! does not document as stable: [`DeviceHandle`] runs a closure on CubeCL's device thread, in order with its launches, and [`WriteScoped`] shows that
-//! thread's streams. `Cargo.toml` therefore has exactly that version, and the device test `overlap` fails where it no longer works.
+//! While a stream captures, its graph may be edited (CUDA driver API, `cuStreamGetCaptureInfo`). It
+//! is reached through types that CubeCL 0.11.3 makes public but does not document as stable:
+//! [`DeviceHandle`] runs a closure on CubeCL's device thread, in order with its launches, and
+//! [`WriteScoped`] shows that thread's streams. `Cargo.toml` therefore has exactly that version,
+//! and the device test `overlap` fails where it no longer works.
 
 use cubecl::client::Client;
 use cubecl_common::device_handle::DeviceHandle;
@@ -23,7 +25,10 @@ pub(super) enum EdgeError {
     DeviceThread(String),
     /// The driver refused.
     #[error("{call}: {status:?}")]
-    Driver { call: &'static str, status: CUresult },
+    Driver {
+        call: &'static str,
+        status: CUresult,
+    },
 }
 
 fn checked(call: &'static str, status: CUresult) -> Result<(), EdgeError> {
@@ -33,28 +38,50 @@ fn checked(call: &'static str, status: CUresult) -> Result<(), EdgeError> {
     }
 }
 
-/// Makes the edge to the kernel launched last programmatic. Does nothing if the stream is not capturing, or if it is not the edge between two kernels.
+/// Makes the edge to the kernel launched last programmatic. Does nothing if the stream is not
+/// capturing, or if it is not the edge between two kernels.
 pub(super) fn make_last_edge_programmatic(client: &Client) -> Result<(), EdgeError> {
     let device = DeviceHandle::<Server>::new(client.service_id().device);
     let stream = StreamId::current();
     let task = move |server: &mut Server| {
         let Some(stream) = server.write_streams().try_stream_mut(&stream) else {
-            return Err(EdgeError::DeviceThread("it has no stream for this thread".into()));
+            return Err(EdgeError::DeviceThread(
+                "it has no stream for this thread".into(),
+            ));
         };
-        let Some((graph, node)) = last_node(stream.sys)? else { return Ok(()) };
+        let Some((graph, node)) = last_node(stream.sys)? else {
+            return Ok(());
+        };
         make_edge_programmatic(graph, node)
     };
-    device.submit_blocking(task).map_err(|error| EdgeError::DeviceThread(format!("{error:?}")))?
+    device
+        .submit_blocking(task)
+        .map_err(|error| EdgeError::DeviceThread(format!("{error:?}")))?
 }
 
-/// Returns the graph that a stream records, and the one node that the next depends on; `None` if it records none, or there are several.
+/// Returns the graph that a stream records, and the one node that the next depends on; `None` if it
+/// records none, or there are several.
 fn last_node(stream: CUstream) -> Result<Option<(CUgraph, CUgraphNode)>, EdgeError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    let (mut id, mut graph, mut nodes, mut edges, mut count) = (0, null_mut(), null(), null(), 0usize);
+    let (mut id, mut graph, mut nodes, mut edges, mut count) =
+        (0, null_mut(), null(), null(), 0usize);
     // SAFETY: the stream is CubeCL's and lives; every pointer is to a local of the right type.
-    let result = unsafe { sys::cuStreamGetCaptureInfo_v3(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut edges, &mut count) };
+    let result = unsafe {
+        sys::cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            &mut id,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count,
+        )
+    };
     checked("cuStreamGetCaptureInfo", result)?;
-    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 || nodes.is_null() {
+    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        || count != 1
+        || nodes.is_null()
+    {
         return Ok(None);
     }
     // SAFETY: the driver gave one node, valid until the next call on this stream.
@@ -62,8 +89,14 @@ fn last_node(stream: CUstream) -> Result<Option<(CUgraph, CUgraphNode)>, EdgeErr
 }
 
 /// An ordinary edge.
-const ORDINARY: CUgraphEdgeData = CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] };
-/// An edge that fires when every block of the earlier kernel has executed `griddepcontrol.launch_dependents` or exited.
+const ORDINARY: CUgraphEdgeData = CUgraphEdgeData {
+    from_port: 0,
+    to_port: 0,
+    type_: 0,
+    reserved: [0; 5],
+};
+/// An edge that fires when every block of the earlier kernel has executed
+/// `griddepcontrol.launch_dependents` or exited.
 const PROGRAMMATIC: CUgraphEdgeData = CUgraphEdgeData {
     from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
     type_: sys::CUgraphDependencyType_enum::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
@@ -73,22 +106,33 @@ const PROGRAMMATIC: CUgraphEdgeData = CUgraphEdgeData {
 fn make_edge_programmatic(graph: CUgraph, node: CUgraphNode) -> Result<(), EdgeError> {
     let mut count = 0usize;
     // SAFETY: the node is of a live graph; null arrays ask for the number alone.
-    checked("cuGraphNodeGetDependencies", unsafe { sys::cuGraphNodeGetDependencies_v2(node, null_mut(), null_mut(), &mut count) })?;
+    checked("cuGraphNodeGetDependencies", unsafe {
+        sys::cuGraphNodeGetDependencies_v2(node, null_mut(), null_mut(), &mut count)
+    })?;
     if count != 1 || !is_kernel(node)? {
         return Ok(());
     }
     let (mut before, mut edge) = (null_mut(), ORDINARY);
     // SAFETY: there is room for the one dependency.
-    checked("cuGraphNodeGetDependencies", unsafe { sys::cuGraphNodeGetDependencies_v2(node, &mut before, &mut edge, &mut count) })?;
+    checked("cuGraphNodeGetDependencies", unsafe {
+        sys::cuGraphNodeGetDependencies_v2(node, &mut before, &mut edge, &mut count)
+    })?;
     if !is_kernel(before)? {
         return Ok(());
     }
-    // SAFETY: graph, nodes and edge are the driver's own answers; nothing else touches the graph while this runs on the thread that records it.
+    // SAFETY: graph, nodes and edge are the driver's own answers; nothing else touches the graph
+    // while this runs on the thread that records it.
     unsafe {
-        checked("cuGraphRemoveDependencies", sys::cuGraphRemoveDependencies_v2(graph, &before, &node, &edge, 1))?;
+        checked(
+            "cuGraphRemoveDependencies",
+            sys::cuGraphRemoveDependencies_v2(graph, &before, &node, &edge, 1),
+        )?;
         let added = sys::cuGraphAddDependencies_v2(graph, &before, &node, &PROGRAMMATIC, 1);
         if added != CUresult::CUDA_SUCCESS {
-            checked("cuGraphAddDependencies, of the edge before", sys::cuGraphAddDependencies_v2(graph, &before, &node, &edge, 1))?;
+            checked(
+                "cuGraphAddDependencies, of the edge before",
+                sys::cuGraphAddDependencies_v2(graph, &before, &node, &edge, 1),
+            )?;
         }
         checked("cuGraphAddDependencies", added)
     }
@@ -97,6 +141,8 @@ fn make_edge_programmatic(graph: CUgraph, node: CUgraphNode) -> Result<(), EdgeE
 fn is_kernel(node: CUgraphNode) -> Result<bool, EdgeError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
     // SAFETY: the node is of a live graph.
-    checked("cuGraphNodeGetType", unsafe { sys::cuGraphNodeGetType(node, &mut kind) })?;
+    checked("cuGraphNodeGetType", unsafe {
+        sys::cuGraphNodeGetType(node, &mut kind)
+    })?;
     Ok(kind == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL)
 }

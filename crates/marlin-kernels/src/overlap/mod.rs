@@ -1,9 +1,10 @@
-//! Kernels of a recorded pass that overlap: programmatic dependent launch (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
-//! Synchronization").
+//! Kernels of a recorded pass that overlap: programmatic dependent launch (CUDA C++ Programming
+//! Guide, "Programmatic Dependent Launch and Synchronization").
 //!
-//! In a graph a kernel starts when the kernel before it has ended and its writes are visible. On a programmatic edge it may start as soon as every block of the
-//! kernel before has executed `griddepcontrol.launch_dependents` or has exited, and then does by itself what does not depend on that one, until
-//! `griddepcontrol.wait` has seen it end:
+//! In a graph a kernel starts when the kernel before it has ended and its writes are visible. On a
+//! programmatic edge it may start as soon as every block of the kernel before has executed
+//! `griddepcontrol.launch_dependents` or has exited, and then does by itself what does not depend
+//! on that one, until `griddepcontrol.wait` has seen it end:
 //!
 //! ```text
 //! ordinary edges       | kernel 1        |launch| kernel 2        |launch|
@@ -11,11 +12,13 @@
 //!                        | launch, weights .. wait | kernel 2     |
 //! ```
 //!
-//! A kernel that takes part [begins](start_next()) by letting the next start, and [waits](wait()) in every block, before it reads or writes anything that a
-//! pass writes. What it reads before must not change in a pass: weights, tables. After its launch the host calls [`follow`].
+//! A kernel that takes part [begins](start_next()) by letting the next start, and [waits](wait())
+//! in every block, before it reads or writes anything that a pass writes. What it reads before must
+//! not change in a pass: weights, tables. After its launch the host calls [`follow`].
 //!
-//! CubeCL launches without the attribute that makes an edge programmatic. `driver.rs` changes the edge in the graph while it is recorded; where that fails
-//! the edge stays as it was, and the instructions do nothing.
+//! CubeCL launches without the attribute that makes an edge programmatic. `driver.rs` changes the
+//! edge in the graph while it is recorded; where that fails the edge stays as it was, and the
+//! instructions do nothing.
 
 #[cfg(feature = "cuda")]
 mod driver;
@@ -41,20 +44,24 @@ pub const fn is_supported_by(capability: u32) -> bool {
     capability >= MIN_CAPABILITY
 }
 
-/// Records ordinary edges from here on (true), or programmatic ones where the device has them: to compare the two. For the whole process.
+/// Records ordinary edges from here on (true), or programmatic ones where the device has them: to
+/// compare the two. For the whole process.
 pub fn record_ordinary_edges(ordinary: bool) {
     PROGRAMMATIC.store(!ordinary, Ordering::Relaxed);
 }
 
-/// Lets the kernel that this thread launched last overlap the one before it, if a graph is being recorded. The kernel must [`wait()`].
+/// Lets the kernel that this thread launched last overlap the one before it, if a graph is being
+/// recorded. The kernel must [`wait()`].
 ///
-/// If the driver refuses, the kernel starts after the one before; the first time the reason is logged.
+/// If the driver refuses, the kernel starts after the one before; the first time the reason is
+/// logged.
 pub fn follow(client: &Client) {
     #[cfg(feature = "cuda")]
     if client.is_capturing() && PROGRAMMATIC.load(Ordering::Relaxed) && is_supported(client) {
         static REFUSED: std::sync::Once = std::sync::Once::new();
         if let Err(error) = driver::make_last_edge_programmatic(client) {
-            REFUSED.call_once(|| tracing::info!(%error, "kernels of recorded passes do not overlap"));
+            REFUSED
+                .call_once(|| tracing::info!(%error, "kernels of recorded passes do not overlap"));
         }
     }
     #[cfg(not(feature = "cuda"))]
@@ -69,7 +76,8 @@ pub fn start_next(#[comptime] overlaps: bool) {
     }
 }
 
-/// Waits until the kernels before have ended and their writes are visible, if the kernel `overlaps`.
+/// Waits until the kernels before have ended and their writes are visible, if the kernel
+/// `overlaps`.
 #[cube]
 pub fn wait(#[comptime] overlaps: bool) {
     if overlaps {

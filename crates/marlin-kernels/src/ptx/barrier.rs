@@ -3,7 +3,8 @@
 use super::read;
 use cubecl::prelude::*;
 
-/// `mbarrier.init`: a phase of the barrier completes with `count` arrivals and all bytes that are expected ("mbarrier").
+/// `mbarrier.init`: a phase of the barrier completes with `count` arrivals and all bytes that are
+/// expected ("mbarrier").
 #[cube]
 pub fn mbarrier_init(barrier: u32, #[comptime] count: usize) {
     gpu_asm!("mbarrier.init.shared::cta.b64 [{b}], {n};", b = in(_) read::<u32>(barrier), n = const count);
@@ -24,7 +25,8 @@ pub fn mbarrier_arrive_expect_tx(barrier: u32, bytes: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible, for `wgmma` too.
+/// `mbarrier.try_wait.parity` until the phase of that parity is complete: its copies are visible,
+/// for `wgmma` too.
 #[cube]
 pub fn mbarrier_wait_parity(barrier: u32, parity: u32) {
     gpu_asm!(
@@ -77,7 +79,8 @@ pub fn bar_arrive(#[comptime] id: usize, #[comptime] threads: usize) {
     gpu_asm!("bar.arrive {i}, {n};", i = const id, n = const threads);
 }
 
-/// `fence.proxy.async`: this thread's writes to shared memory are there for the copy engine ("Async proxy").
+/// `fence.proxy.async`: this thread's writes to shared memory are there for the copy engine ("Async
+/// proxy").
 #[cube]
 pub fn fence_proxy_async() {
     gpu_asm!("fence.proxy.async.shared::cta;");

@@ -3,8 +3,9 @@
 use super::{F4, read};
 use cubecl::prelude::*;
 
-/// `mapa` and `st.async`: stores where `address`, one of the block's own shared memory, is in the first block of its cluster, and counts the four bytes there at
-/// the `barrier` of that place once they are visible ("Data Movement: st.async").
+/// `mapa` and `st.async`: stores where `address`, one of the block's own shared memory, is in the
+/// first block of its cluster, and counts the four bytes there at the `barrier` of that place once
+/// they are visible ("Data Movement: st.async").
 #[cube]
 pub fn st_async_first_block(address: u32, value: f32, barrier: u32) {
     gpu_asm!(
@@ -13,7 +14,8 @@ pub fn st_async_first_block(address: u32, value: f32, barrier: u32) {
     );
 }
 
-/// `mapa`: the address, in the shared memory of the cluster, of what lies at `address` of a block's own in the block of that rank ("mapa").
+/// `mapa`: the address, in the shared memory of the cluster, of what lies at `address` of a block's
+/// own in the block of that rank ("mapa").
 #[cube]
 pub fn mapa(address: u32, rank: u32) -> u32 {
     let mapped: u32;
@@ -24,8 +26,8 @@ pub fn mapa(address: u32, rank: u32) -> u32 {
     read::<u32>(mapped)
 }
 
-/// `st.async`: stores 16 bytes to the shared memory of a block of the cluster, and counts them at a `barrier` of that block once they are visible. Both are
-/// addresses that [`mapa()`] gives.
+/// `st.async`: stores 16 bytes to the shared memory of a block of the cluster, and counts them at a
+/// `barrier` of that block once they are visible. Both are addresses that [`mapa()`] gives.
 #[cube]
 pub fn st_async_16(address: u32, value: F4, barrier: u32) {
     gpu_asm!(
@@ -34,7 +36,8 @@ pub fn st_async_16(address: u32, value: F4, barrier: u32) {
     );
 }
 
-/// `mbarrier.try_wait.parity` until the first phase is complete: what other blocks of the cluster stored and counted is visible.
+/// `mbarrier.try_wait.parity` until the first phase is complete: what other blocks of the cluster
+/// stored and counted is visible.
 #[cube]
 pub fn mbarrier_wait_first_phase_cluster(barrier: u32) {
     gpu_asm!(
@@ -43,13 +46,15 @@ pub fn mbarrier_wait_first_phase_cluster(barrier: u32) {
     );
 }
 
-/// `fence.mbarrier_init`: barriers that this thread has initialised are so for threads of the cluster that wait for it to arrive.
+/// `fence.mbarrier_init`: barriers that this thread has initialised are so for threads of the
+/// cluster that wait for it to arrive.
 #[cube]
 pub fn fence_mbarrier_init() {
     gpu_asm!("fence.mbarrier_init.release.cluster;");
 }
 
-/// `barrier.cluster.arrive.relaxed`: the thread does not wait itself, and has written nothing that others read, or fenced it ("barrier.cluster").
+/// `barrier.cluster.arrive.relaxed`: the thread does not wait itself, and has written nothing that
+/// others read, or fenced it ("barrier.cluster").
 #[cube]
 pub fn cluster_arrive_relaxed() {
     gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");

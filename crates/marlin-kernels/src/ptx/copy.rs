@@ -64,14 +64,15 @@ pub fn prefetch_tensormap(map: u64) {
     gpu_asm!("prefetch.tensormap [{m}];", m = in(_) read::<u64>(map));
 }
 
-/// `prefetch.global.L2`: the 128 bytes around an address are brought to the second-level cache ("Data Movement: prefetch").
+/// `prefetch.global.L2`: the 128 bytes around an address are brought to the second-level cache
+/// ("Data Movement: prefetch").
 #[cube]
 pub fn prefetch_l2(global: u64) {
     gpu_asm!("prefetch.global.L2 [{g}];", g = in(_) read::<u64>(global));
 }
 
-/// `cp.async.bulk`: the copy engine copies `bytes`, and counts them on `barrier`. Addresses and `bytes` are multiples of 16 ("Data Movement:
-/// cp.async.bulk").
+/// `cp.async.bulk`: the copy engine copies `bytes`, and counts them on `barrier`. Addresses and
+/// `bytes` are multiples of 16 ("Data Movement: cp.async.bulk").
 #[cube]
 pub fn cp_async_bulk(shared: u32, global: u64, bytes: u32, barrier: u32) {
     gpu_asm!(
@@ -80,8 +81,8 @@ pub fn cp_async_bulk(shared: u32, global: u64, bytes: u32, barrier: u32) {
     );
 }
 
-/// `cp.async.bulk.tensor.2d`: the copy engine copies the box of a tensor map at `column` of `row`, zeros where that is past the tensor, and
-/// counts its bytes, those zeros too, on `barrier`.
+/// `cp.async.bulk.tensor.2d`: the copy engine copies the box of a tensor map at `column` of `row`,
+/// zeros where that is past the tensor, and counts its bytes, those zeros too, on `barrier`.
 #[cube]
 pub fn cp_async_bulk_tensor_2d(shared: u32, map: u64, column: u32, row: u32, barrier: u32) {
     gpu_asm!(

@@ -3,7 +3,8 @@
 use super::read;
 use cubecl::prelude::*;
 
-/// `and`, where it is written: the compiler moves its own past the `wgmma_fence` that its result must come before.
+/// `and`, where it is written: the compiler moves its own past the `wgmma_fence` that its result
+/// must come before.
 #[cube]
 pub fn and_here(a: u32, b: u32) -> u32 {
     let d: u32;
@@ -49,7 +50,8 @@ pub fn fma_bf16x2(a: u32, b: u32, c: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `prmt`: the bytes of two registers that the nibbles of `selector` name, the lowest first: 0 to 3 of `a`, 4 to 7 of `b`.
+/// `prmt`: the bytes of two registers that the nibbles of `selector` name, the lowest first: 0 to 3
+/// of `a`, 4 to 7 of `b`.
 #[cube]
 pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     let d: u32;
@@ -60,7 +62,8 @@ pub fn prmt(a: u32, b: u32, #[comptime] selector: u32) -> u32 {
     read::<u32>(d)
 }
 
-/// `cvt.rn.f16x2` or (`bf16`) `cvt.rn.bf16x2`: a pair of halves, the first argument in the lower one.
+/// `cvt.rn.f16x2` or (`bf16`) `cvt.rn.bf16x2`: a pair of halves, the first argument in the lower
+/// one.
 #[cube]
 pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     let d: u32;
@@ -72,7 +75,8 @@ pub fn cvt_halves(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
     read::<u32>(d)
 }
 
-/// `ex2.approx`: 2 to the power of a value, to a relative error of 2^-22 ("Floating Point Instructions: ex2").
+/// `ex2.approx`: 2 to the power of a value, to a relative error of 2^-22 ("Floating Point
+/// Instructions: ex2").
 #[cube]
 pub fn ex2_approx(value: f32) -> f32 {
     let d: f32;
@@ -80,7 +84,8 @@ pub fn ex2_approx(value: f32) -> f32 {
     read::<f32>(d)
 }
 
-/// `rcp.approx`: the reciprocal, to one unit of the last place ("Floating Point Instructions: rcp").
+/// `rcp.approx`: the reciprocal, to one unit of the last place ("Floating Point Instructions:
+/// rcp").
 #[cube]
 pub fn rcp_approx(value: f32) -> f32 {
     let d: f32;
@@ -104,7 +109,11 @@ pub fn prmt_duplicate_half(value: u32, #[comptime] upper: bool) -> u32 {
 pub fn half_to_f32(value: u32, #[comptime] upper: bool, #[comptime] bf16: bool) -> f32 {
     if comptime!(bf16) {
         // A bf16 is the upper half of an f32.
-        f32::reinterpret(if comptime!(upper) { value & 0xffff_0000u32 } else { value << 16u32 })
+        f32::reinterpret(if comptime!(upper) {
+            value & 0xffff_0000u32
+        } else {
+            value << 16u32
+        })
     } else {
         let d: f32;
         gpu_asm!(

@@ -3,7 +3,8 @@
 use super::{F4, U4, read};
 use cubecl::prelude::*;
 
-/// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r` of matrix `i`.
+/// `ldmatrix.x4`: four 8 x 8 matrices of 16-bit values; lane `8i + r` gives the address of row `r`
+/// of matrix `i`.
 #[cube]
 pub fn ldmatrix_x4(address: u32) -> U4 {
     let value: U4;
@@ -25,10 +26,19 @@ pub fn ldmatrix_x4_trans(address: u32) -> U4 {
     read::<U4>(value)
 }
 
-/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators, of f16 or (`bf16`) bf16 fragments: A stores two of every four columns, B has 32 rows
-/// ("Warp-level matrix instructions for sparse mma"). The `metadata` of every four lanes are those of the first two (`selector` 0) or the last two (1).
+/// `mma.sp::ordered_metadata.sync.m16n8k32` with f32 accumulators, of f16 or (`bf16`) bf16
+/// fragments: A stores two of every four columns, B has 32 rows ("Warp-level matrix instructions
+/// for sparse mma"). The `metadata` of every four lanes are those of the first two (`selector` 0)
+/// or the last two (1).
 #[cube]
-pub fn mma_sp_m16n8k32(a: U4, b: U4, c: F4, metadata: u32, #[comptime] selector: usize, #[comptime] bf16: bool) -> F4 {
+pub fn mma_sp_m16n8k32(
+    a: U4,
+    b: U4,
+    c: F4,
+    metadata: u32,
+    #[comptime] selector: usize,
+    #[comptime] bf16: bool,
+) -> F4 {
     let d: F4;
     gpu_asm!(
         "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.{t}.{t}.f32 {d}, {a}, {b}, {c}, {e}, {s};",

@@ -92,13 +92,15 @@ pub fn st_relaxed(address: u64, value: u32) {
     gpu_asm!("st.relaxed.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `st.release.gpu`: earlier writes of this thread, and of those that it met at a barrier, are visible to a thread that acquires the value.
+/// `st.release.gpu`: earlier writes of this thread, and of those that it met at a barrier, are
+/// visible to a thread that acquires the value.
 #[cube]
 pub fn st_release(address: u64, value: u32) {
     gpu_asm!("st.release.gpu.global.u32 [{a}], {v};", a = in(_) read::<u64>(address), v = in(_) read::<u32>(value));
 }
 
-/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked()`]: other blocks' stores are seen, whole or not at all.
+/// `ld.relaxed.gpu` of a value and its mark, stored together by [`st_marked()`]: other blocks'
+/// stores are seen, whole or not at all.
 #[cube]
 pub fn ld_marked(address: u64) -> (f32, u32) {
     let both: Vector<u32, Const<2>>;
@@ -119,7 +121,8 @@ pub fn st_marked(address: u64, value: f32, mark: u32) {
     );
 }
 
-/// `ld.global.nc.L1::no_allocate`, where it is written: 16 bytes that are read once ("Data Movement: ld.global.nc").
+/// `ld.global.nc.L1::no_allocate`, where it is written: 16 bytes that are read once ("Data
+/// Movement: ld.global.nc").
 #[cube]
 pub fn ld_global_once_16(address: u64) -> U4 {
     let value: U4;

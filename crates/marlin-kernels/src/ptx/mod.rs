@@ -1,7 +1,8 @@
 //! PTX instructions that CubeCL has no function for: one function an instruction.
 //!
-//! Every operand goes through [`read()`]: inline assembly takes a variable, a copy or another block's output by its stack address otherwise.
-//! Addresses of shared memory are 32-bit, those of global memory 64-bit. Only the NVRTC compiler of the CUDA runtime takes these.
+//! Every operand goes through [`read()`]: inline assembly takes a variable, a copy or another
+//! block's output by its stack address otherwise. Addresses of shared memory are 32-bit, those of
+//! global memory 64-bit. Only the NVRTC compiler of the CUDA runtime takes these.
 //!
 //! Source: PTX ISA 8.0, the section that each function names.
 
@@ -38,7 +39,8 @@ pub fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())
 }
 
-/// `%laneid`: the number of a thread in its warp. CubeCL's own divides by a warp size that it asks the device for.
+/// `%laneid`: the number of a thread in its warp. CubeCL's own divides by a warp size that it asks
+/// the device for.
 #[cube]
 pub fn lane() -> u32 {
     let lane: u32;

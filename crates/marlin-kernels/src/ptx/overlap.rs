@@ -1,9 +1,10 @@
-//! `griddepcontrol`: how far a kernel depends on the one before it, from compute capability 9.0 on ("Parallel Synchronization and Communication
-//! Instructions: griddepcontrol").
+//! `griddepcontrol`: how far a kernel depends on the one before it, from compute capability 9.0 on
+//! ("Parallel Synchronization and Communication Instructions: griddepcontrol").
 
 use cubecl::prelude::*;
 
-/// `griddepcontrol.launch_dependents`: the next kernel may start once every block has executed this or has exited.
+/// `griddepcontrol.launch_dependents`: the next kernel may start once every block has executed this
+/// or has exited.
 #[cube]
 pub fn griddepcontrol_launch_dependents() {
     gpu_asm!("griddepcontrol.launch_dependents;");

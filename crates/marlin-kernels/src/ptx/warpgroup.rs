@@ -1,13 +1,14 @@
-//! `wgmma`: the asynchronous products of a warpgroup, four warps, from compute capability 9.0a on ("Asynchronous Warpgroup Level Matrix
-//! Multiply-Accumulate Operation").
+//! `wgmma`: the asynchronous products of a warpgroup, four warps, from compute capability 9.0a on
+//! ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Operation").
 
 use super::{U4, read};
 use cubecl::prelude::*;
 
-/// Declares `registers` accumulators for [`wgmma()`], and what else it names: once, at a kernel's top, outside loops.
+/// Declares `registers` accumulators for [`wgmma()`], and what else it names: once, at a kernel's
+/// top, outside loops.
 ///
-/// They are PTX registers that only inline assembly names. If they are values of CubeCL's, each instruction copies them, and ptxas makes it
-/// wait for the one before.
+/// They are PTX registers that only inline assembly names. If they are values of CubeCL's, each
+/// instruction copies them, and ptxas makes it wait for the one before.
 #[cube]
 pub fn wgmma_declare(#[comptime] registers: usize) {
     gpu_asm!(
@@ -22,7 +23,8 @@ pub fn wgmma_declare_shared() {
     gpu_asm!(".reg .b64 wgmma_a;");
 }
 
-/// Sets whether every [`wgmma()`] that starts sums from here on adds to what its accumulators hold (1), or replaces it (0).
+/// Sets whether every [`wgmma()`] that starts sums from here on adds to what its accumulators hold
+/// (1), or replaces it (0).
 #[cube]
 pub fn wgmma_more(more: u32) {
     gpu_asm!("setp.ne.u32 wgmma_more, {m}, 0;", m = in(_) read::<u32>(more));
@@ -42,43 +44,54 @@ pub fn wgmma_sum(#[comptime] register: usize) -> f32 {
     read::<f32>(sum)
 }
 
-/// Multiplies an accumulator of [`wgmma()`] by a factor. No `wgmma` that adds to it may be in flight.
+/// Multiplies an accumulator of [`wgmma()`] by a factor. No `wgmma` that adds to it may be in
+/// flight.
 #[cube]
 pub fn wgmma_scale(#[comptime] register: usize, factor: f32) {
     gpu_asm!("mul.f32 wgmma_sum{i}, wgmma_sum{i}, {f};", i = const register, f = in(_) read::<f32>(factor));
 }
 
-/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from bit 32), and their runs of 16 bytes are
-/// swizzled within 128 (1 in bits 62 and 63).
+/// The upper half of [`wgmma()`]'s descriptor of B: eight rows are 1024 bytes (in units of 16, from
+/// bit 32), and their runs of 16 bytes are swizzled within 128 (1 in bits 62 and 63).
 const DESCRIPTOR_SWIZZLE_128: u32 = (1 << 30) | (1024 / 16);
 
-/// The lower half of [`wgmma()`]'s descriptor of B, from its address in shared memory, of less than 2^18: the address in units of 16, and 1 for
-/// the offset that a swizzled matrix does not use. 16 values along K are 2 units.
+/// The lower half of [`wgmma()`]'s descriptor of B, from its address in shared memory, of less than
+/// 2^18: the address in units of 16, and 1 for the offset that a swizzled matrix does not use. 16
+/// values along K are 2 units.
 #[cube]
 pub fn wgmma_descriptor(address: u32) -> u32 {
     (address / 16) | 0x1_0000u32
 }
 
-/// The lower half of the descriptor of a B for [`wgmma_transposed()`], from its address: rows of K of 64 values each, 128 bytes, and the next 64 values of all
-/// rows `atom` bytes further. 16 rows of K are 128 units.
+/// The lower half of the descriptor of a B for [`wgmma_transposed()`], from its address: rows of K
+/// of 64 values each, 128 bytes, and the next 64 values of all rows `atom` bytes further. 16 rows
+/// of K are 128 units.
 #[cube]
 pub fn wgmma_descriptor_transposed(address: u32, #[comptime] atom: usize) -> u32 {
     (address / 16) | comptime!((atom as u32 / 16) << 16)
 }
 
-/// The descriptor of B for every [`wgmma()`] from here on, from its lower half. As an operand it takes ptxas ten registers more.
+/// The descriptor of B for every [`wgmma()`] from here on, from its lower half. As an operand it
+/// takes ptxas ten registers more.
 #[cube]
 pub fn wgmma_b(descriptor: u32) {
     gpu_asm!("mov.b64 wgmma_b, {{{d}, {u}}};", d = in(_) read::<u32>(descriptor), u = const DESCRIPTOR_SWIZZLE_128);
 }
 
-/// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of A, of f16 or (`bf16`) bf16 and in registers, and
-/// [B](wgmma_b()), `n` rows of K-major values in shared memory. Where it `starts` sums, it adds or replaces, as set by [`wgmma_more()`].
+/// `wgmma.mma_async.m64nNk16`: adds to the f32 accumulators from number `first` on the product of
+/// A, of f16 or (`bf16`) bf16 and in registers, and [B](wgmma_b()), `n` rows of K-major values in
+/// shared memory. Where it `starts` sums, it adds or replaces, as set by [`wgmma_more()`].
 ///
-/// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of the sums in that of `n / 8` accumulators of
-/// `mma.m16n8k16` side by side.
+/// Warp `w` of four holds the rows `16w` to `16w + 15`: of A in the ownership of `mma.m16n8k16`, of
+/// the sums in that of `n / 8` accumulators of `mma.m16n8k16` side by side.
 #[cube]
-pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] starts: bool, #[comptime] bf16: bool) {
+pub fn wgmma(
+    a: U4,
+    #[comptime] first: usize,
+    #[comptime] n: usize,
+    #[comptime] starts: bool,
+    #[comptime] bf16: bool,
+) {
     gpu_asm!(
         "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, {p}, 1, 1, 0;",
         n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
@@ -86,9 +99,16 @@ pub fn wgmma(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] 
     );
 }
 
-/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory, too: `a` is the lower half of its [descriptor](wgmma_descriptor()).
+/// [`wgmma()`] with A, 64 rows of K-major values, in shared memory, too: `a` is the lower half of
+/// its [descriptor](wgmma_descriptor()).
 #[cube]
-pub fn wgmma_shared(a: u32, #[comptime] first: usize, #[comptime] n: usize, #[comptime] starts: bool, #[comptime] bf16: bool) {
+pub fn wgmma_shared(
+    a: u32,
+    #[comptime] first: usize,
+    #[comptime] n: usize,
+    #[comptime] starts: bool,
+    #[comptime] bf16: bool,
+) {
     gpu_asm!(
         "mov.b64 wgmma_a, {{{d}, {u}}}; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, wgmma_a, wgmma_b, {p}, 1, 1, 0, 0;",
         n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
@@ -96,9 +116,15 @@ pub fn wgmma_shared(a: u32, #[comptime] first: usize, #[comptime] n: usize, #[co
     );
 }
 
-/// [`wgmma()`] with B transposed in shared memory, rows of K of N values, as [described](wgmma_descriptor_transposed()). It adds.
+/// [`wgmma()`] with B transposed in shared memory, rows of K of N values, as
+/// [described](wgmma_descriptor_transposed()). It adds.
 #[cube]
-pub fn wgmma_transposed(a: U4, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
+pub fn wgmma_transposed(
+    a: U4,
+    #[comptime] first: usize,
+    #[comptime] n: usize,
+    #[comptime] bf16: bool,
+) {
     gpu_asm!(
         "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, wgmma_add, 1, 1, 1;",
         n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
@@ -106,10 +132,18 @@ pub fn wgmma_transposed(a: U4, #[comptime] first: usize, #[comptime] n: usize, #
     );
 }
 
-/// `wgmma.mma_async.sp.m64nNk32`: as [`wgmma()`] with an A that stores two of every four columns, and 32 rows of B, 64 bytes from the descriptor on. Each warp
-/// has the metadata of its 16 rows, as `mma_sp_m16n8k32` takes them.
+/// `wgmma.mma_async.sp.m64nNk32`: as [`wgmma()`] with an A that stores two of every four columns,
+/// and 32 rows of B, 64 bytes from the descriptor on. Each warp has the metadata of its 16 rows, as
+/// `mma_sp_m16n8k32` takes them.
 #[cube]
-pub fn wgmma_sp(a: U4, metadata: u32, #[comptime] selector: usize, #[comptime] first: usize, #[comptime] n: usize, #[comptime] bf16: bool) {
+pub fn wgmma_sp(
+    a: U4,
+    metadata: u32,
+    #[comptime] selector: usize,
+    #[comptime] first: usize,
+    #[comptime] n: usize,
+    #[comptime] bf16: bool,
+) {
     gpu_asm!(
         "wgmma.mma_async.sp.sync.aligned.m64n{n}k32.f32.{t}.{t} {{{s}}}, {a}, wgmma_b, {e}, {f}, wgmma_add, 1, 1, 0;",
         n = const n, t = const comptime!(if bf16 { "bf16" } else { "f16" }), s = const comptime!(sum_names(first, n / 2)),
@@ -118,7 +152,10 @@ pub fn wgmma_sp(a: U4, metadata: u32, #[comptime] selector: usize, #[comptime] f
 }
 
 fn sum_names(first: usize, count: usize) -> String {
-    (first..first + count).map(|i| format!("wgmma_sum{i}")).collect::<Vec<_>>().join(", ")
+    (first..first + count)
+        .map(|i| format!("wgmma_sum{i}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// `wgmma.fence`: what was written to registers is there for the next [`wgmma()`].
@@ -139,13 +176,15 @@ pub fn wgmma_wait_group(#[comptime] pending: usize) {
     gpu_asm!("wgmma.wait_group.sync.aligned {n};", n = const pending);
 }
 
-/// `setmaxnreg.dec`: the warpgroup's threads keep `registers`, and give the others back ("Miscellaneous Instructions: setmaxnreg").
+/// `setmaxnreg.dec`: the warpgroup's threads keep `registers`, and give the others back
+/// ("Miscellaneous Instructions: setmaxnreg").
 #[cube]
 pub fn setmaxnreg_dec(#[comptime] registers: usize) {
     gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {n};", n = const registers);
 }
 
-/// `setmaxnreg.inc`: the warpgroup's threads have `registers`, once others have given back as many as that takes.
+/// `setmaxnreg.inc`: the warpgroup's threads have `registers`, once others have given back as many
+/// as that takes.
 #[cube]
 pub fn setmaxnreg_inc(#[comptime] registers: usize) {
     gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {n};", n = const registers);

@@ -7,12 +7,21 @@ const TILE_N: u32 = 64;
 /// Words of a tile.
 const TILE_WORDS: u32 = 128;
 
-/// Words of the plain layout to words of the tile layout; see [`MarlinLayout`](marlin_format::layout::MarlinLayout) for the contents of a word.
+/// Words of the plain layout to words of the tile layout; see
+/// [`MarlinLayout`](marlin_format::layout::MarlinLayout) for the contents of a word.
 ///
-/// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to 7 and of rows 8 to 15, in two columns. Of 8 bits
-/// the four weights of a word are one pair of rows, half of a plain word, in two columns.
+/// The eight weights of a word are two pairs of rows of four plain words: `2t, 2t + 1` of rows 0 to
+/// 7 and of rows 8 to 15, in two columns. Of 8 bits the four weights of a word are one pair of
+/// rows, half of a plain word, in two columns.
 #[cube(launch)]
-pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_columns: u32, tiles_n: u32, #[comptime] bits: Bits) {
+pub(super) fn words(
+    plain: &[u32],
+    out: &mut [u32],
+    plain_rows: u32,
+    plain_columns: u32,
+    tiles_n: u32,
+    #[comptime] bits: Bits,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -27,7 +36,8 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
         let shift = lane % 4 * 8;
         #[unroll]
         for pair in 0..4u32 {
-            // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3 rows 8 to 15.
+            // Pairs 0 and 1 are rows 0 to 7 of the first column and of the second, pairs 2 and 3
+            // rows 8 to 15.
             let row = row + comptime!(pair / 2);
             let column = column + comptime!(pair % 2 * 8);
             // Past the plain layout's own padding every value is 8.
@@ -35,7 +45,8 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
             if row < plain_rows && column < plain_columns {
                 two = plain[(row * plain_columns + column) as usize] >> shift;
             }
-            word |= ((two & 15u32) << comptime!(4 * pair)) | (((two >> 4u32) & 15u32) << comptime!(4 * pair + 16));
+            word |= ((two & 15u32) << comptime!(4 * pair))
+                | (((two >> 4u32) & 15u32) << comptime!(4 * pair + 16));
         }
     } else {
         let row = row + lane % 4 / 2;
@@ -53,10 +64,17 @@ pub(super) fn words(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_colum
     out[ABSOLUTE_POS] = word;
 }
 
-/// Words of the tile layout to words of the plain layout. The eight weights of a word are one column's in half of a tile's rows: two each
-/// of four lanes. Of 8 bits its four weights are those of two lanes.
+/// Words of the tile layout to words of the plain layout. The eight weights of a word are one
+/// column's in half of a tile's rows: two each of four lanes. Of 8 bits its four weights are those
+/// of two lanes.
 #[cube(launch)]
-pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, tiles_n: u32, #[comptime] bits: Bits) {
+pub(super) fn plain_words(
+    tiles: &[u32],
+    out: &mut [u32],
+    plain_columns: u32,
+    tiles_n: u32,
+    #[comptime] bits: Bits,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -85,12 +103,20 @@ pub(super) fn plain_words(tiles: &[u32], out: &mut [u32], plain_columns: u32, ti
     out[ABSOLUTE_POS] = word;
 }
 
-/// Metadata of the plain layout to those of the tile layout; see [`SparseLayout`](marlin_format::layout::SparseLayout) for the contents of a word.
+/// Metadata of the plain layout to those of the tile layout; see
+/// [`SparseLayout`](marlin_format::layout::SparseLayout) for the contents of a word.
 ///
-/// The eight nibbles of a word are 16 rows of K, half of a plain word, in two columns. Nibbles that name no two rows in order, which only random bits
-/// hold, become those of the first two rows: what sparse tensor cores make of them is not defined.
+/// The eight nibbles of a word are 16 rows of K, half of a plain word, in two columns. Nibbles that
+/// name no two rows in order, which only random bits hold, become those of the first two rows: what
+/// sparse tensor cores make of them is not defined.
 #[cube(launch)]
-pub(super) fn metadata(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_columns: u32, tiles_n: u32) {
+pub(super) fn metadata(
+    plain: &[u32],
+    out: &mut [u32],
+    plain_rows: u32,
+    plain_columns: u32,
+    tiles_n: u32,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -116,7 +142,8 @@ pub(super) fn metadata(plain: &[u32], out: &mut [u32], plain_rows: u32, plain_co
     let (a0, a1, b0, b1) = (word, word >> 1u32, word >> 2u32, word >> 3u32);
     let is_below = (!a1 & b1) | (!(a1 ^ b1) & !a0 & b0);
     let bad = !is_below & 0x1111_1111u32;
-    out[ABSOLUTE_POS] = (word & !(bad * 15u32)) | (bad * comptime!(u32::from(MetadataLayout::PADDING)));
+    out[ABSOLUTE_POS] =
+        (word & !(bad * 15u32)) | (bad * comptime!(u32::from(MetadataLayout::PADDING)));
 }
 
 /// Metadata of the tile layout to those of the plain layout.
@@ -130,14 +157,16 @@ pub(super) fn plain_metadata(tiles: &[u32], out: &mut [u32], plain_columns: u32,
     let tile = row / 2 * tiles_n + column / TILE_N;
     let sub_tile = column % TILE_N / 16;
     // The word of the first of two lanes.
-    let first = tile * TILE_WORDS + (column % 8 * 4 + sub_tile % 2 * 2) * 4 + row % 2 * 2 + sub_tile / 2;
+    let first =
+        tile * TILE_WORDS + (column % 8 * 4 + sub_tile % 2 * 2) * 4 + row % 2 * 2 + sub_tile / 2;
     let shift = column % 16 / 8 * 16;
     let low = (tiles[first as usize] >> shift) & 0xffffu32;
     let high = (tiles[(first + 4) as usize] >> shift) & 0xffffu32;
     out[ABSOLUTE_POS] = low | high << 16u32;
 }
 
-/// The words of all values of a 2:4 weight, from those of its kept values, in the plain layout: the others are the zero point.
+/// The words of all values of a 2:4 weight, from those of its kept values, in the plain layout: the
+/// others are the zero point.
 #[cube(launch)]
 pub(super) fn expand(
     kept: &[u32],
@@ -153,7 +182,11 @@ pub(super) fn expand(
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
-    let (per_word, count, max) = comptime!((bits.per_word() as u32, bits.count() as u32, u32::from(bits.max())));
+    let (per_word, count, max) = comptime!((
+        bits.per_word() as u32,
+        bits.count() as u32,
+        u32::from(bits.max())
+    ));
     let row = ABSOLUTE_POS as u32 / columns;
     let column = ABSOLUTE_POS as u32 % columns;
     let first = row * per_word;
@@ -162,7 +195,8 @@ pub(super) fn expand(
         let zero = #[comptime]
         match zero_points {
             ComptimeOption::Some(words) => {
-                let word = words[(first / group * n.div_ceil(per_word) + column / per_word) as usize];
+                let word =
+                    words[(first / group * n.div_ceil(per_word) + column / per_word) as usize];
                 (word >> (column % per_word * count)) & max
             }
             ComptimeOption::None => comptime!(u32::from(bits.midpoint())).runtime(),
@@ -188,7 +222,8 @@ pub(super) fn expand(
     out[ABSOLUTE_POS] = word;
 }
 
-/// Scales [G, N] from the plain to the tile layout, or back: the order of columns within a block is its own inverse. Padding is 0.
+/// Scales [G, N] from the plain to the tile layout, or back: the order of columns within a block is
+/// its own inverse. Padding is 0.
 #[cube(launch)]
 pub(super) fn scales<S: Float>(
     source: &[S],
@@ -216,9 +251,16 @@ pub(super) fn scales<S: Float>(
     out[ABSOLUTE_POS] = scale;
 }
 
-/// Zero points of 4 bits, [G, N/8], from the plain to the tile layout, or back: eight words of eight nibbles are transposed. Padding is 0.
+/// Zero points of 4 bits, [G, N/8], from the plain to the tile layout, or back: eight words of
+/// eight nibbles are transposed. Padding is 0.
 #[cube(launch)]
-pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_groups: u32, source_words: u32, out_words: u32) {
+pub(super) fn zero_points(
+    source: &[u32],
+    out: &mut [u32],
+    source_groups: u32,
+    source_words: u32,
+    out_words: u32,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -231,15 +273,23 @@ pub(super) fn zero_points(source: &[u32], out: &mut [u32], source_groups: u32, s
     #[unroll]
     for i in 0..8u32 {
         if first + i < source_words && group < source_groups {
-            word |= ((source[(group * source_words + first + i) as usize] >> shift) & 15u32) << comptime!(4 * i);
+            word |= ((source[(group * source_words + first + i) as usize] >> shift) & 15u32)
+                << comptime!(4 * i);
         }
     }
     out[ABSOLUTE_POS] = word;
 }
 
-/// Zero points of 8 bits, [G, N/4], from the plain to the tile layout: words `2g` and `2g + 1` of 64 columns have columns `g + 8i`. Padding is 0.
+/// Zero points of 8 bits, [G, N/4], from the plain to the tile layout: words `2g` and `2g + 1` of
+/// 64 columns have columns `g + 8i`. Padding is 0.
 #[cube(launch)]
-pub(super) fn byte_zero_points(source: &[u32], out: &mut [u32], source_groups: u32, source_words: u32, out_words: u32) {
+pub(super) fn byte_zero_points(
+    source: &[u32],
+    out: &mut [u32],
+    source_groups: u32,
+    source_words: u32,
+    out_words: u32,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -251,7 +301,8 @@ pub(super) fn byte_zero_points(source: &[u32], out: &mut [u32], source_groups: u
     for i in 0..4u32 {
         let from = column / 4 + comptime!(2 * i);
         if from < source_words && group < source_groups {
-            word |= ((source[(group * source_words + from) as usize] >> (column % 4 * 8)) & 255u32) << comptime!(8 * i);
+            word |= ((source[(group * source_words + from) as usize] >> (column % 4 * 8)) & 255u32)
+                << comptime!(8 * i);
         }
     }
     out[ABSOLUTE_POS] = word;
@@ -259,7 +310,12 @@ pub(super) fn byte_zero_points(source: &[u32], out: &mut [u32], source_groups: u
 
 /// Zero points of 8 bits from the tile to the plain layout.
 #[cube(launch)]
-pub(super) fn plain_byte_zero_points(source: &[u32], out: &mut [u32], source_words: u32, out_words: u32) {
+pub(super) fn plain_byte_zero_points(
+    source: &[u32],
+    out: &mut [u32],
+    source_words: u32,
+    out_words: u32,
+) {
     if ABSOLUTE_POS >= out.len() {
         terminate!();
     }
@@ -270,12 +326,15 @@ pub(super) fn plain_byte_zero_points(source: &[u32], out: &mut [u32], source_wor
     let mut word = 0u32.runtime();
     #[unroll]
     for i in 0..4u32 {
-        word |= ((source[(group * source_words + first + comptime!(2 * i)) as usize] >> shift) & 255u32) << comptime!(8 * i);
+        word |= ((source[(group * source_words + first + comptime!(2 * i)) as usize] >> shift)
+            & 255u32)
+            << comptime!(8 * i);
     }
     out[ABSOLUTE_POS] = word;
 }
 
-/// Activations [M, K] to [M, K padded]: column `i` is column `row_permutation[i]`, or `i`; padding is 0.
+/// Activations [M, K] to [M, K padded]: column `i` is column `row_permutation[i]`, or `i`; padding
+/// is 0.
 #[cube(launch)]
 pub(super) fn arrange<F: Float>(
     x: &[F],

@@ -7,10 +7,12 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use marlin_format::{Bits, Sparsity, TensorDescriptor, WeightLayout, WeightTensor};
 
-/// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in both and is not repacked.
+/// Repacks one tensor of a weight from the other layout to `to`. A row permutation is the same in
+/// both and is not repacked.
 ///
 /// # Errors
-/// A buffer of the wrong length, a weight past what 32-bit indices reach, or a tensor that the format does not have.
+/// A buffer of the wrong length, a weight past what 32-bit indices reach, or a tensor that the
+/// format does not have.
 pub fn tensor(
     client: &Client,
     problem: &QuantProblem,
@@ -20,30 +22,68 @@ pub fn tensor(
     out: BufferArg,
 ) -> Result<(), KernelError> {
     problem.expect_addressable()?;
-    let of = |layout: WeightLayout| problem.weight.in_layout(layout).tensors().get(tensor).map(TensorDescriptor::matrix_shape);
+    let of = |layout: WeightLayout| {
+        problem
+            .weight
+            .in_layout(layout)
+            .tensors()
+            .get(tensor)
+            .map(TensorDescriptor::matrix_shape)
+    };
     let (Some(plain), Some(tile)) = (of(WeightLayout::Plain), of(WeightLayout::Tile)) else {
         return expect_presence(problem, tensor.name(), false, true);
     };
-    let [from_shape, to_shape] = if to == WeightLayout::Tile { [plain, tile] } else { [tile, plain] };
-    expect_length(problem, tensor.name(), from_shape.iter().product(), source.len())?;
+    let [from_shape, to_shape] = if to == WeightLayout::Tile {
+        [plain, tile]
+    } else {
+        [tile, plain]
+    };
+    expect_length(
+        problem,
+        tensor.name(),
+        from_shape.iter().product(),
+        source.len(),
+    )?;
     expect_length(problem, tensor.name(), to_shape.iter().product(), out.len())?;
     let (count, dim) = elementwise(client, out.len());
     let bits = problem.spec().bits;
-    let [from_groups, from_columns, to_columns] = [from_shape[0], from_shape[1], to_shape[1]].map(|length| length as u32);
+    let [from_groups, from_columns, to_columns] =
+        [from_shape[0], from_shape[1], to_shape[1]].map(|length| length as u32);
     match (tensor, to) {
         (WeightTensor::Words, WeightLayout::Tile) => {
-            let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
-            kernel::words::launch(client, count, dim, source, out, rows, columns, tiles_n, bits);
+            let [rows, columns, tiles_n] =
+                [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
+            kernel::words::launch(
+                client, count, dim, source, out, rows, columns, tiles_n, bits,
+            );
         }
         (WeightTensor::Words, WeightLayout::Plain) => {
-            kernel::plain_words::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128, bits);
+            kernel::plain_words::launch(
+                client,
+                count,
+                dim,
+                source,
+                out,
+                to_columns,
+                tile[1] as u32 / 128,
+                bits,
+            );
         }
         (WeightTensor::Metadata, WeightLayout::Tile) => {
-            let [rows, columns, tiles_n] = [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
+            let [rows, columns, tiles_n] =
+                [plain[0], plain[1], tile[1] / 128].map(|length| length as u32);
             kernel::metadata::launch(client, count, dim, source, out, rows, columns, tiles_n);
         }
         (WeightTensor::Metadata, WeightLayout::Plain) => {
-            kernel::plain_metadata::launch(client, count, dim, source, out, to_columns, tile[1] as u32 / 128);
+            kernel::plain_metadata::launch(
+                client,
+                count,
+                dim,
+                source,
+                out,
+                to_columns,
+                tile[1] as u32 / 128,
+            );
         }
         (WeightTensor::Scales, _) => {
             kernel::scales::launch(
@@ -59,40 +99,102 @@ pub fn tensor(
                 problem.scales.elem(),
             );
         }
-        (WeightTensor::ZeroPoints, _) if bits == Bits::Four => {
-            kernel::zero_points::launch(client, count, dim, source, out, from_groups, from_columns, to_columns)
-        }
-        (WeightTensor::ZeroPoints, WeightLayout::Tile) => {
-            kernel::byte_zero_points::launch(client, count, dim, source, out, from_groups, from_columns, to_columns)
-        }
-        (WeightTensor::ZeroPoints, WeightLayout::Plain) => {
-            kernel::plain_byte_zero_points::launch(client, count, dim, source, out, from_columns, to_columns)
-        }
+        (WeightTensor::ZeroPoints, _) if bits == Bits::Four => kernel::zero_points::launch(
+            client,
+            count,
+            dim,
+            source,
+            out,
+            from_groups,
+            from_columns,
+            to_columns,
+        ),
+        (WeightTensor::ZeroPoints, WeightLayout::Tile) => kernel::byte_zero_points::launch(
+            client,
+            count,
+            dim,
+            source,
+            out,
+            from_groups,
+            from_columns,
+            to_columns,
+        ),
+        (WeightTensor::ZeroPoints, WeightLayout::Plain) => kernel::plain_byte_zero_points::launch(
+            client,
+            count,
+            dim,
+            source,
+            out,
+            from_columns,
+            to_columns,
+        ),
         (WeightTensor::RowPermutation, _) => {}
     }
     Ok(())
 }
 
-/// Fills a 2:4 weight's words with all of its values, in the plain layout: from its kept values, metadata and zero points in that layout.
+/// Fills a 2:4 weight's words with all of its values, in the plain layout: from its kept values,
+/// metadata and zero points in that layout.
 ///
 /// # Errors
 /// A buffer of the wrong length, a weight past what 32-bit indices reach, or one that is dense.
-pub fn expand(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
+pub fn expand(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: WeightBuffers,
+    out: BufferArg,
+) -> Result<(), KernelError> {
     let sparse = problem.in_layout(WeightLayout::Plain);
     sparse.expect_addressable()?;
     sparse.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
-    expect_length(problem, "output", sparse.with_sparsity(Sparsity::Dense).weight.tensors().words.elements(), out.len())?;
-    let WeightBuffers { words, metadata: Some(metadata), zero_points, .. } = weight else {
+    expect_length(
+        problem,
+        "output",
+        sparse
+            .with_sparsity(Sparsity::Dense)
+            .weight
+            .tensors()
+            .words
+            .elements(),
+        out.len(),
+    )?;
+    let WeightBuffers {
+        words,
+        metadata: Some(metadata),
+        zero_points,
+        ..
+    } = weight
+    else {
         return expect_presence(problem, WeightTensor::Metadata.name(), true, false);
     };
     let (count, dim) = elementwise(client, out.len());
     let (k, n, spec) = (problem.k(), problem.n(), problem.spec());
-    let [k, n, columns, group] = [k, n, sparse.weight.plain_layout().columns(), spec.group.rows(k)].map(|length| length as u32);
-    kernel::expand::launch(client, count, dim, words, metadata, zero_points.into(), out, k, n, columns, group, spec.bits);
+    let [k, n, columns, group] = [
+        k,
+        n,
+        sparse.weight.plain_layout().columns(),
+        spec.group.rows(k),
+    ]
+    .map(|length| length as u32);
+    kernel::expand::launch(
+        client,
+        count,
+        dim,
+        words,
+        metadata,
+        zero_points.into(),
+        out,
+        k,
+        n,
+        columns,
+        group,
+        spec.bits,
+    );
     Ok(())
 }
 
-/// A weight in the plain layout with all of its values, in new buffers where it is another one, and the problem with it: what the portable kernels read.
+/// A weight in the plain layout with all of its values, in new buffers where it is another one, and
+/// the problem with it: what the portable kernels read.
 pub(crate) fn to_portable(
     client: &Client,
     problem: &QuantProblem,
@@ -108,29 +210,60 @@ pub(crate) fn to_portable(
     let handle = client.empty(words * size_of::<u32>());
     // SAFETY: the buffer was made for these words.
     let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), words) };
-    let kept = weight.as_ref().try_map(|role, buffer| second(&problem, role, buffer))?;
+    let kept = weight
+        .as_ref()
+        .try_map(|role, buffer| second(&problem, role, buffer))?;
     expand(client, &problem, kept, out())?;
-    Ok((dense, WeightBuffers { words: out(), metadata: None, ..weight }))
+    Ok((
+        dense,
+        WeightBuffers {
+            words: out(),
+            metadata: None,
+            ..weight
+        },
+    ))
 }
 
 /// The same buffer for another launch.
-fn second(problem: &QuantProblem, role: WeightTensor, buffer: &BufferArg) -> Result<BufferArg, KernelError> {
+fn second(
+    problem: &QuantProblem,
+    role: WeightTensor,
+    buffer: &BufferArg,
+) -> Result<BufferArg, KernelError> {
     match buffer {
         // SAFETY: the length is that of the same buffer.
-        BufferArg::Handle { handle } => Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) }),
-        BufferArg::Alias { .. } => Err(KernelError::Alias { operand: role.name(), problem: problem.to_string() }),
+        BufferArg::Handle { handle } => {
+            Ok(unsafe { BufferArg::from_raw_parts_binding(handle.handle.clone(), buffer.len()) })
+        }
+        BufferArg::Alias { .. } => Err(KernelError::Alias {
+            operand: role.name(),
+            problem: problem.to_string(),
+        }),
     }
 }
 
 /// Returns a weight in the plain layout, in new buffers if it is in another one.
-fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> Result<WeightBuffers, KernelError> {
+fn to_plain(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: WeightBuffers,
+) -> Result<WeightBuffers, KernelError> {
     if problem.weight.layout == WeightLayout::Plain {
         return Ok(weight);
     }
     let plain = problem.weight.in_layout(WeightLayout::Plain).tensors();
     weight.try_map(|role, source| {
-        let Some(shape) = plain.get(role).filter(|_| role != WeightTensor::RowPermutation) else { return Ok(source) };
-        let size = if role == WeightTensor::Scales { problem.scales.elem().size() } else { size_of::<u32>() };
+        let Some(shape) = plain
+            .get(role)
+            .filter(|_| role != WeightTensor::RowPermutation)
+        else {
+            return Ok(source);
+        };
+        let size = if role == WeightTensor::Scales {
+            problem.scales.elem().size()
+        } else {
+            size_of::<u32>()
+        };
         let handle = client.empty(shape.elements() * size);
         // SAFETY: the buffer was made for these elements.
         let out = || unsafe { BufferArg::from_raw_parts(handle.clone(), shape.elements()) };
@@ -139,10 +272,12 @@ fn to_plain(client: &Client, problem: &QuantProblem, weight: WeightBuffers) -> R
     })
 }
 
-/// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows, with zeros past K: what the tile kernels read.
+/// Activations [M, K] to [M, K up to a multiple of 8] in the order of the weight's stored rows,
+/// with zeros past K: what the tile kernels read.
 ///
 /// # Errors
-/// A buffer of the wrong length, activations past what 32-bit indices reach, a row permutation `[K]` that is missing or one too many.
+/// A buffer of the wrong length, activations past what 32-bit indices reach, a row permutation
+/// `[K]` that is missing or one too many.
 pub fn arrange(
     client: &Client,
     problem: &QuantProblem,
@@ -153,7 +288,12 @@ pub fn arrange(
     let (m, k, k_padded) = (problem.m, problem.k(), row_length(problem.k()));
     problem.expect_addressable()?;
     expect_length(problem, "activations", m * k, x.len())?;
-    expect_presence(problem, WeightTensor::RowPermutation.name(), problem.weight.format.permuted, row_permutation.is_some())?;
+    expect_presence(
+        problem,
+        WeightTensor::RowPermutation.name(),
+        problem.weight.format.permuted,
+        row_permutation.is_some(),
+    )?;
     if let Some(rows) = &row_permutation {
         expect_length(problem, WeightTensor::RowPermutation.name(), k, rows.len())?;
     }
@@ -162,6 +302,16 @@ pub fn arrange(
         return Ok(());
     }
     let (count, dim) = elementwise(client, m * k_padded);
-    kernel::arrange::launch(client, count, dim, x, row_permutation.into(), out, k as u32, k_padded as u32, problem.activations.elem());
+    kernel::arrange::launch(
+        client,
+        count,
+        dim,
+        x,
+        row_permutation.into(),
+        out,
+        k as u32,
+        k_padded as u32,
+        problem.activations.elem(),
+    );
     Ok(())
 }

@@ -5,9 +5,10 @@ use crate::Epilogue;
 use crate::device::WGMMA_CAPABILITY;
 use marlin_format::{Bits, GroupSize, Sparsity};
 
-/// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk on one otherwise idle multiprocessor of an H200
-/// (groups of 128, f16). Deep tiles split a column among few blocks, wide ones read the activations less often. There are as many stages as fit
-/// in the card's shared memory.
+/// The tiles that a plan chooses from for weights of 4 bits, each with the nanoseconds of one chunk
+/// on one otherwise idle multiprocessor of an H200 (groups of 128, f16). Deep tiles split a column
+/// among few blocks, wide ones read the activations less often. There are as many stages as fit in
+/// the card's shared memory.
 const NIBBLE_TILES: [(Tile, u32); 45] = [
     (tile(1, 1, 8), 77),
     (tile(1, 1, 16), 70),
@@ -45,7 +46,8 @@ const NIBBLE_TILES: [(Tile, u32); 45] = [
     (sparse(1, 1, 12), 84),
     (sparse(1, 3, 4), 80),
     (sparse(2, 1, 8), 124),
-    // For the 99 KB of compute capability 8.6 and 8.9: with zero points in groups of 32 no other fits.
+    // For the 99 KB of compute capability 8.6 and 8.9: with zero points in groups of 32 no other
+    // fits.
     (sparse(2, 2, 2), 144),
     (sparse(2, 2, 6), 102),
     (sparse(4, 2, 4), 159),
@@ -57,8 +59,8 @@ const NIBBLE_TILES: [(Tile, u32); 45] = [
     (sparse_wgmma(16, 8, 1), 270),
 ];
 
-/// Those for weights of 8 bits, with the nanoseconds of a chunk's products alone: the time of its bytes, which is longer with few rows, is known
-/// without a fit.
+/// Those for weights of 8 bits, with the nanoseconds of a chunk's products alone: the time of its
+/// bytes, which is longer with few rows, is known without a fit.
 const BYTE_TILES: [(Tile, u32); 19] = [
     (tile(1, 1, 8), 72),
     (tile(1, 2, 4), 90),
@@ -92,22 +94,38 @@ const fn candidates(bits: Bits) -> &'static [(Tile, u32)] {
 
 /// A tile without its stages.
 const fn tile(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { batch_tiles, warps_n, warps_k, cluster: 1, stages: 0, product: Product::MmaSync }
+    Tile {
+        batch_tiles,
+        warps_n,
+        warps_k,
+        cluster: 1,
+        stages: 0,
+        product: Product::MmaSync,
+    }
 }
 
 /// A tile of warpgroups without its stages.
 const fn wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { product: Product::Wgmma, ..tile(batch_tiles, warps_n, warps_k) }
+    Tile {
+        product: Product::Wgmma,
+        ..tile(batch_tiles, warps_n, warps_k)
+    }
 }
 
 /// A tile of a 2:4 weight without its stages.
 const fn sparse(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { product: Product::SparseMmaSync, ..tile(batch_tiles, warps_n, warps_k) }
+    Tile {
+        product: Product::SparseMmaSync,
+        ..tile(batch_tiles, warps_n, warps_k)
+    }
 }
 
 /// A tile of warpgroups and a 2:4 weight without its stages.
 const fn sparse_wgmma(batch_tiles: usize, warps_n: usize, warps_k: usize) -> Tile {
-    Tile { product: Product::SparseWgmma, ..tile(batch_tiles, warps_n, warps_k) }
+    Tile {
+        product: Product::SparseWgmma,
+        ..tile(batch_tiles, warps_n, warps_k)
+    }
 }
 
 /// A tile of clusters of `cluster` blocks.
@@ -117,24 +135,38 @@ const fn clustered(cluster: usize, tile: Tile) -> Tile {
 
 /// Most stages of a tile: more in flight gains nothing on an H200.
 const MAX_STAGES: usize = 8;
-/// Bytes of shared memory that a tile of few rows takes, if it can do with them: the rest is for blocks of the kernels before and after it in a pass
-/// ([`overlap`](crate::overlap)). A step of Llama 2 7B on an H200, tokens/s with 16 sequences: 7141 with 227 KB, 7780 with 160, 7640 with 112, 7390 with 90.
+/// Bytes of shared memory that a tile of few rows takes, if it can do with them: the rest is for
+/// blocks of the kernels before and after it in a pass ([`overlap`](crate::overlap)). A step of
+/// Llama 2 7B on an H200, tokens/s with 16 sequences: 7141 with 227 KB, 7780 with 160, 7640 with
+/// 112, 7390 with 90.
 const FEW_ROWS_SHARED: usize = 160 * 1024;
 /// Fewest steps that copies run ahead of products.
 const MIN_AHEAD: usize = 1;
 
 /// Nanoseconds that a chunk of a tile takes, whatever its stages.
 pub(crate) fn chunk_nanoseconds(tile: &Tile, bits: Bits) -> f64 {
-    let same = |other: &Tile| Tile { stages: tile.stages, ..*other } == *tile;
-    candidates(bits).iter().find(|(other, _)| same(other)).map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
+    let same = |other: &Tile| {
+        Tile {
+            stages: tile.stages,
+            ..*other
+        } == *tile
+    };
+    candidates(bits)
+        .iter()
+        .find(|(other, _)| same(other))
+        .map_or(f64::INFINITY, |&(_, nanoseconds)| f64::from(nanoseconds))
 }
 
 /// The tiles for weights of a width that a card of compute capability `capability` can run.
 fn tiles(capability: u32, bits: Bits) -> impl Iterator<Item = Tile> {
-    candidates(bits).iter().map(|&(tile, _)| tile).filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
+    candidates(bits)
+        .iter()
+        .map(|&(tile, _)| tile)
+        .filter(move |tile| capability == WGMMA_CAPABILITY || !tile.is_wgmma())
 }
 
-/// Every tile of a card of compute capability `capability`, as a configuration of any format: for what formats do not change.
+/// Every tile of a card of compute capability `capability`, as a configuration of any format: for
+/// what formats do not change.
 pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
     Bits::ALL.into_iter().flat_map(move |bits| {
         let format = move |tile: &Tile, epilogue| Format {
@@ -145,29 +177,39 @@ pub(crate) fn any_format(capability: u32) -> impl Iterator<Item = Config> {
             sparsity: tile.sparsity(),
             epilogue,
         };
-        let epilogues = move |tile: Tile| Epilogue::ALL.map(|epilogue| format(&tile, epilogue).config(tile));
-        tiles(capability, bits).flat_map(epilogues).filter(Config::takes_epilogue)
+        let epilogues =
+            move |tile: Tile| Epilogue::ALL.map(|epilogue| format(&tile, epilogue).config(tile));
+        tiles(capability, bits)
+            .flat_map(epilogues)
+            .filter(Config::takes_epilogue)
     })
 }
 
-/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose blocks may have `shared_limit` bytes
-/// of shared memory.
+/// Every configuration that may run on a card of compute capability `capability` (80 for 8.0) whose
+/// blocks may have `shared_limit` bytes of shared memory.
 pub fn configs(capability: u32, shared_limit: usize) -> Vec<Config> {
-    let values = Bits::ALL.into_iter().flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
+    let values = Bits::ALL
+        .into_iter()
+        .flat_map(|bits| Sparsity::ALL.map(|sparsity| (bits, sparsity)));
     let formats = values.flat_map(|(bits, sparsity)| {
         GroupSize::ALL.into_iter().flat_map(move |group| {
-            [(false, false), (false, true), (true, false), (true, true)].map(|(zero_points, bf16)| Format {
-                group,
-                bits,
-                zero_points,
-                bf16,
-                sparsity,
-                epilogue: Epilogue::None,
-            })
+            [(false, false), (false, true), (true, false), (true, true)].map(
+                |(zero_points, bf16)| Format {
+                    group,
+                    bits,
+                    zero_points,
+                    bf16,
+                    sparsity,
+                    epilogue: Epilogue::None,
+                },
+            )
         })
     });
-    let with_epilogues = formats.flat_map(|format| Epilogue::ALL.map(|epilogue| Format { epilogue, ..format }));
-    with_epilogues.flat_map(|format| format.configs(capability, shared_limit)).collect()
+    let with_epilogues =
+        formats.flat_map(|format| Epilogue::ALL.map(|epilogue| Format { epilogue, ..format }));
+    with_epilogues
+        .flat_map(|format| format.configs(capability, shared_limit))
+        .collect()
 }
 
 /// The part of a configuration that a problem fixes.
@@ -194,30 +236,69 @@ impl Format {
 
     /// The configuration with a tile.
     pub fn config(self, tile: Tile) -> Config {
-        let Self { group, bits, zero_points, bf16, epilogue, .. } = self;
-        Config { tile, group, bits, zero_points, bf16, epilogue }
+        let Self {
+            group,
+            bits,
+            zero_points,
+            bf16,
+            epilogue,
+            ..
+        } = self;
+        Config {
+            tile,
+            group,
+            bits,
+            zero_points,
+            bf16,
+            epilogue,
+        }
     }
 }
 
-/// A configuration with as many stages as fit in `shared_limit` bytes, or for few rows in [`FEW_ROWS_SHARED`]; `None` if too few fit.
+/// A configuration with as many stages as fit in `shared_limit` bytes, or for few rows in
+/// [`FEW_ROWS_SHARED`]; `None` if too few fit.
 fn with_stages(config: Config, shared_limit: usize) -> Option<Config> {
     let stages_in = |limit: usize| {
         let room = limit.saturating_sub(config.end_bytes());
         let stages = (room / (config.stage_bytes() + config.barrier_bytes())).min(MAX_STAGES);
         (stages >= MIN_AHEAD + config.tile.stages_in_use()).then_some(stages)
     };
-    let few_rows = if config.moves_registers() { None } else { stages_in(shared_limit.min(FEW_ROWS_SHARED)) };
+    let few_rows = if config.moves_registers() {
+        None
+    } else {
+        stages_in(shared_limit.min(FEW_ROWS_SHARED))
+    };
     let stages = few_rows.or_else(|| stages_in(shared_limit))?;
-    Some(Config { tile: Tile { stages, ..config.tile }, ..config })
+    Some(Config {
+        tile: Tile {
+            stages,
+            ..config.tile
+        },
+        ..config
+    })
 }
 
-/// Returns true if ptxas (13.5) spills a few registers: it limits the kernel to 64 or 128 of twice as many available, or 12 warps need more than
-/// the 128 that they can have with a producer. Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never wrong.
+/// Returns true if ptxas (13.5) spills a few registers: it limits the kernel to 64 or 128 of twice
+/// as many available, or 12 warps need more than the 128 that they can have with a producer.
+/// Another version may spill elsewhere, or not at all: then a candidate is missing or slow, never
+/// wrong.
 fn spills(config: &Config, capability: u32) -> bool {
-    let Tile { batch_tiles, warps_n, warps_k, product, .. } = config.tile;
+    let Tile {
+        batch_tiles,
+        warps_n,
+        warps_k,
+        product,
+        ..
+    } = config.tile;
     let tile = (batch_tiles, warps_n, warps_k);
-    let Config { group, zero_points, bf16, .. } = *config;
-    // With SwiGLU 8 to 40 bytes in most formats: a step's plan has SwiGLU after the matmul then, which costs less than another tile.
+    let Config {
+        group,
+        zero_points,
+        bf16,
+        ..
+    } = *config;
+    // With SwiGLU 8 to 40 bytes in most formats: a step's plan has SwiGLU after the matmul then,
+    // which costs less than another tile.
     if config.is_gated() && config.tile.is_wgmma() && tile == (8, 4, 1) {
         return true;
     }
@@ -229,13 +310,20 @@ fn spills(config: &Config, capability: u32) -> bool {
             (Product::MmaSync, 80, (1, 2, 4)) => group == GroupSize::Channel && !zero_points,
             // Cards with more shared memory have larger ones.
             (Product::SparseMmaSync, 80 | 90, (1, 1, 4)) => true,
-            (Product::SparseMmaSync, 80, (2, 2, 4) | (8, 4, 1)) => group == GroupSize::G64 && zero_points,
+            (Product::SparseMmaSync, 80, (2, 2, 4) | (8, 4, 1)) => {
+                group == GroupSize::G64 && zero_points
+            }
             _ => false,
         };
     }
     if config.tile.is_sparse() {
-        // The second spills nothing; the compiler unrolls the loop of its first copies, which the proof counts.
-        if product == Product::SparseWgmma && matches!(tile, (8, 4, 1) | (4, 4, 2)) && group == GroupSize::Channel && !zero_points {
+        // The second spills nothing; the compiler unrolls the loop of its first copies, which the
+        // proof counts.
+        if product == Product::SparseWgmma
+            && matches!(tile, (8, 4, 1) | (4, 4, 2))
+            && group == GroupSize::Channel
+            && !zero_points
+        {
             return true;
         }
         return zero_points
@@ -262,7 +350,11 @@ fn spills(config: &Config, capability: u32) -> bool {
             (2, 1, 8) => matches!(group, GroupSize::G64 | GroupSize::G128) && !zero_points,
             _ => false,
         },
-        90 => (tile == (1, 1, 16) || tile == (1, 1, 8) && bf16) && group == GroupSize::Channel && !zero_points,
+        90 => {
+            (tile == (1, 1, 16) || tile == (1, 1, 8) && bf16)
+                && group == GroupSize::Channel
+                && !zero_points
+        }
         _ => false,
     }
 }

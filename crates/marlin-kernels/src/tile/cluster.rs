@@ -1,7 +1,9 @@
 //! Sums of a tile whose K the blocks of a cluster split, added through distributed shared memory.
 //!
-//! A block adds and writes the rows of some n8 tiles, and stores its sums of all others in the shared memory of the blocks that add those. All blocks of a cluster
-//! run at the same time, so they may wait for each other. In global memory, where no block may wait for a later one, the last adds the sums of all.
+//! A block adds and writes the rows of some n8 tiles, and stores its sums of all others in the
+//! shared memory of the blocks that add those. All blocks of a cluster run at the same time, so
+//! they may wait for each other. In global memory, where no block may wait for a later one, the
+//! last adds the sums of all.
 //!
 //! ```text
 //! n8 tiles     0   1   2   3   4   5   6   7
@@ -13,13 +15,15 @@
 
 use super::config::Config;
 use crate::ptx::{
-    F4, cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, ld_shared_f32_16, mapa, mbarrier_arrive_expect_tx, mbarrier_init,
-    mbarrier_wait_first_phase_cluster, shared_address, st_async_16,
+    F4, cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, ld_shared_f32_16, mapa,
+    mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_first_phase_cluster, shared_address,
+    st_async_16,
 };
 use cubecl::prelude::*;
 
 impl Config {
-    /// The n8 tiles whose sums a block adds: of a cluster a share of the tile's. The last blocks may have fewer.
+    /// The n8 tiles whose sums a block adds: of a cluster a share of the tile's. The last blocks
+    /// may have fewer.
     pub(crate) const fn batch_tiles_each(&self) -> usize {
         self.tile.batch_tiles.div_ceil(self.tile.cluster)
     }
@@ -48,30 +52,53 @@ pub(crate) struct Receiver {
 
 #[cube]
 impl Receiver {
-    /// The start of a block, by all of its threads: sets up the barrier, before others of the cluster store. A block by itself has nothing to receive.
+    /// The start of a block, by all of its threads: sets up the barrier, before others of the
+    /// cluster store. A block by itself has nothing to receive.
     pub fn new(#[comptime] config: Config) -> Receiver {
         if comptime!(config.tile.is_clustered()) {
-            let sums = Shared::<[f32]>::new_aligned_slice(comptime!(config.received_bytes() / 4), 128usize);
+            let sums = Shared::<[f32]>::new_aligned_slice(
+                comptime!(config.received_bytes() / 4),
+                128usize,
+            );
             let barrier = Shared::<[u64]>::new_aligned_slice(1usize, 8usize);
             let barrier = shared_address::<u64>(&barrier);
             let rank = CUBE_POS_X % comptime!(config.tile.cluster as u32);
             if UNIT_POS_X == 0 {
-                let (each, batch_tiles) = comptime!((config.batch_tiles_each() as u32, config.tile.batch_tiles as u32));
+                let (each, batch_tiles) = comptime!((
+                    config.batch_tiles_each() as u32,
+                    config.tile.batch_tiles as u32
+                ));
                 let own = min(each, max(batch_tiles, rank * each) - rank * each);
                 mbarrier_init(barrier, 1usize);
-                mbarrier_arrive_expect_tx(barrier, own * comptime!(((config.tile.cluster - 1) * config.batch_tile_bytes()) as u32));
+                mbarrier_arrive_expect_tx(
+                    barrier,
+                    own * comptime!(((config.tile.cluster - 1) * config.batch_tile_bytes()) as u32),
+                );
                 fence_mbarrier_init();
             }
             cluster_arrive_relaxed();
-            Receiver { sums: shared_address::<f32>(&sums), barrier, rank }
+            Receiver {
+                sums: shared_address::<f32>(&sums),
+                barrier,
+                rank,
+            }
         } else {
-            Receiver { sums: 0u32.runtime(), barrier: 0u32.runtime(), rank: 0u32.runtime() }
+            Receiver {
+                sums: 0u32.runtime(),
+                barrier: 0u32.runtime(),
+                rank: 0u32.runtime(),
+            }
         }
     }
 
-    /// The sums of all blocks for the n8 tiles that this one adds, always added in the same order: `sums` are the block's own, both `[sub-tile, n8 tile]`.
+    /// The sums of all blocks for the n8 tiles that this one adds, always added in the same order:
+    /// `sums` are the block's own, both `[sub-tile, n8 tile]`.
     pub fn exchange(&self, sums: &Array<F4>, added: &mut Array<F4>, #[comptime] config: Config) {
-        let (each, sub_tiles, batch_tiles) = comptime!((config.batch_tiles_each(), config.tile.sub_tiles(), config.tile.batch_tiles));
+        let (each, sub_tiles, batch_tiles) = comptime!((
+            config.batch_tiles_each(),
+            config.tile.sub_tiles(),
+            config.tile.batch_tiles
+        ));
         let fragment_bytes = comptime!(16 * config.tile.threads());
         let thread = UNIT_POS_X * 16;
         // All blocks of the cluster have begun.
@@ -79,25 +106,43 @@ impl Receiver {
         #[unroll]
         for owner in 0..comptime!(batch_tiles.div_ceil(each)) {
             let owner_rank = comptime!(owner as u32);
-            let count = comptime!(if (owner + 1) * each < batch_tiles { each } else { batch_tiles - owner * each });
+            let count = comptime!(if (owner + 1) * each < batch_tiles {
+                each
+            } else {
+                batch_tiles - owner * each
+            });
             if self.rank == owner_rank {
                 #[unroll]
                 for i in 0..count {
                     #[unroll]
                     for j in 0..sub_tiles {
-                        added[comptime!(j * each + i)] = sums[comptime!(j * batch_tiles + owner * each + i)];
+                        added[comptime!(j * each + i)] =
+                            sums[comptime!(j * batch_tiles + owner * each + i)];
                     }
                 }
             } else {
-                let place = if self.rank < owner_rank { self.rank } else { self.rank - 1 };
-                let own = self.sums + place * comptime!((each * config.batch_tile_bytes()) as u32) + thread;
-                let (to, barrier) = (mapa(own, owner_rank.runtime()), mapa(self.barrier, owner_rank.runtime()));
+                let place = if self.rank < owner_rank {
+                    self.rank
+                } else {
+                    self.rank - 1
+                };
+                let own = self.sums
+                    + place * comptime!((each * config.batch_tile_bytes()) as u32)
+                    + thread;
+                let (to, barrier) = (
+                    mapa(own, owner_rank.runtime()),
+                    mapa(self.barrier, owner_rank.runtime()),
+                );
                 #[unroll]
                 for i in 0..count {
                     #[unroll]
                     for j in 0..sub_tiles {
                         let at = comptime!(((i * sub_tiles + j) * fragment_bytes) as u32);
-                        st_async_16(to + at, sums[comptime!(j * batch_tiles + owner * each + i)], barrier);
+                        st_async_16(
+                            to + at,
+                            sums[comptime!(j * batch_tiles + owner * each + i)],
+                            barrier,
+                        );
                     }
                 }
             }
@@ -109,7 +154,10 @@ impl Receiver {
             for i in 0..each {
                 #[unroll]
                 for j in 0..sub_tiles {
-                    let at = comptime!(((place * each + i) * config.batch_tile_bytes() + j * fragment_bytes) as u32);
+                    let at = comptime!(
+                        ((place * each + i) * config.batch_tile_bytes() + j * fragment_bytes)
+                            as u32
+                    );
                     added[comptime!(j * each + i)] += ld_shared_f32_16(self.sums + thread + at);
                 }
             }

@@ -1,4 +1,5 @@
-//! From the warps' sums to the output: added along K in shared memory, then across blocks, then scaled, biased and written.
+//! From the warps' sums to the output: added along K in shared memory, then across blocks, then
+//! scaled, biased and written.
 
 use super::cluster::Receiver;
 use super::config::Config;
@@ -10,11 +11,13 @@ use super::stripe::{TilePart, stripe_start, tile_place};
 use crate::ptx::{F4, bar_sync_numbered, bar_warp_sync, ex2_approx, lane, rcp_approx};
 use cubecl::prelude::*;
 
-/// Ends the block's part of a tile. The blocks of a cluster, which have a tile alone, add and write a share of its rows each ([`cluster`](super::cluster)).
+/// Ends the block's part of a tile. The blocks of a cluster, which have a tile alone, add and write
+/// a share of its rows each ([`cluster`](super::cluster)).
 ///
-/// A part that is not the tail of its tile is written to the block's area of the workspace. A tail adds the sums of the blocks before it, from
-/// the nearest to the farthest, and writes the output: the order never changes, so the same inputs give the same bits. A block waits only for
-/// blocks that were started before it.
+/// A part that is not the tail of its tile is written to the block's area of the workspace. A tail
+/// adds the sums of the blocks before it, from the nearest to the farthest, and writes the output:
+/// the order never changes, so the same inputs give the same bits. A block waits only for blocks
+/// that were started before it.
 #[cube]
 pub(crate) fn finish<F: Float>(
     sums: &Array<F4>,
@@ -33,12 +36,24 @@ pub(crate) fn finish<F: Float>(
     let first_row = row_block * comptime!(config.tile.rows() as u32);
     let rows = lengths.m - first_row;
     if comptime!(config.tile.is_clustered()) {
-        let mut added = Array::<F4>::new(comptime!(config.batch_tiles_each() * config.tile.sub_tiles()));
+        let mut added = Array::<F4>::new(comptime!(
+            config.batch_tiles_each() * config.tile.sub_tiles()
+        ));
         receiver.exchange(sums, &mut added, config);
         add_along_k(&added, reduce, &mut totals, config);
         let own = receiver.rank * comptime!(8 * config.batch_tiles_each() as u32);
         let rows = max(min(rows, comptime!(config.tile.rows() as u32)), own) - own;
-        write::<F>(&totals, first_row + own, rows, column, scales, bias, out, lengths, config);
+        write::<F>(
+            &totals,
+            first_row + own,
+            rows,
+            column,
+            scales,
+            bias,
+            out,
+            lengths,
+            config,
+        );
     } else {
         add_along_k(sums, reduce, &mut totals, config);
         if part.end == lengths.depth {
@@ -47,14 +62,17 @@ pub(crate) fn finish<F: Float>(
                 other -= 1;
                 exchange::add(&mut totals, other, workspace, rows, config);
             }
-            write::<F>(&totals, first_row, rows, column, scales, bias, out, lengths, config);
+            write::<F>(
+                &totals, first_row, rows, column, scales, bias, out, lengths, config,
+            );
         } else {
             exchange::leave(&totals, workspace, rows, config);
         }
     }
 }
 
-/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, in column `column` of tiles.
+/// Writes the outputs of a thread's totals: `rows` rows from `first_row` on, in column `column` of
+/// tiles.
 #[cube]
 fn write<F: Float>(
     totals: &Array<f32>,
@@ -78,7 +96,16 @@ fn write<F: Float>(
         if has_output(first, rows, config) && column < lengths.n {
             let mut value = scaled_and_biased::<F>(totals[first], column, scales, bias, config);
             if comptime!(config.is_gated()) {
-                value = swiglu(value, scaled_and_biased::<F>(totals[comptime!(first + 1)], column + lengths.n, scales, bias, config));
+                value = swiglu(
+                    value,
+                    scaled_and_biased::<F>(
+                        totals[comptime!(first + 1)],
+                        column + lengths.n,
+                        scales,
+                        bias,
+                        config,
+                    ),
+                );
             }
             out[(row * lengths.n + column) as usize] = F::cast_from(value);
         }
@@ -87,7 +114,13 @@ fn write<F: Float>(
 
 /// A total of a column of the weight, with its scale if a column has one alone, and its bias.
 #[cube]
-fn scaled_and_biased<F: Float>(total: f32, column: u32, scales: &[F], bias: &ComptimeOption<&[F]>, #[comptime] config: Config) -> f32 {
+fn scaled_and_biased<F: Float>(
+    total: f32,
+    column: u32,
+    scales: &[F],
+    bias: &ComptimeOption<&[F]>,
+    #[comptime] config: Config,
+) -> f32 {
     let mut total = total;
     if comptime!(!config.grouped()) {
         total *= f32::cast_from(scales[channel_scale(column) as usize]);
@@ -100,7 +133,8 @@ fn scaled_and_biased<F: Float>(total: f32, column: u32, scales: &[F], bias: &Com
     total
 }
 
-/// SwiGLU (arXiv 2002.05202): `silu(gate) * up`, to a relative error of 2^-21. An exact division takes as long as the rest of an output.
+/// SwiGLU (arXiv 2002.05202): `silu(gate) * up`, to a relative error of 2^-21. An exact division
+/// takes as long as the rest of an output.
 #[cube]
 pub(crate) fn swiglu(gate: f32, up: f32) -> f32 {
     gate * rcp_approx(1.0 + ex2_approx(-gate * std::f32::consts::LOG2_E)) * up
@@ -108,7 +142,12 @@ pub(crate) fn swiglu(gate: f32, up: f32) -> f32 {
 
 /// Adds the sums of the warps that differ along K, eight rows at a time, always in the same order.
 #[cube]
-fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<f32>, #[comptime] config: Config) {
+fn add_along_k(
+    sums: &Array<F4>,
+    reduce: &mut Shared<[f32]>,
+    totals: &mut Array<f32>,
+    #[comptime] config: Config,
+) {
     let count = comptime!(config.outputs_of_eight_rows());
     let lane = lane();
     let warp = UNIT_POS_X / 32;
@@ -116,7 +155,9 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
     let stride = comptime!(config.reduce_stride() as u32);
     let (first_unit, second_unit) = comptime!(stored_units(&config));
-    let own = (warp_k * 8 + lane % 4 * 2) * stride + warp_n * comptime!(16 * config.tile.sub_tiles() as u32) + lane / 4;
+    let own = (warp_k * 8 + lane % 4 * 2) * stride
+        + warp_n * comptime!(16 * config.tile.sub_tiles() as u32)
+        + lane / 4;
     #[unroll]
     for batch_tile in 0..comptime!(config.batch_tiles_each()) {
         sync_sums(config);
@@ -133,11 +174,15 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
         #[unroll]
         for i in 0..count {
             let mut index = output(i, config);
-            if comptime!((i / config.epilogue.columns() + 1) * config.tile.threads() > 8 * config.output_columns()) {
+            if comptime!(
+                (i / config.epilogue.columns() + 1) * config.tile.threads()
+                    > 8 * config.output_columns()
+            ) {
                 // A thread that has no output here adds another's: no branch.
                 index = min(index, comptime!(8 * config.tile.columns() as u32 - 1));
             }
-            let place = index / comptime!(config.tile.columns() as u32) * stride + index % comptime!(config.tile.columns() as u32);
+            let place = index / comptime!(config.tile.columns() as u32) * stride
+                + index % comptime!(config.tile.columns() as u32);
             let mut total = reduce[place as usize];
             #[unroll]
             for k in 1..comptime!(config.tile.warps_k) {
@@ -148,14 +193,17 @@ fn add_along_k(sums: &Array<F4>, reduce: &mut Shared<[f32]>, totals: &mut Array<
     }
 }
 
-/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its outputs are those of its products, with SwiGLU the warp
-/// of the gates and the one of their ups.
+/// Barrier of the warps that exchange sums: none but a warp's own lanes where the columns of its
+/// outputs are those of its products, with SwiGLU the warp of the gates and the one of their ups.
 #[cube]
 fn sync_sums(#[comptime] config: Config) {
     if comptime!(config.tile.warps_k == 1 && config.tile.columns() == config.tile.threads()) {
         if comptime!(config.is_gated()) {
             let pairs = comptime!(config.tile.warps() as u32 / 2);
-            bar_sync_numbered(comptime!(CONSUMERS as u32 + 1) + UNIT_POS_X / 32 % pairs, 64usize);
+            bar_sync_numbered(
+                comptime!(CONSUMERS as u32 + 1) + UNIT_POS_X / 32 % pairs,
+                64usize,
+            );
         } else {
             bar_warp_sync();
         }
@@ -164,7 +212,8 @@ fn sync_sums(#[comptime] config: Config) {
     }
 }
 
-/// The index of a column's scale in a weight of one group, as [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
+/// The index of a column's scale in a weight of one group, as
+/// [`ScaleLayout`](marlin_format::layout::ScaleLayout) defines it.
 #[cube]
 fn channel_scale(column: u32) -> u32 {
     column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2

@@ -1,18 +1,21 @@
 //! Partial sums passed from one block to another, through a workspace in global memory.
 //!
-//! A thread stores its totals of a tile where the thread of the same index in the block that finishes the tile reads them: both have the same
-//! outputs, so any order that both use works.
+//! A thread stores its totals of a tile where the thread of the same index in the block that
+//! finishes the tile reads them: both have the same outputs, so any order that both use works.
 //!
 //! | totals of a thread | sums lie | and are known to be there by |
 //! |---|---|---|
 //! | few | each with a mark in one 64-bit word | the mark: one round trip, no barrier, twice the bytes |
 //! | many | four to 16 bytes | a flag for the block, released after a barrier |
 //!
-//! The reader clears the marks or the flag, for the next launch. A block leaves sums at most once, and one block reads them.
+//! The reader clears the marks or the flag, for the next launch. A block leaves sums at most once,
+//! and one block reads them.
 
 use super::config::Config;
 use super::outputs::{has_output, output, sync_consumers};
-use crate::ptx::{ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_relaxed, st_release};
+use crate::ptx::{
+    ld_acquire, ld_global_16, ld_marked, st_global_16, st_marked, st_relaxed, st_release,
+};
 use cubecl::prelude::*;
 
 /// Words that a thread waits for at a time, where each has a mark.
@@ -32,7 +35,11 @@ impl Config {
 
     /// Bytes of a block's sums.
     pub(crate) const fn partial_bytes(&self) -> usize {
-        if self.is_flagged() { 4 * self.outputs() * self.tile.threads() } else { 8 * self.tile.rows() * self.tile.columns() }
+        if self.is_flagged() {
+            4 * self.outputs() * self.tile.threads()
+        } else {
+            8 * self.tile.rows() * self.tile.columns()
+        }
     }
 }
 
@@ -48,7 +55,10 @@ pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
             for i in 0..4usize {
                 values.insert(i, totals[comptime!(4 * four + i)]);
             }
-            st_global_16(own + comptime!((16 * four * config.tile.threads()) as u64), values);
+            st_global_16(
+                own + comptime!((16 * four * config.tile.threads()) as u64),
+                values,
+            );
         }
         sync_consumers(config);
         if UNIT_POS_X == 0 {
@@ -59,7 +69,11 @@ pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
         #[unroll]
         for i in 0..comptime!(config.outputs()) {
             if has_output(i, rows, config) {
-                st_marked(own + u64::cast_from(output(i, config) * 8), totals[i], 1u32.runtime());
+                st_marked(
+                    own + u64::cast_from(output(i, config) * 8),
+                    totals[i],
+                    1u32.runtime(),
+                );
             }
         }
     }
@@ -67,7 +81,13 @@ pub(crate) fn leave(totals: &Array<f32>, workspace: u64, rows: u32, #[comptime] 
 
 /// Adds another block's sums to a thread's totals, once they are there.
 #[cube]
-pub(crate) fn add(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[comptime] config: Config) {
+pub(crate) fn add(
+    totals: &mut Array<f32>,
+    other: u32,
+    workspace: u64,
+    rows: u32,
+    #[comptime] config: Config,
+) {
     if comptime!(config.is_flagged()) {
         add_flagged(totals, other, workspace, config);
     } else {
@@ -101,13 +121,23 @@ fn add_flagged(totals: &mut Array<f32>, other: u32, workspace: u64, #[comptime] 
 }
 
 #[cube]
-fn add_marked(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[comptime] config: Config) {
+fn add_marked(
+    totals: &mut Array<f32>,
+    other: u32,
+    workspace: u64,
+    rows: u32,
+    #[comptime] config: Config,
+) {
     let sums = marked_sums(workspace, other, config);
     let outputs = comptime!(config.outputs());
     #[unroll]
     for round in 0..comptime!(outputs.div_ceil(LOADS_IN_FLIGHT)) {
         let first = comptime!(round * LOADS_IN_FLIGHT);
-        let loads = comptime!(if outputs - first < LOADS_IN_FLIGHT { outputs - first } else { LOADS_IN_FLIGHT });
+        let loads = comptime!(if outputs - first < LOADS_IN_FLIGHT {
+            outputs - first
+        } else {
+            LOADS_IN_FLIGHT
+        });
         let mut values = Array::<f32>::new(loads);
         let mut missing = 1u32.runtime();
         while missing != 0 {
@@ -115,7 +145,8 @@ fn add_marked(totals: &mut Array<f32>, other: u32, workspace: u64, rows: u32, #[
             #[unroll]
             for i in 0..loads {
                 if has_output(comptime!(first + i), rows, config) {
-                    let (value, mark) = ld_marked(sums + u64::cast_from(output(comptime!(first + i), config) * 8));
+                    let (value, mark) =
+                        ld_marked(sums + u64::cast_from(output(comptime!(first + i), config) * 8));
                     values[i] = value;
                     missing |= mark ^ 1;
                 }

@@ -8,8 +8,8 @@ use cubecl::std::FastDivmod;
 #[cfg(feature = "inspect")]
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
-/// Lengths of a problem as the tile kernels see them. Derived values are computed on the host, and divisors as multipliers: the
-/// first loads are issued that much sooner.
+/// Lengths of a problem as the tile kernels see them. Derived values are computed on the host, and
+/// divisors as multipliers: the first loads are issued that much sooner.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Lengths {
     /// Rows of activations.
@@ -44,8 +44,8 @@ pub(crate) struct Lengths {
     pub masks: NibbleMasks,
 }
 
-/// Masks of the lowest nibble of both halves of a word, and of the next. They are parameters because the compiler would load a constant anew for
-/// every word.
+/// Masks of the lowest nibble of both halves of a word, and of the next. They are parameters
+/// because the compiler would load a constant anew for every word.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct NibbleMasks {
     /// 0x000f000f.
@@ -65,12 +65,40 @@ pub(crate) fn lengths(problem: &QuantProblem, launch: &Launch) -> LengthsLaunch 
     let work = Work::new(problem, &launch.tile);
     let waves = work.waves(&launch.tile, launch.blocks);
     let striped = work.tiles() - waves * launch.blocks;
-    let (each, more) = (striped * work.depth / launch.blocks, striped * work.depth % launch.blocks);
+    let (each, more) = (
+        striped * work.depth / launch.blocks,
+        striped * work.depth % launch.blocks,
+    );
     let (chunks_n, chunks_k) = (layout.n_padded() / CHUNK_N, layout.k_padded() / CHUNK_K);
     let k = super::row_length(problem.k());
-    let [m, n, k, chunks_n, chunks_k, row_blocks, columns, depth, striped, waves, each, more] =
-        [problem.m, problem.outputs(), k, chunks_n, chunks_k, work.row_blocks, work.columns, work.depth, striped, waves, each, more]
-            .map(|length| length as u32);
+    let [
+        m,
+        n,
+        k,
+        chunks_n,
+        chunks_k,
+        row_blocks,
+        columns,
+        depth,
+        striped,
+        waves,
+        each,
+        more,
+    ] = [
+        problem.m,
+        problem.outputs(),
+        k,
+        chunks_n,
+        chunks_k,
+        work.row_blocks,
+        work.columns,
+        work.depth,
+        striped,
+        waves,
+        each,
+        more,
+    ]
+    .map(|length| length as u32);
     LengthsLaunch::new(
         m,
         n,

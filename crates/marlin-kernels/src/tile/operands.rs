@@ -10,7 +10,8 @@ pub fn row_length(k: usize) -> usize {
     k.next_multiple_of(RUN)
 }
 
-/// Checks everything that the kernels on the tile layout assume of a problem and its buffers, but for the activations.
+/// Checks everything that the kernels on the tile layout assume of a problem and its buffers, but
+/// for the activations.
 pub(crate) fn expect_operands(
     problem: &QuantProblem,
     weight: &WeightBuffers,
@@ -20,12 +21,20 @@ pub(crate) fn expect_operands(
     problem.expect_addressable()?;
     problem.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
     if problem.activations == ActivationDtype::F32 || problem.scales != problem.activations {
-        return Err(KernelError::DtypePair { activations: problem.activations, scales: problem.scales });
+        return Err(KernelError::DtypePair {
+            activations: problem.activations,
+            scales: problem.scales,
+        });
     }
     problem.expect_outputs(out.len(), bias.map(BufferArg::len))
 }
 
 /// Checks activations in the order of the stored rows, padded to [`row_length`].
 pub(crate) fn expect_arranged(problem: &QuantProblem, x: &BufferArg) -> Result<(), KernelError> {
-    expect_length(problem, "activations", problem.m * row_length(problem.k()), x.len())
+    expect_length(
+        problem,
+        "activations",
+        problem.m * row_length(problem.k()),
+        x.len(),
+    )
 }

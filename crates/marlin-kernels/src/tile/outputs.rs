@@ -1,4 +1,5 @@
-//! The outputs of a tile that a thread adds up and writes, and the barrier of the threads that have them.
+//! The outputs of a tile that a thread adds up and writes, and the barrier of the threads that have
+//! them.
 
 use super::config::Config;
 use crate::ptx::bar_sync;
@@ -13,7 +14,8 @@ impl Config {
         self.batch_tiles_each() * self.outputs_of_eight_rows()
     }
 
-    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row; with SwiGLU an output has two totals, of gate and up.
+    /// Of every eight rows a thread has the outputs `i * threads + its number`, row by row; with
+    /// SwiGLU an output has two totals, of gate and up.
     pub(crate) const fn outputs_of_eight_rows(&self) -> usize {
         self.epilogue.columns() * (8 * self.output_columns()).div_ceil(self.tile.threads())
     }
@@ -50,7 +52,10 @@ pub(crate) fn has_output(#[comptime] i: usize, rows: u32, #[comptime] config: Co
     let count = comptime!(config.outputs_of_eight_rows() / config.epilogue.columns());
     let outputs = comptime!(8 * config.output_columns());
     let in_tile = output(i, config) < rows * comptime!(config.tile.columns() as u32);
-    if comptime!(i / config.epilogue.columns() % count + 1 < count || count * config.tile.threads() == outputs) {
+    if comptime!(
+        i / config.epilogue.columns() % count + 1 < count
+            || count * config.tile.threads() == outputs
+    ) {
         in_tile
     } else {
         in_tile && UNIT_POS_X < comptime!((outputs - (count - 1) * config.tile.threads()) as u32)

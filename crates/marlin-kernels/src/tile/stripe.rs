@@ -1,5 +1,6 @@
-//! Striped partitioning (Marlin paper, section 3.4): every block gets an equal run of the work, across columns. Of many tiles most are visited whole, in
-//! waves: then blocks that run at the same time read the same activations and weights from the second-level cache.
+//! Striped partitioning (Marlin paper, section 3.4): every block gets an equal run of the work,
+//! across columns. Of many tiles most are visited whole, in waves: then blocks that run at the same
+//! time read the same activations and weights from the second-level cache.
 
 use super::config::Config;
 use super::lengths::Lengths;
@@ -7,28 +8,37 @@ use cubecl::prelude::*;
 
 /// The first unit of a block; that of the block past the last is the number of units.
 ///
-/// A unit is one step of K of one output tile. The units of a tile follow each other, tiles as [`tile_place`] numbers them.
+/// A unit is one step of K of one output tile. The units of a tile follow each other, tiles as
+/// [`tile_place`] numbers them.
 #[cube]
 pub(crate) fn stripe_start(lengths: &Lengths, block: u32) -> u32 {
     block * lengths.units_each + min(block, lengths.blocks_with_one_more)
 }
 
-/// The first unit of a block and the one past its last: of its stripe, or in a cluster of its part of K of the cluster's tile.
+/// The first unit of a block and the one past its last: of its stripe, or in a cluster of its part
+/// of K of the cluster's tile.
 #[cube]
 pub(crate) fn units_of_block(lengths: &Lengths, #[comptime] config: Config) -> (u32, u32) {
     if comptime!(config.tile.is_clustered()) {
         let cluster = comptime!(config.tile.cluster as u32);
         let (tile, rank) = (CUBE_POS_X / cluster * lengths.depth, CUBE_POS_X % cluster);
-        (tile + lengths.depth * rank / cluster, tile + lengths.depth * (rank + 1) / cluster)
+        (
+            tile + lengths.depth * rank / cluster,
+            tile + lengths.depth * (rank + 1) / cluster,
+        )
     } else {
-        (stripe_start(lengths, CUBE_POS_X), stripe_start(lengths, CUBE_POS_X + 1))
+        (
+            stripe_start(lengths, CUBE_POS_X),
+            stripe_start(lengths, CUBE_POS_X + 1),
+        )
     }
 }
 
 /// A block's part of a tile. Tiles are visited from the last to the first.
 ///
-/// A stripe ends in the head of a tile, which another block finishes, and begins in the tail of one. The head comes first, so that its sums
-/// are long written when the block that has the tail, its last work, adds them.
+/// A stripe ends in the head of a tile, which another block finishes, and begins in the tail of
+/// one. The head comes first, so that its sums are long written when the block that has the tail,
+/// its last work, adds them.
 ///
 /// ```text
 /// units   |  tile 0   |  tile 1   |  tile 2   |
@@ -51,10 +61,15 @@ impl TilePart {
     pub fn last(lengths: &Lengths, start: u32, end: u32) -> TilePart {
         let tile = lengths.by_depth.div(end - 1);
         let origin = tile * lengths.depth;
-        TilePart { tile, first: max(start, origin) - origin, end: end - origin }
+        TilePart {
+            tile,
+            first: max(start, origin) - origin,
+            end: end - origin,
+        }
     }
 
-    /// To the part that is visited next: the one before it in the stripe, after the first of which follow the waves. Past the last it means nothing.
+    /// To the part that is visited next: the one before it in the stripe, after the first of which
+    /// follow the waves. Past the last it means nothing.
     pub fn next(&mut self, lengths: &Lengths, start: u32, #[comptime] config: Config) {
         self.first = 0u32.runtime();
         self.end = lengths.depth;
@@ -72,9 +87,15 @@ impl TilePart {
 
 /// The chunk of the weight, along N, that is number `chunk` of a tile in column `column` of tiles.
 ///
-/// With SwiGLU the first half of a tile's chunks are gates, the second the ups that belong to them, which are half of the weight's columns further on.
+/// With SwiGLU the first half of a tile's chunks are gates, the second the ups that belong to them,
+/// which are half of the weight's columns further on.
 #[cube]
-pub(crate) fn weight_chunk(column: u32, chunk: u32, lengths: &Lengths, #[comptime] config: Config) -> u32 {
+pub(crate) fn weight_chunk(
+    column: u32,
+    chunk: u32,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) -> u32 {
     if comptime!(config.is_gated()) {
         let half = comptime!(config.tile.chunks_n() as u32 / 2);
         column * half + chunk % half + chunk / half * (lengths.chunks_n / 2)
@@ -83,13 +104,15 @@ pub(crate) fn weight_chunk(column: u32, chunk: u32, lengths: &Lengths, #[comptim
     }
 }
 
-/// Blocks of rows that are visited together, for each column of tiles, where there are waves: a wave of an H200 has 16 columns of them.
+/// Blocks of rows that are visited together, for each column of tiles, where there are waves: a
+/// wave of an H200 has 16 columns of them.
 const ROW_BLOCKS_TOGETHER: u32 = 8;
 
 /// The number of a tile's column, and of its block of rows.
 ///
-/// Tiles are numbered block of rows by block of rows within columns, so that blocks that run at the same time share weights. With waves only some blocks of
-/// rows are visited, in all columns, before the next: their activations stay in the second-level cache.
+/// Tiles are numbered block of rows by block of rows within columns, so that blocks that run at the
+/// same time share weights. With waves only some blocks of rows are visited, in all columns, before
+/// the next: their activations stay in the second-level cache.
 #[cube]
 pub(crate) fn tile_place(tile: u32, lengths: &Lengths, #[comptime] config: Config) -> (u32, u32) {
     if comptime!(config.tile.has_waves()) {

@@ -14,11 +14,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// The memory in which blocks that share an output tile store their sums, as `exchange.rs` describes: one area for sums with marks, one for sums under
-/// flags.
+/// The memory in which blocks that share an output tile store their sums, as `exchange.rs`
+/// describes: one area for sums with marks, one for sums under flags.
 ///
-/// Marks and flags are zero between launches: the block that reads one clears it. So a workspace is cleared once, when it is made, and belongs
-/// to one stream: two launches that may run at the same time need one each.
+/// Marks and flags are zero between launches: the block that reads one clears it. So a workspace is
+/// cleared once, when it is made, and belongs to one stream: two launches that may run at the same
+/// time need one each.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     marked: Area,
@@ -39,31 +40,61 @@ static WORKSPACES: LazyLock<Mutex<HashMap<Stream, Workspace>>> = LazyLock::new(M
 impl Workspace {
     /// The workspace of the current stream, made at its first launch and kept.
     ///
-    /// CubeCL maps its logical streams, one for each thread, to a bounded number of streams of the device. Launches on one of those follow each
-    /// other, so they share a workspace, and threads that end leave nothing behind.
+    /// CubeCL maps its logical streams, one for each thread, to a bounded number of streams of the
+    /// device. Launches on one of those follow each other, so they share a workspace, and threads
+    /// that end leave nothing behind.
     pub fn of_stream(client: &Client, card: &Card) -> Self {
         let streams = u64::from(CubeClRuntimeConfig::get().streaming.max_streams).max(1);
         let server = client.service_id();
-        let stream = (server.device, server.service, StreamId::current().value % streams);
+        let stream = (
+            server.device,
+            server.service,
+            StreamId::current().value % streams,
+        );
         // A panic elsewhere leaves the map whole: an entry is there or it is not.
         let mut workspaces = WORKSPACES.lock().unwrap_or_else(PoisonError::into_inner);
-        workspaces.entry(stream).or_insert_with(|| Self::new(client, card)).clone()
+        workspaces
+            .entry(stream)
+            .or_insert_with(|| Self::new(client, card))
+            .clone()
     }
 
     /// A workspace for every launch on `card`.
     fn new(client: &Client, card: &Card) -> Self {
         let blocks = card.multiprocessors.min(MAX_BLOCKS);
         let area = |flagged| {
-            let configs = any_format(card.capability).filter(|config| config.is_flagged() == flagged);
-            let words = configs.map(|config| words(&config, blocks)).max().unwrap_or(0);
-            Area { handle: client.create_from_slice(&vec![0; words * size_of::<u64>()]), words }
+            let configs =
+                any_format(card.capability).filter(|config| config.is_flagged() == flagged);
+            let words = configs
+                .map(|config| words(&config, blocks))
+                .max()
+                .unwrap_or(0);
+            Area {
+                handle: client.create_from_slice(&vec![0; words * size_of::<u64>()]),
+                words,
+            }
         };
-        Self { marked: area(false), flagged: area(true) }
+        Self {
+            marked: area(false),
+            flagged: area(true),
+        }
     }
 
     /// The area that `blocks` blocks of a configuration use.
-    pub fn area(self, problem: &impl fmt::Display, config: &Config, blocks: usize) -> Result<BufferArg, KernelError> {
-        let Area { handle, words: found } = if config.is_flagged() { self.flagged } else { self.marked };
+    pub fn area(
+        self,
+        problem: &impl fmt::Display,
+        config: &Config,
+        blocks: usize,
+    ) -> Result<BufferArg, KernelError> {
+        let Area {
+            handle,
+            words: found,
+        } = if config.is_flagged() {
+            self.flagged
+        } else {
+            self.marked
+        };
         expect_at_least(problem, "workspace", words(config, blocks), found)?;
         // SAFETY: the area was allocated with that many words.
         Ok(unsafe { BufferArg::from_raw_parts(handle, found) })

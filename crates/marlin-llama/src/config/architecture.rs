@@ -1,11 +1,12 @@
-//! The differences between the decoders of the family: one declaration each, read by the config and by the model.
+//! The differences between the decoders of the family: one declaration each, read by the config and
+//! by the model.
 
 use std::fmt;
 
 /// A Llama-style decoder by its Hugging Face class.
 ///
-/// Every one of them is the same model with another declaration: rotary positions, grouped-query attention, SwiGLU and root mean square
-/// norms are common to all.
+/// Every one of them is the same model with another declaration: rotary positions, grouped-query
+/// attention, SwiGLU and root mean square norms are common to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
     /// Llama 2 and 3.
@@ -26,7 +27,8 @@ pub(crate) struct Declaration {
     pub(crate) class: &'static str,
     /// `model_type`.
     pub(crate) model_type: &'static str,
-    /// The layers of `self_attn` in a file that make queries, keys and values: three, or one with all of them side by side.
+    /// The layers of `self_attn` in a file that make queries, keys and values: three, or one with
+    /// all of them side by side.
     pub(crate) attention_inputs: &'static [&'static str],
     /// The layers of `mlp` in a file that make gate and up: two, or one with both side by side.
     pub(crate) mlp_inputs: &'static [&'static str],
@@ -80,8 +82,8 @@ pub(crate) struct Defaults {
     pub(crate) max_window_layers: usize,
 }
 
-/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel from 7.0 on writes those of architectures that have
-/// one layer for both.
+/// The layers of `mlp` that make gate and up where a file has them as two tensors, as GPTQModel
+/// from 7.0 on writes those of architectures that have one layer for both.
 pub(crate) const MLP_INPUTS_APART: &[&str] = &["gate_proj", "up_proj"];
 
 const LLAMA: Declaration = Declaration {
@@ -111,7 +113,12 @@ const MISTRAL: Declaration = Declaration {
     attention_bias: Bias::Never,
     mlp_bias: Bias::Never,
     window: Window::AllLayers,
-    defaults: Defaults { num_key_value_heads: Some(8), max_position_embeddings: 131_072, sliding_window: Some(4096), ..LLAMA.defaults },
+    defaults: Defaults {
+        num_key_value_heads: Some(8),
+        max_position_embeddings: 131_072,
+        sliding_window: Some(4096),
+        ..LLAMA.defaults
+    },
     ..LLAMA
 };
 
@@ -140,7 +147,10 @@ const QWEN3: Declaration = Declaration {
     mlp_bias: Bias::Never,
     qk_norm: true,
     window: Window::UpperLayers,
-    defaults: Defaults { head_dim: Some(128), ..QWEN_DEFAULTS },
+    defaults: Defaults {
+        head_dim: Some(128),
+        ..QWEN_DEFAULTS
+    },
     ..LLAMA
 };
 
@@ -163,7 +173,13 @@ const PHI3: Declaration = Declaration {
 
 impl Architecture {
     /// Every architecture that is read.
-    pub const ALL: [Architecture; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Phi3];
+    pub const ALL: [Architecture; 5] = [
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Phi3,
+    ];
 
     /// The name in the field `architectures` of a `config.json`.
     pub fn class(self) -> &'static str {
@@ -180,7 +196,8 @@ impl Architecture {
         }
     }
 
-    /// The architecture of a `config.json`: `architectures` counts; where it is absent or empty, `model_type` does.
+    /// The architecture of a `config.json`: `architectures` counts; where it is absent or empty,
+    /// `model_type` does.
     pub(super) fn find(classes: &[String], model_type: Option<&str>) -> Option<Self> {
         Self::ALL.into_iter().find(|architecture| {
             let declaration = architecture.declaration();

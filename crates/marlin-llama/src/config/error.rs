@@ -34,13 +34,16 @@ pub enum LlamaConfigError {
         architecture: Architecture,
     },
     /// Layers with and without a sliding window in another order than is read.
-    #[error("`layer_types` says {found} for layer {layer}, the other fields say {expected}; this version reads layers that agree")]
+    #[error(
+        "`layer_types` says {found} for layer {layer}, the other fields say {expected}; this version reads layers that agree"
+    )]
     LayerType {
         /// The first layer that differs.
         layer: usize,
         /// The contents of `layer_types`.
         found: String,
-        /// The value that follows from `sliding_window`, `use_sliding_window` and `max_window_layers`.
+        /// The value that follows from `sliding_window`, `use_sliding_window` and
+        /// `max_window_layers`.
         expected: &'static str,
     },
     /// A field of the rotary scaling that is absent.
@@ -68,7 +71,9 @@ pub enum LlamaConfigError {
         found: String,
     },
     /// Rotary factors for another number of frequencies.
-    #[error("`{field}` has {found} numbers; there are {expected} frequencies, half of the rotated features of a head")]
+    #[error(
+        "`{field}` has {found} numbers; there are {expected} frequencies, half of the rotated features of a head"
+    )]
     RopeFactors {
         /// The field.
         field: &'static str,
@@ -86,7 +91,9 @@ pub enum LlamaConfigError {
         found: usize,
     },
     /// No `head_dim`, and heads that do not divide the hidden size.
-    #[error("`hidden_size` {hidden_size} is not a multiple of {heads} attention heads, and there is no `head_dim`")]
+    #[error(
+        "`hidden_size` {hidden_size} is not a multiple of {heads} attention heads, and there is no `head_dim`"
+    )]
     HeadDim {
         /// Features of the residual stream.
         hidden_size: usize,

@@ -46,11 +46,13 @@ const DEFAULT_TOP_K: usize = 50;
 /// A field that is not applied, and the numbers with which it changes nothing.
 type NotApplied = (&'static str, fn(f64) -> bool);
 
-/// The fields of transformers' `GenerationConfig` (5.24) that change what is generated and are not applied. `null`, `false` and empty lists and objects
-/// change nothing in any of them.
+/// The fields of transformers' `GenerationConfig` (5.24) that change what is generated and are not
+/// applied. `null`, `false` and empty lists and objects change nothing in any of them.
 ///
-/// Not among them are `max_length` and `max_new_tokens`, which the caller's number of tokens replaces; the options of beam search, which count with
-/// `num_beams` above 1 alone; and those of caches, outputs, padding and speculative decoding, which generates what decoding without it does.
+/// Not among them are `max_length` and `max_new_tokens`, which the caller's number of tokens
+/// replaces; the options of beam search, which count with `num_beams` above 1 alone; and those of
+/// caches, outputs, padding and speculative decoding, which generates what decoding without it
+/// does.
 const NOT_APPLIED: [NotApplied; 24] = [
     ("begin_suppress_tokens", |_| false),
     ("constraints", |_| false),
@@ -79,23 +81,33 @@ const NOT_APPLIED: [NotApplied; 24] = [
 ];
 
 impl GenerationConfig {
-    /// Reads a `generation_config.json`, with Hugging Face's defaults for absent fields: without `do_sample` the most likely token is taken.
-    /// If there is no such file, or it names no end-of-sequence token, those of `config` count.
+    /// Reads a `generation_config.json`, with Hugging Face's defaults for absent fields: without
+    /// `do_sample` the most likely token is taken. If there is no such file, or it names no
+    /// end-of-sequence token, those of `config` count.
     ///
-    /// Fields that change what transformers generates and are not applied here are named in a warning.
+    /// Fields that change what transformers generates and are not applied here are named in a
+    /// warning.
     ///
     /// # Errors
-    /// [`LlamaError::Io`], [`LlamaError::Json`], and [`LlamaError::GenerationConfig`] for options outside their range and empty bad words.
+    /// [`LlamaError::Io`], [`LlamaError::Json`], and [`LlamaError::GenerationConfig`] for options
+    /// outside their range and empty bad words.
     pub fn read(path: &Path, config: &LlamaConfig) -> Result<Self, LlamaError> {
         let text = match read_file(path, MAX_CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let (sampling, suppression) = (Sampling::GREEDY, Suppression::NONE);
-                return Ok(Self { sampling, suppression, eos_token_ids: config.eos_token_ids.clone() });
+                return Ok(Self {
+                    sampling,
+                    suppression,
+                    eos_token_ids: config.eos_token_ids.clone(),
+                });
             }
             Err(source) => return Err(LlamaError::io("read", path, source)),
         };
-        let json = |source| LlamaError::Json { path: path.into(), source };
+        let json = |source| LlamaError::Json {
+            path: path.into(),
+            source,
+        };
         let raw: RawGeneration = serde_json::from_slice(&text).map_err(json)?;
         let fields = not_applied(&serde_json::from_slice(&text).map_err(json)?);
         if !fields.is_empty() {
@@ -112,24 +124,43 @@ impl GenerationConfig {
                 repetition_penalty,
             }
         } else {
-            Sampling { repetition_penalty, ..Sampling::GREEDY }
+            Sampling {
+                repetition_penalty,
+                ..Sampling::GREEDY
+            }
         };
         let suppress_tokens = raw.suppress_tokens.unwrap_or_default();
         let suppression = Suppression {
-            suppress_tokens: suppress_tokens.into_iter().filter_map(|token| token.try_into().ok()).collect(),
+            suppress_tokens: suppress_tokens
+                .into_iter()
+                .filter_map(|token| token.try_into().ok())
+                .collect(),
             bad_words_ids: raw.bad_words_ids.unwrap_or_default(),
             min_new_tokens: raw.min_new_tokens.unwrap_or(0),
             // `min_new_tokens` replaces it, whatever it is.
-            min_length: raw.min_length.filter(|_| raw.min_new_tokens.is_none()).unwrap_or(0),
+            min_length: raw
+                .min_length
+                .filter(|_| raw.min_new_tokens.is_none())
+                .unwrap_or(0),
         };
         let validated = sampling.validate().and_then(|()| suppression.validate());
-        validated.map_err(|source| LlamaError::GenerationConfig { path: path.into(), source })?;
-        let eos_token_ids = raw.eos_token_id.map_or_else(|| config.eos_token_ids.clone(), TokenIds::into_vec);
-        Ok(Self { sampling, suppression, eos_token_ids })
+        validated.map_err(|source| LlamaError::GenerationConfig {
+            path: path.into(),
+            source,
+        })?;
+        let eos_token_ids = raw
+            .eos_token_id
+            .map_or_else(|| config.eos_token_ids.clone(), TokenIds::into_vec);
+        Ok(Self {
+            sampling,
+            suppression,
+            eos_token_ids,
+        })
     }
 }
 
-/// The fields of a generation config that are not applied and would change something, with their values.
+/// The fields of a generation config that are not applied and would change something, with their
+/// values.
 fn not_applied(config: &Map<String, Value>) -> Vec<String> {
     let is_neutral = |value: &Value, is_neutral_number: fn(f64) -> bool| match value {
         Value::Null | Value::Bool(false) => true,
@@ -138,19 +169,31 @@ fn not_applied(config: &Map<String, Value>) -> Vec<String> {
         Value::Array(values) => values.is_empty(),
         Value::Object(fields) => fields.is_empty(),
     };
-    let fields = NOT_APPLIED.into_iter().filter_map(|(field, neutral)| Some((field, config.get(field)?, neutral)));
-    fields.filter(|&(_, value, neutral)| !is_neutral(value, neutral)).map(|(field, value, _)| format!("{field}: {value}")).collect()
+    let fields = NOT_APPLIED
+        .into_iter()
+        .filter_map(|(field, neutral)| Some((field, config.get(field)?, neutral)));
+    fields
+        .filter(|&(_, value, neutral)| !is_neutral(value, neutral))
+        .map(|(field, value, _)| format!("{field}: {value}"))
+        .collect()
 }
 
 /// The field of a `config.json` with the quantisation of weights.
 pub(crate) fn quantization_field(config: &Value) -> Option<&Value> {
-    Quantization::CONFIG_FIELDS.iter().filter_map(|field| config.get(field)).find(|value| !value.is_null())
+    Quantization::CONFIG_FIELDS
+        .iter()
+        .filter_map(|field| config.get(field))
+        .find(|value| !value.is_null())
 }
 
 /// A file as JSON.
 pub(crate) fn read_json(path: &Path) -> Result<Value, LlamaError> {
-    let text = read_file(path, MAX_CONFIG_BYTES).map_err(|source| LlamaError::io("read", path, source))?;
-    serde_json::from_slice(&text).map_err(|source| LlamaError::Json { path: path.into(), source })
+    let text =
+        read_file(path, MAX_CONFIG_BYTES).map_err(|source| LlamaError::io("read", path, source))?;
+    serde_json::from_slice(&text).map_err(|source| LlamaError::Json {
+        path: path.into(),
+        source,
+    })
 }
 
 #[cfg(test)]

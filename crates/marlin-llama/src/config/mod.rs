@@ -27,9 +27,10 @@ use crate::LlamaError;
 
 /// Sizes and constants of a Llama-style decoder, as `config.json` holds them.
 ///
-/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the [`Architecture`] writes, old and new:
-/// `rope_scaling` or `rope_parameters` (of both the first counts), `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the same default as
-/// there.
+/// Serialises to and from that file's JSON. Reading accepts what Hugging Face's config class of the
+/// [`Architecture`] writes, old and new: `rope_scaling` or `rope_parameters` (of both the first
+/// counts), `torch_dtype` or `dtype`, one end-of-sequence id or several. What is left out has the
+/// same default as there.
 ///
 /// ```
 /// use marlin_llama::LlamaConfig;
@@ -56,7 +57,8 @@ pub struct LlamaConfig {
     pub num_hidden_layers: usize,
     /// Heads of the queries.
     pub num_attention_heads: usize,
-    /// Heads of the keys and values; each serves `num_attention_heads / num_key_value_heads` heads of the queries.
+    /// Heads of the keys and values; each serves `num_attention_heads / num_key_value_heads` heads
+    /// of the queries.
     pub num_key_value_heads: usize,
     /// Features of one head.
     pub head_dim: usize,
@@ -68,7 +70,8 @@ pub struct LlamaConfig {
     pub rope_scaling: Option<RopeScaling>,
     /// The part of each head that is rotated, from its first feature on: 1 in most models.
     pub partial_rotary_factor: f64,
-    /// The layers that see a window of positions only; `None`: every layer sees all positions before.
+    /// The layers that see a window of positions only; `None`: every layer sees all positions
+    /// before.
     pub sliding_window: Option<SlidingWindow>,
     /// Positions the model was made for.
     pub max_position_embeddings: usize,
@@ -105,8 +108,8 @@ impl LlamaConfig {
     /// Reads the JSON of a `config.json`.
     ///
     /// # Errors
-    /// [`LlamaConfigError`] for text that is not such JSON, another architecture, options that are not supported, and as
-    /// [`validate`](Self::validate).
+    /// [`LlamaConfigError`] for text that is not such JSON, another architecture, options that are
+    /// not supported, and as [`validate`](Self::validate).
     pub fn from_json(text: &str) -> Result<Self, LlamaConfigError> {
         // Before the fields: another architecture has other ones, and their absence means nothing.
         serde_json::from_str::<RawClass>(text)?.architecture()?;
@@ -116,15 +119,22 @@ impl LlamaConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name and the cause as in [`from_json`](Self::from_json).
+    /// [`LlamaError::Io`], [`LlamaError::Adapter`], or [`LlamaError::Config`] with the file's name
+    /// and the cause as in [`from_json`](Self::from_json).
     pub fn read(path: &Path) -> Result<Self, LlamaError> {
         let text = read_text(path, MAX_CONFIG_BYTES).map_err(|source| match path.parent() {
-            Some(dir) if source.kind() == ErrorKind::NotFound && dir.join(ADAPTER_CONFIG_FILE).exists() => {
+            Some(dir)
+                if source.kind() == ErrorKind::NotFound
+                    && dir.join(ADAPTER_CONFIG_FILE).exists() =>
+            {
                 LlamaError::Adapter { dir: dir.into() }
             }
             _ => LlamaError::io("read", path, source),
         })?;
-        Self::from_json(&text).map_err(|source| LlamaError::Config { path: path.into(), source })
+        Self::from_json(&text).map_err(|source| LlamaError::Config {
+            path: path.into(),
+            source,
+        })
     }
 
     /// The JSON of a `config.json`.
@@ -147,25 +157,39 @@ impl LlamaConfig {
             ("head_dim", self.head_dim),
             ("max_position_embeddings", self.max_position_embeddings),
         ];
-        sizes.into_iter().try_for_each(|(field, found)| size(field, found))?;
+        sizes
+            .into_iter()
+            .try_for_each(|(field, found)| size(field, found))?;
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv_heads) {
             return Err(LlamaConfigError::Heads { heads, kv_heads });
         }
-        size("num_attention_heads * head_dim", heads.saturating_mul(self.head_dim))?;
+        size(
+            "num_attention_heads * head_dim",
+            heads.saturating_mul(self.head_dim),
+        )?;
         positive("rms_norm_eps", self.rms_norm_eps)?;
         positive("rope_theta", self.rope_theta)?;
         positive("partial_rotary_factor", self.partial_rotary_factor)?;
         let rotary_dim = self.rotary_dim();
         if rotary_dim == 0 || rotary_dim > self.head_dim || !rotary_dim.is_multiple_of(2) {
-            return Err(LlamaConfigError::RotaryDim { head_dim: self.head_dim, rotary_dim });
+            return Err(LlamaConfigError::RotaryDim {
+                head_dim: self.head_dim,
+                rotary_dim,
+            });
         }
         if let Some(scaling) = &self.rope_scaling {
             scaling.validate(self)?;
             // `Phi3Config` reads no other, so that what is written with one would not open.
-            if self.architecture == Architecture::Phi3 && !matches!(scaling, RopeScaling::LongRope(_)) {
+            if self.architecture == Architecture::Phi3
+                && !matches!(scaling, RopeScaling::LongRope(_))
+            {
                 let found = scaling.rope_type().into();
-                return Err(LlamaConfigError::NotOfArchitecture { field: "rope_type", found, architecture: self.architecture });
+                return Err(LlamaConfigError::NotOfArchitecture {
+                    field: "rope_type",
+                    found,
+                    architecture: self.architecture,
+                });
             }
         }
         self.validate_for_architecture()
@@ -174,30 +198,43 @@ impl LlamaConfig {
     /// Checks that the architecture has the features that the config asks for.
     fn validate_for_architecture(&self) -> Result<(), LlamaConfigError> {
         let declaration = self.architecture.declaration();
-        let other = |field, found: String| Err(LlamaConfigError::NotOfArchitecture { field, found, architecture: self.architecture });
+        let other = |field, found: String| {
+            Err(LlamaConfigError::NotOfArchitecture {
+                field,
+                found,
+                architecture: self.architecture,
+            })
+        };
         if !declaration.attention_bias.allows(self.attention_bias) {
             return other("attention_bias", self.attention_bias.to_string());
         }
         if !declaration.mlp_bias.allows(self.mlp_bias) {
             return other("mlp_bias", self.mlp_bias.to_string());
         }
-        let Some(window) = self.sliding_window else { return Ok(()) };
+        let Some(window) = self.sliding_window else {
+            return Ok(());
+        };
         size("sliding_window", window.size)?;
         match declaration.window {
             Window::None => other("sliding_window", window.size.to_string()),
-            Window::AllLayers if window.first_layer > 0 => other("max_window_layers", window.first_layer.to_string()),
+            Window::AllLayers if window.first_layer > 0 => {
+                other("max_window_layers", window.first_layer.to_string())
+            }
             Window::AllLayers | Window::UpperLayers => Ok(()),
         }
     }
 
-    /// Positions that the model takes: `max_position_embeddings`, or those of YaRN's stretched context where a config has added it and left that field as
-    /// it was.
+    /// Positions that the model takes: `max_position_embeddings`, or those of YaRN's stretched
+    /// context where a config has added it and left that field as it was.
     pub fn positions(&self) -> usize {
         let stretched = match &self.rope_scaling {
-            Some(RopeScaling::Yarn(scaling)) => (scaling.original_max_position_embeddings as f64 * scaling.factor) as usize,
+            Some(RopeScaling::Yarn(scaling)) => {
+                (scaling.original_max_position_embeddings as f64 * scaling.factor) as usize
+            }
             _ => 0,
         };
-        self.max_position_embeddings.max(stretched.min(Self::MAX_SIZE))
+        self.max_position_embeddings
+            .max(stretched.min(Self::MAX_SIZE))
     }
 
     /// Features of each head that are rotated.
@@ -207,7 +244,9 @@ impl LlamaConfig {
 
     /// Positions that a query of a layer sees, its own included; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|window| layer >= window.first_layer).map(|window| window.size)
+        self.sliding_window
+            .filter(|window| layer >= window.first_layer)
+            .map(|window| window.size)
     }
 
     /// Returns true if the o projection has a bias.
@@ -228,11 +267,19 @@ impl LlamaConfig {
 
 /// A size that is not 0 and not absurd.
 fn size(field: &'static str, found: usize) -> Result<(), LlamaConfigError> {
-    if (1..=LlamaConfig::MAX_SIZE).contains(&found) { Ok(()) } else { Err(LlamaConfigError::Size { field, found }) }
+    if (1..=LlamaConfig::MAX_SIZE).contains(&found) {
+        Ok(())
+    } else {
+        Err(LlamaConfigError::Size { field, found })
+    }
 }
 
 fn positive(field: &'static str, found: f64) -> Result<(), LlamaConfigError> {
-    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(LlamaConfigError::NotPositive { field, found }) }
+    if found.is_finite() && found > 0.0 {
+        Ok(())
+    } else {
+        Err(LlamaConfigError::NotPositive { field, found })
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ pub(super) struct RawClass {
     model_type: Option<String>,
 }
 
-/// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's config class.
+/// `config.json` with every spelling that is read. Absent fields get the defaults of Hugging Face's
+/// config class.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RawConfig {
     architectures: Option<Vec<String>>,
@@ -42,7 +43,11 @@ pub(super) struct RawConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     original_max_position_embeddings: Option<usize>,
     /// Absent is the class's default, `null` is none.
-    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "present",
+        skip_serializing_if = "Option::is_none"
+    )]
     sliding_window: Option<Option<usize>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     use_sliding_window: Option<bool>,
@@ -88,38 +93,70 @@ impl TryFrom<RawConfig> for LlamaConfig {
     type Error = LlamaConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, LlamaConfigError> {
-        let architecture = RawClass { architectures: raw.architectures, model_type: raw.model_type }.architecture()?;
+        let architecture = RawClass {
+            architectures: raw.architectures,
+            model_type: raw.model_type,
+        }
+        .architecture()?;
         let declaration = architecture.declaration();
         let defaults = &declaration.defaults;
         if let Some(found) = raw.hidden_act.filter(|activation| activation != ACTIVATION) {
-            return Err(LlamaConfigError::Unsupported { field: "hidden_act", found, expected: ACTIVATION });
+            return Err(LlamaConfigError::Unsupported {
+                field: "hidden_act",
+                found,
+                expected: ACTIVATION,
+            });
         }
         let heads = raw.num_attention_heads;
         let head_dim = match raw.head_dim.or(defaults.head_dim) {
             Some(head_dim) => head_dim,
-            None if heads == 0 => return Err(LlamaConfigError::Size { field: "num_attention_heads", found: 0 }),
+            None if heads == 0 => {
+                return Err(LlamaConfigError::Size {
+                    field: "num_attention_heads",
+                    found: 0,
+                });
+            }
             None if raw.hidden_size.is_multiple_of(heads) => raw.hidden_size / heads,
-            None => return Err(LlamaConfigError::HeadDim { hidden_size: raw.hidden_size, heads }),
+            None => {
+                return Err(LlamaConfigError::HeadDim {
+                    hidden_size: raw.hidden_size,
+                    heads,
+                });
+            }
         };
         let window = raw.sliding_window.unwrap_or(defaults.sliding_window);
         let sliding_window = match declaration.window {
             Window::None => None,
-            Window::AllLayers => window.map(|size| SlidingWindow { size, first_layer: 0 }),
+            Window::AllLayers => window.map(|size| SlidingWindow {
+                size,
+                first_layer: 0,
+            }),
             Window::UpperLayers => {
                 let first_layer = raw.max_window_layers.unwrap_or(defaults.max_window_layers);
-                window.filter(|_| raw.use_sliding_window.unwrap_or(false)).map(|size| SlidingWindow { size, first_layer })
+                window
+                    .filter(|_| raw.use_sliding_window.unwrap_or(false))
+                    .map(|size| SlidingWindow { size, first_layer })
             }
         };
-        let max_position_embeddings = raw.max_position_embeddings.unwrap_or(defaults.max_position_embeddings);
+        let max_position_embeddings = raw
+            .max_position_embeddings
+            .unwrap_or(defaults.max_position_embeddings);
         let beside = Beside {
             architecture,
             rope_theta: raw.rope_theta,
             partial_rotary_factor: raw.partial_rotary_factor,
-            original_max_position_embeddings: raw.original_max_position_embeddings.or(defaults.original_max_position_embeddings),
+            original_max_position_embeddings: raw
+                .original_max_position_embeddings
+                .or(defaults.original_max_position_embeddings),
             max_position_embeddings,
         };
-        let rope = RawRope::choose(raw.rope_scaling, raw.rope_parameters, &beside).unwrap_or_default();
-        let Rope { theta, partial_rotary_factor, scaling } = rope.read(&beside)?;
+        let rope =
+            RawRope::choose(raw.rope_scaling, raw.rope_parameters, &beside).unwrap_or_default();
+        let Rope {
+            theta,
+            partial_rotary_factor,
+            scaling,
+        } = rope.read(&beside)?;
         let config = Self {
             architecture,
             vocab_size: raw.vocab_size,
@@ -127,7 +164,10 @@ impl TryFrom<RawConfig> for LlamaConfig {
             intermediate_size: raw.intermediate_size,
             num_hidden_layers: raw.num_hidden_layers,
             num_attention_heads: heads,
-            num_key_value_heads: raw.num_key_value_heads.unwrap_or(defaults.num_key_value_heads).unwrap_or(heads),
+            num_key_value_heads: raw
+                .num_key_value_heads
+                .unwrap_or(defaults.num_key_value_heads)
+                .unwrap_or(heads),
             head_dim,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(defaults.rms_norm_eps),
             rope_theta: theta,
@@ -138,9 +178,14 @@ impl TryFrom<RawConfig> for LlamaConfig {
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             attention_bias: declaration.attention_bias.resolve(raw.attention_bias),
             mlp_bias: declaration.mlp_bias.resolve(raw.mlp_bias),
-            bos_token_id: raw.bos_token_id.and_then(|ids| ids.into_vec().first().copied()),
+            bos_token_id: raw
+                .bos_token_id
+                .and_then(|ids| ids.into_vec().first().copied()),
             eos_token_ids: raw.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
-            dtype: raw.dtype.or(raw.torch_dtype).and_then(|name| parse_dtype(&name)),
+            dtype: raw
+                .dtype
+                .or(raw.torch_dtype)
+                .and_then(|name| parse_dtype(&name)),
         };
         config.validate()?;
         config.check_layer_types(raw.layer_types.as_deref().unwrap_or_default())?;
@@ -149,12 +194,21 @@ impl TryFrom<RawConfig> for LlamaConfig {
 }
 
 impl LlamaConfig {
-    /// Checks that `layer_types`, which newer files have beside the fields it follows from, agrees with those fields.
+    /// Checks that `layer_types`, which newer files have beside the fields it follows from, agrees
+    /// with those fields.
     fn check_layer_types(&self, types: &[String]) -> Result<(), LlamaConfigError> {
         for (layer, found) in types.iter().enumerate() {
-            let expected = if self.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
+            let expected = if self.window_of(layer).is_some() {
+                "sliding_attention"
+            } else {
+                "full_attention"
+            };
             if found != expected {
-                return Err(LlamaConfigError::LayerType { layer, found: found.clone(), expected });
+                return Err(LlamaConfigError::LayerType {
+                    layer,
+                    found: found.clone(),
+                    expected,
+                });
             }
         }
         Ok(())
@@ -180,19 +234,26 @@ impl From<LlamaConfig> for RawConfig {
             rms_norm_eps: Some(config.rms_norm_eps),
             rope_theta: Some(config.rope_theta),
             original_max_position_embeddings: match &config.rope_scaling {
-                Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
+                Some(RopeScaling::LongRope(scaling)) => {
+                    Some(scaling.original_max_position_embeddings)
+                }
                 Some(RopeScaling::Llama3(_) | RopeScaling::Yarn(_)) | None => None,
             },
             rope_scaling: config.rope_scaling.map(RawRope::from),
             rope_parameters: None,
-            partial_rotary_factor: Some(config.partial_rotary_factor).filter(|&factor| factor != 1.0),
+            partial_rotary_factor: Some(config.partial_rotary_factor)
+                .filter(|&factor| factor != 1.0),
             max_position_embeddings: Some(config.max_position_embeddings),
-            sliding_window: (declaration.window != Window::None).then(|| window.map(|window| window.size)),
+            sliding_window: (declaration.window != Window::None)
+                .then(|| window.map(|window| window.size)),
             use_sliding_window: upper_layers.then_some(window.is_some()),
-            max_window_layers: window.filter(|_| upper_layers).map(|window| window.first_layer),
+            max_window_layers: window
+                .filter(|_| upper_layers)
+                .map(|window| window.first_layer),
             layer_types: None,
             tie_word_embeddings: Some(config.tie_word_embeddings),
-            attention_bias: (declaration.attention_bias == Bias::Config).then_some(config.attention_bias),
+            attention_bias: (declaration.attention_bias == Bias::Config)
+                .then_some(config.attention_bias),
             mlp_bias: (declaration.mlp_bias == Bias::Config).then_some(config.mlp_bias),
             bos_token_id: config.bos_token_id.map(TokenIds::One),
             eos_token_id: match config.eos_token_ids.as_slice() {

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use super::rope::{Llama3RopeScaling, LongRopeScaling, RopeScaling, YarnRopeScaling};
 use super::{Architecture, LlamaConfigError};
 
-/// `rope_scaling`, or the newer `rope_parameters`, which holds the base and the rotated part of a head as well.
+/// `rope_scaling`, or the newer `rope_parameters`, which holds the base and the rotated part of a
+/// head as well.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct RawRope(Map<String, Value>);
@@ -30,8 +31,9 @@ pub(super) struct Rope {
 
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Returns true if other implementations compute other logits with a field of this value: of YaRN in its first implementation and vLLM, of LongRoPE in vLLM
-/// and Phi-3.5-MoE, of Mistral's later models; or one scaling for each type of layers.
+/// Returns true if other implementations compute other logits with a field of this value: of YaRN
+/// in its first implementation and vLLM, of LongRoPE in vLLM and Phi-3.5-MoE, of Mistral's later
+/// models; or one scaling for each type of layers.
 fn changes_logits(field: &str, value: &Value) -> bool {
     match field {
         "attn_factor" | "extrapolation_factor" => value.as_f64() != Some(1.0),
@@ -43,8 +45,13 @@ fn changes_logits(field: &str, value: &Value) -> bool {
 }
 
 impl RawRope {
-    /// The one that counts where a config has both: `rope_scaling`, as in transformers, with nothing of `rope_parameters`.
-    pub(super) fn choose(scaling: Option<Self>, parameters: Option<Self>, beside: &Beside) -> Option<Self> {
+    /// The one that counts where a config has both: `rope_scaling`, as in transformers, with
+    /// nothing of `rope_parameters`.
+    pub(super) fn choose(
+        scaling: Option<Self>,
+        parameters: Option<Self>,
+        beside: &Beside,
+    ) -> Option<Self> {
         let filled = |rope: Option<Self>| rope.filter(|rope| !rope.0.is_empty());
         match (filled(scaling), filled(parameters)) {
             (Some(scaling), Some(parameters)) => {
@@ -52,7 +59,12 @@ impl RawRope {
                     None if *field == "rope_theta" => value.as_f64() == beside.rope_theta,
                     found => found == Some(*value),
                 };
-                let differ: Vec<&str> = parameters.0.iter().filter(|entry| !same(entry)).map(|(field, _)| field.as_str()).collect();
+                let differ: Vec<&str> = parameters
+                    .0
+                    .iter()
+                    .filter(|entry| !same(entry))
+                    .map(|(field, _)| field.as_str())
+                    .collect();
                 if !differ.is_empty() {
                     tracing::warn!(
                         "the config has `rope_scaling` and `rope_parameters`: the first counts, as in transformers, and of the second `{}` is not read",
@@ -65,16 +77,28 @@ impl RawRope {
         }
     }
 
-    /// Reads it as transformers does. A field that changes logits and is not read is an error, another one a warning.
+    /// Reads it as transformers does. A field that changes logits and is not read is an error,
+    /// another one a warning.
     pub(super) fn read(mut self, beside: &Beside) -> Result<Rope, LlamaConfigError> {
-        let theta = self.take("rope_theta")?.or(beside.rope_theta).unwrap_or(10_000.0);
-        let partial_rotary_factor = self.take("partial_rotary_factor")?.or(beside.partial_rotary_factor).unwrap_or(1.0);
-        let (new, old) = (self.take::<String>("rope_type")?, self.take::<String>("type")?);
+        let theta = self
+            .take("rope_theta")?
+            .or(beside.rope_theta)
+            .unwrap_or(10_000.0);
+        let partial_rotary_factor = self
+            .take("partial_rotary_factor")?
+            .or(beside.partial_rotary_factor)
+            .unwrap_or(1.0);
+        let (new, old) = (
+            self.take::<String>("rope_type")?,
+            self.take::<String>("type")?,
+        );
         let rope_type = new.or(old).unwrap_or_else(|| "default".into());
         let scaling = match (rope_type.as_str(), beside.architecture) {
             ("default", _) => None,
             // `Phi3Config` takes both for early names of it.
-            ("longrope" | "su", _) | ("yarn", Architecture::Phi3) => Some(RopeScaling::LongRope(self.long_rope(beside)?)),
+            ("longrope" | "su", _) | ("yarn", Architecture::Phi3) => {
+                Some(RopeScaling::LongRope(self.long_rope(beside)?))
+            }
             ("llama3", _) => Some(RopeScaling::Llama3(self.llama3(beside)?)),
             ("yarn", _) => Some(RopeScaling::Yarn(self.yarn(beside)?)),
             _ => {
@@ -86,7 +110,11 @@ impl RawRope {
             }
         };
         self.refuse_unread(&rope_type)?;
-        Ok(Rope { theta, partial_rotary_factor, scaling })
+        Ok(Rope {
+            theta,
+            partial_rotary_factor,
+            scaling,
+        })
     }
 
     fn llama3(&mut self, beside: &Beside) -> Result<Llama3RopeScaling, LlamaConfigError> {
@@ -100,13 +128,19 @@ impl RawRope {
 
     fn yarn(&mut self, beside: &Beside) -> Result<YarnRopeScaling, LlamaConfigError> {
         let original = self.original(beside)?;
-        // transformers reads `null` as the ratio of the contexts, and refuses a config without the field.
+        // transformers reads `null` as the ratio of the contexts, and refuses a config without the
+        // field.
         let factor = match self.0.get("factor") {
             Some(Value::Null) => beside.max_position_embeddings as f64 / original as f64,
             _ => self.need("factor", "yarn")?,
         };
-        let truncate = if self.0.contains_key("truncate") { self.take("truncate")?.unwrap_or(false) } else { true };
-        let beta = |found: Option<f64>, default| found.filter(|&beta| beta != 0.0).unwrap_or(default);
+        let truncate = if self.0.contains_key("truncate") {
+            self.take("truncate")?.unwrap_or(false)
+        } else {
+            true
+        };
+        let beta =
+            |found: Option<f64>, default| found.filter(|&beta| beta != 0.0).unwrap_or(default);
         Ok(YarnRopeScaling {
             factor,
             original_max_position_embeddings: original,
@@ -144,24 +178,50 @@ impl RawRope {
     }
 
     /// Takes a field out; `null` is as none.
-    fn take<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, LlamaConfigError> {
+    fn take<T: DeserializeOwned>(
+        &mut self,
+        field: &'static str,
+    ) -> Result<Option<T>, LlamaConfigError> {
         let value = self.0.remove(field).unwrap_or_default();
-        serde_json::from_value(value).map_err(|source| LlamaConfigError::RopeField { field, source })
+        serde_json::from_value(value)
+            .map_err(|source| LlamaConfigError::RopeField { field, source })
     }
 
-    fn need<T: DeserializeOwned>(&mut self, field: &'static str, rope_type: &'static str) -> Result<T, LlamaConfigError> {
-        self.take(field)?.ok_or(LlamaConfigError::MissingRopeField { field, rope_type })
+    fn need<T: DeserializeOwned>(
+        &mut self,
+        field: &'static str,
+        rope_type: &'static str,
+    ) -> Result<T, LlamaConfigError> {
+        self.take(field)?
+            .ok_or(LlamaConfigError::MissingRopeField { field, rope_type })
     }
 
     /// Checks the fields that were not taken.
     fn refuse_unread(self, rope_type: &str) -> Result<(), LlamaConfigError> {
-        let unread: Map<String, Value> = self.0.into_iter().filter(|(_, value)| !value.is_null()).collect();
-        if let Some((field, value)) = unread.iter().find(|(field, value)| changes_logits(field, value)) {
-            return Err(LlamaConfigError::UnreadRopeField { field: field.clone(), found: value.to_string() });
+        let unread: Map<String, Value> = self
+            .0
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .collect();
+        if let Some((field, value)) = unread
+            .iter()
+            .find(|(field, value)| changes_logits(field, value))
+        {
+            return Err(LlamaConfigError::UnreadRopeField {
+                field: field.clone(),
+                found: value.to_string(),
+            });
         }
         if !unread.is_empty() {
-            let fields = unread.keys().map(String::as_str).collect::<Vec<_>>().join("`, `");
-            tracing::warn!("rotary scaling of type {rope_type} does not read `{}`", fields.escape_debug());
+            let fields = unread
+                .keys()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join("`, `");
+            tracing::warn!(
+                "rotary scaling of type {rope_type} does not read `{}`",
+                fields.escape_debug()
+            );
         }
         Ok(())
     }
@@ -188,7 +248,8 @@ impl From<RopeScaling> for RawRope {
                 ("mscale_all_dim", scaling.mscale_all_dim.into()),
                 ("truncate", scaling.truncate.into()),
             ],
-            // Hugging Face's `Phi3Config` of old takes the first three fields and no other; the original context stands beside them.
+            // Hugging Face's `Phi3Config` of old takes the first three fields and no other; the
+            // original context stands beside them.
             RopeScaling::LongRope(scaling) => vec![
                 ("type", "longrope".into()),
                 ("short_factor", scaling.short_factor.into()),
@@ -197,7 +258,13 @@ impl From<RopeScaling> for RawRope {
                 ("attention_factor", scaling.attention_factor.into()),
             ],
         };
-        Self(fields.into_iter().filter(|(_, value)| !value.is_null()).map(|(field, value)| (field.to_owned(), value)).collect())
+        Self(
+            fields
+                .into_iter()
+                .filter(|(_, value)| !value.is_null())
+                .map(|(field, value)| (field.to_owned(), value))
+                .collect(),
+        )
     }
 }
 

@@ -15,22 +15,25 @@ pub enum RopeScaling {
     LongRope(LongRopeScaling),
 }
 
-/// The rotary scaling of Llama 3.1 and later (`rope_type: llama3`): low frequencies are divided by `factor`, high ones kept, and those between
-/// interpolated.
+/// The rotary scaling of Llama 3.1 and later (`rope_type: llama3`): low frequencies are divided by
+/// `factor`, high ones kept, and those between interpolated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Llama3RopeScaling {
     /// The divisor of low frequencies.
     pub factor: f64,
-    /// Wavelengths above `original_max_position_embeddings / low_freq_factor` positions are low frequencies.
+    /// Wavelengths above `original_max_position_embeddings / low_freq_factor` positions are low
+    /// frequencies.
     pub low_freq_factor: f64,
-    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` positions are high frequencies.
+    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` positions are high
+    /// frequencies.
     pub high_freq_factor: f64,
     /// Positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
 }
 
-/// YaRN (arXiv 2309.00071): frequencies of few rotations within the original context are divided by `factor`, those of many are kept, those between are
-/// interpolated, and cosines and sines are scaled.
+/// YaRN (arXiv 2309.00071): frequencies of few rotations within the original context are divided by
+/// `factor`, those of many are kept, those between are interpolated, and cosines and sines are
+/// scaled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct YarnRopeScaling {
     /// The divisor of low frequencies.
@@ -39,10 +42,12 @@ pub struct YarnRopeScaling {
     pub original_max_position_embeddings: usize,
     /// Frequencies of more rotations than this within the original context are kept.
     pub beta_fast: f64,
-    /// Frequencies of fewer rotations than this within the original context are divided by `factor`.
+    /// Frequencies of fewer rotations than this within the original context are divided by
+    /// `factor`.
     pub beta_slow: f64,
-    /// The factor of cosines and sines; `None`: `m(mscale) / m(mscale_all_dim)` where both are there and not 0, else `m(1)`, with
-    /// `m(scale) = 0.1 scale ln(factor) + 1`, or 1 where `factor` is at most 1.
+    /// The factor of cosines and sines; `None`: `m(mscale) / m(mscale_all_dim)` where both are
+    /// there and not 0, else `m(1)`, with `m(scale) = 0.1 scale ln(factor) + 1`, or 1 where
+    /// `factor` is at most 1.
     pub attention_factor: Option<f64>,
     /// The numerator's scale of `attention_factor`.
     pub mscale: Option<f64>,
@@ -60,21 +65,31 @@ impl YarnRopeScaling {
 
     /// Returns the factor of cosines and sines.
     pub fn attention_factor(&self) -> f64 {
-        let magnitude = |scale: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * scale * self.factor.ln() + 1.0 };
+        let magnitude = |scale: f64| {
+            if self.factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * self.factor.ln() + 1.0
+            }
+        };
         let given = |scale: Option<f64>| scale.filter(|&scale| scale != 0.0);
-        self.attention_factor.unwrap_or_else(|| match (given(self.mscale), given(self.mscale_all_dim)) {
-            (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
-            _ => magnitude(1.0),
+        self.attention_factor.unwrap_or_else(|| {
+            match (given(self.mscale), given(self.mscale_all_dim)) {
+                (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+                _ => magnitude(1.0),
+            }
         })
     }
 
-    /// Returns the first and the last frequency that are interpolated, of those of `rotary_dim` features and the base `rope_theta`. They may lie between
-    /// frequencies.
+    /// Returns the first and the last frequency that are interpolated, of those of `rotary_dim`
+    /// features and the base `rope_theta`. They may lie between frequencies.
     pub(crate) fn interpolated(&self, rotary_dim: usize, rope_theta: f64) -> [f64; 2] {
         let dim = rotary_dim as f64;
         // The index of the frequency that makes so many rotations within the original context.
-        let index =
-            |rotations: f64| dim * (self.original_max_position_embeddings as f64 / (rotations * TAU)).ln() / (2.0 * rope_theta.ln());
+        let index = |rotations: f64| {
+            dim * (self.original_max_position_embeddings as f64 / (rotations * TAU)).ln()
+                / (2.0 * rope_theta.ln())
+        };
         let (mut first, mut last) = (index(self.beta_fast), index(self.beta_slow));
         if self.truncate {
             (first, last) = (first.floor(), last.ceil());
@@ -83,10 +98,12 @@ impl YarnRopeScaling {
     }
 }
 
-/// LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own, and cosines and sines are scaled.
+/// LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own, and cosines and
+/// sines are scaled.
 ///
-/// There are two sets of factors. Which of them counts is decided once, by the positions that a model is opened for: keys in the cache were
-/// rotated by one set, and would not fit queries rotated by the other.
+/// There are two sets of factors. Which of them counts is decided once, by the positions that a
+/// model is opened for: keys in the cache were rotated by one set, and would not fit queries
+/// rotated by the other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongRopeScaling {
     /// The factor of each frequency for up to `original_max_position_embeddings` positions.
@@ -95,19 +112,28 @@ pub struct LongRopeScaling {
     pub long_factor: Vec<f64>,
     /// Positions of the context before it was stretched.
     pub original_max_position_embeddings: usize,
-    /// How far the context was stretched; `None`: `max_position_embeddings / original_max_position_embeddings`.
+    /// How far the context was stretched; `None`: `max_position_embeddings /
+    /// original_max_position_embeddings`.
     pub factor: Option<f64>,
-    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(factor) / ln(original))`, or 1 where `factor` is at most 1.
+    /// The factor of cosines and sines; `None`: `sqrt(1 + ln(factor) / ln(original))`, or 1 where
+    /// `factor` is at most 1.
     pub attention_factor: Option<f64>,
 }
 
 impl LongRopeScaling {
-    /// Returns the factor of cosines and sines in a model made for `max_position_embeddings` positions.
+    /// Returns the factor of cosines and sines in a model made for `max_position_embeddings`
+    /// positions.
     pub fn attention_factor(&self, max_position_embeddings: usize) -> f64 {
         self.attention_factor.unwrap_or_else(|| {
             let original = self.original_max_position_embeddings as f64;
-            let stretched = self.factor.unwrap_or(max_position_embeddings as f64 / original);
-            if stretched <= 1.0 { 1.0 } else { (1.0 + stretched.ln() / original.ln()).sqrt() }
+            let stretched = self
+                .factor
+                .unwrap_or(max_position_embeddings as f64 / original);
+            if stretched <= 1.0 {
+                1.0
+            } else {
+                (1.0 + stretched.ln() / original.ln()).sqrt()
+            }
         })
     }
 }
@@ -132,7 +158,10 @@ impl RopeScaling {
                 positive("rope_scaling.high_freq_factor", scaling.high_freq_factor)?;
                 size(ORIGINAL, scaling.original_max_position_embeddings)?;
                 if scaling.low_freq_factor >= scaling.high_freq_factor {
-                    return Err(LlamaConfigError::FrequencyFactors { low: scaling.low_freq_factor, high: scaling.high_freq_factor });
+                    return Err(LlamaConfigError::FrequencyFactors {
+                        low: scaling.low_freq_factor,
+                        high: scaling.high_freq_factor,
+                    });
                 }
             }
             Self::Yarn(scaling) => {
@@ -152,18 +181,28 @@ impl RopeScaling {
             }
             Self::LongRope(scaling) => {
                 let expected = config.rotary_dim() / 2;
-                for (field, factors) in
-                    [("rope_scaling.short_factor", &scaling.short_factor), ("rope_scaling.long_factor", &scaling.long_factor)]
-                {
+                for (field, factors) in [
+                    ("rope_scaling.short_factor", &scaling.short_factor),
+                    ("rope_scaling.long_factor", &scaling.long_factor),
+                ] {
                     if factors.len() != expected {
-                        return Err(LlamaConfigError::RopeFactors { field, expected, found: factors.len() });
+                        return Err(LlamaConfigError::RopeFactors {
+                            field,
+                            expected,
+                            found: factors.len(),
+                        });
                     }
-                    factors.iter().try_for_each(|&factor| positive(field, factor))?;
+                    factors
+                        .iter()
+                        .try_for_each(|&factor| positive(field, factor))?;
                 }
                 size(ORIGINAL, scaling.original_max_position_embeddings)?;
                 positive("rope_scaling.factor", scaling.factor.unwrap_or(1.0))?;
                 // The logarithm of a context of one position is 0.
-                positive("rope_scaling.attention_factor", scaling.attention_factor(config.max_position_embeddings))?;
+                positive(
+                    "rope_scaling.attention_factor",
+                    scaling.attention_factor(config.max_position_embeddings),
+                )?;
             }
         }
         Ok(())

@@ -14,8 +14,9 @@ use crate::model::{Batch, CachePosition};
 use crate::tokens::token_tensor;
 use crate::{KvCache, LlamaError, LlamaModel};
 
-/// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA would take work of other threads into the recording
-/// if it shares the stream, and fail the recording if it allocates, on whatever stream and device.
+/// Held for writing while a step is recorded, and for reading by all other work of decoders: CUDA
+/// would take work of other threads into the recording if it shares the stream, and fail the
+/// recording if it allocates, on whatever stream and device.
 static RECORDING: RwLock<()> = RwLock::new(());
 
 /// All functions must be called on the stream of the model.
@@ -31,7 +32,8 @@ pub(super) struct ModelEngine {
     running_chunk: usize,
 }
 
-/// The tokens of prompts that are read as rows of one pass; others are read as matrices, prompt by prompt.
+/// The tokens of prompts that are read as rows of one pass; others are read as matrices, prompt by
+/// prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PromptRows {
     /// All: attention shares keys and values among a prompt's rows.
@@ -42,18 +44,25 @@ enum PromptRows {
     Last,
 }
 
-/// The last position of a prompt that is read as rows where each row reads the keys and values before it by itself; past it matrices are faster. On an
-/// H200, Llama 2 7B, 64 tokens took 7 ms as such rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
+/// The last position of a prompt that is read as rows where each row reads the keys and values
+/// before it by itself; past it matrices are faster. On an H200, Llama 2 7B, 64 tokens took 7 ms as
+/// such rows and 32 as matrices, 1024 tokens 94 as rows and 76 as matrices.
 const LAST_ROW_POSITION: usize = 511;
-/// The last position of a sequence that goes on in a pass of prompts. There one block a head reads all keys and values before a row, which a step shares among
-/// many, so from some position on a step of its own costs less. Estimated, not measured: a block takes about 2.5 us for 64 positions, so 80 us a layer here, and a
-/// step beside the prompts 2.2 ms (Llama 2 7B, 16 sequences, H200). Joined up to here, 8 prompts of 1024 took 198 ms there, and apart 206 on the day before.
+/// The last position of a sequence that goes on in a pass of prompts. There one block a head reads
+/// all keys and values before a row, which a step shares among many, so from some position on a
+/// step of its own costs less. Estimated, not measured: a block takes about 2.5 us for 64
+/// positions, so 80 us a layer here, and a step beside the prompts 2.2 ms (Llama 2 7B, 16
+/// sequences, H200). Joined up to here, 8 prompts of 1024 took 198 ms there, and apart 206 on the
+/// day before.
 const LAST_JOINED_POSITION: usize = 2047;
-/// Most tokens of prompts in a pass where attention runs on tensor cores. Llama 2 7B on an H200: 512 tokens take 12 ms, 1024 take 23, 2000 take 50.
+/// Most tokens of prompts in a pass where attention runs on tensor cores. Llama 2 7B on an H200:
+/// 512 tokens take 12 ms, 1024 take 23, 2000 take 50.
 const FLASH_CHUNK: usize = 1024;
-/// The same elsewhere: enough tokens to be bound by arithmetic, few enough that the scores of a long prompt fit.
+/// The same elsewhere: enough tokens to be bound by arithmetic, few enough that the scores of a
+/// long prompt fit.
 const MATRIX_CHUNK: usize = 512;
-/// Last rows of prompts in a recorded pass, if so many are enough: the most that a float head's own kernel takes.
+/// Last rows of prompts in a recorded pass, if so many are enough: the most that a float head's own
+/// kernel takes.
 const FEW_ENDS: usize = 32;
 
 /// The work of a graph.
@@ -69,7 +78,9 @@ impl Pass {
     /// Its rows, idle.
     fn batch(self, model: &LlamaModel, slots: usize) -> Batch {
         match self {
-            Self::Step { rows } => Batch::step(rows, model.config().num_attention_heads, &model.device()),
+            Self::Step { rows } => {
+                Batch::step(rows, model.config().num_attention_heads, &model.device())
+            }
             Self::Prompts { rows, ends } => Batch::prompts(rows, ends, slots, &model.device()),
         }
     }
@@ -78,7 +89,8 @@ impl Pass {
 /// The tensors that all steps read and write.
 struct State {
     cache: KvCache,
-    /// [[`BITMAPS`] * slots, vocab / 32 up]: of each slot the bitmaps of its sequence's tokens, and of those that it may not have.
+    /// [[`BITMAPS`] * slots, vocab / 32 up]: of each slot the bitmaps of its sequence's tokens, and
+    /// of those that it may not have.
     bitmaps: Tensor<2, Int>,
 }
 
@@ -102,8 +114,14 @@ impl ModelEngine {
     pub(super) fn new(model: Arc<LlamaModel>, slots: usize) -> Result<Self, LlamaError> {
         let (config, device, dtype) = (model.config(), model.device(), model.dtype());
         let needed = KvCache::size_bytes(config, slots, model.max_len(), dtype);
-        if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed) {
-            return Err(LlamaError::CacheTooLarge { slots, positions: model.max_len(), needed, free });
+        if let Some(free) = burn_marlin::device::free_memory(&device).filter(|&free| free < needed)
+        {
+            return Err(LlamaError::CacheTooLarge {
+                slots,
+                positions: model.max_len(),
+                needed,
+                free,
+            });
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let cache = KvCache::new(config, slots, model.max_len(), dtype, &device);
@@ -115,9 +133,21 @@ impl ModelEngine {
         } else {
             PromptRows::Last
         };
-        let chunk = if prompts == PromptRows::All { FLASH_CHUNK } else { MATRIX_CHUNK };
+        let chunk = if prompts == PromptRows::All {
+            FLASH_CHUNK
+        } else {
+            MATRIX_CHUNK
+        };
         let state = Arc::new(Mutex::new(State { cache, bitmaps }));
-        Ok(Self { model, state, slots, graphs: BTreeMap::new(), prompts, idle_chunk: chunk, running_chunk: chunk })
+        Ok(Self {
+            model,
+            state,
+            slots,
+            graphs: BTreeMap::new(),
+            prompts,
+            idle_chunk: chunk,
+            running_chunk: chunk,
+        })
     }
 
     /// As [`Decoder::warm_up`](super::Decoder::warm_up).
@@ -130,10 +160,17 @@ impl ModelEngine {
         let size = self.chunk(false);
         let last = tokens.len().div_ceil(size) - 1;
         for (chunk, tokens) in tokens.chunks(size).enumerate() {
-            let position = CachePosition { slot: 0, start: chunk * size };
+            let position = CachePosition {
+                slot: 0,
+                start: chunk * size,
+            };
             // An idle row chooses no token.
             let end = (chunk == last).then_some(Row::IDLE);
-            self.prefill(&[PromptChunk { tokens: tokens.to_vec(), position, end }]);
+            self.prefill(&[PromptChunk {
+                tokens: tokens.to_vec(),
+                position,
+                end,
+            }]);
         }
         self.record(Pass::Step { rows: 1 });
         start.elapsed()
@@ -158,24 +195,37 @@ impl ModelEngine {
     }
 
     pub(super) fn is_captured(&self) -> bool {
-        self.graphs.iter().any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
+        self.graphs
+            .iter()
+            .any(|(pass, graph)| matches!(pass, Pass::Step { .. }) && graph.graph.is_hardware())
     }
 
     /// Writes a bitmap of tokens to a row of the bitmaps.
     fn write_bitmap(&mut self, row: usize, tokens: &[u32]) {
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let bitmap = decode::bitmap(tokens, self.model.config().vocab_size);
-        decode::write_words(&mut lock(&self.state).bitmaps, row, bitmap.into_iter().map(|word| word as i32).collect());
+        decode::write_words(
+            &mut lock(&self.state).bitmaps,
+            row,
+            bitmap.into_iter().map(|word| word as i32).collect(),
+        );
     }
 
     /// The graph of a pass, recorded the first time.
     fn record(&mut self, pass: Pass) -> &mut PassGraph {
-        let Self { model, state, slots, graphs, .. } = self;
+        let Self {
+            model,
+            state,
+            slots,
+            graphs,
+            ..
+        } = self;
         graphs.entry(pass).or_insert_with(|| {
             let _recording = RECORDING.write().unwrap_or_else(PoisonError::into_inner);
             // Idle rows change nothing while the graph is warmed up and recorded.
             let batch = Arc::new(Mutex::new(pass.batch(model, *slots)));
-            let (device, model, state, of_pass) = (model.device(), model.clone(), state.clone(), batch.clone());
+            let (device, model, state, of_pass) =
+                (model.device(), model.clone(), state.clone(), batch.clone());
             let run: Box<dyn FnMut() + Send> = Box::new(move || {
                 let State { cache, bitmaps } = &mut *lock(&state);
                 model.pass(&mut lock(&of_pass), cache, bitmaps);
@@ -183,21 +233,33 @@ impl ModelEngine {
             let graph = capture(&device, run);
             match graph.is_hardware() {
                 true => tracing::debug!(?pass, "recorded a graph"),
-                false => tracing::info!(?pass, "this device records no graphs: operations run one by one"),
+                false => tracing::info!(
+                    ?pass,
+                    "this device records no graphs: operations run one by one"
+                ),
             }
-            let rows = if let Pass::Step { rows } = pass { vec![Row::IDLE; rows] } else { Vec::new() };
+            let rows = if let Pass::Step { rows } = pass {
+                vec![Row::IDLE; rows]
+            } else {
+                Vec::new()
+            };
             PassGraph { batch, graph, rows }
         })
     }
 
-    /// The numbers of rows, and of last rows of prompts that end, of a pass for `rows` and `ends`: where passes are recorded, rounded up so that they are few.
-    /// More last rows then cost next to nothing, since the head's weight is read once for all of them.
+    /// The numbers of rows, and of last rows of prompts that end, of a pass for `rows` and `ends`:
+    /// where passes are recorded, rounded up so that they are few. More last rows then cost next to
+    /// nothing, since the head's weight is read once for all of them.
     fn rounded(&self, rows: usize, ends: usize) -> [usize; 2] {
         if self.prompts == PromptRows::Last {
             return [rows, ends];
         }
         let power = rows.next_power_of_two();
-        let rows = if power >= 4 && rows <= power / 4 * 3 { power / 4 * 3 } else { power };
+        let rows = if power >= 4 && rows <= power / 4 * 3 {
+            power / 4 * 3
+        } else {
+            power
+        };
         let few = self.slots.min(FEW_ENDS);
         match ends {
             ends if ends == 0 || self.prompts == PromptRows::First => [rows, ends],
@@ -206,25 +268,35 @@ impl ModelEngine {
         }
     }
 
-    /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that end.
+    /// Runs rows of prompts through the model, of which `ends` are the last rows of prompts that
+    /// end.
     fn read_rows(&mut self, mut rows: Vec<Row>, mut ends: Vec<Row>) -> Option<ModelStep> {
         let [size, count] = self.rounded(rows.len(), ends.len());
         rows.resize(size, Row::IDLE);
         ends.resize(count, Row::IDLE);
-        let pass = Pass::Prompts { rows: size, ends: count };
+        let pass = Pass::Prompts {
+            rows: size,
+            ends: count,
+        };
         if self.prompts != PromptRows::Last {
             let graph = self.record(pass);
             let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
             lock(&graph.batch).set_prompts(&rows, &ends);
             graph.replay();
-            return Some(ModelStep { pass, rows: decode::start_reading(lock(&graph.batch).ends()?) });
+            return Some(ModelStep {
+                pass,
+                rows: decode::start_reading(lock(&graph.batch).ends()?),
+            });
         }
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
         let mut batch = pass.batch(&self.model, self.slots);
         batch.set_prompts(&rows, &ends);
         let State { cache, bitmaps } = &mut *lock(&self.state);
         self.model.pass(&mut batch, cache, bitmaps);
-        Some(ModelStep { pass, rows: decode::start_reading(batch.ends()?) })
+        Some(ModelStep {
+            pass,
+            rows: decode::start_reading(batch.ends()?),
+        })
     }
 }
 
@@ -237,9 +309,11 @@ impl PassGraph {
 
     /// Starts the pass on the rows that the device has.
     fn replay(&mut self) {
-        // SAFETY: what the graph reads and writes are the model, the state and the batch. The graph's closure owns them or a share of them, and they keep
-        // their memory: nothing else can change a shared model, and every operation on state and batch writes in place. Only this engine has state and
-        // batch, which takes `&mut` to replay, and its functions are called on the stream that the graph was recorded on.
+        // SAFETY: what the graph reads and writes are the model, the state and the batch. The
+        // graph's closure owns them or a share of them, and they keep their memory: nothing else
+        // can change a shared model, and every operation on state and batch writes in place. Only
+        // this engine has state and batch, which takes `&mut` to replay, and its functions are
+        // called on the stream that the graph was recorded on.
         unsafe { self.graph.replay() };
     }
 }
@@ -248,7 +322,11 @@ impl Engine for ModelEngine {
     type Step = ModelStep;
 
     fn chunk(&self, is_running: bool) -> usize {
-        if is_running { self.running_chunk } else { self.idle_chunk }
+        if is_running {
+            self.running_chunk
+        } else {
+            self.idle_chunk
+        }
     }
 
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<ModelStep> {
@@ -264,14 +342,26 @@ impl Engine for ModelEngine {
             if !before.is_empty() {
                 let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
                 let before = token_tensor(before, [1, before.len()], &self.model.device());
-                self.model.prefill(before, &mut lock(&self.state).cache, chunk.position);
+                self.model
+                    .prefill(before, &mut lock(&self.state).cache, chunk.position);
             }
             let CachePosition { slot, start } = chunk.position;
             let first = start + count - as_rows;
-            rows.extend((first..).zip(tokens).map(|(position, &token)| Row::of_prompt(token, position as u32, slot as u32)));
-            ends.extend(chunk.end.map(|end| Row { token: rows.len() as u32 - 1, ..end }));
+            rows.extend(
+                (first..)
+                    .zip(tokens)
+                    .map(|(position, &token)| Row::of_prompt(token, position as u32, slot as u32)),
+            );
+            ends.extend(chunk.end.map(|end| Row {
+                token: rows.len() as u32 - 1,
+                ..end
+            }));
         }
-        if rows.is_empty() { None } else { self.read_rows(rows, ends) }
+        if rows.is_empty() {
+            None
+        } else {
+            self.read_rows(rows, ends)
+        }
     }
 
     fn joins(&self, rows: &[Row]) -> bool {
@@ -297,14 +387,25 @@ impl Engine for ModelEngine {
         if graph.rows != rows {
             decode::write_rows(&mut lock(&graph.batch).rows, 0, &rows);
         }
-        ModelStep { pass, rows: graph.step() }
+        ModelStep {
+            pass,
+            rows: graph.step(),
+        }
     }
 
     fn start_next(&mut self, count: usize) -> Option<ModelStep> {
-        let pass = Pass::Step { rows: count.next_power_of_two() };
-        let graph = self.graphs.get_mut(&pass).filter(|graph| graph.graph.is_hardware())?;
+        let pass = Pass::Step {
+            rows: count.next_power_of_two(),
+        };
+        let graph = self
+            .graphs
+            .get_mut(&pass)
+            .filter(|graph| graph.graph.is_hardware())?;
         let _not_recording = RECORDING.read().unwrap_or_else(PoisonError::into_inner);
-        Some(ModelStep { pass, rows: graph.step() })
+        Some(ModelStep {
+            pass,
+            rows: graph.step(),
+        })
     }
 
     fn finish(&mut self, step: ModelStep) -> Result<Vec<Row>, LlamaError> {

@@ -1,7 +1,10 @@
 //! The order of prompts and steps, independent of the device that runs them.
 
+mod sequence;
+
 use marlin_decode::{Row, RowState};
 
+use self::sequence::Sequence;
 use super::{Decoded, SequenceOptions, StopReason};
 use crate::LlamaError;
 use crate::model::CachePosition;
@@ -17,20 +20,23 @@ pub(super) struct PromptChunk {
     pub(super) end: Option<Row>,
 }
 
-/// A device with a model, as the scheduler sees it. Work that it is given runs in the order in which it is given.
+/// A device with a model, as the scheduler sees it. Work that it is given runs in the order in
+/// which it is given.
 pub(super) trait Engine {
     /// A step that was given to the device.
     type Step;
 
-    /// The most tokens of a [`prefill`](Self::prefill), while sequences are running that wait for it, and while there are none.
+    /// The most tokens of a [`prefill`](Self::prefill), while sequences are running that wait for
+    /// it, and while there are none.
     fn chunk(&self, is_running: bool) -> usize;
 
-    /// Runs chunks of prompts through the model, to their positions of the cache, and chooses the first token of those that end: a step of their rows, in
-    /// this order. None if no prompt ends.
+    /// Runs chunks of prompts through the model, to their positions of the cache, and chooses the
+    /// first token of those that end: a step of their rows, in this order. None if no prompt ends.
     fn prefill(&mut self, chunks: &[PromptChunk]) -> Option<Self::Step>;
 
-    /// True if a [`prefill`](Self::prefill) that reads prompts should also continue the sequences of these rows: one read of the weights for both. A row is
-    /// then a chunk of one token that ends.
+    /// True if a [`prefill`](Self::prefill) that reads prompts should also continue the sequences
+    /// of these rows: one read of the weights for both. A row is then a chunk of one token that
+    /// ends.
     fn joins(&self, rows: &[Row]) -> bool;
 
     /// Sets the tokens that a slot's sequence has, for the repetition penalty.
@@ -42,7 +48,8 @@ pub(super) trait Engine {
     /// Starts a step of these rows.
     fn start(&mut self, rows: &[Row]) -> Self::Step;
 
-    /// Starts the step that follows the last one of `count` rows, which the host need not know. None on a device that waits for the host.
+    /// Starts the step that follows the last one of `count` rows, which the host need not know.
+    /// None on a device that waits for the host.
     fn start_next(&mut self, count: usize) -> Option<Self::Step>;
 
     /// The rows after a step. Steps are finished in the order in which they were started.
@@ -69,47 +76,16 @@ struct Started<S> {
     step: S,
 }
 
-struct Sequence {
-    /// No other sequence of this decoder has it; later ones have greater ones.
-    id: u64,
-    prompt: Vec<u32>,
-    /// Tokens of the prompt that went through the model.
-    read: usize,
-    /// The row of the next step; that of the prompt's last token before it is read.
-    row: Row,
-    /// Tokens that may follow.
-    left: usize,
-    stop_tokens: Vec<u32>,
-    /// The tokens that may not come next, if there are any.
-    suppressed: Option<Suppressed>,
-}
-
-impl Sequence {
-    /// True if steps continue it: at most the last token of its prompt is not read, which is that of its row.
-    fn is_running(&self) -> bool {
-        self.read + 1 >= self.prompt.len()
-    }
-
-    /// The token that continues it, as the end of a prompt.
-    fn as_chunk(&self, slot: usize) -> Option<PromptChunk> {
-        let RowState::At(position) = self.row.state else { return None };
-        Some(PromptChunk { tokens: vec![self.row.token], position: CachePosition { slot, start: position as usize }, end: Some(self.row) })
-    }
-
-    /// True if its next step can start before the tokens of the last one are known.
-    fn runs_ahead(&self) -> bool {
-        self.left > 1 && !self.suppressed.as_ref().is_some_and(Suppressed::depends_on_tokens)
-    }
-
-    /// The tokens that are read next, at most `size`.
-    fn chunk(&self, size: usize) -> &[u32] {
-        &self.prompt[self.read..self.prompt.len().min(self.read + size)]
-    }
-}
-
 impl<E: Engine> Scheduler<E> {
     pub(super) fn new(engine: E, slots: usize, window: usize, vocab_size: usize) -> Self {
-        Self { engine, sequences: (0..slots).map(|_| None).collect(), window, vocab_size, joined: 0, ahead: None }
+        Self {
+            engine,
+            sequences: (0..slots).map(|_| None).collect(),
+            window,
+            vocab_size,
+            joined: 0,
+            ahead: None,
+        }
     }
 
     pub(super) fn engine(&self) -> &E {
@@ -120,24 +96,49 @@ impl<E: Engine> Scheduler<E> {
         &mut self.engine
     }
 
-    pub(super) fn join(&mut self, prompt: &[u32], options: &SequenceOptions) -> Result<usize, LlamaError> {
+    pub(super) fn join(
+        &mut self,
+        prompt: &[u32],
+        options: &SequenceOptions,
+    ) -> Result<usize, LlamaError> {
         options.sampling.validate()?;
         options.suppression.validate()?;
         let (room, vocab_size) = (self.window, self.vocab_size);
-        let Some(&last) = prompt.last() else { return Err(LlamaError::EmptyPrompt) };
+        let Some(&last) = prompt.last() else {
+            return Err(LlamaError::EmptyPrompt);
+        };
         if prompt.len() > room {
-            return Err(LlamaError::PromptTooLong { tokens: prompt.len(), room });
+            return Err(LlamaError::PromptTooLong {
+                tokens: prompt.len(),
+                room,
+            });
         }
-        if let Some((position, &token)) = prompt.iter().enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
-            return Err(LlamaError::Token { token, position, vocab_size });
+        if let Some((position, &token)) = prompt
+            .iter()
+            .enumerate()
+            .find(|&(_, &token)| token as usize >= vocab_size)
+        {
+            return Err(LlamaError::Token {
+                token,
+                position,
+                vocab_size,
+            });
         }
         let Some(slot) = self.sequences.iter().position(Option::is_none) else {
-            return Err(LlamaError::TooManySequences { asked: self.sequences.len() + 1, room: self.sequences.len() });
+            return Err(LlamaError::TooManySequences {
+                asked: self.sequences.len() + 1,
+                room: self.sequences.len(),
+            });
         };
         self.engine.set_seen(slot, prompt);
         let suppressed = Suppressed::new(&options.suppression, &options.stop_tokens, prompt);
-        let row = options.sampling.row(last, prompt.len() as u32 - 1, slot as u32, options.seed);
-        let row = Row { suppresses: suppressed.is_some(), ..row };
+        let row = options
+            .sampling
+            .row(last, prompt.len() as u32 - 1, slot as u32, options.seed);
+        let row = Row {
+            suppresses: suppressed.is_some(),
+            ..row
+        };
         self.joined += 1;
         self.sequences[slot] = Some(Sequence {
             id: self.joined,
@@ -164,15 +165,24 @@ impl<E: Engine> Scheduler<E> {
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.sequences.iter().flatten().filter(|sequence| !sequence.is_running()).count()
+        self.sequences
+            .iter()
+            .flatten()
+            .filter(|sequence| !sequence.is_running())
+            .count()
     }
 
     pub(super) fn step(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         let rows: Vec<Row> = self.running().map(|(_, sequence)| sequence.row).collect();
-        if self.waiting() > 0 && self.engine.joins(&rows) { self.step_with_prompts() } else { self.step_beside_prompts() }
+        if self.waiting() > 0 && self.engine.joins(&rows) {
+            self.step_with_prompts()
+        } else {
+            self.step_beside_prompts()
+        }
     }
 
-    /// Reads a chunk of prompts and continues the running sequences in the same pass; if none is running, reads prompts until one ends.
+    /// Reads a chunk of prompts and continues the running sequences in the same pass; if none is
+    /// running, reads prompts until one ends.
     fn step_with_prompts(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         if let Some(step) = self.ahead.take() {
             let decoded = self.finish(step)?;
@@ -184,10 +194,18 @@ impl<E: Engine> Scheduler<E> {
         loop {
             let running: Vec<usize> = self.running().map(|(slot, _)| slot).collect();
             self.suppress(running, 0);
-            let mut chunks: Vec<_> = self.running().filter_map(|(slot, sequence)| sequence.as_chunk(slot)).collect();
+            let mut chunks: Vec<_> = self
+                .running()
+                .filter_map(|(slot, sequence)| sequence.as_chunk(slot))
+                .collect();
             let size = self.engine.chunk(!chunks.is_empty());
-            // A few rows take the place of tokens of prompts: a device that records passes for some numbers of rows would round their sum up by half.
-            let room = if chunks.len() <= size / 4 { size - chunks.len() } else { size };
+            // A few rows take the place of tokens of prompts: a device that records passes for some
+            // numbers of rows would round their sum up by half.
+            let room = if chunks.len() <= size / 4 {
+                size - chunks.len()
+            } else {
+                size
+            };
             chunks.extend(self.next_chunks(room, true));
             if chunks.is_empty() {
                 return Ok(Vec::new());
@@ -202,11 +220,23 @@ impl<E: Engine> Scheduler<E> {
     /// Reads a chunk of prompts in one pass, and continues the running sequences in another.
     fn step_beside_prompts(&mut self) -> Result<Vec<Decoded>, LlamaError> {
         let first = self.read_prompts();
-        let is_first = |sequence: &(usize, u64)| first.as_ref().is_some_and(|first| first.sequences.contains(sequence));
-        let running: Vec<(usize, u64)> =
-            self.running().map(|(slot, sequence)| (slot, sequence.id)).filter(|sequence| !is_first(sequence)).collect();
+        let is_first = |sequence: &(usize, u64)| {
+            first
+                .as_ref()
+                .is_some_and(|first| first.sequences.contains(sequence))
+        };
+        let running: Vec<(usize, u64)> = self
+            .running()
+            .map(|(slot, sequence)| (slot, sequence.id))
+            .filter(|sequence| !is_first(sequence))
+            .collect();
         let mut ahead = self.ahead.take();
-        if let Some(step) = ahead.take_if(|step| !step.sequences.iter().any(|sequence| running.contains(sequence))) {
+        if let Some(step) = ahead.take_if(|step| {
+            !step
+                .sequences
+                .iter()
+                .any(|sequence| running.contains(sequence))
+        }) {
             // All of its sequences have left.
             self.engine.finish(step.step)?;
         }
@@ -216,20 +246,34 @@ impl<E: Engine> Scheduler<E> {
             self.suppress(slots.iter().copied(), 0);
         }
         let step = ahead.or_else(|| {
-            let rows: Vec<Row> = running.iter().filter_map(|&(slot, _)| Some(self.sequences[slot].as_ref()?.row)).collect();
-            (!rows.is_empty()).then(|| Started { step: self.engine.start(&rows), sequences: running.clone() })
+            let rows: Vec<Row> = running
+                .iter()
+                .filter_map(|&(slot, _)| Some(self.sequences[slot].as_ref()?.row))
+                .collect();
+            (!rows.is_empty()).then(|| Started {
+                step: self.engine.start(&rows),
+                sequences: running.clone(),
+            })
         });
-        // The same sequences continue, and the device has the state of all of them: it need not wait for the host.
+        // The same sequences continue, and the device has the state of all of them: it need not
+        // wait for the host.
         if let (Some(step), None) = (&step, &first)
             && step.sequences == running
             && self.running().all(|(_, sequence)| sequence.runs_ahead())
         {
             self.suppress(slots, 1);
-            self.ahead = self.engine.start_next(running.len()).map(|step| Started { sequences: running, step });
+            self.ahead = self.engine.start_next(running.len()).map(|step| Started {
+                sequences: running,
+                step,
+            });
         }
         let mut decoded = Vec::new();
         // In the order in which they were started.
-        let started = if is_ahead { [step, first] } else { [first, step] };
+        let started = if is_ahead {
+            [step, first]
+        } else {
+            [first, step]
+        };
         for step in started.into_iter().flatten() {
             decoded.extend(self.finish(step)?);
         }
@@ -237,11 +281,14 @@ impl<E: Engine> Scheduler<E> {
         Ok(decoded)
     }
 
-    /// Sets the tokens that the sequences of slots may not have in their next work, where they changed. The work before it chooses `unknown` tokens of each
-    /// that the host does not have yet.
+    /// Sets the tokens that the sequences of slots may not have in their next work, where they
+    /// changed. The work before it chooses `unknown` tokens of each that the host does not have
+    /// yet.
     fn suppress(&mut self, slots: impl IntoIterator<Item = usize>, unknown: usize) {
         for slot in slots {
-            let suppressed = self.sequences[slot].as_mut().and_then(|sequence| sequence.suppressed.as_mut());
+            let suppressed = self.sequences[slot]
+                .as_mut()
+                .and_then(|sequence| sequence.suppressed.as_mut());
             if let Some(tokens) = suppressed.and_then(|suppressed| suppressed.change(unknown)) {
                 self.engine.set_suppressed(slot, &tokens);
             }
@@ -249,28 +296,45 @@ impl<E: Engine> Scheduler<E> {
     }
 
     /// The outcome of a step, in the order of slots.
-    fn finish(&mut self, Started { sequences, step }: Started<E::Step>) -> Result<Vec<Decoded>, LlamaError> {
+    fn finish(
+        &mut self,
+        Started { sequences, step }: Started<E::Step>,
+    ) -> Result<Vec<Decoded>, LlamaError> {
         let rows = self.engine.finish(step)?;
-        let mut decoded: Vec<_> = sequences.into_iter().zip(rows).filter_map(|((slot, id), row)| self.decoded(slot, id, row)).collect();
+        let mut decoded: Vec<_> = sequences
+            .into_iter()
+            .zip(rows)
+            .filter_map(|((slot, id), row)| self.decoded(slot, id, row))
+            .collect();
         decoded.sort_by_key(|decoded| decoded.slot);
         Ok(decoded)
     }
 
     /// The step of the chunks that end, with their sequences.
     fn started(&self, chunks: &[PromptChunk], step: Option<E::Step>) -> Option<Started<E::Step>> {
-        let ended = chunks.iter().filter(|chunk| chunk.end.is_some()).map(|chunk| chunk.position.slot);
-        let sequences = ended.filter_map(|slot| Some((slot, self.sequences[slot].as_ref()?.id))).collect();
+        let ended = chunks
+            .iter()
+            .filter(|chunk| chunk.end.is_some())
+            .map(|chunk| chunk.position.slot);
+        let sequences = ended
+            .filter_map(|slot| Some((slot, self.sequences[slot].as_ref()?.id)))
+            .collect();
         step.map(|step| Started { sequences, step })
     }
 
     /// The sequences whose prompts are read, with their slots.
     fn running(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        let joined = self.sequences.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)));
+        let joined = self
+            .sequences
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)));
         joined.filter(|(_, sequence)| sequence.is_running())
     }
 
-    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once while a sequence is running, otherwise until one is. Returns
-    /// the step of those whose first token the last pass chooses.
+    /// Reads chunks of prompts, oldest first, as many together as one chunk has room for: once
+    /// while a sequence is running, otherwise until one is. Returns the step of those whose first
+    /// token the last pass chooses.
     fn read_prompts(&mut self) -> Option<Started<E::Step>> {
         let is_running = self.running().next().is_some();
         loop {
@@ -285,32 +349,62 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// Takes the chunks that are read next from their prompts, at most `size` tokens together: as many as that if `fills`, otherwise a prompt is read in
-    /// chunks of `size` tokens, and waits where one has no room beside the others.
+    /// Takes the chunks that are read next from their prompts, at most `size` tokens together: as
+    /// many as that if `fills`, otherwise a prompt is read in chunks of `size` tokens, and waits
+    /// where one has no room beside the others.
     fn next_chunks(&mut self, size: usize, fills: bool) -> Vec<PromptChunk> {
         let (mut chunks, mut room) = (Vec::new(), size);
         loop {
-            let joined = self.sequences.iter_mut().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)));
-            let oldest = joined.filter(|(_, sequence)| !sequence.is_running()).min_by_key(|(_, sequence)| sequence.id);
+            let joined = self
+                .sequences
+                .iter_mut()
+                .enumerate()
+                .filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)));
+            let oldest = joined
+                .filter(|(_, sequence)| !sequence.is_running())
+                .min_by_key(|(_, sequence)| sequence.id);
             let size = if fills { room } else { size };
             let fits = |sequence: &Sequence| room > 0 && sequence.chunk(size).len() <= room;
-            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| fits(sequence)) else { return chunks };
-            let (tokens, position) = (sequence.chunk(size).to_vec(), CachePosition { slot, start: sequence.read });
+            let Some((slot, sequence)) = oldest.filter(|(_, sequence)| fits(sequence)) else {
+                return chunks;
+            };
+            let (tokens, position) = (
+                sequence.chunk(size).to_vec(),
+                CachePosition {
+                    slot,
+                    start: sequence.read,
+                },
+            );
             room -= tokens.len();
             sequence.read += tokens.len();
             let end = (sequence.read == sequence.prompt.len()).then_some(sequence.row);
-            chunks.push(PromptChunk { tokens, position, end });
+            chunks.push(PromptChunk {
+                tokens,
+                position,
+                end,
+            });
         }
     }
 
-    /// The outcome of a step for a sequence, which leaves where it ended; none for one that has left.
+    /// The outcome of a step for a sequence, which leaves where it ended; none for one that has
+    /// left.
     fn decoded(&mut self, slot: usize, id: u64, row: Row) -> Option<Decoded> {
-        let sequence = self.sequences[slot].as_mut().filter(|sequence| sequence.id == id)?;
+        let sequence = self.sequences[slot]
+            .as_mut()
+            .filter(|sequence| sequence.id == id)?;
         sequence.row = row;
         let token = row.token;
         let decoded = match row.state {
-            RowState::Failed | RowState::Idle => Decoded { slot, token: None, end: Some(Err(SamplingError::NoToken)) },
-            _ if sequence.stop_tokens.contains(&token) => Decoded { slot, token: None, end: Some(Ok(StopReason::StopToken(token))) },
+            RowState::Failed | RowState::Idle => Decoded {
+                slot,
+                token: None,
+                end: Some(Err(SamplingError::NoToken)),
+            },
+            _ if sequence.stop_tokens.contains(&token) => Decoded {
+                slot,
+                token: None,
+                end: Some(Ok(StopReason::StopToken(token))),
+            },
             state => {
                 sequence.left = sequence.left.saturating_sub(1);
                 if let Some(suppressed) = &mut sequence.suppressed {
@@ -321,7 +415,11 @@ impl<E: Engine> Scheduler<E> {
                     (_, RowState::WindowFull) => Some(Ok(StopReason::CacheFull)),
                     _ => None,
                 };
-                Decoded { slot, token: Some(token), end }
+                Decoded {
+                    slot,
+                    token: Some(token),
+                    end,
+                }
             }
         };
         if decoded.end.is_some() {

@@ -15,14 +15,17 @@ use crate::LlamaError;
 use crate::config::{GenerationConfig, LlamaConfig};
 use crate::model::{LayerShape, LlamaModel, Projection, WeightSource, loaded};
 
-/// Faults after which no more are looked for: of a config that is another model's there is one for every tensor.
+/// Faults after which no more are looked for: of a config that is another model's there is one for
+/// every tensor.
 const MOST_FAULTS: usize = 1000;
 
-/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat template, without a model on the device. Returns every
-/// fault that is found, and none for a folder that can be opened, chatted with, and has room on the device.
+/// Opens everything in a folder that [`Llama::open`](super::Llama::open) opens, and its chat
+/// template, without a model on the device. Returns every fault that is found, and none for a
+/// folder that can be opened, chatted with, and has room on the device.
 ///
-/// `on_layer` gets every quantised layer that can be read, by its name. Values are not read of files that the device has no room for and that are nearly all
-/// holes ([`Checkpoint::is_hollow`]): what they declare has no end.
+/// `on_layer` gets every quantised layer that can be read, by its name. Values are not read of
+/// files that the device has no room for and that are nearly all holes ([`Checkpoint::is_hollow`]):
+/// what they declare has no end.
 pub fn check_folder(
     dir: &Path,
     device: &Device,
@@ -34,18 +37,27 @@ pub fn check_folder(
     let config = faults.keep(LlamaConfig::read(&config_path));
     let quantization = faults.keep(Quantization::read(dir)).flatten();
     if let Some(config) = &config {
-        faults.keep(GenerationConfig::read(&dir.join("generation_config.json"), config));
+        faults.keep(GenerationConfig::read(
+            &dir.join("generation_config.json"),
+            config,
+        ));
     }
     if options.with_tokenizer {
         faults.keep(check_texts(dir, config.as_ref()));
         faults.keep(check_template(dir));
     }
-    let max_len = config.as_ref().and_then(|config| faults.keep(options.positions(config)));
+    let max_len = config
+        .as_ref()
+        .and_then(|config| faults.keep(options.positions(config)));
     let checkpoint = faults.keep(Checkpoint::open(dir));
-    let (Some(mut config), Some(checkpoint)) = (config, checkpoint) else { return faults.0 };
+    let (Some(mut config), Some(checkpoint)) = (config, checkpoint) else {
+        return faults.0;
+    };
     let dtype = faults.keep(choose_dtype(options.dtype, &checkpoint, device));
     let fits = match (dtype, max_len) {
-        (Some(dtype), Some(max_len)) => faults.keep(check_memory(&config, &checkpoint, dtype, max_len, device)).is_some(),
+        (Some(dtype), Some(max_len)) => faults
+            .keep(check_memory(&config, &checkpoint, dtype, max_len, device))
+            .is_some(),
         _ => false,
     };
     let reads_values = fits || !checkpoint.is_hollow();
@@ -53,8 +65,21 @@ pub fn check_folder(
         faults.keep(use_own_head(&mut config, &checkpoint));
     }
     let mut ignored = |_: super::OpenProgress<'_>| {};
-    let files = FileWeights::new(&checkpoint, &config_path, quantization, dtype.unwrap_or(FloatDType::F32), device, &mut ignored);
-    let mut source = CheckedWeights { files, device, faults, reads_values, on_layer: &mut on_layer };
+    let files = FileWeights::new(
+        &checkpoint,
+        &config_path,
+        quantization,
+        dtype.unwrap_or(FloatDType::F32),
+        device,
+        &mut ignored,
+    );
+    let mut source = CheckedWeights {
+        files,
+        device,
+        faults,
+        reads_values,
+        on_layer: &mut on_layer,
+    };
     // The rotary tables have one position here: the requested ones are checked above.
     if LlamaModel::assemble(&config, 1, device, &mut source).is_ok() && reads_values {
         source.faults.keep(source.files.refuse_surplus(&config));
@@ -74,8 +99,12 @@ fn check_texts(dir: &Path, config: Option<&LlamaConfig>) -> Result<(), TextError
 
 /// Checks that a question can be asked, if there is a template.
 fn check_template(dir: &Path) -> Result<(), TextError> {
-    let Some(template) = ChatTemplate::open(dir)? else { return Ok(()) };
-    template.render(&[Message::user("A question?")], true).map(drop)
+    let Some(template) = ChatTemplate::open(dir)? else {
+        return Ok(());
+    };
+    template
+        .render(&[Message::user("A question?")], true)
+        .map(drop)
 }
 
 struct Faults(Vec<LlamaError>);
@@ -89,7 +118,11 @@ impl Faults {
     }
 
     fn go_on(&self) -> Result<(), Enough> {
-        if self.0.len() < MOST_FAULTS { Ok(()) } else { Err(Enough) }
+        if self.0.len() < MOST_FAULTS {
+            Ok(())
+        } else {
+            Err(Enough)
+        }
     }
 }
 
@@ -106,16 +139,25 @@ struct CheckedWeights<'a> {
 impl CheckedWeights<'_> {
     /// A float tensor.
     fn check(&mut self, name: String, shape: &[usize]) -> Result<(), Enough> {
-        let checked = self.files.checkpoint.tensor(&name).and_then(|tensor| tensor.expect_shape(shape)?.expect_float());
+        let checked = self
+            .files
+            .checkpoint
+            .tensor(&name)
+            .and_then(|tensor| tensor.expect_shape(shape)?.expect_float());
         self.faults.keep(checked);
         self.files.read.insert(name);
         self.faults.go_on()
     }
 
-    /// Marks the remaining tensors of a broken layer as used, so that they are not reported as surplus.
+    /// Marks the remaining tensors of a broken layer as used, so that they are not reported as
+    /// surplus.
     fn skip(&mut self, layer: &str) {
         let prefix = format!("{layer}.");
-        let tensors = self.files.checkpoint.names().filter(|tensor| tensor.starts_with(&prefix));
+        let tensors = self
+            .files
+            .checkpoint
+            .names()
+            .filter(|tensor| tensor.starts_with(&prefix));
         self.files.read.extend(tensors.map(String::from));
     }
 
@@ -144,9 +186,15 @@ impl WeightSource for CheckedWeights<'_> {
     fn projection(&mut self, layer: &LayerShape) -> Result<Projection, Enough> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
         let checkpoint = self.files.checkpoint;
-        if !self.reads_values && checkpoint.contains_layer(name) && !checkpoint.contains(&format!("{name}.weight")) {
+        if !self.reads_values
+            && checkpoint.contains_layer(name)
+            && !checkpoint.contains(&format!("{name}.weight"))
+        {
             self.skip(name);
-            return Ok(Projection::Dense(Linear { weight: self.placeholder(), bias: None }));
+            return Ok(Projection::Dense(Linear {
+                weight: self.placeholder(),
+                bias: None,
+            }));
         }
         let read = self.files.plain(layer);
         match self.faults.keep(read) {
@@ -163,7 +211,10 @@ impl WeightSource for CheckedWeights<'_> {
         if layer.bias {
             self.check(format!("{name}.bias"), &[n])?;
         }
-        Ok(Projection::Dense(Linear { weight: self.placeholder(), bias: None }))
+        Ok(Projection::Dense(Linear {
+            weight: self.placeholder(),
+            bias: None,
+        }))
     }
 
     fn contains(&self, name: &str) -> bool {

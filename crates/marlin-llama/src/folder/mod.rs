@@ -22,18 +22,22 @@ pub use check::check_folder;
 /// The options of opening a folder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpenOptions {
-    /// The dtype of activations and float weights; by default that of the checkpoint if the device computes in it, otherwise f32.
+    /// The dtype of activations and float weights; by default that of the checkpoint if the device
+    /// computes in it, otherwise f32.
     pub dtype: Option<FloatDType>,
-    /// Positions of the cache; by default [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the model's own limit if that is less.
+    /// Positions of the cache; by default [`DEFAULT_MAX_LEN`](Self::DEFAULT_MAX_LEN), or the
+    /// model's own limit if that is less.
     pub max_len: Option<usize>,
     /// True if `tokenizer.json` is read. Texts need it.
     pub with_tokenizer: bool,
-    /// The format that a float output head is rounded to, tied to the embedding or not; without one it stays float.
+    /// The format that a float output head is rounded to, tied to the embedding or not; without one
+    /// it stays float.
     pub head: Option<QuantSpec>,
 }
 
 impl OpenOptions {
-    /// Positions of the cache if none are given. Models are made for up to 131072, which would take more memory than their weights.
+    /// Positions of the cache if none are given. Models are made for up to 131072, which would take
+    /// more memory than their weights.
     pub const DEFAULT_MAX_LEN: usize = 4096;
 }
 
@@ -42,13 +46,22 @@ impl OpenOptions {
     fn positions(&self, config: &LlamaConfig) -> Result<usize, LlamaError> {
         let limit = config.positions();
         let asked = self.max_len.unwrap_or(limit.min(Self::DEFAULT_MAX_LEN));
-        if asked == 0 || asked > limit { Err(LlamaError::MaxLen { asked, limit }) } else { Ok(asked) }
+        if asked == 0 || asked > limit {
+            Err(LlamaError::MaxLen { asked, limit })
+        } else {
+            Ok(asked)
+        }
     }
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { dtype: None, max_len: None, with_tokenizer: true, head: None }
+        Self {
+            dtype: None,
+            max_len: None,
+            with_tokenizer: true,
+            head: None,
+        }
     }
 }
 
@@ -77,21 +90,27 @@ pub struct Llama {
 impl Llama {
     /// Opens a Hugging Face folder on a device.
     ///
-    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the weights: f16, bf16 or f32, and quantised projections
-    /// in each of the formats that [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that the configs give it. A
-    /// quantised weight stays one: no float copy of it is made.
+    /// Reads `config.json`, `generation_config.json` if it exists, `tokenizer.json`, and the
+    /// weights: f16, bf16 or f32, and quantised projections in each of the formats that
+    /// [`LayerFormat`](marlin_format::checkpoint::LayerFormat) names, each layer in the one that
+    /// the configs give it. A quantised weight stays one: no float copy of it is made.
     ///
     /// # Errors
-    /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing or broken, another architecture, another
-    /// quantisation, tensors that are missing, misshaped or surplus, a dtype the device does not compute in.
-    pub fn open(dir: impl AsRef<Path>, device: &Device, options: &OpenOptions) -> Result<Self, LlamaError> {
+    /// A [`LlamaError`] that names the file, and the tensor where it is one: files that are missing
+    /// or broken, another architecture, another quantisation, tensors that are missing, misshaped
+    /// or surplus, a dtype the device does not compute in.
+    pub fn open(
+        dir: impl AsRef<Path>,
+        device: &Device,
+        options: &OpenOptions,
+    ) -> Result<Self, LlamaError> {
         Self::open_with(dir, device, options, |_| {})
     }
 
     /// [`open`](Self::open), with a call after every tensor or quantised layer.
     ///
-    /// Layers are read one at a time from the mapped files, or those of one joined matmul together: converted on all cores, sent to the device,
-    /// and dropped, the pages of the files with them.
+    /// Layers are read one at a time from the mapped files, or those of one joined matmul together:
+    /// converted on all cores, sent to the device, and dropped, the pages of the files with them.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -106,21 +125,40 @@ impl Llama {
         let mut config = LlamaConfig::read(&config_path)?;
         let quantization = Quantization::read(dir)?;
         let generation = GenerationConfig::read(&dir.join("generation_config.json"), &config)?;
-        let tokenizer = options.with_tokenizer.then(|| Tokenizer::open(&dir.join("tokenizer.json"))).transpose()?;
+        let tokenizer = options
+            .with_tokenizer
+            .then(|| Tokenizer::open(&dir.join("tokenizer.json")))
+            .transpose()?;
         let tokenizer = tokenizer.map(|tokenizer| tokenizer.for_model(config.vocab_size));
         let max_len = options.positions(&config)?;
         let checkpoint = Checkpoint::open(dir)?;
         let dtype = choose_dtype(options.dtype, &checkpoint, device)?;
         check_memory(&config, &checkpoint, dtype, max_len, device)?;
         use_own_head(&mut config, &checkpoint)?;
-        let mut source = FileWeights::new(&checkpoint, &config_path, quantization, dtype, device, &mut on_progress);
+        let mut source = FileWeights::new(
+            &checkpoint,
+            &config_path,
+            quantization,
+            dtype,
+            device,
+            &mut on_progress,
+        );
         let mut model = LlamaModel::assemble(&config, max_len, device, &mut source)?;
         source.refuse_surplus(&config)?;
         if let Some(spec) = &options.head {
-            model.quantize_head(spec).map_err(|source| LlamaError::Layer { layer: "lm_head".into(), source })?;
+            model
+                .quantize_head(spec)
+                .map_err(|source| LlamaError::Layer {
+                    layer: "lm_head".into(),
+                    source,
+                })?;
         }
         tracing::info!(dir = %dir.display(), architecture = %config.architecture, ?dtype, max_len, layers = config.num_hidden_layers, "opened a model");
-        Ok(Self { model: Arc::new(model), tokenizer, generation })
+        Ok(Self {
+            model: Arc::new(model),
+            tokenizer,
+            generation,
+        })
     }
 
     /// The tokenizer.
@@ -132,13 +170,23 @@ impl Llama {
     }
 }
 
-pub(crate) fn choose_dtype(asked: Option<FloatDType>, checkpoint: &Checkpoint, device: &Device) -> Result<FloatDType, LlamaError> {
+pub(crate) fn choose_dtype(
+    asked: Option<FloatDType>,
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> Result<FloatDType, LlamaError> {
     match asked {
         Some(dtype) if device.supports_dtype(DType::from(dtype)) => Ok(dtype),
         Some(dtype) => Err(LlamaError::DeviceDtype { dtype }),
         None => {
-            let dtype = checkpoint.info("model.embed_tokens.weight").map_or(FloatDType::F32, |info| float_dtype(info.dtype));
-            Ok(if device.supports_dtype(DType::from(dtype)) { dtype } else { FloatDType::F32 })
+            let dtype = checkpoint
+                .info("model.embed_tokens.weight")
+                .map_or(FloatDType::F32, |info| float_dtype(info.dtype));
+            Ok(if device.supports_dtype(DType::from(dtype)) {
+                dtype
+            } else {
+                FloatDType::F32
+            })
         }
     }
 }
@@ -152,8 +200,8 @@ pub(crate) fn float_dtype(dtype: Dtype) -> FloatDType {
     }
 }
 
-/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables. Called before any of them is read: a header and a
-/// config can declare any size.
+/// Checks that the device has room for the weights, a cache of one sequence, and the rotary tables.
+/// Called before any of them is read: a header and a config can declare any size.
 fn check_memory(
     config: &LlamaConfig,
     checkpoint: &Checkpoint,
@@ -165,20 +213,32 @@ fn check_memory(
     let bytes = |name: &str| {
         let info = checkpoint.info(name)?;
         let elements: usize = info.shape.iter().product();
-        Some(elements.saturating_mul(if is_float(info.dtype) { size } else { info.dtype.bitsize().div_ceil(8) }))
+        Some(elements.saturating_mul(if is_float(info.dtype) {
+            size
+        } else {
+            info.dtype.bitsize().div_ceil(8)
+        }))
     };
-    let weights = checkpoint.names().filter_map(bytes).fold(0, usize::saturating_add);
+    let weights = checkpoint
+        .names()
+        .filter_map(bytes)
+        .fold(0, usize::saturating_add);
     // Cosines and sines in f32, half a head each.
     let tables = max_len.saturating_mul(config.head_dim).saturating_mul(4);
     let cache = KvCache::size_bytes(config, 1, max_len, dtype).saturating_add(tables);
     match burn_marlin::device::free_memory(device) {
-        Some(free) if weights.saturating_add(cache) > free => Err(LlamaError::TooLarge { weights, positions: max_len, cache, free }),
+        Some(free) if weights.saturating_add(cache) > free => Err(LlamaError::TooLarge {
+            weights,
+            positions: max_len,
+            cache,
+            free,
+        }),
         _ => Ok(()),
     }
 }
 
-/// Unties the output head where the files hold one that is not the embedding once more: as in transformers from 5 on, such a head counts, whatever the
-/// config says.
+/// Unties the output head where the files hold one that is not the embedding once more: as in
+/// transformers from 5 on, such a head counts, whatever the config says.
 fn use_own_head(config: &mut LlamaConfig, checkpoint: &Checkpoint) -> Result<(), LlamaError> {
     if config.tie_word_embeddings && has_own_head(checkpoint)? {
         let dir = checkpoint.dir().display();
@@ -196,5 +256,6 @@ fn has_own_head(checkpoint: &Checkpoint) -> Result<bool, LlamaError> {
         return Ok(checkpoint.names().any(|name| name.starts_with("lm_head.")));
     }
     let (head, embedding) = (checkpoint.tensor(HEAD)?, checkpoint.tensor(EMBEDDING)?);
-    Ok((head.dtype(), head.shape(), head.bytes()) != (embedding.dtype(), embedding.shape(), embedding.bytes()))
+    Ok((head.dtype(), head.shape(), head.bytes())
+        != (embedding.dtype(), embedding.shape(), embedding.bytes()))
 }

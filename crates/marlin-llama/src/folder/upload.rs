@@ -12,10 +12,14 @@ pub(super) const UPLOAD_BYTES: usize = 64 << 20;
 
 /// Waits until the device has received everything given to it, at the end of a layer or tensor.
 pub(super) fn sync(device: &Device, layer: &str) -> Result<(), LlamaError> {
-    device.sync().map_err(|error| LlamaError::Upload { layer: layer.into(), reason: error.to_string() })
+    device.sync().map_err(|error| LlamaError::Upload {
+        layer: layer.into(),
+        reason: error.to_string(),
+    })
 }
 
-/// A float tensor on the device. One of more than `most` bytes goes there in blocks of its first dimension.
+/// A float tensor on the device. One of more than `most` bytes goes there in blocks of its first
+/// dimension.
 pub(super) fn upload<const D: usize>(
     view: &TensorView<'_>,
     shape: [usize; D],
@@ -45,12 +49,36 @@ pub(super) fn upload<const D: usize>(
 }
 
 /// Float values in the file's dtype: `bytes` of a tensor, as many as `shape` has.
-fn data<const D: usize>(view: &TensorView<'_>, bytes: &[u8], shape: [usize; D]) -> Result<TensorData, CheckpointError> {
+fn data<const D: usize>(
+    view: &TensorView<'_>,
+    bytes: &[u8],
+    shape: [usize; D],
+) -> Result<TensorData, CheckpointError> {
     let halves = bytes.as_chunks::<2>().0;
     Ok(match view.dtype() {
-        Dtype::F16 => TensorData::new(halves.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect(), shape),
-        Dtype::BF16 => TensorData::new(halves.iter().map(|&bytes| bf16::from_le_bytes(bytes)).collect(), shape),
-        Dtype::F32 => TensorData::new(bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(), shape),
+        Dtype::F16 => TensorData::new(
+            halves
+                .iter()
+                .map(|&bytes| f16::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
+        Dtype::BF16 => TensorData::new(
+            halves
+                .iter()
+                .map(|&bytes| bf16::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
+        Dtype::F32 => TensorData::new(
+            bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes))
+                .collect(),
+            shape,
+        ),
         _ => TensorData::new(view.to_f32()?, shape),
     })
 }
@@ -74,11 +102,20 @@ mod tests {
             write_folder(&dir, &config, &weights, file);
             let checkpoint = Checkpoint::open(&dir).unwrap();
             let view = checkpoint.tensor(name).unwrap();
-            let values = |most| upload(&view, shape, FloatDType::F32, &device, most).unwrap().try_into_vec_as::<f32>().unwrap();
+            let values = |most| {
+                upload(&view, shape, FloatDType::F32, &device, most)
+                    .unwrap()
+                    .try_into_vec_as::<f32>()
+                    .unwrap()
+            };
             let whole = values(usize::MAX);
             // One row at a time, some, all but one, and all.
             for rows in [0, 1, 7, config.vocab_size - 1, config.vocab_size] {
-                assert_eq!(values(rows * view.bytes().len() / config.vocab_size), whole, "{file:?}, {rows} rows");
+                assert_eq!(
+                    values(rows * view.bytes().len() / config.vocab_size),
+                    whole,
+                    "{file:?}, {rows} rows"
+                );
             }
         }
     }

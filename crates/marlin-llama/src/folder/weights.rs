@@ -8,7 +8,9 @@ use burn::nn::Linear;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_marlin::backend::activation_dtype;
 use burn_marlin::{ActivationDtype, QuantLinear, QuantizedWeight};
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, LayerFormat, Quantization, layer_format, layer_tensors, read_layer,
+};
 use marlin_format::{JoinError, PlainWeight};
 
 use super::OpenProgress;
@@ -43,7 +45,17 @@ impl<'a> FileWeights<'a> {
         on_progress: &'a mut dyn FnMut(OpenProgress<'_>),
     ) -> Self {
         let total = checkpoint.size_bytes();
-        Self { checkpoint, config_path, quantization, dtype, device, read: BTreeSet::new(), done: 0, total, on_progress }
+        Self {
+            checkpoint,
+            config_path,
+            quantization,
+            dtype,
+            device,
+            read: BTreeSet::new(),
+            done: 0,
+            total,
+            on_progress,
+        }
     }
 }
 
@@ -72,8 +84,14 @@ impl WeightSource for FileWeights<'_> {
         if let [layer] = layers {
             return Ok(vec![self.projection(layer)?]);
         }
-        let weights = layers.iter().map(|layer| self.weight(layer)).collect::<Result<Vec<_>, _>>()?;
-        let biases = layers.iter().map(|layer| self.bias(layer)).collect::<Result<Vec<_>, _>>()?;
+        let weights = layers
+            .iter()
+            .map(|layer| self.weight(layer))
+            .collect::<Result<Vec<_>, _>>()?;
+        let biases = layers
+            .iter()
+            .map(|layer| self.bias(layer))
+            .collect::<Result<Vec<_>, _>>()?;
         match self.join(&weights) {
             Ok(joined) => {
                 for weight in weights {
@@ -81,14 +99,24 @@ impl WeightSource for FileWeights<'_> {
                 }
                 // All of them have one, or none.
                 let biases: Option<Vec<Tensor<1>>> = biases.into_iter().collect();
-                let names = layers.iter().map(|layer| layer.name.as_str()).collect::<Vec<_>>().join(", ");
-                Ok(vec![self.place(&names, joined, biases.map(|biases| Tensor::cat(biases, 0)))?])
+                let names = layers
+                    .iter()
+                    .map(|layer| layer.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                Ok(vec![self.place(
+                    &names,
+                    joined,
+                    biases.map(|biases| Tensor::cat(biases, 0)),
+                )?])
             }
             Err(reason) => {
                 let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
                 tracing::debug!(layers = ?names, %reason, "a matmul for each layer");
                 let layers = layers.iter().zip(weights).zip(biases);
-                layers.map(|((layer, weight), bias)| self.place(&layer.name, weight, bias)).collect()
+                layers
+                    .map(|((layer, weight), bias)| self.place(&layer.name, weight, bias))
+                    .collect()
             }
         }
     }
@@ -112,7 +140,11 @@ enum Apart {
 }
 
 impl FileWeights<'_> {
-    fn tensor<const D: usize>(&mut self, name: String, shape: [usize; D]) -> Result<Tensor<D>, LlamaError> {
+    fn tensor<const D: usize>(
+        &mut self,
+        name: String,
+        shape: [usize; D],
+    ) -> Result<Tensor<D>, LlamaError> {
         let view = self.checkpoint.tensor(&name)?.expect_shape(&shape)?;
         let tensor = upload(&view, shape, self.dtype, self.device, UPLOAD_BYTES)?;
         self.finish(&name, std::slice::from_ref(&name));
@@ -128,22 +160,34 @@ impl FileWeights<'_> {
             }
         }
         self.read.extend(tensors.iter().cloned());
-        (self.on_progress)(OpenProgress { layer, done: self.done, total: self.total });
+        (self.on_progress)(OpenProgress {
+            layer,
+            done: self.done,
+            total: self.total,
+        });
     }
 
     /// Reads a layer's weight in the format that the config gives it.
     fn weight(&mut self, layer: &LayerShape) -> Result<LayerWeight, LlamaError> {
         let ([k, n], name) = (layer.dims, &layer.name);
         match self.plain(layer)? {
-            None => Ok(LayerWeight::Float(self.tensor(format!("{name}.weight"), [n, k])?)),
+            None => Ok(LayerWeight::Float(
+                self.tensor(format!("{name}.weight"), [n, k])?,
+            )),
             Some((_, plain)) => Ok(LayerWeight::Plain(plain)),
         }
     }
 
     /// Reads a quantised weight, in the format that the config gives it. `None`: it is float.
-    pub(super) fn plain(&mut self, layer: &LayerShape) -> Result<Option<(LayerFormat, PlainWeight)>, LlamaError> {
+    pub(super) fn plain(
+        &mut self,
+        layer: &LayerShape,
+    ) -> Result<Option<(LayerFormat, PlainWeight)>, LlamaError> {
         let (name, [k, n]) = (layer.name.as_str(), layer.dims);
-        let invalid = |source| LlamaError::QuantizationConfig { path: self.config_path.into(), source };
+        let invalid = |source| LlamaError::QuantizationConfig {
+            path: self.config_path.into(),
+            source,
+        };
         let format = layer_format(self.quantization.as_ref(), name).map_err(invalid)?;
         if format == LayerFormat::Float {
             return Ok(None);
@@ -151,10 +195,20 @@ impl FileWeights<'_> {
         let plain = read_layer(self.checkpoint, name, &format)?;
         let tensors = layer_tensors(self.checkpoint, name, &format);
         if (plain.k(), plain.n()) != (k, n) {
-            let first = tensors.first().and_then(|tensor| self.checkpoint.info(tensor));
-            let path = first.map_or_else(|| self.checkpoint.dir(), |info| info.path).into();
+            let first = tensors
+                .first()
+                .and_then(|tensor| self.checkpoint.info(tensor));
+            let path = first
+                .map_or_else(|| self.checkpoint.dir(), |info| info.path)
+                .into();
             let (expected, found) = (vec![n, k], vec![plain.n(), plain.k()]);
-            return Err(CheckpointError::Shape { path, tensor: format!("{name}.weight"), expected, found }.into());
+            return Err(CheckpointError::Shape {
+                path,
+                tensor: format!("{name}.weight"),
+                expected,
+                found,
+            }
+            .into());
         }
         tracing::debug!(layer = name, %format, act_order = plain.row_permutation().is_some(), "read");
         self.finish(name, &tensors);
@@ -162,19 +216,38 @@ impl FileWeights<'_> {
     }
 
     fn bias(&mut self, layer: &LayerShape) -> Result<Option<Tensor<1>>, LlamaError> {
-        layer.bias.then(|| self.tensor(format!("{}.bias", layer.name), [layer.dims[1]])).transpose()
+        layer
+            .bias
+            .then(|| self.tensor(format!("{}.bias", layer.name), [layer.dims[1]]))
+            .transpose()
     }
 
     /// The projection of a weight. `name` is its name in errors.
-    fn place(&self, name: &str, weight: LayerWeight, bias: Option<Tensor<1>>) -> Result<Projection, LlamaError> {
+    fn place(
+        &self,
+        name: &str,
+        weight: LayerWeight,
+        bias: Option<Tensor<1>>,
+    ) -> Result<Projection, LlamaError> {
         // The layer before is on its way to the device: the host has no more than these two.
         sync(self.device, name)?;
         match weight {
             // A view: a matmul reads a transposed weight as well.
-            LayerWeight::Float(weight) => Ok(Projection::Dense(Linear { weight: loaded(weight.transpose()), bias: bias.map(loaded) })),
+            LayerWeight::Float(weight) => Ok(Projection::Dense(Linear {
+                weight: loaded(weight.transpose()),
+                bias: bias.map(loaded),
+            })),
             LayerWeight::Plain(plain) => {
-                let linear = QuantLinear::new(QuantizedWeight::from_owned_plain(plain, self.activations(), self.device), bias);
-                Ok(Projection::Quant(linear.map_err(|source| LlamaError::Layer { layer: name.into(), source })?))
+                let linear = QuantLinear::new(
+                    QuantizedWeight::from_owned_plain(plain, self.activations(), self.device),
+                    bias,
+                );
+                Ok(Projection::Quant(linear.map_err(|source| {
+                    LlamaError::Layer {
+                        layer: name.into(),
+                        source,
+                    }
+                })?))
             }
         }
     }
@@ -185,7 +258,10 @@ impl FileWeights<'_> {
         if is_float || !self.checkpoint.contains_layer(name) {
             return Ok(());
         }
-        Err(LlamaError::QuantizedEmbedding { dir: self.checkpoint.dir().into(), layer: name.into() })
+        Err(LlamaError::QuantizedEmbedding {
+            dir: self.checkpoint.dir().into(),
+            layer: name.into(),
+        })
     }
 
     /// The dtype of activations to lay a weight out for.
@@ -218,26 +294,43 @@ impl FileWeights<'_> {
 
     /// Every tensor must have been read: leaving one out would change the results.
     pub(super) fn refuse_surplus(&self, config: &LlamaConfig) -> Result<(), LlamaError> {
-        // Older files hold the rotary frequencies, which follow from the config; some hold a tied head a second time; AutoGPTQ's first versions
-        // wrote biases of zeros for layers without one; llm-compressor writes scales for a cache in 8 bits, where this one keeps the dtype of the
-        // activations.
-        let zeros = |name: &str| self.checkpoint.tensor(name).is_ok_and(|tensor| tensor.bytes().iter().all(|&byte| byte == 0));
+        // Older files hold the rotary frequencies, which follow from the config; some hold a tied
+        // head a second time; AutoGPTQ's first versions wrote biases of zeros for layers without
+        // one; llm-compressor writes scales for a cache in 8 bits, where this one keeps the dtype
+        // of the activations.
+        let zeros = |name: &str| {
+            self.checkpoint
+                .tensor(name)
+                .is_ok_and(|tensor| tensor.bytes().iter().all(|&byte| byte == 0))
+        };
         let redundant = |name: &str| {
             name.ends_with(".rotary_emb.inv_freq")
                 || (config.tie_word_embeddings && name.starts_with("lm_head."))
                 || (name.ends_with("_proj.bias") && zeros(name))
                 || CACHE_SCALES.iter().any(|scale| name.ends_with(scale))
         };
-        let mut surplus = self.checkpoint.names().filter(|name| !self.read.contains(*name) && !redundant(name));
+        let mut surplus = self
+            .checkpoint
+            .names()
+            .filter(|name| !self.read.contains(*name) && !redundant(name));
         match surplus.next() {
             None => Ok(()),
             Some(first) => {
                 let tensor = first.to_string();
-                Err(LlamaError::SurplusTensors { dir: self.checkpoint.dir().into(), count: 1 + surplus.count(), tensor })
+                Err(LlamaError::SurplusTensors {
+                    dir: self.checkpoint.dir().into(),
+                    count: 1 + surplus.count(),
+                    tensor,
+                })
             }
         }
     }
 }
 
 /// Of a cache in 8 bits, as llm-compressor names them.
-const CACHE_SCALES: [&str; 4] = [".self_attn.k_scale", ".self_attn.v_scale", ".self_attn.k_zero_point", ".self_attn.v_zero_point"];
+const CACHE_SCALES: [&str; 4] = [
+    ".self_attn.k_scale",
+    ".self_attn.v_scale",
+    ".self_attn.k_zero_point",
+    ".self_attn.v_zero_point",
+];

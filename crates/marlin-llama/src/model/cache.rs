@@ -3,9 +3,11 @@ use marlin_decode as decode;
 
 use crate::config::LlamaConfig;
 
-/// Keys and values of the positions that a model has seen, allocated once for `max_len` positions of each of several sequences.
+/// Keys and values of the positions that a model has seen, allocated once for `max_len` positions
+/// of each of several sequences.
 ///
-/// New positions are written in place: nothing else holds a layer's tensors between two forward passes.
+/// New positions are written in place: nothing else holds a layer's tensors between two forward
+/// passes.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<KeyValues>,
@@ -22,10 +24,19 @@ pub(crate) struct KeyValues {
 
 impl KeyValues {
     /// Zeros, for `max_len` positions of each of `slots` sequences.
-    pub(crate) fn new(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType, device: &Device) -> Self {
+    pub(crate) fn new(
+        config: &LlamaConfig,
+        slots: usize,
+        max_len: usize,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
         let shape = [slots, config.num_key_value_heads, max_len, config.head_dim];
         let zeros = || decode::cache(shape, dtype, device);
-        Self { keys: zeros(), values: zeros() }
+        Self {
+            keys: zeros(),
+            values: zeros(),
+        }
     }
 }
 
@@ -41,20 +52,41 @@ pub(crate) struct CachePosition {
 impl KvCache {
     /// An empty cache.
     ///
-    /// `dtype` is that of the activations, `max_len` the number of positions of each of `slots` sequences.
-    pub fn new(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType, device: &Device) -> Self {
-        let layers = (0..config.num_hidden_layers).map(|_| KeyValues::new(config, slots, max_len, dtype, device)).collect();
-        Self { layers, len: 0, max_len }
+    /// `dtype` is that of the activations, `max_len` the number of positions of each of `slots`
+    /// sequences.
+    pub fn new(
+        config: &LlamaConfig,
+        slots: usize,
+        max_len: usize,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
+        let layers = (0..config.num_hidden_layers)
+            .map(|_| KeyValues::new(config, slots, max_len, dtype, device))
+            .collect();
+        Self {
+            layers,
+            len: 0,
+            max_len,
+        }
     }
 
     /// Bytes of such a cache.
-    pub fn size_bytes(config: &LlamaConfig, slots: usize, max_len: usize, dtype: FloatDType) -> usize {
-        let elements = [slots, config.num_key_value_heads, max_len, config.head_dim].into_iter().fold(1, usize::saturating_mul);
+    pub fn size_bytes(
+        config: &LlamaConfig,
+        slots: usize,
+        max_len: usize,
+        dtype: FloatDType,
+    ) -> usize {
+        let elements = [slots, config.num_key_value_heads, max_len, config.head_dim]
+            .into_iter()
+            .fold(1, usize::saturating_mul);
         let size = burn::tensor::DType::from(dtype).size();
         elements.saturating_mul(2 * size * config.num_hidden_layers)
     }
 
-    /// Positions of each of its sequences, which [`LlamaModel::forward`](super::LlamaModel::forward) writes together.
+    /// Positions of each of its sequences, which
+    /// [`LlamaModel::forward`](super::LlamaModel::forward) writes together.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -86,18 +118,34 @@ impl KvCache {
 }
 
 impl KeyValues {
-    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on, and returns those of all positions of these slots so far.
-    pub(crate) fn append(&mut self, position: CachePosition, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        (append(&mut self.keys, position, keys), append(&mut self.values, position, values))
+    /// Writes keys and values [batch, kv_heads, seq, head_dim] from a position on, and returns
+    /// those of all positions of these slots so far.
+    pub(crate) fn append(
+        &mut self,
+        position: CachePosition,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+    ) -> (Tensor<4>, Tensor<4>) {
+        (
+            append(&mut self.keys, position, keys),
+            append(&mut self.values, position, values),
+        )
     }
 }
 
 fn append(cache: &mut Tensor<4>, position: CachePosition, new: Tensor<4>) -> Tensor<4> {
     let ([batch, heads, seq, head_dim], CachePosition { slot, start }) = (new.dims(), position);
     for index in 0..batch {
-        decode::write_cache(cache, new.clone().slice_dim(0, index..index + 1), slot + index, start);
+        decode::write_cache(
+            cache,
+            new.clone().slice_dim(0, index..index + 1),
+            slot + index,
+            start,
+        );
     }
-    cache.clone().slice([slot..slot + batch, 0..heads, 0..start + seq, 0..head_dim])
+    cache
+        .clone()
+        .slice([slot..slot + batch, 0..heads, 0..start + seq, 0..head_dim])
 }
 
 #[cfg(test)]
@@ -109,11 +157,25 @@ mod tests {
         let device = Device::flex();
         let mut cache = decode::cache([3, 2, 8, 4], FloatDType::F32, &device);
         for start in 0..3 {
-            let seen = append(&mut cache, CachePosition { slot: 1, start }, Tensor::ones([2, 2, 1, 4], &device));
+            let seen = append(
+                &mut cache,
+                CachePosition { slot: 1, start },
+                Tensor::ones([2, 2, 1, 4], &device),
+            );
             assert_eq!(seen.dims(), [2, 2, start + 1, 4]);
-            assert_eq!(seen.into_data().iter::<f32>().sum::<f32>(), (16 * (start + 1)) as f32);
+            assert_eq!(
+                seen.into_data().iter::<f32>().sum::<f32>(),
+                (16 * (start + 1)) as f32
+            );
             assert!(cache.can_mut(), "position {start}");
         }
-        assert_eq!(cache.slice_dim(0, 0..1).into_data().iter::<f32>().sum::<f32>(), 0.0);
+        assert_eq!(
+            cache
+                .slice_dim(0, 0..1)
+                .into_data()
+                .iter::<f32>()
+                .sum::<f32>(),
+            0.0
+        );
     }
 }

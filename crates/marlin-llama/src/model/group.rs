@@ -8,7 +8,8 @@ use super::{Projection, RmsNorm};
 
 /// Projections of the same activations: q, k and v of attention, gate and up of an MLP.
 ///
-/// One matmul with the outputs side by side if their formats allow it, otherwise one for each. The outputs are the same either way.
+/// One matmul with the outputs side by side if their formats allow it, otherwise one for each. The
+/// outputs are the same either way.
 #[derive(Module, Debug)]
 pub struct ProjectionGroup {
     /// One, or as many as there are outputs.
@@ -21,18 +22,28 @@ pub struct ProjectionGroup {
 impl ProjectionGroup {
     /// `projections` are one with all of `outputs` side by side, or one for each.
     pub(crate) fn new(projections: Vec<Projection>, outputs: Vec<usize>) -> Self {
-        Self { projections, outputs }
+        Self {
+            projections,
+            outputs,
+        }
     }
 
     /// [.., K] to all outputs side by side, [.., sum of N].
     pub fn forward_joined<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.projections.as_slice() {
             [joined] => joined.forward(x),
-            apart => Tensor::cat(apart.iter().map(|projection| projection.forward(x.clone())).collect(), D - 1),
+            apart => Tensor::cat(
+                apart
+                    .iter()
+                    .map(|projection| projection.forward(x.clone()))
+                    .collect(),
+                D - 1,
+            ),
         }
     }
 
-    /// The epilogue of [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and that sum.
+    /// The epilogue of [`forward_joined`](Self::forward_joined) of the norm of `residual + x`, and
+    /// that sum.
     pub fn forward_add_norm<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -49,7 +60,8 @@ impl ProjectionGroup {
         }
     }
 
-    /// The prologue of the matmuls in [`forward_add_norm`](Self::forward_add_norm): the norm, where one matmul has all outputs.
+    /// The prologue of the matmuls in [`forward_add_norm`](Self::forward_add_norm): the norm, where
+    /// one matmul has all outputs.
     pub fn prologue(&self) -> Prologue {
         match self.joined() {
             Some(_) => Prologue::AddRmsNorm,
@@ -61,7 +73,10 @@ impl ProjectionGroup {
     ///
     /// # Panics
     /// Panics if there are fewer outputs.
-    pub fn split<const D: usize, const OUTPUTS: usize>(&self, joined: Tensor<D>) -> [Tensor<D>; OUTPUTS] {
+    pub fn split<const D: usize, const OUTPUTS: usize>(
+        &self,
+        joined: Tensor<D>,
+    ) -> [Tensor<D>; OUTPUTS] {
         let mut end = 0;
         array::from_fn(|output| {
             let start = end;

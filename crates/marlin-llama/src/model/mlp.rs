@@ -16,6 +16,7 @@ pub struct Mlp {
 impl Mlp {
     /// [.., hidden] to the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.down_proj.forward(decode::silu_mul(self.gate_up_proj.forward_joined(x)))
+        self.down_proj
+            .forward(decode::silu_mul(self.gate_up_proj.forward_joined(x)))
     }
 }

@@ -37,16 +37,28 @@ pub(crate) use step::Batch;
 use crate::config::LlamaConfig;
 use assemble::RandomWeights;
 
-/// The names of the projections in every layer, in any architecture: the weights that are quantised.
-pub const QUANTIZABLE_PROJECTIONS: [&str; 9] =
-    ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"];
+/// The names of the projections in every layer, in any architecture: the weights that are
+/// quantised.
+pub const QUANTIZABLE_PROJECTIONS: [&str; 9] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "qkv_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "gate_up_proj",
+    "down_proj",
+];
 
 /// A Llama-style decoder: token ids in, logits out.
 ///
-/// Activations have the dtype of the embedding: f32, f16 or bf16. Norms and softmax are computed in f32.
+/// Activations have the dtype of the embedding: f32, f16 or bf16. Norms and softmax are computed in
+/// f32.
 ///
-/// With every [`Projection`] dense it is made of Burn's own `Linear` layers: it can be trained, saved with
-/// [`save_float`](crate::save_float), and converted to 4-bit weights in one call with `burn_marlin::W4A16`.
+/// With every [`Projection`] dense it is made of Burn's own `Linear` layers: it can be trained,
+/// saved with [`save_float`](crate::save_float), and converted to 4-bit weights in one call with
+/// `burn_marlin::W4A16`.
 #[derive(Module, Debug)]
 pub struct LlamaModel {
     /// [vocab, hidden]; the output head, too, where there is no `lm_head`.
@@ -65,19 +77,29 @@ pub struct LlamaModel {
 }
 
 impl LlamaModel {
-    /// A model with random weights, for training: normal with a standard deviation of 0.02, norms 1, biases 0, in the device's float dtype.
+    /// A model with random weights, for training: normal with a standard deviation of 0.02, norms
+    /// 1, biases 0, in the device's float dtype.
     ///
     /// It takes `max_position_embeddings` positions.
     ///
     /// # Panics
     /// Panics if [`LlamaConfig::validate`] refuses the config.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
-        let model = Self::random(config, config.max_position_embeddings, device.settings().float_dtype, None, device);
-        model.unwrap_or_else(|error| panic!("float weights have no format that could be wrong: {error}"))
+        let model = Self::random(
+            config,
+            config.max_position_embeddings,
+            device.settings().float_dtype,
+            None,
+            device,
+        );
+        model.unwrap_or_else(|error| {
+            panic!("float weights have no format that could be wrong: {error}")
+        })
     }
 
-    /// A model with random weights for `max_len` positions, made on the device: for timing. Projections of the layers are in a 4-bit or 8-bit format
-    /// where one is given, everything else is in `dtype`.
+    /// A model with random weights for `max_len` positions, made on the device: for timing.
+    /// Projections of the layers are in a 4-bit or 8-bit format where one is given, everything else
+    /// is in `dtype`.
     ///
     /// # Errors
     /// A layer with no features, or too many.
@@ -94,33 +116,55 @@ impl LlamaModel {
         if let Err(error) = config.validate() {
             panic!("not the configuration of a model: {error}");
         }
-        Self::assemble(config, max_len, device, &mut RandomWeights { device, dtype: dtype.into(), format })
+        Self::assemble(
+            config,
+            max_len,
+            device,
+            &mut RandomWeights {
+                device,
+                dtype: dtype.into(),
+                format,
+            },
+        )
     }
 
-    /// Rounds a float head to the nearest values of a 4-bit or 8-bit format, on the host. A head that is tied to the embedding gets a weight of its
-    /// own; the embedding stays as it is. One that is quantised already stays, too.
+    /// Rounds a float head to the nearest values of a 4-bit or 8-bit format, on the host. A head
+    /// that is tied to the embedding gets a weight of its own; the embedding stays as it is. One
+    /// that is quantised already stays, too.
     ///
     /// # Errors
     /// Values that are not finite, or a device that fails.
     pub fn quantize_head(&mut self, spec: &QuantSpec) -> Result<(), burn_marlin::Error> {
         let (weight, bias) = match &self.lm_head {
             Some(Projection::Quant(_)) => return Ok(()),
-            Some(Projection::Dense(Linear { weight, bias })) => (weight.val(), bias.as_ref().map(|bias| bias.val())),
+            Some(Projection::Dense(Linear { weight, bias })) => {
+                (weight.val(), bias.as_ref().map(|bias| bias.val()))
+            }
             None => (self.embed_tokens.weight.val().transpose(), None),
         };
-        self.lm_head = Some(Projection::Quant(QuantLinear::new(QuantizedWeight::quantize(weight, spec)?, bias)?));
+        self.lm_head = Some(Projection::Quant(QuantLinear::new(
+            QuantizedWeight::quantize(weight, spec)?,
+            bias,
+        )?));
         Ok(())
     }
 
-    /// Makes every quantised weight a float one with the same values, in the dtype of activations: for training, and for
-    /// [`save_float`](crate::save_float). The zeros of a 2:4 weight stay, adapters do not.
+    /// Makes every quantised weight a float one with the same values, in the dtype of activations:
+    /// for training, and for [`save_float`](crate::save_float). The zeros of a 2:4 weight stay,
+    /// adapters do not.
     pub fn dequantize(&mut self) {
         let dtype = self.dtype();
         for Layer { self_attn, mlp, .. } in &mut self.layers {
-            let groups = [&mut self_attn.qkv_proj, &mut mlp.gate_up_proj].into_iter().flat_map(ProjectionGroup::projections_mut);
-            groups.chain([&mut self_attn.o_proj, &mut mlp.down_proj]).for_each(|projection| projection.dequantize(dtype));
+            let groups = [&mut self_attn.qkv_proj, &mut mlp.gate_up_proj]
+                .into_iter()
+                .flat_map(ProjectionGroup::projections_mut);
+            groups
+                .chain([&mut self_attn.o_proj, &mut mlp.down_proj])
+                .for_each(|projection| projection.dequantize(dtype));
         }
-        self.lm_head.iter_mut().for_each(|head| head.dequantize(dtype));
+        self.lm_head
+            .iter_mut()
+            .for_each(|head| head.dequantize(dtype));
     }
 
     /// The config it was built from.
@@ -128,7 +172,8 @@ impl LlamaModel {
         &self.config
     }
 
-    /// Positions it takes: the longest sequence of [`forward_full`](Self::forward_full), and the longest useful cache.
+    /// Positions it takes: the longest sequence of [`forward_full`](Self::forward_full), and the
+    /// longest useful cache.
     pub fn max_len(&self) -> usize {
         self.rope.length()
     }
@@ -143,25 +188,35 @@ impl LlamaModel {
         self.embed_tokens.weight.lazy_device()
     }
 
-    /// The device's stream that the weights were made on: that of the thread which opened or made the model.
+    /// The device's stream that the weights were made on: that of the thread which opened or made
+    /// the model.
     pub(crate) fn stream(&self) -> StreamId {
         self.stream
     }
 
     /// An empty cache for `slots` sequences of [`max_len`](Self::max_len) positions.
     pub fn new_cache(&self, slots: usize) -> KvCache {
-        KvCache::new(&self.config, slots, self.max_len(), self.dtype(), &self.device())
+        KvCache::new(
+            &self.config,
+            slots,
+            self.max_len(),
+            self.dtype(),
+            &self.device(),
+        )
     }
 
-    /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
+    /// Logits [batch, seq, vocab] of tokens [batch, seq] that follow those in the cache; they are
+    /// added to it.
     ///
     /// # Panics
-    /// Panics if the cache has no room for `seq` more positions, has more room than [`max_len`](Self::max_len), or is for another batch or model.
+    /// Panics if the cache has no room for `seq` more positions, has more room than
+    /// [`max_len`](Self::max_len), or is for another batch or model.
     pub fn forward(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
         self.head(self.hidden_after(tokens, cache))
     }
 
-    /// The last position's logits [batch, vocab] of tokens [batch, seq] that follow those in the cache; they are added to it.
+    /// The last position's logits [batch, vocab] of tokens [batch, seq] that follow those in the
+    /// cache; they are added to it.
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -172,7 +227,8 @@ impl LlamaModel {
         self.head(last).reshape([batch, self.config.vocab_size])
     }
 
-    /// Logits [batch, seq, vocab] of whole sequences [batch, seq], without a cache: for training and for perplexity.
+    /// Logits [batch, seq, vocab] of whole sequences [batch, seq], without a cache: for training
+    /// and for perplexity.
     ///
     /// # Panics
     /// Panics if `seq` is above [`max_len`](Self::max_len).
@@ -180,15 +236,23 @@ impl LlamaModel {
         self.head(self.hidden(tokens, None))
     }
 
-    /// The embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before the first layer.
+    /// The embeddings [batch, seq, hidden] of tokens [batch, seq]: the hidden states before the
+    /// first layer.
     pub fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         if !tokens.device().is_autodiff() {
             return self.embed_tokens.forward(tokens);
         }
-        // The gradient of Burn's embedding walks all tokens in one thread a column; that of a gather is a parallel scatter.
+        // The gradient of Burn's embedding walks all tokens in one thread a column; that of a
+        // gather is a parallel scatter.
         let ([batch, seq], features) = (tokens.dims(), self.config.hidden_size);
-        let rows = tokens.reshape([batch * seq, 1]).expand([batch * seq, features]);
-        self.embed_tokens.weight.val().gather(0, rows).reshape([batch, seq, features])
+        let rows = tokens
+            .reshape([batch * seq, 1])
+            .expand([batch * seq, features]);
+        self.embed_tokens
+            .weight
+            .val()
+            .gather(0, rows)
+            .reshape([batch, seq, features])
     }
 
     /// The rotary tables, for [`Layer::forward_full`].
@@ -196,37 +260,71 @@ impl LlamaModel {
         &self.rope
     }
 
-    /// Writes keys and values of tokens [1, seq] to a cache, whose slot has those of all positions before.
+    /// Writes keys and values of tokens [1, seq] to a cache, whose slot has those of all positions
+    /// before.
     ///
     /// # Panics
     /// Panics if they do not fit the cache or the model.
-    pub(crate) fn prefill(&self, tokens: Tensor<2, Int>, cache: &mut KvCache, position: CachePosition) {
+    pub(crate) fn prefill(
+        &self,
+        tokens: Tensor<2, Int>,
+        cache: &mut KvCache,
+        position: CachePosition,
+    ) {
         self.hidden(tokens, Some((cache, position)));
     }
 
-    /// The residual stream after the last norm of tokens [batch, seq] that follow those in the cache.
+    /// The residual stream after the last norm of tokens [batch, seq] that follow those in the
+    /// cache.
     fn hidden_after(&self, tokens: Tensor<2, Int>, cache: &mut KvCache) -> Tensor<3> {
-        let (seq, position) = (tokens.dims()[1], CachePosition { slot: 0, start: cache.len() });
+        let (seq, position) = (
+            tokens.dims()[1],
+            CachePosition {
+                slot: 0,
+                start: cache.len(),
+            },
+        );
         let hidden = self.hidden(tokens, Some((cache, position)));
         cache.advance(seq);
         hidden
     }
 
     /// The residual stream after the last norm, [batch, seq, hidden].
-    fn hidden(&self, tokens: Tensor<2, Int>, mut cache: Option<(&mut KvCache, CachePosition)>) -> Tensor<3> {
+    fn hidden(
+        &self,
+        tokens: Tensor<2, Int>,
+        mut cache: Option<(&mut KvCache, CachePosition)>,
+    ) -> Tensor<3> {
         let [_, seq] = tokens.dims();
         let start = cache.as_ref().map_or(0, |(_, position)| position.start);
-        let room = cache.as_ref().map_or(usize::MAX, |(cache, _)| cache.max_len()).min(self.max_len());
-        assert!(start + seq <= room, "{seq} tokens after {start} do not fit the {room} positions of the model and its cache");
+        let room = cache
+            .as_ref()
+            .map_or(usize::MAX, |(cache, _)| cache.max_len())
+            .min(self.max_len());
+        assert!(
+            start + seq <= room,
+            "{seq} tokens after {start} do not fit the {room} positions of the model and its cache"
+        );
 
         let device = tokens.device();
         let embedded = self.embed(tokens);
         let window = self.config.sliding_window.map(|window| window.size);
-        let span = Span::new(&self.rope, start, seq, window, FloatDType::from(embedded.dtype()), &device);
+        let span = Span::new(
+            &self.rope,
+            start,
+            seq,
+            window,
+            FloatDType::from(embedded.dtype()),
+            &device,
+        );
         let mut stream = Residual::new(embedded);
         for (index, layer) in self.layers.iter().enumerate() {
-            let cache = cache.as_mut().map(|(cache, position)| (cache.layer(index), *position));
-            stream = layer.forward(stream, |attention, qkv| attention.forward_prompt(qkv, &span, cache));
+            let cache = cache
+                .as_mut()
+                .map(|(cache, position)| (cache.layer(index), *position));
+            stream = layer.forward(stream, |attention, qkv| {
+                attention.forward_prompt(qkv, &span, cache)
+            });
         }
         stream.norm(&self.norm)
     }

@@ -2,7 +2,8 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use marlin_decode as decode;
 
-/// Root mean square norm over the last dimension: [`decode::rms_norm`]. Burn's own `RmsNorm` divides in the activations' dtype.
+/// Root mean square norm over the last dimension: [`decode::rms_norm`]. Burn's own `RmsNorm`
+/// divides in the activations' dtype.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// `[hidden]`.
@@ -18,7 +19,11 @@ impl RmsNorm {
     }
 
     /// The norm of `residual + x`, and that sum.
-    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+    pub fn forward_add<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+    ) -> (Tensor<D>, Tensor<D>) {
         decode::add_rms_norm(x, residual, self.weight.val(), self.epsilon)
     }
 }

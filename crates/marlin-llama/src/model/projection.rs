@@ -8,7 +8,10 @@ use super::{RmsNorm, loaded};
 
 /// A linear layer of the model: float, or with a 4-bit weight.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a few hundred bytes a layer, beside megabytes of weights")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a few hundred bytes a layer, beside megabytes of weights"
+)]
 pub enum Projection {
     /// Burn's own layer, weight [K, N].
     Dense(Linear),
@@ -21,8 +24,17 @@ impl Projection {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self {
             // Burn's own matmul of such a weight is fused to one that reads the packed weight.
-            Self::Dense(linear) if linear.weight.reparameterization::<QuantizedWeight>().is_some() => linear.forward(x),
-            Self::Dense(Linear { weight, bias }) => marlin_decode::linear(x, weight.val(), bias.as_ref().map(|bias| bias.val())),
+            Self::Dense(linear)
+                if linear
+                    .weight
+                    .reparameterization::<QuantizedWeight>()
+                    .is_some() =>
+            {
+                linear.forward(x)
+            }
+            Self::Dense(Linear { weight, bias }) => {
+                marlin_decode::linear(x, weight.val(), bias.as_ref().map(|bias| bias.val()))
+            }
             Self::Quant(linear) => linear.forward(x),
         }
     }
@@ -40,7 +52,14 @@ impl Projection {
                 let (x, sum) = norm.forward_add(x, residual);
                 (marlin_decode::apply(epilogue, self.forward(x)), sum)
             }
-            Self::Quant(linear) => marlin_decode::norm_linear(linear, x, residual, norm.weight.val(), norm.epsilon, epilogue),
+            Self::Quant(linear) => marlin_decode::norm_linear(
+                linear,
+                x,
+                residual,
+                norm.weight.val(),
+                norm.epsilon,
+                epilogue,
+            ),
         }
     }
 
@@ -56,7 +75,10 @@ impl Projection {
     pub(crate) fn dequantize(&mut self, dtype: FloatDType) {
         if let Self::Quant(linear) = self {
             let bias = linear.bias_in(dtype.into()).map(loaded);
-            *self = Self::Dense(Linear { weight: loaded(linear.weight().dequantize(dtype)), bias });
+            *self = Self::Dense(Linear {
+                weight: loaded(linear.weight().dequantize(dtype)),
+                bias,
+            });
         }
     }
 }

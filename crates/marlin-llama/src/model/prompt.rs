@@ -16,7 +16,14 @@ impl Span {
     ///
     /// # Panics
     /// Panics if `rope` has fewer positions.
-    pub(crate) fn new(rope: &Rope, start: usize, seq: usize, window: Option<usize>, dtype: FloatDType, device: &Device) -> Self {
+    pub(crate) fn new(
+        rope: &Rope,
+        start: usize,
+        seq: usize,
+        window: Option<usize>,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
         Self {
             rope: rope.positions(start, seq, dtype),
             causal: mask(start, seq, None, device),
@@ -24,21 +31,30 @@ impl Span {
         }
     }
 
-    /// The mask [1, 1, seq, positions] of a layer with or without a window, true if a score must not count; none where every query sees every
-    /// position.
+    /// The mask [1, 1, seq, positions] of a layer with or without a window, true if a score must
+    /// not count; none where every query sees every position.
     pub(crate) fn mask(&self, window: Option<usize>) -> Option<&Tensor<4, Bool>> {
-        if window.is_some() { self.windowed.as_ref() } else { self.causal.as_ref() }
+        if window.is_some() {
+            self.windowed.as_ref()
+        } else {
+            self.causal.as_ref()
+        }
     }
 }
 
-/// The positions that queries `start..start + seq` must not see, [1, 1, seq, start + seq]: those after them, and those before their window. None where
-/// each of them sees every position.
-fn mask(start: usize, seq: usize, window: Option<usize>, device: &Device) -> Option<Tensor<4, Bool>> {
+/// The positions that queries `start..start + seq` must not see, [1, 1, seq, start + seq]: those
+/// after them, and those before their window. None where each of them sees every position.
+fn mask(
+    start: usize,
+    seq: usize,
+    window: Option<usize>,
+    device: &Device,
+) -> Option<Tensor<4, Bool>> {
     let shape = [seq, start + seq];
     let later = (seq > 1).then(|| Tensor::<2, Bool>::tril_mask(shape, start as i64, device));
-    let earlier = window
-        .filter(|&window| window < start + seq)
-        .map(|window| Tensor::<2, Bool>::triu_mask(shape, start as i64 + 1 - window as i64, device));
+    let earlier = window.filter(|&window| window < start + seq).map(|window| {
+        Tensor::<2, Bool>::triu_mask(shape, start as i64 + 1 - window as i64, device)
+    });
     let mask = match (later, earlier) {
         (Some(later), Some(earlier)) => Some(later.bool_or(earlier)),
         (later, earlier) => later.or(earlier),

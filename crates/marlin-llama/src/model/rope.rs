@@ -1,5 +1,5 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging Face's Llama, with the scaling of Llama 3, of
-//! YaRN and of LongRoPE.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) in the half-split convention of Hugging
+//! Face's Llama, with the scaling of Llama 3, of YaRN and of LongRoPE.
 
 use std::f64::consts::TAU;
 
@@ -25,15 +25,27 @@ pub(crate) struct RopePositions {
 impl Rope {
     /// Tables for positions `0..length`.
     ///
-    /// Angles are computed in f64: in f32 the last positions of a long context would be off by a thousandth of a rotation.
+    /// Angles are computed in f64: in f32 the last positions of a long context would be off by a
+    /// thousandth of a rotation.
     pub fn new(config: &LlamaConfig, length: usize, device: &Device) -> Self {
         let (frequencies, scale) = frequencies(config, length);
-        let angles: Vec<f64> = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect();
+        let angles: Vec<f64> = (0..length)
+            .flat_map(|position| frequencies.iter().map(move |f| position as f64 * f))
+            .collect();
         let table = |function: fn(f64) -> f64| {
-            let values: Vec<f32> = angles.iter().map(|&angle| (scale * function(angle)) as f32).collect();
-            Tensor::from_data(TensorData::new(values, [length, frequencies.len()]), (device, DType::F32))
+            let values: Vec<f32> = angles
+                .iter()
+                .map(|&angle| (scale * function(angle)) as f32)
+                .collect();
+            Tensor::from_data(
+                TensorData::new(values, [length, frequencies.len()]),
+                (device, DType::F32),
+            )
         };
-        Self { cos: table(f64::cos), sin: table(f64::sin) }
+        Self {
+            cos: table(f64::cos),
+            sin: table(f64::sin),
+        }
     }
 
     /// Positions in the tables.
@@ -48,25 +60,40 @@ impl Rope {
 
     /// The tables of positions `start..start + seq` in a dtype.
     pub(crate) fn positions(&self, start: usize, seq: usize, dtype: FloatDType) -> RopePositions {
-        let part = |table: &Tensor<2>| table.clone().slice_dim(0, start..start + seq).cast(dtype).unsqueeze::<4>();
-        RopePositions { cos: part(&self.cos), sin: part(&self.sin) }
+        let part = |table: &Tensor<2>| {
+            table
+                .clone()
+                .slice_dim(0, start..start + seq)
+                .cast(dtype)
+                .unsqueeze::<4>()
+        };
+        RopePositions {
+            cos: part(&self.cos),
+            sin: part(&self.sin),
+        }
     }
 }
 
 impl RopePositions {
-    /// Rotates each head of [batch, heads, seq, head_dim] by its position's angle; features past the tables' stay as they are.
+    /// Rotates each head of [batch, heads, seq, head_dim] by its position's angle; features past
+    /// the tables' stay as they are.
     pub(crate) fn apply(&self, x: Tensor<4>) -> Tensor<4> {
         decode::rotate(x, &self.cos, &self.sin)
     }
 }
 
-/// Radians a position, [rotary_dim / 2], and the factor of cosines and sines, in a model that is opened for `length` positions.
+/// Radians a position, [rotary_dim / 2], and the factor of cosines and sines, in a model that is
+/// opened for `length` positions.
 fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
     let rotary_dim = config.rotary_dim();
-    let plain = (0..rotary_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / rotary_dim as f64));
+    let plain =
+        (0..rotary_dim / 2).map(|i| config.rope_theta.powf(-2.0 * i as f64 / rotary_dim as f64));
     match &config.rope_scaling {
         None => (plain.collect(), 1.0),
-        Some(RopeScaling::Llama3(scaling)) => (plain.map(|frequency| scaled(frequency, scaling)).collect(), 1.0),
+        Some(RopeScaling::Llama3(scaling)) => (
+            plain.map(|frequency| scaled(frequency, scaling)).collect(),
+            1.0,
+        ),
         Some(RopeScaling::Yarn(scaling)) => {
             let [first, last] = scaling.interpolated(rotary_dim, config.rope_theta);
             // As transformers, where both ends are one.
@@ -75,13 +102,26 @@ fn frequencies(config: &LlamaConfig, length: usize) -> (Vec<f64>, f64) {
                 let part = ((i as f64 - first) / (last - first)).clamp(0.0, 1.0);
                 frequency * (1.0 - part + part / scaling.factor)
             };
-            (plain.enumerate().map(interpolated).collect(), scaling.attention_factor())
+            (
+                plain.enumerate().map(interpolated).collect(),
+                scaling.attention_factor(),
+            )
         }
         Some(RopeScaling::LongRope(scaling)) => {
             let long = length > scaling.original_max_position_embeddings;
-            let factors = if long { &scaling.long_factor } else { &scaling.short_factor };
-            let stretched = plain.zip(factors).map(|(frequency, factor)| frequency / factor).collect();
-            (stretched, scaling.attention_factor(config.max_position_embeddings))
+            let factors = if long {
+                &scaling.long_factor
+            } else {
+                &scaling.short_factor
+            };
+            let stretched = plain
+                .zip(factors)
+                .map(|(frequency, factor)| frequency / factor)
+                .collect();
+            (
+                stretched,
+                scaling.attention_factor(config.max_position_embeddings),
+            )
         }
     }
 }

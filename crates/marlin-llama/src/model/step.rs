@@ -24,8 +24,9 @@ pub(crate) enum Work {
     Prompts {
         /// The tiles of attention [tiles, [`TILE_WORDS`](decode::TILE_WORDS)].
         tiles: Tensor<2, Int>,
-        /// A row [ends, [`Row::WORDS`]] for each prompt that ends in the pass, after which its first token is chosen: the word of the token is the number of
-        /// the prompt's last row. None if no prompt ends.
+        /// A row [ends, [`Row::WORDS`]] for each prompt that ends in the pass, after which its
+        /// first token is chosen: the word of the token is the number of the prompt's last row.
+        /// None if no prompt ends.
         ends: Option<Tensor<2, Int>>,
     },
 }
@@ -33,19 +34,37 @@ pub(crate) enum Work {
 impl Batch {
     /// A step of idle rows.
     pub(crate) fn step(rows: usize, heads: usize, device: &Device) -> Self {
-        Self { rows: idle(rows, device), work: Work::Step { tickets: decode::words([rows, heads], device) } }
+        Self {
+            rows: idle(rows, device),
+            work: Work::Step {
+                tickets: decode::words([rows, heads], device),
+            },
+        }
     }
 
     /// Idle rows for the tokens of prompts of up to `slots` sequences, of which `ends` end.
     pub(crate) fn prompts(rows: usize, ends: usize, slots: usize, device: &Device) -> Self {
-        let tiles = decode::words([decode::most_tiles(rows, slots), decode::TILE_WORDS], device);
-        Self { rows: idle(rows, device), work: Work::Prompts { tiles, ends: (ends > 0).then(|| idle(ends, device)) } }
+        let tiles = decode::words(
+            [decode::most_tiles(rows, slots), decode::TILE_WORDS],
+            device,
+        );
+        Self {
+            rows: idle(rows, device),
+            work: Work::Prompts {
+                tiles,
+                ends: (ends > 0).then(|| idle(ends, device)),
+            },
+        }
     }
 
     /// Writes rows of prompts, and the last rows of those that end.
     pub(crate) fn set_prompts(&mut self, rows: &[Row], ends: &[Row]) {
         decode::write_rows(&mut self.rows, 0, rows);
-        if let Work::Prompts { tiles, ends: of_device } = &mut self.work {
+        if let Work::Prompts {
+            tiles,
+            ends: of_device,
+        } = &mut self.work
+        {
             let count = tiles.dims()[0];
             decode::write_words(tiles, 0, decode::tiles(rows, count));
             if let Some(of_device) = of_device {
@@ -71,23 +90,32 @@ fn idle(count: usize, device: &Device) -> Tensor<2, Int> {
 }
 
 impl LlamaModel {
-    /// Takes each row's token through the model, writes its keys and values to the cache, and chooses the next token of each row of a step, or of each
-    /// prompt that ends: writes it and its position to the row.
+    /// Takes each row's token through the model, writes its keys and values to the cache, and
+    /// chooses the next token of each row of a step, or of each prompt that ends: writes it and its
+    /// position to the row.
     ///
     /// `bitmaps` are those of [`decode::sample`].
-    pub(crate) fn pass(&self, batch: &mut Batch, cache: &mut KvCache, bitmaps: &mut Tensor<2, Int>) {
+    pub(crate) fn pass(
+        &self,
+        batch: &mut Batch,
+        cache: &mut KvCache,
+        bitmaps: &mut Tensor<2, Int>,
+    ) {
         let window = cache.max_len().min(self.max_len());
         let stream = self.rows(batch, cache);
         let (stream, rows) = match &mut batch.work {
             Work::Step { .. } => (stream, &mut batch.rows),
             // An embedding of the last rows in the table of all rows.
-            Work::Prompts { ends: Some(ends), .. } => (stream.map(|hidden| decode::embed(hidden, ends)), ends),
+            Work::Prompts {
+                ends: Some(ends), ..
+            } => (stream.map(|hidden| decode::embed(hidden, ends)), ends),
             Work::Prompts { ends: None, .. } => return,
         };
         decode::sample(self.head(stream.norm(&self.norm)), rows, bitmaps, window);
     }
 
-    /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the cache.
+    /// Logits [rows, vocab] of each row's token, of prompts, whose keys and values it writes to the
+    /// cache.
     pub(crate) fn row_logits(&self, rows: &[Row], slots: usize, cache: &mut KvCache) -> Tensor<2> {
         let mut batch = Batch::prompts(rows.len(), 0, slots, &self.device());
         batch.set_prompts(rows, &[]);
@@ -98,7 +126,9 @@ impl LlamaModel {
     fn rows(&self, batch: &Batch, cache: &mut KvCache) -> Residual<2> {
         let mut stream = Residual::new(decode::embed(self.embed_tokens.weight.val(), &batch.rows));
         for (index, layer) in self.layers.iter().enumerate() {
-            stream = layer.forward(stream, |attention, qkv| attention.forward_rows(qkv, &self.rope, cache.layer(index), batch));
+            stream = layer.forward(stream, |attention, qkv| {
+                attention.forward_rows(qkv, &self.rope, cache.layer(index), batch)
+            });
         }
         stream
     }

@@ -1,8 +1,11 @@
-//! Quantisers that look at data, block after block: each sees the inputs that the quantised blocks before it give.
+//! Quantisers that look at data, block after block: each sees the inputs that the quantised blocks
+//! before it give.
 //!
-//! One block is on the device at a time, and as many hidden states of the samples as have room; the others come there batch by batch ([`Hidden`](super::hidden::Hidden)). Within a block
-//! the layers go in the order in which they run, and each layer sees what the quantised layers before it give, too: attention's inputs, its output, the MLP's inputs,
-//! its output. For each of these four all hidden states are looked at once; after two of them, those of either model are new.
+//! One block is on the device at a time, and as many hidden states of the samples as have room; the
+//! others come there batch by batch ([`Hidden`](super::hidden::Hidden)). Within a block the layers
+//! go in the order in which they run, and each layer sees what the quantised layers before it give,
+//! too: attention's inputs, its output, the MLP's inputs, its output. For each of these four all
+//! hidden states are looked at once; after two of them, those of either model are new.
 
 use std::ops::{ControlFlow, Range};
 use std::thread::{self, JoinHandle};
@@ -27,11 +30,13 @@ use crate::model::{Layer, Projection, load_layer, loaded};
 /// The texts that a quantiser looks at, and where the model runs on them.
 #[derive(Debug, Clone)]
 pub struct Calibration {
-    /// The tokens of each sample, of any lengths that the model takes: [`calibration_samples`](crate::calibration_samples) makes them of texts.
+    /// The tokens of each sample, of any lengths that the model takes:
+    /// [`calibration_samples`](crate::calibration_samples) makes them of texts.
     pub samples: Vec<Vec<u32>>,
     /// The device that runs the model and sums the second moments of its layers' inputs.
     pub device: Device,
-    /// The dtype of activations; by default that of the checkpoint if the device computes in it, otherwise f32.
+    /// The dtype of activations; by default that of the checkpoint if the device computes in it,
+    /// otherwise f32.
     pub dtype: Option<FloatDType>,
 }
 
@@ -53,8 +58,8 @@ struct Block<'d> {
 }
 
 impl<'a> Walk<'a> {
-    /// Quantises block `index`, or takes its weights from `partial`, and walks past it. `on_layer` is called for each layer that is quantised,
-    /// now or before; where it breaks, the walk ends.
+    /// Quantises block `index`, or takes its weights from `partial`, and walks past it. `on_layer`
+    /// is called for each layer that is quantised, now or before; where it breaks, the walk ends.
     pub(super) fn block(
         &mut self,
         index: usize,
@@ -69,13 +74,22 @@ impl<'a> Walk<'a> {
                 return Err(LlamaError::Stopped);
             }
         }
-        let (name, done) = (format!("model.layers.{index}"), done.as_ref().map(|(checkpoint, _)| checkpoint));
+        let (name, done) = (
+            format!("model.layers.{index}"),
+            done.as_ref().map(|(checkpoint, _)| checkpoint),
+        );
         let scales = match done {
             Some(checkpoint) => Scales::read(checkpoint, &name)?,
             None if self.awq => self.scales(&name, &layer)?,
             None => Scales::default(),
         };
-        let mut block = Block { name, done, scales, quantized: Vec::new(), on_layer };
+        let mut block = Block {
+            name,
+            done,
+            scales,
+            quantized: Vec::new(),
+            on_layer,
+        };
 
         let mut float = layer.clone();
         self.release_memory(&block.name)?;
@@ -92,7 +106,9 @@ impl<'a> Walk<'a> {
             let scaled = self.scaled_tensors(&block.name, &block.scales)?;
             let (weights, partial) = (block.quantized, partial.clone());
             self.saved()?;
-            self.saving = Some(thread::spawn(move || save(weights, scaled, &partial, index)));
+            self.saving = Some(thread::spawn(move || {
+                save(weights, scaled, &partial, index)
+            }));
         }
         Ok(())
     }
@@ -106,8 +122,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A part of a block as one projection, with the values of its quantised weights for inputs that are not scaled. The float hidden states have passed it then.
-    fn quantize(&mut self, block: &mut Block<'_>, part: Part, layer: &Layer, float: &mut Layer) -> Result<Projection, LlamaError> {
+    /// A part of a block as one projection, with the values of its quantised weights for inputs
+    /// that are not scaled. The float hidden states have passed it then.
+    fn quantize(
+        &mut self,
+        block: &mut Block<'_>,
+        part: Part,
+        layer: &Layer,
+        float: &mut Layer,
+    ) -> Result<Projection, LlamaError> {
         let plans = self.plans_of(&block.name, part);
         let factors = block.scales.factors(self.config, part, &plans);
         let weight = match block.done {
@@ -119,58 +142,100 @@ impl<'a> Walk<'a> {
         };
         let weight = factors.divide(weight);
         let bias = part.dense(float).and_then(|linear| linear.bias.clone());
-        Ok(Projection::Dense(Linear { weight: loaded(weight.cast(self.dtype)), bias }))
+        Ok(Projection::Dense(Linear {
+            weight: loaded(weight.cast(self.dtype)),
+            bias,
+        }))
     }
 
     /// Weights [K, N] of the layers of a part on the device, side by side, in f32.
     fn upload(&self, plans: &[&Plan<'_>], weights: Vec<Vec<f32>>) -> Tensor<2> {
         let k = plans.first().map_or(0, |plan| plan.k());
         let shape = [k, plans.iter().map(|plan| plan.n()).sum()];
-        Tensor::from_data(TensorData::new(side_by_side(k, weights), shape), (self.device, DType::F32))
+        Tensor::from_data(
+            TensorData::new(side_by_side(k, weights), shape),
+            (self.device, DType::F32),
+        )
     }
 
-    /// The float weights of a part, side by side on the device in f32: those of the float layer, where it has them exactly.
-    fn float_weight(&self, plans: &[&Plan<'_>], part: Part, float: &Layer) -> Result<Tensor<2>, LlamaError> {
-        let is_exact = |plan: &&Plan<'_>| self.dtype == FloatDType::F32 || self.dtype == float_dtype(plan.view.dtype());
+    /// The float weights of a part, side by side on the device in f32: those of the float layer,
+    /// where it has them exactly.
+    fn float_weight(
+        &self,
+        plans: &[&Plan<'_>],
+        part: Part,
+        float: &Layer,
+    ) -> Result<Tensor<2>, LlamaError> {
+        let is_exact = |plan: &&Plan<'_>| {
+            self.dtype == FloatDType::F32 || self.dtype == float_dtype(plan.view.dtype())
+        };
         match part.dense(float).filter(|_| plans.iter().all(is_exact)) {
             Some(linear) => Ok(linear.weight.val().cast(FloatDType::F32)),
-            None => Ok(self.upload(plans, plans.iter().map(|plan| plan.weight()).collect::<Result<_, _>>()?)),
+            None => Ok(self.upload(
+                plans,
+                plans
+                    .iter()
+                    .map(|plan| plan.weight())
+                    .collect::<Result<_, _>>()?,
+            )),
         }
     }
 
     /// The values [K, N] of layers that an earlier run has quantised.
-    fn read(&self, checkpoint: &Checkpoint, plans: &[&Plan<'_>]) -> Result<Vec<Vec<f32>>, LlamaError> {
+    fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        plans: &[&Plan<'_>],
+    ) -> Result<Vec<Vec<f32>>, LlamaError> {
         let values = |plan: &&Plan<'_>| match &plan.target {
             Target::Copy(_) => plan.weight(),
-            Target::Quantize(layer) => Ok(compressed_tensors::to_plain(checkpoint, layer, &plan.spec)?.dequantize()),
+            Target::Quantize(layer) => {
+                Ok(compressed_tensors::to_plain(checkpoint, layer, &plan.spec)?.dequantize())
+            }
         };
         plans.iter().map(values).collect()
     }
 
-    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and beside them of the float one, whose hidden states it takes past the
-    /// part. `first` is the layer that errors are of.
-    fn sums(&mut self, first: &str, part: Part, k: usize, layer: &Layer, float: &Layer) -> Result<HessianSums, LlamaError> {
+    /// The sums of the inputs of a part, [`K`](HessianSums::features) features, of `layer` and
+    /// beside them of the float one, whose hidden states it takes past the part. `first` is the
+    /// layer that errors are of.
+    fn sums(
+        &mut self,
+        first: &str,
+        part: Part,
+        k: usize,
+        layer: &Layer,
+        float: &Layer,
+    ) -> Result<HessianSums, LlamaError> {
         let failed = |error| refused(first, error);
         let mut sums = HessianSums::new(k, self.device);
         self.look(first, |walk, index, quantized| {
             let hidden = walk.float(index).map_err(|error| unread(first, &error))?;
             let of_batch = walk.batches[index].rows.as_ref();
             let inputs = walk.inputs(part, layer, &quantized, of_batch);
-            let Some(hidden) = hidden else { return sums.add(rows(inputs)).map_err(failed) };
+            let Some(hidden) = hidden else {
+                return sums.add(rows(inputs)).map_err(failed);
+            };
             let float_inputs = walk.inputs(part, float, &hidden, of_batch);
             if !part.is_residual() {
-                return sums.add_beside(rows(inputs), rows(float_inputs)).map_err(failed);
+                return sums
+                    .add_beside(rows(inputs), rows(float_inputs))
+                    .map_err(failed);
             }
             let outputs = part.forward(float, float_inputs);
             // Outputs before hidden states: the difference of two that are close is exact.
-            let residual = (outputs.clone() - part.forward(float, inputs.clone())) + (hidden.clone() - quantized);
-            sums.add_with_residual(rows(inputs), rows(residual)).map_err(failed)?;
-            walk.put(Batch::float, index, hidden + outputs).map_err(|error| unread(first, &error))
+            let residual = (outputs.clone() - part.forward(float, inputs.clone()))
+                + (hidden.clone() - quantized);
+            sums.add_with_residual(rows(inputs), rows(residual))
+                .map_err(failed)?;
+            walk.put(Batch::float, index, hidden + outputs)
+                .map_err(|error| unread(first, &error))
         })?;
         Ok(sums)
     }
 
-    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values side by side, [K, N] in f32.
+    /// Quantises layers of the same inputs, multiplied by `factors`, and returns their values side
+    /// by side, [K, N] in f32.
     fn find(
         &mut self,
         block: &mut Block<'_>,
@@ -181,10 +246,18 @@ impl<'a> Walk<'a> {
         float: &mut Layer,
     ) -> Result<Tensor<2>, LlamaError> {
         let chosen = |(plan, columns): (&&'a Plan<'a>, Range<usize>)| match &plan.target {
-            Target::Quantize(name) => Some(Chosen { name, spec: plan.spec, columns }),
+            Target::Quantize(name) => Some(Chosen {
+                name,
+                spec: plan.spec,
+                columns,
+            }),
             Target::Copy(_) => None,
         };
-        let mut rest: Vec<Chosen<'_>> = plans.iter().zip(ranges(plans.iter().map(|plan| plan.n()))).filter_map(chosen).collect();
+        let mut rest: Vec<Chosen<'_>> = plans
+            .iter()
+            .zip(ranges(plans.iter().map(|plan| plan.n())))
+            .filter_map(chosen)
+            .collect();
         let Some(first) = rest.first() else {
             self.pass_float(&block.name, part, float)?;
             return self.float_weight(plans, part, float);
@@ -193,7 +266,11 @@ impl<'a> Walk<'a> {
         let mut sums = None;
         if self.quantizer.looks_at_data() {
             let found = self.sums(first.name, part, plans[0].k(), layer, float)?;
-            sums = Some(if block.scales.has(part) { found.divided(factors.rows()) } else { found });
+            sums = Some(if block.scales.has(part) {
+                found.divided(factors.rows())
+            } else {
+                found
+            });
             self.release_memory(first.name)?;
         }
         part.release_origin(float, layer);
@@ -203,16 +280,26 @@ impl<'a> Walk<'a> {
         }
         while let [Chosen { spec, .. }, ..] = rest[..] {
             let layers: Vec<Chosen<'_>> = rest.extract_if(.., |layer| layer.spec == spec).collect();
-            let parts = layers.iter().map(|layer| weight.clone().slice(s![.., layer.columns.clone()])).collect();
+            let parts = layers
+                .iter()
+                .map(|layer| weight.clone().slice(s![.., layer.columns.clone()]))
+                .collect();
             let values = self.round(block, &layers, Tensor::cat(parts, 1), sums.as_ref())?;
-            for (layer, columns) in layers.iter().zip(ranges(layers.iter().map(|layer| layer.columns.len()))) {
-                weight = weight.slice_assign(s![.., layer.columns.clone()], values.clone().slice(s![.., columns]));
+            for (layer, columns) in layers
+                .iter()
+                .zip(ranges(layers.iter().map(|layer| layer.columns.len())))
+            {
+                weight = weight.slice_assign(
+                    s![.., layer.columns.clone()],
+                    values.clone().slice(s![.., columns]),
+                );
             }
         }
         Ok(weight)
     }
 
-    /// Quantises layers of one spec, of which `weight` [K, N] has the output features side by side, and returns their values.
+    /// Quantises layers of one spec, of which `weight` [K, N] has the output features side by side,
+    /// and returns their values.
     fn round(
         &self,
         block: &mut Block<'_>,
@@ -222,9 +309,22 @@ impl<'a> Walk<'a> {
     ) -> Result<Tensor<2>, LlamaError> {
         // Output features are independent of each other: one factorisation serves them all.
         let Chosen { name, spec, .. } = layers[0];
-        let (found, values) = self.quantizer.quantize_on_device(weight, sums, &spec).map_err(|error| refused(name, error))?;
-        for (Chosen { name, .. }, columns) in layers.iter().zip(ranges(layers.iter().map(|layer| layer.columns.len()))) {
-            let plain = found.weight.slice_n(columns.clone()).map_err(|source| LlamaError::Quantize { layer: (*name).into(), source })?;
+        let (found, values) = self
+            .quantizer
+            .quantize_on_device(weight, sums, &spec)
+            .map_err(|error| refused(name, error))?;
+        for (Chosen { name, .. }, columns) in layers
+            .iter()
+            .zip(ranges(layers.iter().map(|layer| layer.columns.len())))
+        {
+            let plain =
+                found
+                    .weight
+                    .slice_n(columns.clone())
+                    .map_err(|source| LlamaError::Quantize {
+                        layer: (*name).into(),
+                        source,
+                    })?;
             let loss = LayerLoss::new(name, self.tokens(), &found, columns);
             if (block.on_layer)(&loss).is_break() {
                 return Err(LlamaError::Stopped);
@@ -236,9 +336,17 @@ impl<'a> Walk<'a> {
 }
 
 /// Writes a block's weights and losses, and the tensors that AWQ has scaled.
-fn save(quantized: Vec<(PlainWeight, LayerLoss)>, scaled: Vec<FileTensor>, partial: &Partial, index: usize) -> Result<(), LlamaError> {
+fn save(
+    quantized: Vec<(PlainWeight, LayerLoss)>,
+    scaled: Vec<FileTensor>,
+    partial: &Partial,
+    index: usize,
+) -> Result<(), LlamaError> {
     let (weights, losses): (Vec<PlainWeight>, Vec<LayerLoss>) = quantized.into_iter().unzip();
-    let quantized = weights.iter().zip(&losses).flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight));
+    let quantized = weights
+        .iter()
+        .zip(&losses)
+        .flat_map(|(weight, loss)| compressed_tensors::tensors_of(&loss.layer, weight));
     let tensors: Vec<FileTensor> = quantized.chain(scaled).collect();
     let mut writer = partial.writer(index, &losses)?;
     writer.declare(tensors.iter().map(|tensor| tensor.spec.clone()))?;

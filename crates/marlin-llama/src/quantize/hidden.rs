@@ -8,14 +8,17 @@ use marlin_kernels::Runtime;
 use crate::LlamaError;
 use crate::model;
 
-/// Bytes of the samples' hidden states that stay on a device while [`quantize_folder`](crate::quantize_folder) looks at data. For a model with 4,096 features
-/// in 16 bits they are those of 229,000 tokens.
+/// Bytes of the samples' hidden states that stay on a device while
+/// [`quantize_folder`](crate::quantize_folder) looks at data. For a model with 4,096 features in 16
+/// bits they are those of 229,000 tokens.
 ///
-/// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in both models: 2.4 GB are on the host then, which is to need no more
-/// than 4 GB for all. A block looks at each of these four times and writes it twice.
+/// The samples that quantisers are given by default, 128 of 2,048 tokens, have 4.3 GB of them in
+/// both models: 2.4 GB are on the host then, which is to need no more than 4 GB for all. A block
+/// looks at each of these four times and writes it twice.
 pub const HIDDEN_STATES_ON_DEVICE: usize = 7 << 28;
 
-/// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the host until they are looked at.
+/// Hidden states [samples, seq, hidden] of a batch of samples, on the device or in memory of the
+/// host until they are looked at.
 pub(super) enum Hidden {
     OnDevice(Tensor<3>),
     OnHost(HostTensor<3>),
@@ -48,7 +51,8 @@ impl Hidden {
         }
     }
 
-    /// Puts others in their place. On the host they are there after [`arrive`](Self::arrive), and the device has no place for others until then.
+    /// Puts others in their place. On the host they are there after [`arrive`](Self::arrive), and
+    /// the device has no place for others until then.
     ///
     /// # Errors
     /// The device failed.
@@ -78,8 +82,9 @@ thread_local! {
     pub(crate) static ROOM: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
-/// Bytes that a device has room for, of hidden states that take `bytes` for each of two models: those of the first, and what is left then for the second. The host
-/// has no other place to keep them.
+/// Bytes that a device has room for, of hidden states that take `bytes` for each of two models:
+/// those of the first, and what is left then for the second. The host has no other place to keep
+/// them.
 pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     #[cfg(test)]
     if let Some(room) = ROOM.get() {
@@ -87,7 +92,10 @@ pub(super) fn rooms(device: &Device, bytes: usize) -> [usize; 2] {
     }
     match target(device).runtime {
         Runtime::Flex | Runtime::Cpu => [usize::MAX; 2],
-        _ => [HIDDEN_STATES_ON_DEVICE, HIDDEN_STATES_ON_DEVICE.saturating_sub(bytes)],
+        _ => [
+            HIDDEN_STATES_ON_DEVICE,
+            HIDDEN_STATES_ON_DEVICE.saturating_sub(bytes),
+        ],
     }
 }
 
@@ -114,7 +122,10 @@ impl Batch {
 
 /// The error of hidden states that the device did not return, in a block or a layer.
 pub(super) fn unread(at: &str, error: &ReadError) -> LlamaError {
-    LlamaError::HiddenStates { block: at.into(), reason: error.reason.clone() }
+    LlamaError::HiddenStates {
+        block: at.into(),
+        reason: error.reason.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -125,14 +136,18 @@ mod tests {
     #[test]
     fn hidden_states_stay_where_there_is_room_and_are_the_same() {
         let device = Device::flex();
-        let states = |dtype: DType| Tensor::<3>::random([2, 3, 8], Distribution::Default, (&device, dtype));
+        let states =
+            |dtype: DType| Tensor::<3>::random([2, 3, 8], Distribution::Default, (&device, dtype));
         // Room for a batch of f32, and not for another.
         let mut room = 200;
         for (dtype, stays) in [(DType::F32, true), (DType::F32, false), (DType::F16, false)] {
             let (first, second) = (states(dtype), states(dtype));
             let mut hidden = Hidden::new(first.clone(), &mut room).unwrap();
             assert_eq!(matches!(hidden, Hidden::OnDevice(_)), stays);
-            assert_eq!((hidden.get(&device).unwrap().to_data(), room), (first.to_data(), 8));
+            assert_eq!(
+                (hidden.get(&device).unwrap().to_data(), room),
+                (first.to_data(), 8)
+            );
             hidden.set(second.clone()).unwrap();
             assert_eq!(hidden.get(&device).unwrap().to_data(), second.to_data());
             assert_eq!(matches!(hidden, Hidden::OnDevice(_)), stays);

@@ -3,6 +3,7 @@
 mod calibrate;
 mod format;
 pub(crate) mod hidden;
+mod options;
 mod overrides;
 mod part;
 mod plan;
@@ -14,18 +15,17 @@ mod walk;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use burn::tensor::FloatDType;
 use marlin_format::checkpoint::compressed_tensors::QuantizationConfig;
-use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, ConfigError, Quantization, TensorSpec, gptq};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointWriter, ConfigError, Quantization, TensorSpec, gptq,
+};
 use marlin_format::{QuantSpec, Sparsity};
-use marlin_quant::{GptqOptions, LayerLoss, QuantError, Quantizer, Rounding, RowOrder};
+use marlin_quant::{LayerLoss, QuantError};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 use self::overrides::Overrides;
 use self::plan::{Plan, Target, plan};
-use self::resume::Partial;
+use self::resume::{Partial, arguments};
 use self::walk::Walk;
 use crate::LlamaError;
 use crate::config::{LlamaConfig, quantization_field, read_json};
@@ -35,6 +35,7 @@ use crate::model::Rope;
 pub use self::calibrate::Calibration;
 pub use self::format::FileFormat;
 pub use self::hidden::HIDDEN_STATES_ON_DEVICE;
+pub use self::options::{Method, QuantizeOptions};
 pub use self::overrides::{Override, OverrideError};
 pub use self::samples::{SampleOptions, calibration_samples};
 
@@ -54,83 +55,6 @@ const COPIED_FILES: [&str; 10] = [
 
 /// The output head, which is never quantised.
 const HEAD: &str = "lm_head";
-
-/// The layers to quantise, how, and the form to write.
-#[derive(Debug, Clone, Default)]
-pub struct QuantizeOptions {
-    /// The form of the files.
-    pub format: FileFormat,
-    /// 2:4 prunes every layer: of every four weights of an output feature two stay.
-    pub sparsity: Sparsity,
-    /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a regular expression that matches from the start
-    /// of the name. Each matches a layer of the model.
-    pub exclude: Vec<String>,
-    /// Layers that are quantised otherwise than by the spec, by patterns as those of `exclude`: the first that matches counts. `exclude` counts before all.
-    pub overrides: Vec<(String, Override)>,
-    /// How values are chosen.
-    pub method: Method,
-}
-
-/// The way in which quantised values are chosen.
-#[derive(Debug, Clone)]
-pub enum Method {
-    /// Round to nearest, after pruning by magnitude where weights are to be 2:4.
-    Round {
-        /// True if each group's range is the one of 76 that leaves the least squared error.
-        clipping: bool,
-    },
-    /// AWQ (arXiv 2306.00978): inputs are scaled ([`marlin_quant::awq_scales`]), and weights rounded with the search of [`Round`](Self::Round), block after block on a
-    /// device.
-    Awq {
-        /// The texts that it looks at.
-        calibration: Calibration,
-    },
-    /// GPTQ, pruning as SparseGPT does where weights are to be 2:4: [`marlin_quant::gptq`], block after block on a device.
-    Gptq {
-        /// The order in which input features are rounded.
-        order: RowOrder,
-        /// The part of the mean of a Hessian's diagonal that is added to it.
-        damping: f64,
-        /// True if inputs are scaled before, as [`Awq`](Self::Awq) does.
-        awq: bool,
-        /// The texts that it looks at.
-        calibration: Calibration,
-    },
-}
-
-impl Default for Method {
-    fn default() -> Self {
-        Self::Round { clipping: false }
-    }
-}
-
-impl Method {
-    fn quantizer(&self, sparsity: Sparsity) -> Box<dyn Quantizer> {
-        match *self {
-            Self::Round { clipping } => Box::new(Rounding { sparsity, clipping }),
-            Self::Awq { .. } => Box::new(Rounding { sparsity, clipping: true }),
-            Self::Gptq { order, damping, .. } => Box::new(GptqOptions { order, damping, sparsity, ..GptqOptions::default() }),
-        }
-    }
-
-    /// The texts that it looks at, where it looks at any.
-    fn calibration(&self) -> Option<&Calibration> {
-        match self {
-            Self::Round { .. } => None,
-            Self::Awq { calibration } | Self::Gptq { calibration, .. } => Some(calibration),
-        }
-    }
-
-    /// True if inputs are scaled.
-    fn awq(&self) -> bool {
-        matches!(self, Self::Awq { .. } | Self::Gptq { awq: true, .. })
-    }
-
-    /// True if weights have a row permutation.
-    fn act_order(&self) -> bool {
-        matches!(self, Self::Gptq { order: RowOrder::ActOrder, .. })
-    }
-}
 
 /// The progress of a quantisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,29 +95,36 @@ pub struct QuantizedLayer {
     pub sparsity: Sparsity,
     /// Bits for each weight as the file holds it, scales and zero points counted.
     pub bits_per_weight: f64,
-    /// The groups of its columns that are rounded with a larger error than that of the bits, or to 0, since their scales are too small for their dtype
+    /// The groups of its columns that are rounded with a larger error than that of the bits, or to
+    /// 0, since their scales are too small for their dtype
     /// ([`PlainWeight::underflows`](marlin_format::PlainWeight::underflows)).
     pub underflows: usize,
     /// What a quantiser that looks at data says of it.
     pub loss: Option<LayerLoss>,
 }
 
-/// Quantises the projections of a float Hugging Face folder, into a new folder in the options' form: compressed-tensors or GPTQ.
+/// Quantises the projections of a float Hugging Face folder, into a new folder in the options'
+/// form: compressed-tensors or GPTQ.
 ///
-/// Embedding, norms and head are copied as they are, but for norms and biases that take the reciprocals of AWQ's scales; `config.json` gains its
-/// `quantization_config`, tokenizer and generation config are copied.
-/// The target appears when it is complete. `on_progress` is called for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
+/// Embedding, norms and head are copied as they are, but for norms and biases that take the
+/// reciprocals of AWQ's scales; `config.json` gains its `quantization_config`, tokenizer and
+/// generation config are copied. The target appears when it is complete. `on_progress` is called
+/// for every tensor; where it breaks, the run ends with [`LlamaError::Stopped`].
 ///
-/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a time on the device, with up to
-/// [`HIDDEN_STATES_ON_DEVICE`] bytes of the samples' hidden states; the host holds the others, if the device is not the host itself. They are a value for each
-/// token and feature, and with GPTQ two.
-/// It keeps the blocks that are done beside the target, in a folder `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
-/// same, and its target is the same, bit for bit, where the device's arithmetic is. If it was killed when its target was complete, its report is returned.
+/// Rounding has only one tensor at a time in memory. A method that looks at data has one block at a
+/// time on the device, with up to [`HIDDEN_STATES_ON_DEVICE`] bytes of the samples' hidden states;
+/// the host holds the others, if the device is not the host itself. They are a value for each token
+/// and feature, and with GPTQ two. It keeps the blocks that are done beside the target, in a folder
+/// `TARGET.partial`. A run that was stopped or killed goes on with them if its arguments are the
+/// same, and its target is the same, bit for bit, where the device's arithmetic is. If it was
+/// killed when its target was complete, its report is returned.
 ///
 /// # Errors
-/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised already; a layer that readers
-/// of the form do not take, or an override that matches none, before anything is written; weights that are not finite; a target with something in it; samples that the model does not take;
-/// activations that are no numbers; the rest of a run with other arguments.
+/// A [`LlamaError`] that names the file or layer: a source that is no float Llama, or is quantised
+/// already; a layer that readers of the form do not take, or an override that matches none, before
+/// anything is written; weights that are not finite; a target with something in it; samples that
+/// the model does not take; activations that are no numbers; the rest of a run with other
+/// arguments.
 pub fn quantize_folder(
     source: &Path,
     target: &Path,
@@ -205,13 +136,17 @@ pub fn quantize_folder(
     let llama = LlamaConfig::read(&config_path)?;
     let mut config = read_json(&config_path)?;
     // What is there may only say how float weights are stored.
-    let is_float = || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
+    let is_float =
+        || matches!(Quantization::read(source), Ok(Some(quantization)) if quantization.is_float());
     if quantization_field(&config).is_some() && !is_float() {
         return Err(LlamaError::AlreadyQuantized { path: config_path });
     }
     // Other readers require it in the config.
     let ignore = [vec![HEAD.to_string()], options.exclude.clone()].concat();
-    let invalid = |source| LlamaError::QuantizationConfig { path: target.join("config.json"), source };
+    let invalid = |source| LlamaError::QuantizationConfig {
+        path: target.join("config.json"),
+        source,
+    };
     let quantization = QuantizationConfig::new(*spec, ignore).map_err(invalid)?;
     let overrides = Overrides::new(*spec, &options.exclude, &options.overrides).map_err(invalid)?;
 
@@ -223,12 +158,18 @@ pub fn quantize_folder(
         None => None,
         Some(calibration) => {
             check_samples(&llama, &calibration.samples)?;
-            Some(Partial::new(target, arguments(&checkpoint, &config, spec, options, calibration)?))
+            Some(Partial::new(
+                target,
+                arguments(&checkpoint, &config, spec, options, calibration)?,
+            ))
         }
     };
-    // A target with something in it is refused before any weight is read, unless a run with these arguments was killed when it was complete.
+    // A target with something in it is refused before any weight is read, unless a run with these
+    // arguments was killed when it was complete.
     if let Err(taken) = CheckpointWriter::expect_free(target) {
-        let Some(partial) = &partial else { return Err(taken.into()) };
+        let Some(partial) = &partial else {
+            return Err(taken.into());
+        };
         let report = partial.report(options.format)?.ok_or(taken)?;
         partial.remove()?;
         return Ok(report);
@@ -236,21 +177,41 @@ pub fn quantize_folder(
     let mut done = 0;
     let mut on_tensor = |tensor: &str| {
         done += 1;
-        on_progress(QuantizeProgress { tensor, done, total: plans.len() })
+        on_progress(QuantizeProgress {
+            tensor,
+            done,
+            total: plans.len(),
+        })
     };
     if let (Some(calibration), Some(partial)) = (calibration, &partial) {
         partial.open()?;
-        calibrate(&checkpoint, &llama, &plans, options, calibration, partial, &mut on_tensor)?;
+        calibrate(
+            &checkpoint,
+            &llama,
+            &plans,
+            options,
+            calibration,
+            partial,
+            &mut on_tensor,
+        )?;
     }
     let mut writer = match &partial {
         None => CheckpointWriter::create(target)?,
         Some(partial) => partial.target_writer(target)?,
     };
     let mut blocks = partial.as_ref().map(Partial::reader);
-    let specs: Vec<TensorSpec> = plans.iter().flat_map(|plan| plan.specs(options.format)).collect();
+    let specs: Vec<TensorSpec> = plans
+        .iter()
+        .flat_map(|plan| plan.specs(options.format))
+        .collect();
     writer.declare(specs)?;
 
-    let mut report = QuantizeReport { quantized: Vec::new(), excluded, source_bytes: 0, target_bytes: 0 };
+    let mut report = QuantizeReport {
+        quantized: Vec::new(),
+        excluded,
+        source_bytes: 0,
+        target_bytes: 0,
+    };
     let quantizer = options.method.quantizer(options.sparsity);
     for plan in &plans {
         report.source_bytes += plan.bytes().len();
@@ -269,14 +230,30 @@ pub fn quantize_folder(
                     Some(blocks) => blocks.layer(layer, &plan.spec)?,
                     None => {
                         let failed = |error| refused(layer, error);
-                        (quantizer.quantize(&plan.weight()?, plan.k(), plan.n(), None, &plan.spec).map_err(failed)?.weight, None)
+                        (
+                            quantizer
+                                .quantize(&plan.weight()?, plan.k(), plan.n(), None, &plan.spec)
+                                .map_err(failed)?
+                                .weight,
+                            None,
+                        )
                     }
                 };
                 let underflows = plain.underflows(|| plan.weight())?;
-                let (bytes, bits_per_weight) = plan.write(layer, &plain, options.format, &mut writer)?;
+                let (bytes, bits_per_weight) =
+                    plan.write(layer, &plain, options.format, &mut writer)?;
                 report.target_bytes += bytes;
                 let (name, k, n, sparsity) = (layer.clone(), plan.k(), plan.n(), plain.sparsity());
-                report.quantized.push(QuantizedLayer { name, k, n, spec: plan.spec, sparsity, bits_per_weight, underflows, loss });
+                report.quantized.push(QuantizedLayer {
+                    name,
+                    k,
+                    n,
+                    spec: plan.spec,
+                    sparsity,
+                    bits_per_weight,
+                    underflows,
+                    loss,
+                });
                 partial.is_none()
             }
         };
@@ -285,20 +262,28 @@ pub fn quantize_folder(
         }
     }
     if let Some(config) = config.as_object_mut() {
-        let others: Vec<(String, QuantSpec)> =
-            report.quantized.iter().filter(|layer| layer.spec != *spec).map(|layer| (layer.name.clone(), layer.spec)).collect();
-        let compressed_tensors = || of_layers(quantization.clone(), &report.excluded, &others).map_err(invalid);
+        let others: Vec<(String, QuantSpec)> = report
+            .quantized
+            .iter()
+            .filter(|layer| layer.spec != *spec)
+            .map(|layer| (layer.name.clone(), layer.spec))
+            .collect();
+        let compressed_tensors =
+            || of_layers(quantization.clone(), &report.excluded, &others).map_err(invalid);
         let quantization = match options.format {
             FileFormat::CompressedTensors => compressed_tensors()?.to_json(),
             FileFormat::Marlin24 => compressed_tensors()?.as_marlin_24().to_json(),
             FileFormat::Gptq => {
                 // A weight of one group has no permutation.
                 let has_groups = |layer: &QuantizedLayer| layer.spec.group.count(layer.k) > 1;
-                let act_order = options.method.act_order() && report.quantized.iter().any(has_groups);
+                let act_order =
+                    options.method.act_order() && report.quantized.iter().any(has_groups);
                 gptq::quantization_config(spec, act_order, false, &report.excluded, &others)
             }
         };
-        Quantization::CONFIG_FIELDS.iter().for_each(|field| drop(config.remove(*field)));
+        Quantization::CONFIG_FIELDS
+            .iter()
+            .for_each(|field| drop(config.remove(*field)));
         config.insert("quantization_config".into(), quantization);
     }
     writer.write_file("config.json", format!("{config:#}\n").as_bytes())?;
@@ -319,13 +304,25 @@ pub fn quantize_folder(
     Ok(report)
 }
 
-/// A config with the layers that `exclude` does not name, but that are not quantised, and those of other specs.
-fn of_layers(config: QuantizationConfig, excluded: &[String], others: &[(String, QuantSpec)]) -> Result<QuantizationConfig, ConfigError> {
-    let skipped: Vec<String> = excluded.iter().filter(|name| !config.ignores(name)).cloned().collect();
+/// A config with the layers that `exclude` does not name, but that are not quantised, and those of
+/// other specs.
+fn of_layers(
+    config: QuantizationConfig,
+    excluded: &[String],
+    others: &[(String, QuantSpec)],
+) -> Result<QuantizationConfig, ConfigError> {
+    let skipped: Vec<String> = excluded
+        .iter()
+        .filter(|name| !config.ignores(name))
+        .cloned()
+        .collect();
     let mut config = config.with_ignored(skipped)?;
     let mut rest = others.to_vec();
     while let [(_, spec), ..] = rest[..] {
-        let layers = rest.extract_if(.., |(_, of)| *of == spec).map(|(name, _)| name).collect();
+        let layers = rest
+            .extract_if(.., |(_, of)| *of == spec)
+            .map(|(name, _)| name)
+            .collect();
         config = config.with_layers(spec, false, layers);
     }
     Ok(config)
@@ -336,10 +333,22 @@ fn check_samples(config: &LlamaConfig, samples: &[Vec<u32>]) -> Result<(), Llama
     let limit = config.positions();
     for (index, sample) in samples.iter().enumerate() {
         if sample.is_empty() || sample.len() > limit {
-            return Err(LlamaError::SampleLength { sample: index, tokens: sample.len(), limit });
+            return Err(LlamaError::SampleLength {
+                sample: index,
+                tokens: sample.len(),
+                limit,
+            });
         }
-        if let Some((position, &token)) = sample.iter().enumerate().find(|&(_, &token)| token as usize >= config.vocab_size) {
-            return Err(LlamaError::Token { token, position, vocab_size: config.vocab_size });
+        if let Some((position, &token)) = sample
+            .iter()
+            .enumerate()
+            .find(|&(_, &token)| token as usize >= config.vocab_size)
+        {
+            return Err(LlamaError::Token {
+                token,
+                position,
+                vocab_size: config.vocab_size,
+            });
         }
     }
     Ok(())
@@ -348,8 +357,14 @@ fn check_samples(config: &LlamaConfig, samples: &[Vec<u32>]) -> Result<(), Llama
 /// The error of a layer that cannot be quantised.
 fn refused(layer: &str, error: QuantError) -> LlamaError {
     match error {
-        QuantError::Format(source) => LlamaError::Quantize { layer: layer.into(), source },
-        source => LlamaError::Calibrate { layer: layer.into(), source },
+        QuantError::Format(source) => LlamaError::Quantize {
+            layer: layer.into(),
+            source,
+        },
+        source => LlamaError::Calibrate {
+            layer: layer.into(),
+            source,
+        },
     }
 }
 
@@ -363,7 +378,11 @@ fn calibrate(
     partial: &Partial,
     on_tensor: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<(), LlamaError> {
-    let Calibration { samples, device, dtype } = calibration;
+    let Calibration {
+        samples,
+        device,
+        dtype,
+    } = calibration;
     let longest = samples.iter().map(Vec::len).max().unwrap_or(1);
     let dtype = choose_dtype(*dtype, checkpoint, device)?;
     let quantizer = options.method.quantizer(options.sparsity);
@@ -372,14 +391,25 @@ fn calibrate(
     let mut source = FileWeights::new(checkpoint, &config_path, None, dtype, device, &mut on_read);
     let rope = Rope::new(config, longest, device);
     let awq = options.method.awq();
-    let mut walk =
-        Walk { config, plans, quantizer: &*quantizer, awq, device, dtype, rope, batches: Vec::new(), behind: None, saving: None };
+    let mut walk = Walk {
+        config,
+        plans,
+        quantizer: &*quantizer,
+        awq,
+        device,
+        dtype,
+        rope,
+        batches: Vec::new(),
+        behind: None,
+        saving: None,
+    };
     walk.embed(samples, &mut source)?;
     let mut on_layer = |layer: &LayerLoss| {
         tracing::debug!(?layer, "quantised");
         on_tensor(&layer.layer)
     };
-    let walked = (0..config.num_hidden_layers).try_for_each(|block| walk.block(block, partial, &mut source, &mut on_layer));
+    let walked = (0..config.num_hidden_layers)
+        .try_for_each(|block| walk.block(block, partial, &mut source, &mut on_layer));
     // A run that is stopped leaves the block before as complete as one that goes on.
     walk.saved()?;
     walked?;
@@ -387,47 +417,4 @@ fn calibrate(
     walk.batches.clear();
     walk.behind = None;
     walk.release_memory("model.norm")
-}
-
-/// What a run that goes on with the blocks of another must have in common with it.
-fn arguments(
-    checkpoint: &Checkpoint,
-    config: &Value,
-    spec: &QuantSpec,
-    options: &QuantizeOptions,
-    calibration: &Calibration,
-) -> Result<Map<String, Value>, LlamaError> {
-    // Of the weights, those that are small: the norms.
-    let mut model = Sha256::new();
-    model.update(config.to_string());
-    for name in checkpoint.names() {
-        let tensor = checkpoint.tensor(name)?;
-        model.update(format!("{name} {:?} {:?}", tensor.dtype(), tensor.shape()));
-        if tensor.shape().len() < 2 {
-            model.update(tensor.bytes());
-        }
-    }
-    let mut text = Sha256::new();
-    for sample in &calibration.samples {
-        text.update((sample.len() as u64).to_le_bytes());
-        sample.iter().for_each(|token| text.update(token.to_le_bytes()));
-    }
-    let (order, damping) = match options.method {
-        Method::Gptq { order, damping, .. } => (Some(format!("{order:?}")), Some(damping)),
-        Method::Awq { .. } | Method::Round { .. } => (None, None),
-    };
-    let arguments = json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "model": format!("{:x}", model.finalize()),
-        "calibration text": format!("{:x}", text.finalize()),
-        "spec": spec.to_string(),
-        "sparsity": options.sparsity.to_string(),
-        "exclude": options.exclude,
-        "awq": options.method.awq(),
-        "overrides": options.overrides.iter().map(|(pattern, change)| format!("{pattern}={change}")).collect::<Vec<_>>(),
-        "order": order,
-        "damping": damping,
-        "dtype": calibration.dtype.map(|dtype: FloatDType| format!("{dtype:?}")),
-    });
-    Ok(arguments.as_object().cloned().unwrap_or_default())
 }

@@ -37,7 +37,10 @@ impl FromStr for Override {
     type Err = OverrideError;
 
     fn from_str(text: &str) -> Result<Self, OverrideError> {
-        let invalid = |reason: String| OverrideError { found: text.into(), reason };
+        let invalid = |reason: String| OverrideError {
+            found: text.into(),
+            reason,
+        };
         if text.trim() == "skip" {
             return Ok(Self::Skip);
         }
@@ -45,13 +48,24 @@ impl FromStr for Override {
         for setting in text.split(',').map(str::trim) {
             let is_second = match setting.split_once(':') {
                 Some(("bits", width)) => {
-                    let width: i64 = width.parse().map_err(|_| invalid(format!("`{width}` is no number")))?;
-                    bits.replace(Bits::try_from(width).map_err(|error| invalid(error.to_string()))?).is_some()
+                    let width: i64 = width
+                        .parse()
+                        .map_err(|_| invalid(format!("`{width}` is no number")))?;
+                    bits.replace(Bits::try_from(width).map_err(|error| invalid(error.to_string()))?)
+                        .is_some()
                 }
                 Some(("group", size)) => {
-                    group.replace(size.parse().map_err(|error: marlin_format::FormatError| invalid(error.to_string()))?).is_some()
+                    group
+                        .replace(size.parse().map_err(|error: marlin_format::FormatError| {
+                            invalid(error.to_string())
+                        })?)
+                        .is_some()
                 }
-                _ if setting == "skip" => return Err(invalid("a layer that is skipped has no other settings".into())),
+                _ if setting == "skip" => {
+                    return Err(invalid(
+                        "a layer that is skipped has no other settings".into(),
+                    ));
+                }
                 _ => return Err(invalid(format!("`{setting}` is no setting"))),
             };
             if is_second {
@@ -67,7 +81,10 @@ impl fmt::Display for Override {
         let text = match self {
             Self::Skip => "skip".into(),
             Self::Spec { bits, group } => {
-                let settings = [bits.map(|bits| format!("bits:{}", bits.count())), group.map(|group| format!("group:{group}"))];
+                let settings = [
+                    bits.map(|bits| format!("bits:{}", bits.count())),
+                    group.map(|group| format!("group:{group}")),
+                ];
                 settings.into_iter().flatten().collect::<Vec<_>>().join(",")
             }
         };
@@ -94,32 +111,64 @@ const EXCLUDE: &str = "exclude";
 
 impl Overrides {
     /// `spec` is that of layers that no entry matches; exclusions count before overrides.
-    pub fn new(spec: QuantSpec, exclude: &[String], overrides: &[(String, Override)]) -> Result<Self, ConfigError> {
-        let entry = |option, pattern: &str, change| Ok(Entry { option, pattern: LayerPattern::new(pattern)?, change, is_used: false });
-        let exclude = exclude.iter().map(|pattern| entry(EXCLUDE, pattern, Override::Skip));
-        let overrides = overrides.iter().map(|(pattern, change)| entry("override", pattern, *change));
-        Ok(Self { spec, entries: exclude.chain(overrides).collect::<Result<_, ConfigError>>()? })
+    pub fn new(
+        spec: QuantSpec,
+        exclude: &[String],
+        overrides: &[(String, Override)],
+    ) -> Result<Self, ConfigError> {
+        let entry = |option, pattern: &str, change| {
+            Ok(Entry {
+                option,
+                pattern: LayerPattern::new(pattern)?,
+                change,
+                is_used: false,
+            })
+        };
+        let exclude = exclude
+            .iter()
+            .map(|pattern| entry(EXCLUDE, pattern, Override::Skip));
+        let overrides = overrides
+            .iter()
+            .map(|(pattern, change)| entry("override", pattern, *change));
+        Ok(Self {
+            spec,
+            entries: exclude
+                .chain(overrides)
+                .collect::<Result<_, ConfigError>>()?,
+        })
     }
 
-    /// The spec of a layer by the first entry that matches one of its names; none if it stays as it is.
+    /// The spec of a layer by the first entry that matches one of its names; none if it stays as it
+    /// is.
     pub fn spec_of(&mut self, names: [&str; 2]) -> Option<QuantSpec> {
         let mut first = None;
-        for entry in self.entries.iter_mut().filter(|entry| names.iter().any(|name| entry.pattern.matches(name))) {
+        for entry in self
+            .entries
+            .iter_mut()
+            .filter(|entry| names.iter().any(|name| entry.pattern.matches(name)))
+        {
             entry.is_used = true;
             first.get_or_insert(entry.change);
         }
         match first {
             None => Some(self.spec),
             Some(Override::Skip) => None,
-            Some(Override::Spec { bits, group }) => {
-                Some(QuantSpec { bits: bits.unwrap_or(self.spec.bits), group: group.unwrap_or(self.spec.group), ..self.spec })
-            }
+            Some(Override::Spec { bits, group }) => Some(QuantSpec {
+                bits: bits.unwrap_or(self.spec.bits),
+                group: group.unwrap_or(self.spec.group),
+                ..self.spec
+            }),
         }
     }
 
-    /// Tells of a layer that is never quantised, such as the head: to exclude it asks for nothing else.
+    /// Tells of a layer that is never quantised, such as the head: to exclude it asks for nothing
+    /// else.
     pub fn stays(&mut self, name: &str) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.option == EXCLUDE && entry.pattern.matches(name)) {
+        for entry in self
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.option == EXCLUDE && entry.pattern.matches(name))
+        {
             entry.is_used = true;
         }
     }
@@ -127,7 +176,10 @@ impl Overrides {
     /// Checks, when all layers are known, that each entry has matched one.
     pub fn check_used(&self) -> Result<(), LlamaError> {
         match self.entries.iter().find(|entry| !entry.is_used) {
-            Some(entry) => Err(LlamaError::PatternOfNone { option: entry.option, pattern: entry.pattern.entry().into() }),
+            Some(entry) => Err(LlamaError::PatternOfNone {
+                option: entry.option,
+                pattern: entry.pattern.entry().into(),
+            }),
             None => Ok(()),
         }
     }

@@ -24,7 +24,12 @@ impl Part {
     /// Their names; of an architecture those that its checkpoints have.
     pub(super) fn names(self) -> &'static [&'static str] {
         match self {
-            Self::Qkv => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"],
+            Self::Qkv => &[
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                "self_attn.qkv_proj",
+            ],
             Self::O => &["self_attn.o_proj"],
             Self::GateUp => &["mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"],
             Self::Down => &["mlp.down_proj"],
@@ -62,7 +67,8 @@ impl Part {
         }
     }
 
-    /// Takes from a float layer what neither this part nor one after it looks at: where its inputs came from. The quantised projections are in its place then.
+    /// Takes from a float layer what neither this part nor one after it looks at: where its inputs
+    /// came from. The quantised projections are in its place then.
     pub(super) fn release_origin(self, float: &mut Layer, layer: &Layer) {
         match self {
             Self::Qkv => {}
@@ -74,7 +80,9 @@ impl Part {
 
     /// Puts a projection in the place of those of a layer.
     pub(super) fn replace(self, layer: &mut Layer, projection: Projection) {
-        let group = |group: &mut ProjectionGroup, projection| *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec());
+        let group = |group: &mut ProjectionGroup, projection| {
+            *group = ProjectionGroup::new(vec![projection], group.outputs().to_vec())
+        };
         match self {
             Self::Qkv => group(&mut layer.self_attn.qkv_proj, projection),
             Self::O => layer.self_attn.o_proj = projection,

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use marlin_format::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView};
+use marlin_format::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointWriter, TensorSpec, TensorView,
+};
 use marlin_format::{PlainWeight, QuantSpec, WeightDescriptor, WeightFormat, memory_short_of};
 use rayon::prelude::*;
 
@@ -29,8 +31,8 @@ pub(super) enum Target {
     Quantize(String),
 }
 
-/// Plans every tensor. Refuses layers that cannot be quantised or written so, and exclusions and overrides that match none; warns of layers that only some readers
-/// take.
+/// Plans every tensor. Refuses layers that cannot be quantised or written so, and exclusions and
+/// overrides that match none; warns of layers that only some readers take.
 pub(super) fn plan<'a>(
     checkpoint: &'a Checkpoint,
     spec: &QuantSpec,
@@ -38,18 +40,28 @@ pub(super) fn plan<'a>(
     mut overrides: Overrides,
     excluded: &mut Vec<String>,
 ) -> Result<Vec<Plan<'a>>, LlamaError> {
-    let (format, sparsity, act_order) = (options.format, options.sparsity, options.method.act_order());
+    let (format, sparsity, act_order) =
+        (options.format, options.sparsity, options.method.act_order());
     let mut plans = Vec::new();
     let mut refusals: Vec<(&str, String, usize)> = Vec::new();
     for name in checkpoint.names() {
         let view = checkpoint.tensor(name)?;
         if name.ends_with(".weight_packed") || name.ends_with(".qweight") {
-            return Err(LlamaError::AlreadyQuantized { path: view.path().into() });
+            return Err(LlamaError::AlreadyQuantized {
+                path: view.path().into(),
+            });
         }
-        let projection = name.strip_suffix(".weight").filter(|layer| is_projection(layer));
+        let projection = name
+            .strip_suffix(".weight")
+            .filter(|layer| is_projection(layer));
         let (Some(source), &[n, k]) = (projection, view.shape()) else {
             overrides.stays(name.strip_suffix(".weight").unwrap_or(name));
-            plans.push(Plan { view, rows: 0..view.shape().first().copied().unwrap_or(1), target: Target::Copy(name.into()), spec: *spec });
+            plans.push(Plan {
+                view,
+                rows: 0..view.shape().first().copied().unwrap_or(1),
+                target: Target::Copy(name.into()),
+                spec: *spec,
+            });
             continue;
         };
         let layers = format.names(source);
@@ -64,18 +76,42 @@ pub(super) fn plan<'a>(
                 }
             }
             if let Some(spec) = chosen {
-                let weight_format = WeightFormat::dense(spec).with_sparsity(sparsity).with_permutation(act_order);
+                let weight_format = WeightFormat::dense(spec)
+                    .with_sparsity(sparsity)
+                    .with_permutation(act_order);
                 let descriptor = WeightDescriptor::plain(weight_format, k, n);
-                descriptor.check().map_err(|source| LlamaError::Quantize { layer: layer.clone(), source })?;
+                descriptor.check().map_err(|source| LlamaError::Quantize {
+                    layer: layer.clone(),
+                    source,
+                })?;
                 // Its values in f32 as they are and transposed, and their quantised ones.
-                let needed = view.shape().iter().product::<usize>().saturating_mul(4 + 4 + 1);
+                let needed = view
+                    .shape()
+                    .iter()
+                    .product::<usize>()
+                    .saturating_mul(4 + 4 + 1);
                 if let Some(available) = memory_short_of(needed) {
-                    return Err(CheckpointError::LayerTooLarge { layer, needed, available }.into());
+                    return Err(CheckpointError::LayerTooLarge {
+                        layer,
+                        needed,
+                        available,
+                    }
+                    .into());
                 }
                 format.check(&layer, k, n, &spec, act_order)?;
-                plans.push(Plan { view, rows, target: Target::Quantize(layer), spec });
+                plans.push(Plan {
+                    view,
+                    rows,
+                    target: Target::Quantize(layer),
+                    spec,
+                });
             } else {
-                plans.push(Plan { view, rows, target: Target::Copy(format!("{layer}.weight")), spec: *spec });
+                plans.push(Plan {
+                    view,
+                    rows,
+                    target: Target::Copy(format!("{layer}.weight")),
+                    spec: *spec,
+                });
                 excluded.push(layer);
             }
         }
@@ -98,7 +134,10 @@ fn is_projection(layer: &str) -> bool {
 impl Plan<'_> {
     /// The layer's name in the source; that of a tensor that is no layer, where it is one.
     pub(super) fn source(&self) -> &str {
-        self.view.name().strip_suffix(".weight").unwrap_or(self.view.name())
+        self.view
+            .name()
+            .strip_suffix(".weight")
+            .unwrap_or(self.view.name())
     }
 
     /// Input features of a layer.
@@ -127,14 +166,19 @@ impl Plan<'_> {
 
     /// The bytes of its rows.
     pub(super) fn bytes(&self) -> &[u8] {
-        let row_bytes = self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
+        let row_bytes =
+            self.view.bytes().len() / self.view.shape().first().map_or(1, |&rows| rows.max(1));
         &self.view.bytes()[self.rows.start * row_bytes..self.rows.end * row_bytes]
     }
 
     /// The weight of a layer, [K, N].
     pub(super) fn weight(&self) -> Result<Vec<f32>, LlamaError> {
         let k = self.k();
-        Ok(transposed(&self.view.to_f32()?[self.rows.start * k..self.rows.end * k], self.n(), k))
+        Ok(transposed(
+            &self.view.to_f32()?[self.rows.start * k..self.rows.end * k],
+            self.n(),
+            k,
+        ))
     }
 
     /// Writes the tensors of a layer, and returns their bytes and the bits of a weight.
@@ -145,7 +189,10 @@ impl Plan<'_> {
         format: FileFormat,
         writer: &mut CheckpointWriter,
     ) -> Result<(usize, f64), LlamaError> {
-        let failed = |source| LlamaError::Quantize { layer: layer.into(), source };
+        let failed = |source| LlamaError::Quantize {
+            layer: layer.into(),
+            source,
+        };
         let stored = format.stored(weight).map_err(failed)?;
         let mut bytes = 0;
         for tensor in format.tensors_of(layer, &stored).map_err(failed)? {
@@ -160,15 +207,19 @@ impl Plan<'_> {
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const BLOCK: usize = 32;
     let mut out = vec![0.0; values.len()];
-    out.par_chunks_mut(BLOCK * rows.max(1)).enumerate().for_each(|(block, lines)| {
-        let first_column = block * BLOCK;
-        for first_row in (0..rows).step_by(BLOCK) {
-            for row in first_row..rows.min(first_row + BLOCK) {
-                for (line, column) in (first_column..columns.min(first_column + BLOCK)).enumerate() {
-                    lines[line * rows + row] = values[row * columns + column];
+    out.par_chunks_mut(BLOCK * rows.max(1))
+        .enumerate()
+        .for_each(|(block, lines)| {
+            let first_column = block * BLOCK;
+            for first_row in (0..rows).step_by(BLOCK) {
+                for row in first_row..rows.min(first_row + BLOCK) {
+                    for (line, column) in
+                        (first_column..columns.min(first_column + BLOCK)).enumerate()
+                    {
+                        lines[line * rows + row] = values[row * columns + column];
+                    }
                 }
             }
-        }
-    });
+        });
     out
 }

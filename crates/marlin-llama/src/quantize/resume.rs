@@ -3,21 +3,69 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::FloatDType;
 use marlin_format::checkpoint::{Checkpoint, CheckpointWriter, compressed_tensors};
 use marlin_format::{PlainWeight, QuantSpec};
 use marlin_quant::LayerLoss;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
-use super::{FileFormat, QuantizeReport};
+use super::{Calibration, FileFormat, Method, QuantizeOptions, QuantizeReport};
 use crate::LlamaError;
 use crate::config::read_json;
 
 const RUN: &str = "run.json";
 const LOSSES: &str = "losses.json";
 
-/// The field of the run's file that has the report of a run whose target is complete, or is only to be renamed.
+/// The field of the run's file that has the report of a run whose target is complete, or is only to
+/// be renamed.
 const COMPLETE: &str = "complete";
+
+/// What a run that goes on with the blocks of another must have in common with it.
+pub(super) fn arguments(
+    checkpoint: &Checkpoint,
+    config: &Value,
+    spec: &QuantSpec,
+    options: &QuantizeOptions,
+    calibration: &Calibration,
+) -> Result<Map<String, Value>, LlamaError> {
+    // Of the weights, those that are small: the norms.
+    let mut model = Sha256::new();
+    model.update(config.to_string());
+    for name in checkpoint.names() {
+        let tensor = checkpoint.tensor(name)?;
+        model.update(format!("{name} {:?} {:?}", tensor.dtype(), tensor.shape()));
+        if tensor.shape().len() < 2 {
+            model.update(tensor.bytes());
+        }
+    }
+    let mut text = Sha256::new();
+    for sample in &calibration.samples {
+        text.update((sample.len() as u64).to_le_bytes());
+        sample
+            .iter()
+            .for_each(|token| text.update(token.to_le_bytes()));
+    }
+    let (order, damping) = match options.method {
+        Method::Gptq { order, damping, .. } => (Some(format!("{order:?}")), Some(damping)),
+        Method::Awq { .. } | Method::Round { .. } => (None, None),
+    };
+    let arguments = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model": format!("{:x}", model.finalize()),
+        "calibration text": format!("{:x}", text.finalize()),
+        "spec": spec.to_string(),
+        "sparsity": options.sparsity.to_string(),
+        "exclude": options.exclude,
+        "awq": options.method.awq(),
+        "overrides": options.overrides.iter().map(|(pattern, change)| format!("{pattern}={change}")).collect::<Vec<_>>(),
+        "order": order,
+        "damping": damping,
+        "dtype": calibration.dtype.map(|dtype: FloatDType| format!("{dtype:?}")),
+    });
+    Ok(arguments.as_object().cloned().unwrap_or_default())
+}
 
 /// A folder `TARGET.partial` with the arguments of a run and a folder for each block that is done.
 #[derive(Clone)]
@@ -38,23 +86,33 @@ impl Partial {
     pub(crate) fn new(target: &Path, arguments: Map<String, Value>) -> Self {
         let mut name = target.file_name().unwrap_or_default().to_owned();
         name.push(".partial");
-        Self { dir: target.with_file_name(name), arguments }
+        Self {
+            dir: target.with_file_name(name),
+            arguments,
+        }
     }
 
-    /// The report of a run with these arguments and this form that was killed after its target was complete, but for its name, and before this folder was
-    /// removed.
+    /// The report of a run with these arguments and this form that was killed after its target was
+    /// complete, but for its name, and before this folder was removed.
     pub(super) fn report(&self, format: FileFormat) -> Result<Option<QuantizeReport>, LlamaError> {
         let path = self.dir.join(RUN);
         if !path.exists() {
             return Ok(None);
         }
         let found = read_json(&path)?;
-        let Some(complete) = found.get(COMPLETE).filter(|_| self.other_argument(&found).is_none()) else { return Ok(None) };
-        let complete = Complete::deserialize(complete).map_err(|source| LlamaError::Json { path, source })?;
+        let Some(complete) = found
+            .get(COMPLETE)
+            .filter(|_| self.other_argument(&found).is_none())
+        else {
+            return Ok(None);
+        };
+        let complete =
+            Complete::deserialize(complete).map_err(|source| LlamaError::Json { path, source })?;
         Ok(Some(complete.report).filter(|_| complete.format == format))
     }
 
-    /// Creates the folder, or checks the one that is there and removes what was being written when its run was killed.
+    /// Creates the folder, or checks the one that is there and removes what was being written when
+    /// its run was killed.
     ///
     /// # Errors
     /// [`LlamaError::OtherRun`] where it is of a run with other arguments; [`LlamaError::Io`].
@@ -66,7 +124,12 @@ impl Partial {
             let found = read_json(&path)?;
             if let Some((argument, now)) = self.other_argument(&found) {
                 let before = found.get(argument).unwrap_or(&Value::Null).to_string();
-                return Err(LlamaError::OtherRun { dir: dir.clone(), argument: argument.clone(), before, now: now.to_string() });
+                return Err(LlamaError::OtherRun {
+                    dir: dir.clone(),
+                    argument: argument.clone(),
+                    before,
+                    now: now.to_string(),
+                });
             }
         } else {
             self.write(self.arguments.clone())?;
@@ -77,10 +140,16 @@ impl Partial {
 
     /// Removes the folders in this one whose names are among those asked for.
     fn remove_folders(&self, is_among: impl Fn(&str) -> bool) -> Result<(), LlamaError> {
-        let entries = fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
+        let entries =
+            fs::read_dir(&self.dir).map_err(|source| LlamaError::io("list", &self.dir, source))?;
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.is_dir() && path.file_name().is_some_and(|name| is_among(&name.to_string_lossy())) {
-                fs::remove_dir_all(&path).map_err(|source| LlamaError::io("remove", &path, source))?;
+            if path.is_dir()
+                && path
+                    .file_name()
+                    .is_some_and(|name| is_among(&name.to_string_lossy()))
+            {
+                fs::remove_dir_all(&path)
+                    .map_err(|source| LlamaError::io("remove", &path, source))?;
             }
         }
         Ok(())
@@ -88,20 +157,32 @@ impl Partial {
 
     /// The first argument that a run's file has another value for.
     fn other_argument(&self, found: &Value) -> Option<(&String, &Value)> {
-        self.arguments.iter().find(|(argument, now)| found.get(argument).unwrap_or(&Value::Null) != *now)
+        self.arguments
+            .iter()
+            .find(|(argument, now)| found.get(argument).unwrap_or(&Value::Null) != *now)
     }
 
-    /// Writes the run's file, and renames it when it is whole: a run that is killed in between leaves none, or the one before.
+    /// Writes the run's file, and renames it when it is whole: a run that is killed in between
+    /// leaves none, or the one before.
     fn write(&self, fields: Map<String, Value>) -> Result<(), LlamaError> {
         let temporary = self.dir.join(".run.json");
         let text = format!("{:#}\n", Value::Object(fields));
-        fs::write(&temporary, text).map_err(|source| LlamaError::io("write", &temporary, source))?;
-        fs::rename(&temporary, self.dir.join(RUN)).map_err(|source| LlamaError::io("rename", &temporary, source))
+        fs::write(&temporary, text)
+            .map_err(|source| LlamaError::io("write", &temporary, source))?;
+        fs::rename(&temporary, self.dir.join(RUN))
+            .map_err(|source| LlamaError::io("rename", &temporary, source))
     }
 
     /// Keeps the report of a target that is complete but for its name.
-    pub(crate) fn keep_report(&self, format: FileFormat, report: &QuantizeReport) -> Result<(), LlamaError> {
-        let complete = serde_json::to_value(Complete { format, report: report.clone() });
+    pub(crate) fn keep_report(
+        &self,
+        format: FileFormat,
+        report: &QuantizeReport,
+    ) -> Result<(), LlamaError> {
+        let complete = serde_json::to_value(Complete {
+            format,
+            report: report.clone(),
+        });
         let mut fields = self.arguments.clone();
         // Numbers and strings, which are always JSON.
         fields.insert(COMPLETE.into(), complete.unwrap_or_default());
@@ -113,18 +194,26 @@ impl Partial {
     }
 
     /// The weights and losses of a block, where it is done.
-    pub(super) fn block(&self, block: usize) -> Result<Option<(Checkpoint, Vec<LayerLoss>)>, LlamaError> {
+    pub(super) fn block(
+        &self,
+        block: usize,
+    ) -> Result<Option<(Checkpoint, Vec<LayerLoss>)>, LlamaError> {
         let dir = self.block_dir(block);
         if !dir.exists() {
             return Ok(None);
         }
         let path = dir.join(LOSSES);
-        let losses = serde_json::from_value(read_json(&path)?).map_err(|source| LlamaError::Json { path, source })?;
+        let losses = serde_json::from_value(read_json(&path)?)
+            .map_err(|source| LlamaError::Json { path, source })?;
         Ok(Some((Checkpoint::open(&dir)?, losses)))
     }
 
     /// A writer of a block: the block is done when the writer is.
-    pub(super) fn writer(&self, block: usize, losses: &[LayerLoss]) -> Result<CheckpointWriter, LlamaError> {
+    pub(super) fn writer(
+        &self,
+        block: usize,
+        losses: &[LayerLoss],
+    ) -> Result<CheckpointWriter, LlamaError> {
         let mut writer = CheckpointWriter::create(self.block_dir(block))?;
         // Numbers and strings, which are always JSON.
         let text = serde_json::to_string_pretty(losses).unwrap_or_default();
@@ -139,17 +228,22 @@ impl Partial {
 
     /// A reader of its blocks.
     pub(super) fn reader(&self) -> PartialReader<'_> {
-        PartialReader { partial: self, open: None }
+        PartialReader {
+            partial: self,
+            open: None,
+        }
     }
 
-    /// Removes the folder, when the target is complete: the run's file after the blocks, so that a run that is killed in between is known to be complete.
+    /// Removes the folder, when the target is complete: the run's file after the blocks, so that a
+    /// run that is killed in between is known to be complete.
     pub(super) fn remove(&self) -> Result<(), LlamaError> {
         self.remove_folders(|_| true)?;
         fs::remove_dir_all(&self.dir).map_err(|source| LlamaError::io("remove", &self.dir, source))
     }
 }
 
-/// A reader of the blocks that are done. The last one stays open: the tensors of a block come one after the other.
+/// A reader of the blocks that are done. The last one stays open: the tensors of a block come one
+/// after the other.
 pub(super) struct PartialReader<'a> {
     partial: &'a Partial,
     open: Option<(usize, Checkpoint, Vec<LayerLoss>)>,
@@ -161,7 +255,13 @@ impl PartialReader<'_> {
         let open = match self.open.take() {
             Some(open) if open.0 == block => open,
             _ => {
-                let missing = || LlamaError::io("open", &self.partial.block_dir(block), std::io::ErrorKind::NotFound.into());
+                let missing = || {
+                    LlamaError::io(
+                        "open",
+                        &self.partial.block_dir(block),
+                        std::io::ErrorKind::NotFound.into(),
+                    )
+                };
                 let (checkpoint, losses) = self.partial.block(block)?.ok_or_else(missing)?;
                 (block, checkpoint, losses)
             }
@@ -171,21 +271,38 @@ impl PartialReader<'_> {
     }
 
     /// A layer, and its loss.
-    pub(super) fn layer(&mut self, layer: &str, spec: &QuantSpec) -> Result<(PlainWeight, Option<LayerLoss>), LlamaError> {
+    pub(super) fn layer(
+        &mut self,
+        layer: &str,
+        spec: &QuantSpec,
+    ) -> Result<(PlainWeight, Option<LayerLoss>), LlamaError> {
         let (checkpoint, losses) = self.block(block_of(layer).unwrap_or(0))?;
         let weight = compressed_tensors::to_plain(checkpoint, layer, spec)?.as_found();
-        Ok((weight, losses.iter().find(|loss| loss.layer == layer).cloned()))
+        Ok((
+            weight,
+            losses.iter().find(|loss| loss.layer == layer).cloned(),
+        ))
     }
 
     /// The bytes of a tensor that a block has in the place of the source's.
     pub(super) fn tensor(&mut self, name: &str) -> Result<Option<Vec<u8>>, LlamaError> {
-        let Some(block) = block_of(name) else { return Ok(None) };
+        let Some(block) = block_of(name) else {
+            return Ok(None);
+        };
         let (checkpoint, _) = self.block(block)?;
-        Ok(if checkpoint.contains(name) { Some(checkpoint.tensor(name)?.bytes().to_vec()) } else { None })
+        Ok(if checkpoint.contains(name) {
+            Some(checkpoint.tensor(name)?.bytes().to_vec())
+        } else {
+            None
+        })
     }
 }
 
 /// The block that a layer or tensor is in.
 fn block_of(name: &str) -> Option<usize> {
-    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+    name.strip_prefix("model.layers.")?
+        .split('.')
+        .next()?
+        .parse()
+        .ok()
 }

@@ -26,7 +26,11 @@ pub struct SampleOptions {
 impl Default for SampleOptions {
     /// 128 samples of up to 2048 tokens.
     fn default() -> Self {
-        Self { samples: 128, max_len: 2048, seed: 0 }
+        Self {
+            samples: 128,
+            max_len: 2048,
+            seed: 0,
+        }
     }
 }
 
@@ -42,22 +46,25 @@ enum Line {
 enum Fault {
     /// It is not what it should be.
     Invalid(&'static str),
-    /// It is a conversation that the model does not take, as its template or a part that is no text says.
+    /// It is a conversation that the model does not take, as its template or a part that is no text
+    /// says.
     LeftOut(String),
     Failed(TextError),
 }
 
-/// The tokens of samples from files: text; `.jsonl`, a document in `text` on each line; or chat `.jsonl`, a conversation in `messages` on each line, which goes
-/// through `template`.
+/// The tokens of samples from files: text; `.jsonl`, a document in `text` on each line; or chat
+/// `.jsonl`, a conversation in `messages` on each line, which goes through `template`.
 ///
-/// A message's content is text, a list of parts `{"type": "text", "text": ..}`, or, beside `tool_calls`, `null`. A conversation with other parts, or that the template
-/// refuses, is left out, and a warning counts them. A byte order mark at the start of a file is skipped.
+/// A message's content is text, a list of parts `{"type": "text", "text": ..}`, or, beside
+/// `tool_calls`, `null`. A conversation with other parts, or that the template refuses, is left
+/// out, and a warning counts them. A byte order mark at the start of a file is skipped.
 ///
-/// Each document is cut into samples of `max_len` tokens, the last of them shorter: documents are not joined, and there is no padding. A last one of fewer than
-/// 16 tokens is left out.
+/// Each document is cut into samples of `max_len` tokens, the last of them shorter: documents are
+/// not joined, and there is no padding. A last one of fewer than 16 tokens is left out.
 ///
 /// # Errors
-/// [`LlamaError::Io`]; [`LlamaError::CalibrationLine`]; [`LlamaError::Text`]; [`LlamaError::FewSamples`].
+/// [`LlamaError::Io`]; [`LlamaError::CalibrationLine`]; [`LlamaError::Text`];
+/// [`LlamaError::FewSamples`].
 pub fn calibration_samples(
     files: &[PathBuf],
     tokenizer: &Tokenizer,
@@ -70,36 +77,63 @@ pub fn calibration_samples(
     let mut samples = Vec::new();
     for path in files {
         for document in documents(path, tokenizer, template)? {
-            let parts = document.chunks(max_len).filter(|part| part.len() >= SHORTEST.min(max_len));
+            let parts = document
+                .chunks(max_len)
+                .filter(|part| part.len() >= SHORTEST.min(max_len));
             samples.extend(parts.map(<[u32]>::to_vec));
         }
     }
     if samples.len() < options.samples {
-        return Err(LlamaError::FewSamples { asked: options.samples, found: samples.len(), max_len });
+        return Err(LlamaError::FewSamples {
+            asked: options.samples,
+            found: samples.len(),
+            max_len,
+        });
     }
     samples.shuffle(&mut StdRng::seed_from_u64(options.seed));
     samples.truncate(options.samples);
     Ok(samples)
 }
 
-/// The tokens of each document of a file. Conversations that the model does not take are left out; a warning says how many.
-fn documents(path: &Path, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Vec<Vec<u32>>, LlamaError> {
+/// The tokens of each document of a file. Conversations that the model does not take are left out;
+/// a warning says how many.
+fn documents(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Result<Vec<Vec<u32>>, LlamaError> {
     let bytes = std::fs::read(path).map_err(|source| LlamaError::io("read", path, source))?;
-    let text = String::from_utf8(bytes)
-        .map_err(|error| LlamaError::io("read", path, std::io::Error::new(std::io::ErrorKind::InvalidData, error)))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        LlamaError::io(
+            "read",
+            path,
+            std::io::Error::new(std::io::ErrorKind::InvalidData, error),
+        )
+    })?;
     // A byte order mark, as editors on Windows write it.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    if path.extension().is_none_or(|extension| extension != "jsonl") {
+    if path
+        .extension()
+        .is_none_or(|extension| extension != "jsonl")
+    {
         return Ok(vec![tokens_of(text, tokenizer, Start::Text)?]);
     }
     let mut documents = Vec::new();
     let mut left_out: Option<(usize, String)> = None;
     let mut count = 0;
-    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+    for (index, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+    {
         match document(line, tokenizer, template) {
             Ok(tokens) => documents.push(tokens),
             Err(Fault::Invalid(reason)) => {
-                return Err(LlamaError::CalibrationLine { path: path.into(), line: index + 1, reason: reason.into() });
+                return Err(LlamaError::CalibrationLine {
+                    path: path.into(),
+                    line: index + 1,
+                    reason: reason.into(),
+                });
             }
             Err(Fault::Failed(error)) => return Err(error.into()),
             Err(Fault::LeftOut(reason)) => {
@@ -115,24 +149,45 @@ fn documents(path: &Path, tokenizer: &Tokenizer, template: Option<&ChatTemplate>
 }
 
 /// The tokens of a line.
-fn document(line: &str, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Vec<u32>, Fault> {
+fn document(
+    line: &str,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Result<Vec<u32>, Fault> {
     let messages = match serde_json::from_str(line) {
-        Ok(Line::Text { text }) => return tokens_of(&text, tokenizer, Start::Text).map_err(Fault::Failed),
+        Ok(Line::Text { text }) => {
+            return tokens_of(&text, tokenizer, Start::Text).map_err(Fault::Failed);
+        }
         Ok(Line::Chat { messages }) => messages,
-        Err(_) => return Err(Fault::Invalid("it is no JSON object with a string `text`, or with `messages`, a list of objects")),
+        Err(_) => {
+            return Err(Fault::Invalid(
+                "it is no JSON object with a string `text`, or with `messages`, a list of objects",
+            ));
+        }
     };
-    let template = template.ok_or(Fault::Invalid("a conversation, for a model without a chat template; give text"))?;
-    let messages = messages.into_iter().map(message).collect::<Result<_, _>>()?;
+    let template = template.ok_or(Fault::Invalid(
+        "a conversation, for a model without a chat template; give text",
+    ))?;
+    let messages = messages
+        .into_iter()
+        .map(message)
+        .collect::<Result<_, _>>()?;
     let text = match template.render_json(messages, false) {
         Ok(text) => text,
-        Err(error @ TextError::ChatTemplate { source: Failure::Refused(_), .. }) => return Err(Fault::LeftOut(with_causes(&error))),
+        Err(
+            error @ TextError::ChatTemplate {
+                source: Failure::Refused(_),
+                ..
+            },
+        ) => return Err(Fault::LeftOut(with_causes(&error))),
         Err(error) => return Err(Fault::Failed(error)),
     };
     tokens_of(&text, tokenizer, Start::Rendered).map_err(Fault::Failed)
 }
 
-/// A message as chat templates take it: its content as one text, which is empty beside tool calls, and the arguments of tool calls as objects. Files also have a
-/// list of parts, `null` or nothing as content, and arguments as the text of an object, as the interface of chat completions does.
+/// A message as chat templates take it: its content as one text, which is empty beside tool calls,
+/// and the arguments of tool calls as objects. Files also have a list of parts, `null` or nothing
+/// as content, and arguments as the text of an object, as the interface of chat completions does.
 fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
     if !fields.get("role").is_some_and(Value::is_string) {
         return Err(Fault::Invalid("a message has no string `role`"));
@@ -143,12 +198,26 @@ fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
         Some(Value::Array(parts)) => parts.iter().map(text_of).collect::<Result<_, _>>()?,
         Some(Value::Null) => String::new(),
         None if has_calls => String::new(),
-        _ => return Err(Fault::Invalid("a message has no `content` that is text, or a list of parts")),
+        _ => {
+            return Err(Fault::Invalid(
+                "a message has no `content` that is text, or a list of parts",
+            ));
+        }
     };
     fields.insert("content".into(), content.into());
-    for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
-        if let Some(object @ Value::Object(_)) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()) {
+    for call in fields
+        .get_mut("tool_calls")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else {
+            continue;
+        };
+        if let Some(object @ Value::Object(_)) = arguments
+            .as_str()
+            .and_then(|text| serde_json::from_str(text).ok())
+        {
             *arguments = object;
         }
     }
@@ -157,9 +226,15 @@ fn message(mut fields: Map<String, Value>) -> Result<Value, Fault> {
 
 /// The text of a part of a message.
 fn text_of(part: &Value) -> Result<&str, Fault> {
-    match part.as_str().or_else(|| part["text"].as_str().filter(|_| part["type"] == "text")) {
+    match part
+        .as_str()
+        .or_else(|| part["text"].as_str().filter(|_| part["type"] == "text"))
+    {
         Some(text) => Ok(text),
-        None => Err(Fault::LeftOut(format!("a message has a part of type {}; only text is used", part["type"]))),
+        None => Err(Fault::LeftOut(format!(
+            "a message has a part of type {}; only text is used",
+            part["type"]
+        ))),
     }
 }
 
@@ -180,11 +255,19 @@ fn tokens_of(text: &str, tokenizer: &Tokenizer, start: Start) -> Result<Vec<u32>
     let mut rest = text;
     while !rest.is_empty() {
         let limit = rest.floor_char_boundary(PIECE);
-        let end = if limit == rest.len() { limit } else { rest[..limit].rfind('\n').map_or(limit, |line| line + 1) };
+        let end = if limit == rest.len() {
+            limit
+        } else {
+            rest[..limit].rfind('\n').map_or(limit, |line| line + 1)
+        };
         let (piece, after) = rest.split_at(end);
         // What starts a text is added to the first piece alone.
         let is_first = start == Start::Text && tokens.is_empty();
-        tokens.extend(if is_first { tokenizer.encode(piece)? } else { tokenizer.encode_rendered(piece)? });
+        tokens.extend(if is_first {
+            tokenizer.encode(piece)?
+        } else {
+            tokenizer.encode_rendered(piece)?
+        });
         rest = after;
     }
     Ok(tokens)

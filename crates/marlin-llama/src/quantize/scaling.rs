@@ -1,9 +1,13 @@
-//! AWQ (arXiv 2306.00978) in the walk: the scales of a block's inputs, and what takes their reciprocals.
+//! AWQ (arXiv 2306.00978) in the walk: the scales of a block's inputs, and what takes their
+//! reciprocals.
 //!
-//! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of their inputs, and what is written.
+//! The model that walks stays as it is: scaled are the weights that the quantiser gets, the sums of
+//! their inputs, and what is written.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use marlin_format::checkpoint::{Checkpoint, Dtype, TensorData as FileTensor, TensorSpec, TensorView};
+use marlin_format::checkpoint::{
+    Checkpoint, Dtype, TensorData as FileTensor, TensorSpec, TensorView,
+};
 use marlin_quant::{HessianSums, awq_scales};
 
 use super::part::Part;
@@ -21,7 +25,8 @@ use crate::save::{bytes, rounded};
 enum Origin {
     /// The norm of this name.
     Norm(&'static str),
-    /// The last output features of a part: values, which attention mixes, and up, which the gate multiplies.
+    /// The last output features of a part: values, which attention mixes, and up, which the gate
+    /// multiplies.
     Outputs(Part),
 }
 
@@ -35,20 +40,24 @@ impl Part {
         }
     }
 
-    /// The channel of its origin that each input feature comes from, `[K]`: query heads that share a value head share its channels.
+    /// The channel of its origin that each input feature comes from, `[K]`: query heads that share
+    /// a value head share its channels.
     fn channels(self, config: &LlamaConfig) -> Vec<usize> {
         let head_dim = config.head_dim;
         let shared = config.num_attention_heads / config.num_key_value_heads;
         match self {
             Self::Qkv | Self::GateUp => (0..config.hidden_size).collect(),
-            Self::O => (0..config.query_size()).map(|feature| feature / head_dim / shared * head_dim + feature % head_dim).collect(),
+            Self::O => (0..config.query_size())
+                .map(|feature| feature / head_dim / shared * head_dim + feature % head_dim)
+                .collect(),
             Self::Down => (0..config.intermediate_size).collect(),
         }
     }
 }
 
-/// The scales of a block, by [`Part`]: one for each channel that its inputs come from, none where they are not scaled. What they come from is divided by them, and
-/// the rows of its weights are multiplied.
+/// The scales of a block, by [`Part`]: one for each channel that its inputs come from, none where
+/// they are not scaled. What they come from is divided by them, and the rows of its weights are
+/// multiplied.
 #[derive(Default)]
 pub(super) struct Scales([Option<Vec<f32>>; 4]);
 
@@ -77,10 +86,18 @@ impl Scales {
     /// The factors of the layers of a part, side by side.
     pub(super) fn factors(&self, config: &LlamaConfig, part: Part, plans: &[&Plan<'_>]) -> Factors {
         let channels = part.channels(config);
-        let rows = channels.iter().map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel])).collect();
+        let rows = channels
+            .iter()
+            .map(|&channel| self.of(part).map_or(1.0, |scales| scales[channel]))
+            .collect();
         let mut columns = vec![1.0; plans.iter().map(|plan| plan.n()).sum()];
-        let taker = Part::ALL.into_iter().find(|taker| taker.origin() == Origin::Outputs(part));
-        divide_last(&mut columns, taker.and_then(|taker| self.of(taker)).unwrap_or(&[]));
+        let taker = Part::ALL
+            .into_iter()
+            .find(|taker| taker.origin() == Origin::Outputs(part));
+        divide_last(
+            &mut columns,
+            taker.and_then(|taker| self.of(taker)).unwrap_or(&[]),
+        );
         Factors { rows, columns }
     }
 }
@@ -97,7 +114,11 @@ fn norm_name(block: &str, norm: &str) -> String {
 
 /// Divides the last of `values` by `scales`.
 fn divide_last(values: &mut [f32], scales: &[f32]) {
-    values.iter_mut().rev().zip(scales.iter().rev()).for_each(|(value, scale)| *value /= scale);
+    values
+        .iter_mut()
+        .rev()
+        .zip(scales.iter().rev())
+        .for_each(|(value, scale)| *value /= scale);
 }
 
 /// What the weights [K, N] of a part are multiplied by: each row, and each column.
@@ -130,18 +151,30 @@ impl Factors {
 
     /// Those of all elements, [K, N]. None if nothing is scaled.
     fn products(&self, device: &Device) -> Option<Tensor<2>> {
-        if self.rows.iter().chain(&self.columns).all(|&factor| factor == 1.0) {
+        if self
+            .rows
+            .iter()
+            .chain(&self.columns)
+            .all(|&factor| factor == 1.0)
+        {
             return None;
         }
-        let to_device =
-            |values: &[f32], shape: [usize; 2]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), shape), (device, DType::F32));
-        Some(to_device(&self.rows, [self.rows.len(), 1]) * to_device(&self.columns, [1, self.columns.len()]))
+        let to_device = |values: &[f32], shape: [usize; 2]| {
+            Tensor::<2>::from_data(
+                TensorData::new(values.to_vec(), shape),
+                (device, DType::F32),
+            )
+        };
+        Some(
+            to_device(&self.rows, [self.rows.len(), 1])
+                * to_device(&self.columns, [1, self.columns.len()]),
+        )
     }
 }
 
 impl Walk<'_> {
-    /// The scales of a block, for the inputs that its float layers get from the quantised blocks before. Parts that have a float layer, or whose inputs come from one,
-    /// have none.
+    /// The scales of a block, for the inputs that its float layers get from the quantised blocks
+    /// before. Parts that have a float layer, or whose inputs come from one, have none.
     pub(super) fn scales(&mut self, block: &str, layer: &Layer) -> Result<Scales, LlamaError> {
         let mut scales = Scales::default();
         let is_quantized = |plan: &&Plan<'_>| matches!(plan.target, Target::Quantize(_));
@@ -149,7 +182,10 @@ impl Walk<'_> {
             let plans = self.plans_of(block, part);
             let takes = match part.origin() {
                 Origin::Norm(_) => true,
-                Origin::Outputs(origin) => self.plans_of(block, origin).last().is_some_and(is_quantized),
+                Origin::Outputs(origin) => self
+                    .plans_of(block, origin)
+                    .last()
+                    .is_some_and(is_quantized),
             };
             if takes && !plans.is_empty() && plans.iter().all(is_quantized) {
                 scales.0[part as usize] = Some(self.search(block, part, &plans, layer)?);
@@ -159,21 +195,39 @@ impl Walk<'_> {
     }
 
     /// The scales of a part of a block, as the spec of its first layer has them.
-    fn search(&mut self, block: &str, part: Part, plans: &[&Plan<'_>], layer: &Layer) -> Result<Vec<f32>, LlamaError> {
+    fn search(
+        &mut self,
+        block: &str,
+        part: Part,
+        plans: &[&Plan<'_>],
+        layer: &Layer,
+    ) -> Result<Vec<f32>, LlamaError> {
         let failed = |error| refused(plans[0].source(), error);
         let channels = part.channels(self.config);
         let mut sums = HessianSums::new(channels.len(), self.device);
         self.look(plans[0].source(), |walk, index, mut hidden| {
             let of_batch = walk.batches[index].rows.as_ref();
             if matches!(part, Part::GateUp | Part::Down) {
-                // Attention once more for each part of the MLP: the hidden states after it would take as much memory as those before.
+                // Attention once more for each part of the MLP: the hidden states after it would
+                // take as much memory as those before.
                 hidden = hidden.clone() + walk.outputs(Part::O, layer, &hidden, of_batch);
             }
-            sums.add(rows(walk.inputs(part, layer, &hidden, of_batch))).map_err(failed)
+            sums.add(rows(walk.inputs(part, layer, &hidden, of_batch)))
+                .map_err(failed)
         })?;
-        let weights = plans.iter().map(|plan| plan.weight()).collect::<Result<Vec<_>, _>>()?;
+        let weights = plans
+            .iter()
+            .map(|plan| plan.weight())
+            .collect::<Result<Vec<_>, _>>()?;
         let n = plans.iter().map(|plan| plan.n()).sum();
-        let mut scales = awq_scales(&side_by_side(channels.len(), weights), n, &sums, &channels, &plans[0].spec).map_err(failed)?;
+        let mut scales = awq_scales(
+            &side_by_side(channels.len(), weights),
+            n,
+            &sums,
+            &channels,
+            &plans[0].spec,
+        )
+        .map_err(failed)?;
         if let Origin::Norm(name) = part.origin()
             && let Some(norm) = self.tensor(&norm_name(block, name))
         {
@@ -182,39 +236,68 @@ impl Walk<'_> {
         Ok(scales)
     }
 
-    /// The norms and biases of a block that take the reciprocals of its scales, each in its own dtype, and the scales.
-    pub(super) fn scaled_tensors(&self, block: &str, scales: &Scales) -> Result<Vec<FileTensor>, LlamaError> {
+    /// The norms and biases of a block that take the reciprocals of its scales, each in its own
+    /// dtype, and the scales.
+    pub(super) fn scaled_tensors(
+        &self,
+        block: &str,
+        scales: &Scales,
+    ) -> Result<Vec<FileTensor>, LlamaError> {
         let mut tensors = Vec::new();
         for part in Part::ALL {
-            let Some(scales) = scales.of(part) else { continue };
+            let Some(scales) = scales.of(part) else {
+                continue;
+            };
             let spec = TensorSpec::new(tensor_name(block, part), Dtype::F32, [scales.len()]);
-            tensors.push(FileTensor { spec, bytes: scales.iter().flat_map(|scale| scale.to_le_bytes()).collect() });
+            tensors.push(FileTensor {
+                spec,
+                bytes: scales
+                    .iter()
+                    .flat_map(|scale| scale.to_le_bytes())
+                    .collect(),
+            });
             let name = match part.origin() {
                 Origin::Norm(name) => Some(norm_name(block, name)),
-                Origin::Outputs(origin) => self.plans_of(block, origin).last().map(|plan| format!("{}.bias", plan.source())),
+                Origin::Outputs(origin) => self
+                    .plans_of(block, origin)
+                    .last()
+                    .map(|plan| format!("{}.bias", plan.source())),
             };
             // There may be no bias.
-            let Some(view) = name.and_then(|name| self.tensor(&name)) else { continue };
+            let Some(view) = name.and_then(|name| self.tensor(&name)) else {
+                continue;
+            };
             let mut values = view.to_f32()?;
             divide_last(&mut values, scales);
             let bytes = bytes(view.name(), &values, float_dtype(view.dtype()))?;
-            tensors.push(FileTensor { spec: TensorSpec::new(view.name(), view.dtype(), view.shape()), bytes });
+            tensors.push(FileTensor {
+                spec: TensorSpec::new(view.name(), view.dtype(), view.shape()),
+                bytes,
+            });
         }
         Ok(tensors)
     }
 
     /// A tensor of the source.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.plans.iter().map(|plan| plan.view).find(|view| view.name() == name)
+        self.plans
+            .iter()
+            .map(|plan| plan.view)
+            .find(|view| view.name() == name)
     }
 }
 
-/// Changes the scales of a norm's channels to those whose reciprocals its dtype holds exactly, times its weight. A channel has 1 where it holds none.
+/// Changes the scales of a norm's channels to those whose reciprocals its dtype holds exactly,
+/// times its weight. A channel has 1 where it holds none.
 fn round_reciprocals(scales: &mut [f32], norm: &TensorView<'_>) -> Result<(), LlamaError> {
     let dtype = float_dtype(norm.dtype());
     for (scale, weight) in scales.iter_mut().zip(norm.to_f32()?) {
         let divided = rounded(weight / *scale, dtype);
-        *scale = if divided != 0.0 && divided.is_finite() { weight / divided } else { 1.0 };
+        *scale = if divided != 0.0 && divided.is_finite() {
+            weight / divided
+        } else {
+            1.0
+        };
     }
     Ok(())
 }

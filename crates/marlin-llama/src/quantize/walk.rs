@@ -1,4 +1,5 @@
-//! A walk of the samples' hidden states through the blocks of a model: of both models, the float one and the one that is being quantised.
+//! A walk of the samples' hidden states through the blocks of a model: of both models, the float
+//! one and the one that is being quantised.
 
 use std::thread::JoinHandle;
 
@@ -32,7 +33,8 @@ pub(super) struct Walk<'a> {
     pub(super) rope: Rope,
     /// Hidden states [samples, seq, hidden] before the part of a block.
     pub(super) batches: Vec<Batch>,
-    /// The part of a layer that the quantised hidden states have yet to pass: they do when they are looked at the next time, and are moved once for both.
+    /// The part of a layer that the quantised hidden states have yet to pass: they do when they are
+    /// looked at the next time, and are moved once for both.
     pub(super) behind: Option<(Part, Layer)>,
     /// The block that is being written while the next one is quantised.
     pub(super) saving: Option<JoinHandle<Result<(), LlamaError>>>,
@@ -40,13 +42,20 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// The embeddings of the samples, those of one length together.
-    pub(super) fn embed(&mut self, samples: &[Vec<u32>], source: &mut FileWeights<'_>) -> Result<(), LlamaError> {
+    pub(super) fn embed(
+        &mut self,
+        samples: &[Vec<u32>],
+        source: &mut FileWeights<'_>,
+    ) -> Result<(), LlamaError> {
         let shape = [self.config.vocab_size, self.config.hidden_size];
         let table = source.embedding("model.embed_tokens", shape)?.val();
         let has_flash = decode::has_flash_attention(self.device, self.dtype, self.config.head_dim);
         let failed = |error| unread("model.embed_tokens", &error);
         let tokens: usize = samples.iter().map(Vec::len).sum();
-        let [mut room, mut float_room] = rooms(self.device, tokens * self.config.hidden_size * DType::from(self.dtype).size());
+        let [mut room, mut float_room] = rooms(
+            self.device,
+            tokens * self.config.hidden_size * DType::from(self.dtype).size(),
+        );
         let mut sorted: Vec<&Vec<u32>> = samples.iter().collect();
         sorted.sort_by_key(|sample| sample.len());
         for samples in sorted.chunk_by(|a, b| a.len() == b.len()) {
@@ -54,19 +63,45 @@ impl<'a> Walk<'a> {
             let is_flash = has_flash && seq <= decode::MAX_PASS_ROWS;
             // The MLP's inputs, and without flash attention the scores in f32.
             let mlp = 2 * self.config.intermediate_size * DType::from(self.dtype).size();
-            let widest = if is_flash { mlp } else { mlp.max(4 * self.config.num_attention_heads * seq) };
-            let most_tokens = if is_flash { (BATCH_BYTES / widest).min(decode::MAX_PASS_ROWS) } else { BATCH_BYTES / widest };
+            let widest = if is_flash {
+                mlp
+            } else {
+                mlp.max(4 * self.config.num_attention_heads * seq)
+            };
+            let most_tokens = if is_flash {
+                (BATCH_BYTES / widest).min(decode::MAX_PASS_ROWS)
+            } else {
+                BATCH_BYTES / widest
+            };
             for batch in samples.chunks((most_tokens / seq).max(1)) {
-                let tokens: Vec<u32> = batch.iter().flat_map(|sample| sample.iter().copied()).collect();
+                let tokens: Vec<u32> = batch
+                    .iter()
+                    .flat_map(|sample| sample.iter().copied())
+                    .collect();
                 let rows = is_flash.then(|| prompt_rows(&tokens, seq, self.device));
-                let hidden = burn::tensor::module::embedding(table.clone(), token_tensor(&tokens, [batch.len(), seq], self.device));
+                let hidden = burn::tensor::module::embedding(
+                    table.clone(),
+                    token_tensor(&tokens, [batch.len(), seq], self.device),
+                );
                 let quantized = Hidden::new(hidden.clone(), &mut room).map_err(failed)?;
                 let looks = self.quantizer.looks_at_data();
-                let float = looks.then(|| Hidden::new(hidden, &mut float_room)).transpose().map_err(failed)?;
-                self.batches.push(Batch { tokens: tokens.len(), quantized, float, rows });
+                let float = looks
+                    .then(|| Hidden::new(hidden, &mut float_room))
+                    .transpose()
+                    .map_err(failed)?;
+                self.batches.push(Batch {
+                    tokens: tokens.len(),
+                    quantized,
+                    float,
+                    rows,
+                });
                 if let [.., before, _] = &mut self.batches[..] {
                     before.quantized.arrive().map_err(failed)?;
-                    before.float.as_mut().map_or(Ok(()), Hidden::arrive).map_err(failed)?;
+                    before
+                        .float
+                        .as_mut()
+                        .map_or(Ok(()), Hidden::arrive)
+                        .map_err(failed)?;
                 }
             }
         }
@@ -75,32 +110,49 @@ impl<'a> Walk<'a> {
 
     /// The hidden states of a batch on the device, as the float layers have left them.
     pub(super) fn float(&mut self, index: usize) -> Result<Option<Tensor<3>>, ReadError> {
-        self.batches[index].float.as_mut().map(|float| float.get(self.device)).transpose()
+        self.batches[index]
+            .float
+            .as_mut()
+            .map(|float| float.get(self.device))
+            .transpose()
     }
 
-    /// The hidden states of a batch on the device, as the quantised layers have left them: past the part that they had yet to pass.
+    /// The hidden states of a batch on the device, as the quantised layers have left them: past the
+    /// part that they had yet to pass.
     fn quantized(&mut self, index: usize) -> Result<Tensor<3>, ReadError> {
         let hidden = self.batches[index].quantized.get(self.device)?;
-        let Some((part, layer)) = &self.behind else { return Ok(hidden) };
+        let Some((part, layer)) = &self.behind else {
+            return Ok(hidden);
+        };
         let outputs = self.outputs(*part, layer, &hidden, self.batches[index].rows.as_ref());
         let hidden = hidden + outputs;
         self.put(Batch::quantized, index, hidden.clone())?;
         Ok(hidden)
     }
 
-    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host the next batch is computed, and no further one: each has its place
-    /// on the device until it has arrived.
-    pub(super) fn put(&mut self, of: fn(&mut Batch) -> Option<&mut Hidden>, index: usize, states: Tensor<3>) -> Result<(), ReadError> {
+    /// Puts hidden states of one of the models in the place of a batch's. While they go to the host
+    /// the next batch is computed, and no further one: each has its place on the device until it
+    /// has arrived.
+    pub(super) fn put(
+        &mut self,
+        of: fn(&mut Batch) -> Option<&mut Hidden>,
+        index: usize,
+        states: Tensor<3>,
+    ) -> Result<(), ReadError> {
         if let Some(hidden) = of(&mut self.batches[index]) {
             hidden.set(states)?;
         }
-        match index.checked_sub(1).and_then(|before| of(&mut self.batches[before])) {
+        match index
+            .checked_sub(1)
+            .and_then(|before| of(&mut self.batches[before]))
+        {
             Some(before) => before.arrive(),
             None => Ok(()),
         }
     }
 
-    /// Calls `look` with the quantised hidden states of each batch, and the batch's index. `at` is the layer or the block that errors are of.
+    /// Calls `look` with the quantised hidden states of each batch, and the batch's index. `at` is
+    /// the layer or the block that errors are of.
     pub(super) fn look(
         &mut self,
         at: &str,
@@ -114,26 +166,54 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Takes the quantised hidden states past the part that they have yet to pass, where nothing has looked at them since.
+    /// Takes the quantised hidden states past the part that they have yet to pass, where nothing
+    /// has looked at them since.
     pub(super) fn catch_up(&mut self, block: &str) -> Result<(), LlamaError> {
-        if self.behind.is_some() { self.look(block, |_, _, _| Ok(())) } else { Ok(()) }
+        if self.behind.is_some() {
+            self.look(block, |_, _, _| Ok(()))
+        } else {
+            Ok(())
+        }
     }
 
     /// What a part of a layer adds to the hidden states.
-    pub(super) fn outputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
+    pub(super) fn outputs(
+        &self,
+        part: Part,
+        layer: &Layer,
+        hidden: &Tensor<3>,
+        rows: Option<&model::Batch>,
+    ) -> Tensor<3> {
         part.forward(layer, self.inputs(part, layer, hidden, rows))
     }
 
-    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or the MLP. `rows` are those of the batch.
-    pub(super) fn inputs(&self, part: Part, layer: &Layer, hidden: &Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
+    /// The inputs of a part of a layer, [samples, seq, K], of the hidden states before attention or
+    /// the MLP. `rows` are those of the batch.
+    pub(super) fn inputs(
+        &self,
+        part: Part,
+        layer: &Layer,
+        hidden: &Tensor<3>,
+        rows: Option<&model::Batch>,
+    ) -> Tensor<3> {
         match part {
             Part::Qkv => layer.input_layernorm.forward(hidden.clone()),
             Part::O => {
-                let qkv = layer.self_attn.qkv_proj.forward_joined(self.inputs(Part::Qkv, layer, hidden, rows));
+                let qkv = layer.self_attn.qkv_proj.forward_joined(self.inputs(
+                    Part::Qkv,
+                    layer,
+                    hidden,
+                    rows,
+                ));
                 self.mix(&layer.self_attn, qkv, rows)
             }
             Part::GateUp => layer.post_attention_layernorm.forward(hidden.clone()),
-            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(Part::GateUp, layer, hidden, rows))),
+            Part::Down => decode::silu_mul(layer.mlp.gate_up_proj.forward_joined(self.inputs(
+                Part::GateUp,
+                layer,
+                hidden,
+                rows,
+            ))),
         }
     }
 
@@ -141,20 +221,38 @@ impl<'a> Walk<'a> {
     fn mix(&self, attention: &Attention, qkv: Tensor<3>, rows: Option<&model::Batch>) -> Tensor<3> {
         let [samples, seq, columns] = qkv.dims();
         let Some(rows) = rows else {
-            let span = Span::new(&self.rope, 0, seq, attention.window, self.dtype, self.device);
+            let span = Span::new(
+                &self.rope,
+                0,
+                seq,
+                attention.window,
+                self.dtype,
+                self.device,
+            );
             return attention.mix_prompt(qkv, &span, None);
         };
         let mut cache = KeyValues::new(self.config, samples, seq, self.dtype, self.device);
-        let mixed = attention.mix_rows(qkv.reshape([samples * seq, columns]), &self.rope, &mut cache, rows);
+        let mixed = attention.mix_rows(
+            qkv.reshape([samples * seq, columns]),
+            &self.rope,
+            &mut cache,
+            rows,
+        );
         let features = mixed.dims()[1];
         mixed.reshape([samples, seq, features])
     }
 
     /// The layers of a part of a block, in the order of their output features.
     pub(super) fn plans_of(&self, block: &str, part: Part) -> Vec<&'a Plan<'a>> {
-        let is_named =
-            |plan: &&Plan<'_>, name: &str| plan.source().strip_prefix(block).is_some_and(|rest| rest.strip_prefix('.') == Some(name));
-        part.names().iter().flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name))).collect()
+        let is_named = |plan: &&Plan<'_>, name: &str| {
+            plan.source()
+                .strip_prefix(block)
+                .is_some_and(|rest| rest.strip_prefix('.') == Some(name))
+        };
+        part.names()
+            .iter()
+            .flat_map(|name| self.plans.iter().filter(move |plan| is_named(plan, name)))
+            .collect()
     }
 
     /// Tokens of all samples.
@@ -162,22 +260,37 @@ impl<'a> Walk<'a> {
         self.batches.iter().map(|batch| batch.tokens).sum()
     }
 
-    /// Takes the float hidden states past a part of a layer of a block. Outputs that are not added to them leave them as they are.
-    pub(super) fn pass_float(&mut self, block: &str, part: Part, layer: &Layer) -> Result<(), LlamaError> {
+    /// Takes the float hidden states past a part of a layer of a block. Outputs that are not added
+    /// to them leave them as they are.
+    pub(super) fn pass_float(
+        &mut self,
+        block: &str,
+        part: Part,
+        layer: &Layer,
+    ) -> Result<(), LlamaError> {
         if !part.is_residual() {
             return Ok(());
         }
         for index in 0..self.batches.len() {
-            let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else { continue };
+            let Some(hidden) = self.float(index).map_err(|error| unread(block, &error))? else {
+                continue;
+            };
             let outputs = self.outputs(part, layer, &hidden, self.batches[index].rows.as_ref());
-            self.put(Batch::float, index, hidden + outputs).map_err(|error| unread(block, &error))?;
+            self.put(Batch::float, index, hidden + outputs)
+                .map_err(|error| unread(block, &error))?;
         }
         Ok(())
     }
 
-    /// Gives the device and the host back what the allocator keeps of tensors that are gone: those that come now have other sizes.
+    /// Gives the device and the host back what the allocator keeps of tensors that are gone: those
+    /// that come now have other sizes.
     pub(super) fn release_memory(&self, at: &str) -> Result<(), LlamaError> {
-        self.device.sync().map_err(|error| LlamaError::HiddenStates { block: at.into(), reason: error.to_string() })?;
+        self.device
+            .sync()
+            .map_err(|error| LlamaError::HiddenStates {
+                block: at.into(),
+                reason: error.to_string(),
+            })?;
         self.device.memory_cleanup();
         Ok(())
     }
@@ -191,7 +304,9 @@ pub(super) fn rows(tensor: Tensor<3>) -> Tensor<2> {
 
 /// The tokens of samples of `seq` tokens as rows of prompts, each sample in a slot of its own.
 fn prompt_rows(tokens: &[u32], seq: usize, device: &Device) -> model::Batch {
-    let of_token = |(index, &token): (usize, &u32)| Row::of_prompt(token, (index % seq) as u32, (index / seq) as u32);
+    let of_token = |(index, &token): (usize, &u32)| {
+        Row::of_prompt(token, (index % seq) as u32, (index / seq) as u32)
+    };
     let rows: Vec<Row> = tokens.iter().enumerate().map(of_token).collect();
     let mut batch = model::Batch::prompts(rows.len(), 0, rows.len() / seq, device);
     batch.set_prompts(&rows, &[]);
@@ -206,12 +321,15 @@ pub(super) fn side_by_side(k: usize, weights: Vec<Vec<f32>>) -> Vec<f32> {
     };
     let widths: Vec<usize> = weights.iter().map(|weight| weight.len() / k).collect();
     let mut joined = vec![0.0; weights.iter().map(Vec::len).sum()];
-    joined.par_chunks_exact_mut(widths.iter().sum::<usize>().max(1)).enumerate().for_each(|(row, mut line)| {
-        for (weight, &width) in weights.iter().zip(&widths) {
-            let (part, rest) = line.split_at_mut(width);
-            part.copy_from_slice(&weight[row * width..(row + 1) * width]);
-            line = rest;
-        }
-    });
+    joined
+        .par_chunks_exact_mut(widths.iter().sum::<usize>().max(1))
+        .enumerate()
+        .for_each(|(row, mut line)| {
+            for (weight, &width) in weights.iter().zip(&widths) {
+                let (part, rest) = line.split_at_mut(width);
+                part.copy_from_slice(&weight[row * width..(row + 1) * width]);
+                line = rest;
+            }
+        });
     joined
 }

@@ -1,26 +1,77 @@
 use super::*;
 
 /// Every option in use.
-const ALL: Sampling = Sampling { temperature: 0.8, top_k: Some(40), top_p: 0.9, min_p: 0.05, repetition_penalty: 1.1 };
+const ALL: Sampling = Sampling {
+    temperature: 0.8,
+    top_k: Some(40),
+    top_p: 0.9,
+    min_p: 0.05,
+    repetition_penalty: 1.1,
+};
 
 #[test]
 fn options_outside_their_range_are_refused() {
     assert_eq!(ALL.validate(), Ok(()));
     assert_eq!(Sampling::GREEDY.validate(), Ok(()));
     for (sampling, name) in [
-        (Sampling { temperature: -0.1, ..ALL }, "temperature"),
-        (Sampling { temperature: f32::NAN, ..ALL }, "temperature"),
-        (Sampling { top_k: Some(0), ..ALL }, "top_k"),
+        (
+            Sampling {
+                temperature: -0.1,
+                ..ALL
+            },
+            "temperature",
+        ),
+        (
+            Sampling {
+                temperature: f32::NAN,
+                ..ALL
+            },
+            "temperature",
+        ),
+        (
+            Sampling {
+                top_k: Some(0),
+                ..ALL
+            },
+            "top_k",
+        ),
         (Sampling { top_p: 0.0, ..ALL }, "top_p"),
         (Sampling { top_p: 1.1, ..ALL }, "top_p"),
-        (Sampling { top_p: f32::NAN, ..ALL }, "top_p"),
+        (
+            Sampling {
+                top_p: f32::NAN,
+                ..ALL
+            },
+            "top_p",
+        ),
         (Sampling { min_p: -0.1, ..ALL }, "min_p"),
         (Sampling { min_p: 1.1, ..ALL }, "min_p"),
-        (Sampling { min_p: f32::NAN, ..ALL }, "min_p"),
-        (Sampling { repetition_penalty: 0.0, ..ALL }, "repetition_penalty"),
-        (Sampling { repetition_penalty: f32::INFINITY, ..ALL }, "repetition_penalty"),
+        (
+            Sampling {
+                min_p: f32::NAN,
+                ..ALL
+            },
+            "min_p",
+        ),
+        (
+            Sampling {
+                repetition_penalty: 0.0,
+                ..ALL
+            },
+            "repetition_penalty",
+        ),
+        (
+            Sampling {
+                repetition_penalty: f32::INFINITY,
+                ..ALL
+            },
+            "repetition_penalty",
+        ),
     ] {
-        assert!(matches!(sampling.validate(), Err(SamplingError::Option { option, .. }) if option == name), "{sampling:?}");
+        assert!(
+            matches!(sampling.validate(), Err(SamplingError::Option { option, .. }) if option == name),
+            "{sampling:?}"
+        );
     }
 }
 

@@ -9,12 +9,17 @@ use serde_json::Value;
 
 use super::model::full;
 use super::support::*;
-use crate::{Architecture, Decoded, Decoder, GenerationConfig, Llama, LlamaConfig, OpenOptions, RopeScaling, SequenceOptions, StopReason};
+use crate::{
+    Architecture, Decoded, Decoder, GenerationConfig, Llama, LlamaConfig, OpenOptions, RopeScaling,
+    SequenceOptions, StopReason,
+};
 
-/// Largest relative error in f32, of both sides together. A window or a norm left out gives above 0.01.
+/// Largest relative error in f32, of both sides together. A window or a norm left out gives above
+/// 0.01.
 const TOLERANCE: f64 = 1e-5;
 
-/// Largest relative error where the packer rounds its dequantised weights to this dtype, which we do not: four units of its rounding.
+/// Largest relative error where the packer rounds its dequantised weights to this dtype, which we
+/// do not: four units of its rounding.
 fn tolerance(dequantized_in: Option<&str>) -> f64 {
     match dequantized_in {
         Some("float16") => 4.0 / 2048.0,
@@ -29,39 +34,75 @@ fn golden() -> PathBuf {
 
 #[test]
 fn logits_are_those_of_transformers() {
-    let index: Value = serde_json::from_slice(&std::fs::read(golden().join("index.json")).unwrap()).unwrap();
+    let index: Value =
+        serde_json::from_slice(&std::fs::read(golden().join("index.json")).unwrap()).unwrap();
     let mut architectures = Vec::new();
     for entry in index.as_array().unwrap() {
         let name = entry["name"].as_str().unwrap();
-        // Of Marlin's and the 2:4 formats there are single layers, whose sizes no tiny model has. The BERT is for `burn_marlin`'s tests.
+        // Of Marlin's and the 2:4 formats there are single layers, whose sizes no tiny model has.
+        // The BERT is for `burn_marlin`'s tests.
         if entry["logits"] != true || entry["architecture"] == "BertForSequenceClassification" {
             continue;
         }
         let dir = golden().join(name);
-        // The texts are shorter than LongRoPE's original context, for which `transformers` takes the short factors.
-        let max_len = match LlamaConfig::read(&dir.join("config.json")).unwrap().rope_scaling {
+        // The texts are shorter than LongRoPE's original context, for which `transformers` takes
+        // the short factors.
+        let max_len = match LlamaConfig::read(&dir.join("config.json"))
+            .unwrap()
+            .rope_scaling
+        {
             Some(RopeScaling::LongRope(scaling)) => Some(scaling.original_max_position_embeddings),
             _ => None,
         };
-        let model = Llama::open(&dir, &Device::flex(), &OpenOptions { max_len, ..options() }).unwrap().model;
+        let model = Llama::open(
+            &dir,
+            &Device::flex(),
+            &OpenOptions {
+                max_len,
+                ..options()
+            },
+        )
+        .unwrap()
+        .model;
         let bytes = std::fs::read(golden().join(entry["expected"].as_str().unwrap())).unwrap();
         let expected = SafeTensors::deserialize(&bytes).unwrap();
         let ids = expected.tensor("input_ids").unwrap();
-        let tokens: Vec<u32> = ids.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as u32).collect();
+        let tokens: Vec<u32> = ids
+            .data()
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|&bytes| i64::from_le_bytes(bytes) as u32)
+            .collect();
         let logits = expected.tensor("logits").unwrap();
         assert_eq!(logits.shape(), [1, tokens.len(), model.config().vocab_size]);
-        let logits: Vec<f64> = logits.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into()).collect();
+        let logits: Vec<f64> = logits
+            .data()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&bytes| f32::from_le_bytes(bytes).into())
+            .collect();
         let error = relative_error(&full(&model, &tokens, 1), &logits);
         println!("{name}: relative error {error:.1e}");
-        assert!(error < tolerance(entry["dequantized_in"].as_str()), "{name}: {error}");
+        assert!(
+            error < tolerance(entry["dequantized_in"].as_str()),
+            "{name}: {error}"
+        );
         architectures.push(model.config().architecture);
     }
-    assert!(Architecture::ALL.iter().all(|architecture| architectures.contains(architecture)), "{architectures:?}");
+    assert!(
+        Architecture::ALL
+            .iter()
+            .all(|architecture| architectures.contains(architecture)),
+        "{architectures:?}"
+    );
 }
 
 /// `generation.json`, and the model that it is of.
 fn generation() -> (Value, Llama) {
-    let generation: Value = serde_json::from_slice(&std::fs::read(golden().join("generation.json")).unwrap()).unwrap();
+    let generation: Value =
+        serde_json::from_slice(&std::fs::read(golden().join("generation.json")).unwrap()).unwrap();
     let model = golden().join(generation["model"].as_str().unwrap());
     (generation, open(&model))
 }
@@ -71,18 +112,37 @@ fn options_of(case: &Value, llama: &Llama, max_new_tokens: usize) -> (Vec<u32>, 
     let prompt = serde_json::from_value(case["prompt"].clone()).unwrap();
     let mut config = case["config"].clone();
     // Without a stop token there, that of the model would count.
-    config["eos_token_id"] = config.get("eos_token_id").cloned().unwrap_or_else(|| Value::Array(Vec::new()));
+    config["eos_token_id"] = config
+        .get("eos_token_id")
+        .cloned()
+        .unwrap_or_else(|| Value::Array(Vec::new()));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("generation_config.json");
     std::fs::write(&path, config.to_string()).unwrap();
-    let GenerationConfig { sampling, suppression, eos_token_ids } = GenerationConfig::read(&path, llama.model.config()).unwrap();
-    (prompt, SequenceOptions { sampling, suppression, seed: 1, stop_tokens: eos_token_ids, max_new_tokens })
+    let GenerationConfig {
+        sampling,
+        suppression,
+        eos_token_ids,
+    } = GenerationConfig::read(&path, llama.model.config()).unwrap();
+    (
+        prompt,
+        SequenceOptions {
+            sampling,
+            suppression,
+            seed: 1,
+            stop_tokens: eos_token_ids,
+            max_new_tokens,
+        },
+    )
 }
 
 #[test]
 fn generation_configs_generate_what_they_do_in_transformers() {
     let (generation, llama) = generation();
-    let (cases, new_tokens) = (generation["cases"].as_array().unwrap(), generation["new_tokens"].as_u64().unwrap() as usize);
+    let (cases, new_tokens) = (
+        generation["cases"].as_array().unwrap(),
+        generation["new_tokens"].as_u64().unwrap() as usize,
+    );
     // All cases at once, each with options of its own.
     let mut decoder = Decoder::new(llama.model.clone(), cases.len()).unwrap();
     for (slot, case) in cases.iter().enumerate() {
@@ -97,7 +157,11 @@ fn generation_configs_generate_what_they_do_in_transformers() {
         }
     }
     for (case, (tokens, stops)) in cases.iter().zip(found) {
-        assert_eq!((serde_json::json!(tokens), stops), (case["tokens"].clone(), case["stops"] == true), "{case}");
+        assert_eq!(
+            (serde_json::json!(tokens), stops),
+            (case["tokens"].clone(), case["stops"] == true),
+            "{case}"
+        );
     }
 }
 
@@ -107,16 +171,31 @@ fn sampling_keeps_the_tokens_that_transformers_keeps() {
     for case in generation["samplings"].as_array().unwrap() {
         let mut config = case["config"].clone();
         config["do_sample"] = true.into();
-        let case = serde_json::json!({ "prompt": case["prompt"], "config": config, "kept": case["kept"] });
+        let case =
+            serde_json::json!({ "prompt": case["prompt"], "config": config, "kept": case["kept"] });
         let (prompt, options) = options_of(&case, &llama, 1);
         let mut drawn = BTreeSet::new();
         let mut decoder = Decoder::new(llama.model.clone(), 100).unwrap();
         for seeds in [0..100, 100..200] {
             for seed in seeds {
-                decoder.join(&prompt, &SequenceOptions { seed, ..options.clone() }).unwrap();
+                decoder
+                    .join(
+                        &prompt,
+                        &SequenceOptions {
+                            seed,
+                            ..options.clone()
+                        },
+                    )
+                    .unwrap();
             }
             while decoder.sequences() > 0 {
-                drawn.extend(decoder.step().unwrap().into_iter().filter_map(|decoded| decoded.token));
+                drawn.extend(
+                    decoder
+                        .step()
+                        .unwrap()
+                        .into_iter()
+                        .filter_map(|decoded| decoded.token),
+                );
             }
         }
         let kept: BTreeSet<u32> = serde_json::from_value(case["kept"].clone()).unwrap();
@@ -126,7 +205,11 @@ fn sampling_keeps_the_tokens_that_transformers_keeps() {
         let last = &logits[logits.len() - llama.model.config().vocab_size..];
         let weight = |token: u32| (last[token as usize] / options.sampling.temperature).exp();
         let total: f32 = kept.iter().map(|&token| weight(token)).sum();
-        let likely: BTreeSet<u32> = kept.iter().copied().filter(|&token| weight(token) > 0.05 * total).collect();
+        let likely: BTreeSet<u32> = kept
+            .iter()
+            .copied()
+            .filter(|&token| weight(token) > 0.05 * total)
+            .collect();
         assert!(drawn.is_superset(&likely), "{case}: drew {drawn:?}");
     }
 }

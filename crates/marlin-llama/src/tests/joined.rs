@@ -17,35 +17,69 @@ const SPEC: QuantSpec = QuantSpec::int4(GroupSize::G32);
 
 /// Sizes that groups of 32 divide.
 fn config() -> LlamaConfig {
-    config_of(Architecture::Qwen2, json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }))
+    config_of(
+        Architecture::Qwen2,
+        json!({ "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "intermediate_size": 96 }),
+    )
 }
 
-/// A folder with the projections that `permutation` gives a row order in 4 bits and the others in f32, opened; and the same model in float.
-fn opened(weights: &Weights, permutation: impl Fn(&str) -> Option<Option<Vec<u32>>>) -> (Arc<LlamaModel>, Arc<LlamaModel>) {
+/// A folder with the projections that `permutation` gives a row order in 4 bits and the others in
+/// f32, opened; and the same model in float.
+fn opened(
+    weights: &Weights,
+    permutation: impl Fn(&str) -> Option<Option<Vec<u32>>>,
+) -> (Arc<LlamaModel>, Arc<LlamaModel>) {
     let config = config();
     let mut dequantized = weights.clone();
     let (mut tensors, mut ignored) = (Vec::new(), vec!["lm_head".to_string()]);
     for (name, (shape, values)) in weights {
-        let layer = name.strip_suffix(".weight").filter(|layer| layer.ends_with("_proj"));
-        let Some((layer, row_permutation)) = layer.and_then(|layer| Some((layer, permutation(layer)?))) else {
+        let layer = name
+            .strip_suffix(".weight")
+            .filter(|layer| layer.ends_with("_proj"));
+        let Some((layer, row_permutation)) =
+            layer.and_then(|layer| Some((layer, permutation(layer)?)))
+        else {
             ignored.extend(layer.map(String::from));
-            tensors.push((TensorSpec::new(name.as_str(), Dtype::F32, shape.as_slice()), bytes(values, Dtype::F32)));
+            tensors.push((
+                TensorSpec::new(name.as_str(), Dtype::F32, shape.as_slice()),
+                bytes(values, Dtype::F32),
+            ));
             continue;
         };
-        let &[n, k] = shape.as_slice() else { panic!("{name} {shape:?}") };
+        let &[n, k] = shape.as_slice() else {
+            panic!("{name} {shape:?}")
+        };
         let transposed: Vec<f32> = (0..k * n).map(|i| values[i % n * k + i / n]).collect();
         let parts = quantize_rtn(&transposed, k, n, &SPEC).unwrap().into_parts();
-        let plain = PlainWeight::new(PlainParts { row_permutation, ..parts }).unwrap();
+        let plain = PlainWeight::new(PlainParts {
+            row_permutation,
+            ..parts
+        })
+        .unwrap();
         let rounded = plain.dequantize();
-        dequantized.insert(name.clone(), (shape.clone(), (0..n * k).map(|i| rounded[i % k * n + i / k]).collect()));
-        tensors.extend(compressed_tensors::tensors_of(layer, &plain).into_iter().map(|tensor| (tensor.spec, tensor.bytes)));
+        dequantized.insert(
+            name.clone(),
+            (
+                shape.clone(),
+                (0..n * k).map(|i| rounded[i % k * n + i / k]).collect(),
+            ),
+        );
+        tensors.extend(
+            compressed_tensors::tensors_of(layer, &plain)
+                .into_iter()
+                .map(|tensor| (tensor.spec, tensor.bytes)),
+        );
     }
     let ((_a, dir), (_b, float)) = (temporary(), temporary());
     let mut json = config.to_json();
     json["quantization_config"] = QuantizationConfig::new(SPEC, ignored).unwrap().to_json();
     let mut writer = CheckpointWriter::create(&dir).unwrap();
-    writer.write_file("config.json", json.to_string().as_bytes()).unwrap();
-    writer.declare(tensors.iter().map(|(spec, _)| spec.clone())).unwrap();
+    writer
+        .write_file("config.json", json.to_string().as_bytes())
+        .unwrap();
+    writer
+        .declare(tensors.iter().map(|(spec, _)| spec.clone()))
+        .unwrap();
     for (spec, bytes) in &tensors {
         writer.write_tensor(&spec.name, bytes).unwrap();
     }
@@ -62,7 +96,8 @@ fn assert_same(model: &LlamaModel, float: &LlamaModel, rng: &mut StdRng) {
     assert!(error < 1e-4, "{error}");
 }
 
-/// A row order that keeps rows in their groups of `SPEC` would be natural; this one moves them anywhere.
+/// A row order that keeps rows in their groups of `SPEC` would be natural; this one moves them
+/// anywhere.
 fn shuffled(k: usize, rng: &mut StdRng) -> Vec<u32> {
     let mut rows: Vec<u32> = (0..k as u32).collect();
     rows.shuffle(rng);
@@ -75,7 +110,9 @@ fn float_layers_are_one_matmul() {
     let (model, float) = opened(&random_weights(&config(), &mut rng), |_| None);
     let qkv = &model.layers[1].self_attn.qkv_proj;
     assert_eq!(qkv.outputs(), [64, 32, 32]);
-    let Some(Projection::Dense(joined)) = qkv.joined() else { panic!("q, k and v are one") };
+    let Some(Projection::Dense(joined)) = qkv.joined() else {
+        panic!("q, k and v are one")
+    };
     assert_eq!(joined.weight.dims(), [64, 128]);
     assert_eq!(joined.bias.as_ref().unwrap().dims(), [128]);
     assert_same(&model, &float, &mut rng);
@@ -86,7 +123,11 @@ fn act_order_layers_of_one_order_are_one_matmul() {
     let mut rng = rng();
     let weights = random_weights(&config(), &mut rng);
     // As GPTQ orders them: q, k and v see the same activations, and so do gate and up.
-    let (attention, mlp, down) = (shuffled(64, &mut rng), shuffled(64, &mut rng), shuffled(96, &mut rng));
+    let (attention, mlp, down) = (
+        shuffled(64, &mut rng),
+        shuffled(64, &mut rng),
+        shuffled(96, &mut rng),
+    );
     let (model, float) = opened(&weights, |layer| {
         Some(Some(match layer {
             layer if layer.ends_with("down_proj") => down.clone(),
@@ -96,7 +137,9 @@ fn act_order_layers_of_one_order_are_one_matmul() {
     });
     for layer in &model.layers {
         for group in [&layer.self_attn.qkv_proj, &layer.mlp.gate_up_proj] {
-            let Some(Projection::Quant(joined)) = group.joined() else { panic!("one 4-bit matmul") };
+            let Some(Projection::Quant(joined)) = group.joined() else {
+                panic!("one 4-bit matmul")
+            };
             assert!(joined.weight().is_permuted());
         }
     }
@@ -108,10 +151,21 @@ fn layers_of_different_orders_stay_apart() {
     let mut rng = rng();
     let weights = random_weights(&config(), &mut rng);
     let order = shuffled(64, &mut rng);
-    let (model, float) = opened(&weights, |layer| Some((layer.ends_with("k_proj") || layer.ends_with("up_proj")).then(|| order.clone())));
+    let (model, float) = opened(&weights, |layer| {
+        Some((layer.ends_with("k_proj") || layer.ends_with("up_proj")).then(|| order.clone()))
+    });
     for layer in &model.layers {
-        assert!(layer.self_attn.qkv_proj.joined().is_none() && layer.mlp.gate_up_proj.joined().is_none());
-        assert_eq!((layer.self_attn.qkv_proj.projections().len(), layer.mlp.gate_up_proj.projections().len()), (3, 2));
+        assert!(
+            layer.self_attn.qkv_proj.joined().is_none()
+                && layer.mlp.gate_up_proj.joined().is_none()
+        );
+        assert_eq!(
+            (
+                layer.self_attn.qkv_proj.projections().len(),
+                layer.mlp.gate_up_proj.projections().len()
+            ),
+            (3, 2)
+        );
     }
     assert_same(&model, &float, &mut rng);
 }
@@ -120,11 +174,28 @@ fn layers_of_different_orders_stay_apart() {
 fn float_and_quantised_layers_stay_apart() {
     let mut rng = rng();
     let weights = random_weights(&config(), &mut rng);
-    let (model, float) = opened(&weights, |layer| (!layer.ends_with("v_proj")).then_some(None));
-    let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else { panic!("three projections") };
-    assert!(matches!((q, k, v), (Projection::Quant(_), Projection::Quant(_), Projection::Dense(_))));
-    assert!(matches!(model.layers[0].mlp.gate_up_proj.joined(), Some(Projection::Quant(_))));
+    let (model, float) = opened(&weights, |layer| {
+        (!layer.ends_with("v_proj")).then_some(None)
+    });
+    let [q, k, v] = model.layers[0].self_attn.qkv_proj.projections() else {
+        panic!("three projections")
+    };
+    assert!(matches!(
+        (q, k, v),
+        (
+            Projection::Quant(_),
+            Projection::Quant(_),
+            Projection::Dense(_)
+        )
+    ));
+    assert!(matches!(
+        model.layers[0].mlp.gate_up_proj.joined(),
+        Some(Projection::Quant(_))
+    ));
     let names: Vec<String> = model.projections().map(|(name, _)| name).collect();
-    assert!(names.contains(&"model.layers.0.self_attn.v_proj".into()) && names.contains(&"model.layers.1.mlp.gate_up_proj".into()));
+    assert!(
+        names.contains(&"model.layers.0.self_attn.v_proj".into())
+            && names.contains(&"model.layers.1.mlp.gate_up_proj".into())
+    );
     assert_same(&model, &float, &mut rng);
 }

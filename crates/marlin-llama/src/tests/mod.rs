@@ -1,10 +1,12 @@
-//! Tests across modules: folders of random models, opened and run on Flex, against a reference that shares no code with the model.
+//! Tests across modules: folders of random models, opened and run on Flex, against a reference that
+//! shares no code with the model.
 
 mod architectures;
 mod awq;
 mod bad_input;
 mod calibrate;
 mod decoder;
+mod evaluate;
 mod folder;
 mod generate;
 mod golden;
@@ -14,4 +16,5 @@ mod overrides;
 mod perplexity;
 mod quantize;
 mod reference;
+mod samples;
 pub(crate) mod support;

@@ -16,7 +16,8 @@ use crate::model::Residual;
 use crate::tokens::token_tensor;
 use crate::{Architecture, Llama, LlamaConfig, LlamaModel, OpenOptions};
 
-/// Largest relative error of a whole model in f32; one rotated pair or head gone wrong gives above 0.01.
+/// Largest relative error of a whole model in f32; one rotated pair or head gone wrong gives above
+/// 0.01.
 pub(super) const TOLERANCE: f64 = 1e-5;
 
 pub(super) fn full(model: &LlamaModel, tokens: &[u32], batch: usize) -> Vec<f32> {
@@ -24,7 +25,8 @@ pub(super) fn full(model: &LlamaModel, tokens: &[u32], batch: usize) -> Vec<f32>
     model.forward_full(tokens).try_into_vec_as::<f32>().unwrap()
 }
 
-/// A random model of this config, opened from a folder, and the reference's logits of random tokens.
+/// A random model of this config, opened from a folder, and the reference's logits of random
+/// tokens.
 pub(super) fn check(config: &LlamaConfig, seq: usize) {
     let mut rng = rng();
     let weights = random_weights(config, &mut rng);
@@ -32,7 +34,11 @@ pub(super) fn check(config: &LlamaConfig, seq: usize) {
     write_folder(&dir, config, &weights, Dtype::F32);
     let model = open(&dir).model;
     let tokens = random_tokens(2 * seq, config.vocab_size, &mut rng);
-    let expected: Vec<f64> = tokens.chunks(seq).flat_map(|tokens| reference::forward(config, &weights, tokens)).flatten().collect();
+    let expected: Vec<f64> = tokens
+        .chunks(seq)
+        .flat_map(|tokens| reference::forward(config, &weights, tokens))
+        .flatten()
+        .collect();
     let error = relative_error(&full(&model, &tokens, 2), &expected);
     println!("relative error {error:.1e}");
     assert!(error < TOLERANCE, "{config:?}: {error}");
@@ -49,19 +55,27 @@ fn grouped_query_attention_matches_the_reference() {
 #[test]
 fn tied_heads_and_biases_match_the_reference() {
     check(&config_with(json!({ "tie_word_embeddings": true })), 7);
-    check(&config_with(json!({ "attention_bias": true, "mlp_bias": true })), 7);
+    check(
+        &config_with(json!({ "attention_bias": true, "mlp_bias": true })),
+        7,
+    );
 }
 
 #[test]
 fn a_head_size_of_its_own_matches_the_reference() {
-    check(&config_with(json!({ "head_dim": 10, "rope_theta": 500000.0 })), 9);
+    check(
+        &config_with(json!({ "head_dim": 10, "rope_theta": 500000.0 })),
+        9,
+    );
 }
 
 #[test]
 fn llama3_rotary_scaling_matches_the_reference() {
-    // Wavelengths of the 6 frequencies: 6 to 40000 positions, so that some are kept, some interpolated and some divided.
+    // Wavelengths of the 6 frequencies: 6 to 40000 positions, so that some are kept, some
+    // interpolated and some divided.
     let scaling = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 400 });
-    let config = config_with(json!({ "head_dim": 12, "rope_scaling": scaling, "rope_theta": 500000.0 }));
+    let config =
+        config_with(json!({ "head_dim": 12, "rope_scaling": scaling, "rope_theta": 500000.0 }));
     check(&config, 60);
 }
 
@@ -85,11 +99,19 @@ fn prefill_and_decode_with_a_cache_equal_the_full_pass() {
     let mut rng = rng();
     let config = config();
     let (_parent, dir) = temporary();
-    write_folder(&dir, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    write_folder(
+        &dir,
+        &config,
+        &random_weights(&config, &mut rng),
+        Dtype::F32,
+    );
     let model = open(&dir).model;
     let (vocab, device) = (config.vocab_size, model.device());
     let tokens = random_tokens(20, vocab, &mut rng);
-    let expected: Vec<f64> = full(&model, &tokens, 1).into_iter().map(f64::from).collect();
+    let expected: Vec<f64> = full(&model, &tokens, 1)
+        .into_iter()
+        .map(f64::from)
+        .collect();
 
     let mut cache = model.new_cache(1);
     assert!(cache.is_empty());
@@ -99,9 +121,16 @@ fn prefill_and_decode_with_a_cache_equal_the_full_pass() {
         let mut start = 0;
         for seq in chunks {
             let chunk = token_tensor(&tokens[start..start + seq], [1, seq], &device);
-            let found = model.forward(chunk, &mut cache).try_into_vec_as::<f32>().unwrap();
+            let found = model
+                .forward(chunk, &mut cache)
+                .try_into_vec_as::<f32>()
+                .unwrap();
             let error = relative_error(&found, &expected[start * vocab..(start + seq) * vocab]);
-            assert!(error < TOLERANCE, "positions {start}..{}: {error}", start + seq);
+            assert!(
+                error < TOLERANCE,
+                "positions {start}..{}: {error}",
+                start + seq
+            );
             start += seq;
             assert_eq!(cache.len(), start);
         }
@@ -110,7 +139,12 @@ fn prefill_and_decode_with_a_cache_equal_the_full_pass() {
     cache.clear();
     let last = model.forward_last(token_tensor(&tokens, [1, 20], &device), &mut cache);
     assert_eq!(last.dims(), [1, vocab]);
-    assert!(relative_error(&last.try_into_vec_as::<f32>().unwrap(), &expected[19 * vocab..]) < TOLERANCE);
+    assert!(
+        relative_error(
+            &last.try_into_vec_as::<f32>().unwrap(),
+            &expected[19 * vocab..]
+        ) < TOLERANCE
+    );
 }
 
 #[test]
@@ -126,16 +160,27 @@ fn layers_one_by_one_equal_the_full_pass() {
     for config in configs {
         let mut rng = rng();
         let (_parent, dir) = temporary();
-        write_folder(&dir, &config, &random_weights(&config, &mut rng), Dtype::F32);
+        write_folder(
+            &dir,
+            &config,
+            &random_weights(&config, &mut rng),
+            Dtype::F32,
+        );
         let model = open(&dir).model;
         let tokens = random_tokens(2 * 11, config.vocab_size, &mut rng);
-        let expected: Vec<f64> = full(&model, &tokens, 2).into_iter().map(f64::from).collect();
+        let expected: Vec<f64> = full(&model, &tokens, 2)
+            .into_iter()
+            .map(f64::from)
+            .collect();
         let mut hidden = model.embed(token_tensor(&tokens, [2, 11], &model.device()));
         for layer in &model.layers {
             hidden = layer.forward_full(hidden, model.rope());
             assert_eq!(hidden.dims(), [2, 11, config.hidden_size]);
         }
-        let found = model.head(model.norm.forward(hidden)).try_into_vec_as::<f32>().unwrap();
+        let found = model
+            .head(model.norm.forward(hidden))
+            .try_into_vec_as::<f32>()
+            .unwrap();
         let error = relative_error(&found, &expected);
         assert!(error < 1e-6, "{}: {error}", config.architecture);
     }
@@ -148,14 +193,21 @@ fn the_residual_stream_is_the_sum_of_what_was_added() {
     let values = || Tensor::<2>::random([3, 36], burn::tensor::Distribution::Default, &device);
     let [hidden, first, second] = [values(), values(), values()];
     let expected = hidden.clone() + first.clone() + second.clone();
-    let stream = || Residual::new(hidden.clone()).plus(first.clone()).plus(second.clone());
+    let stream = || {
+        Residual::new(hidden.clone())
+            .plus(first.clone())
+            .plus(second.clone())
+    };
     let vec = |x: Tensor<2>| x.try_into_vec_as::<f32>().unwrap();
     assert_eq!(vec(stream().into_tensor()), vec(expected.clone()));
     let normalised = vec(model.norm.forward(expected.clone()));
     assert_eq!(vec(stream().norm(&model.norm)), normalised);
     let projections = &model.layers[0].mlp.gate_up_proj;
     let (found, after) = stream().project(&model.norm, projections, Epilogue::None);
-    assert_eq!(vec(found), vec(projections.forward_joined(model.norm.forward(expected.clone()))));
+    assert_eq!(
+        vec(found),
+        vec(projections.forward_joined(model.norm.forward(expected.clone())))
+    );
     assert_eq!(vec(after.into_tensor()), vec(expected));
 }
 
@@ -164,12 +216,24 @@ fn a_cache_holds_a_batch() {
     let mut rng = rng();
     let model = LlamaModel::new(&config(), &Device::flex());
     let tokens = random_tokens(3 * 8, 71, &mut rng);
-    let expected: Vec<f64> = full(&model, &tokens, 3).into_iter().map(f64::from).collect();
+    let expected: Vec<f64> = full(&model, &tokens, 3)
+        .into_iter()
+        .map(f64::from)
+        .collect();
     let mut cache = model.new_cache(3);
     let tokens = token_tensor(&tokens, [3, 8], &model.device());
     model.forward(tokens.clone().slice([0..3, 0..7]), &mut cache);
-    let found = model.forward_last(tokens.slice([0..3, 7..8]), &mut cache).try_into_vec_as::<f32>().unwrap();
-    let expected: Vec<f64> = expected.chunks(71).skip(7).step_by(8).flatten().copied().collect();
+    let found = model
+        .forward_last(tokens.slice([0..3, 7..8]), &mut cache)
+        .try_into_vec_as::<f32>()
+        .unwrap();
+    let expected: Vec<f64> = expected
+        .chunks(71)
+        .skip(7)
+        .step_by(8)
+        .flatten()
+        .copied()
+        .collect();
     assert!(relative_error(&found, &expected) < TOLERANCE);
 }
 
@@ -178,18 +242,36 @@ fn half_precision_stays_close() {
     let mut rng = rng();
     let config = config();
     let weights = random_weights(&config, &mut rng);
-    for (file, dtype, tolerance) in [(Dtype::F16, FloatDType::F16, 0.01), (Dtype::BF16, FloatDType::BF16, 0.06)] {
+    for (file, dtype, tolerance) in [
+        (Dtype::F16, FloatDType::F16, 0.01),
+        (Dtype::BF16, FloatDType::BF16, 0.06),
+    ] {
         let (_parent, dir) = temporary();
         write_folder(&dir, &config, &weights, file);
-        let llama = Llama::open(&dir, &Device::flex(), &OpenOptions { dtype: None, ..options() }).unwrap();
+        let llama = Llama::open(
+            &dir,
+            &Device::flex(),
+            &OpenOptions {
+                dtype: None,
+                ..options()
+            },
+        )
+        .unwrap();
         assert_eq!(llama.model.dtype(), dtype);
         let tokens = random_tokens(9, config.vocab_size, &mut rng);
-        let expected: Vec<f64> = reference::forward(&config, &weights, &tokens).into_iter().flatten().collect();
+        let expected: Vec<f64> = reference::forward(&config, &weights, &tokens)
+            .into_iter()
+            .flatten()
+            .collect();
         let error = relative_error(&full(&llama.model, &tokens, 1), &expected);
         println!("{dtype:?}: relative error {error:.1e}");
         assert!(error < tolerance, "{dtype:?}: {error}");
         let mut cache = llama.model.new_cache(1);
-        let last = llama.model.forward_last(token_tensor(&tokens, [1, 9], &Device::flex()), &mut cache).try_into_vec_as::<f32>().unwrap();
+        let last = llama
+            .model
+            .forward_last(token_tensor(&tokens, [1, 9], &Device::flex()), &mut cache)
+            .try_into_vec_as::<f32>()
+            .unwrap();
         assert!(relative_error(&last, &expected[8 * config.vocab_size..]) < 2.0 * tolerance);
     }
 }
@@ -199,7 +281,12 @@ fn every_parameter_gets_a_gradient() {
     struct Count<'a>(&'a Gradients, usize);
     impl ModuleVisitor for Count<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let gradient = param.val().grad(self.0).expect("a gradient").try_into_vec_as::<f32>().unwrap();
+            let gradient = param
+                .val()
+                .grad(self.0)
+                .expect("a gradient")
+                .try_into_vec_as::<f32>()
+                .unwrap();
             assert!(gradient.iter().all(|value| value.is_finite()));
             assert!(gradient.iter().any(|&value| value != 0.0));
             self.1 += 1;
@@ -210,19 +297,32 @@ fn every_parameter_gets_a_gradient() {
     let model = LlamaModel::new(&config, &Device::flex().autodiff());
     let tokens = token_tensor(&random_tokens(14, 71, &mut rng), [2, 7], &model.device());
     let logits = model.forward_full(tokens.clone());
-    let weights = Tensor::<3>::random([2, 7, 71], burn::tensor::Distribution::Default, &model.device());
+    let weights = Tensor::<3>::random(
+        [2, 7, 71],
+        burn::tensor::Distribution::Default,
+        &model.device(),
+    );
     let gradients = (logits.clone() * weights).sum().backward();
     let mut count = Count(&gradients, 0);
     model.visit(&mut count);
-    // Embedding, head and norm; per layer two norms, four projections, two biases: q, k, v are one, and gate, up.
+    // Embedding, head and norm; per layer two norms, four projections, two biases: q, k, v are one,
+    // and gate, up.
     assert_eq!(count.1, 3 + 2 * 8);
 
     // The model that is saved and run has no autodiff, rotary tables included.
     let valid = model.valid();
-    let expected: Vec<f64> = logits.try_into_vec_as::<f32>().unwrap().into_iter().map(f64::from).collect();
+    let expected: Vec<f64> = logits
+        .try_into_vec_as::<f32>()
+        .unwrap()
+        .into_iter()
+        .map(f64::from)
+        .collect();
     let found = valid.forward_full(token_tensor(&[0, 1], [1, 2], &Device::flex()));
     assert!(!found.is_autodiff());
-    let found = valid.forward_full(tokens.without_autodiff()).try_into_vec_as::<f32>().unwrap();
+    let found = valid
+        .forward_full(tokens.without_autodiff())
+        .try_into_vec_as::<f32>()
+        .unwrap();
     assert!(relative_error(&found, &expected) < TOLERANCE);
 }
 
@@ -230,24 +330,53 @@ fn every_parameter_gets_a_gradient() {
 fn new_models_have_the_distribution_they_promise() {
     let config = config_with(json!({ "hidden_size": 128, "head_dim": 32, "vocab_size": 500 }));
     let model = LlamaModel::new(&config, &Device::flex());
-    let values = model.embed_tokens.weight.val().try_into_vec_as::<f32>().unwrap();
+    let values = model
+        .embed_tokens
+        .weight
+        .val()
+        .try_into_vec_as::<f32>()
+        .unwrap();
     let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / values.len() as f64;
-    let deviation = (values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt();
-    assert!(mean.abs() < 0.001 && (deviation - 0.02).abs() < 0.001, "mean {mean}, deviation {deviation}");
+    let deviation = (values
+        .iter()
+        .map(|&x| (f64::from(x) - mean).powi(2))
+        .sum::<f64>()
+        / values.len() as f64)
+        .sqrt();
+    assert!(
+        mean.abs() < 0.001 && (deviation - 0.02).abs() < 0.001,
+        "mean {mean}, deviation {deviation}"
+    );
     assert_eq!(model.max_len(), 96);
-    assert_eq!(model.num_params(), 2 * 500 * 128 + 128 + 2 * (2 * 128 + 2 * 128 * 192 + 2 * 128 * 64 + 3 * 128 * 52));
+    assert_eq!(
+        model.num_params(),
+        2 * 500 * 128 + 128 + 2 * (2 * 128 + 2 * 128 * 192 + 2 * 128 * 64 + 3 * 128 * 52)
+    );
 }
 
 #[test]
 fn one_call_converts_a_dense_model() {
-    let config = config_with(json!({ "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "intermediate_size": 96 }));
+    let config = config_with(
+        json!({ "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "intermediate_size": 96 }),
+    );
     let mut rng = rng();
     let (_parent, dir) = temporary();
-    write_folder(&dir, &config, &random_weights(&config, &mut rng), Dtype::F32);
+    write_folder(
+        &dir,
+        &config,
+        &random_weights(&config, &mut rng),
+        Dtype::F32,
+    );
     let model = open(&dir).model;
     let tokens = random_tokens(12, 71, &mut rng);
-    let float: Vec<f64> = full(&model, &tokens, 1).into_iter().map(f64::from).collect();
-    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32)).exclude("lm_head").quantize(Arc::unwrap_or_clone(model)).unwrap();
+    let float: Vec<f64> = full(&model, &tokens, 1)
+        .into_iter()
+        .map(f64::from)
+        .collect();
+    let (model, report) = W4A16::new(QuantSpec::int4(GroupSize::G32))
+        .exclude("lm_head")
+        .quantize(Arc::unwrap_or_clone(model))
+        .unwrap();
     assert_eq!(report.quantized(), 8, "{report}");
     let error = relative_error(&full(&model, &tokens, 1), &float);
     println!("relative error {error:.2}");

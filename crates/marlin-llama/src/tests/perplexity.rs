@@ -19,8 +19,17 @@ fn model(config: &LlamaConfig, weights: &Weights) -> LlamaModel {
 /// The sum of -log softmax(logits)[next] over a window, and the number of terms.
 fn expected(config: &LlamaConfig, weights: &Weights, window: &[u32]) -> (f64, usize) {
     let logits = reference::forward(config, weights, window);
-    let nll = |logits: &Vec<f64>, next: u32| logits.iter().map(|x| x.exp()).sum::<f64>().ln() - logits[next as usize];
-    (logits.iter().zip(&window[1..]).map(|(logits, &next)| nll(logits, next)).sum(), window.len() - 1)
+    let nll = |logits: &Vec<f64>, next: u32| {
+        logits.iter().map(|x| x.exp()).sum::<f64>().ln() - logits[next as usize]
+    };
+    (
+        logits
+            .iter()
+            .zip(&window[1..])
+            .map(|(logits, &next)| nll(logits, next))
+            .sum(),
+        window.len() - 1,
+    )
 }
 
 #[test]
@@ -35,11 +44,16 @@ fn perplexity_matches_the_reference_in_every_kind_of_window() {
         let (sum, count) = tokens
             .chunks(window)
             .map(|window| expected(&config, &weights, window))
-            .fold((0.0, 0), |(sum, count), (nll, predicted)| (sum + nll, count + predicted));
+            .fold((0.0, 0), |(sum, count), (nll, predicted)| {
+                (sum + nll, count + predicted)
+            });
         let mut last = None;
         let found = perplexity(&model, &tokens, window, |progress| last = Some(progress)).unwrap();
         assert_eq!(found.tokens, count, "{len} tokens in windows of {window}");
-        assert!((found.nll - sum / count as f64).abs() < 1e-5 * found.nll, "{found:?}");
+        assert!(
+            (found.nll - sum / count as f64).abs() < 1e-5 * found.nll,
+            "{found:?}"
+        );
         assert!((found.perplexity - found.nll.exp()).abs() < 1e-9 * found.perplexity);
         let last = last.unwrap();
         assert_eq!((last.windows, last.so_far), (last.total, found.perplexity));
@@ -52,7 +66,13 @@ fn a_model_that_knows_nothing_is_as_good_as_guessing() {
     let config = config_with(json!({ "vocab_size": 50 }));
     let mut weights = random_weights(&config, &mut rng);
     weights.get_mut("lm_head.weight").unwrap().1.fill(0.0);
-    let found = perplexity(&model(&config, &weights), &random_tokens(40, 50, &mut rng), 16, |_| {}).unwrap();
+    let found = perplexity(
+        &model(&config, &weights),
+        &random_tokens(40, 50, &mut rng),
+        16,
+        |_| {},
+    )
+    .unwrap();
     assert!((found.perplexity - 50.0).abs() < 1e-3, "{found:?}");
 }
 
@@ -61,14 +81,53 @@ fn what_has_no_perplexity_is_refused() {
     let config = config();
     let mut weights = random_weights(&config, &mut rng());
     let valid = model(&config, &weights);
-    let run = |model: &LlamaModel, tokens: &[u32], window| perplexity(model, tokens, window, |_| {}).expect_err("must be refused");
-    assert!(matches!(run(&valid, &[1, 2], 1), LlamaError::Window { window: 1, max_len: 96 }));
-    assert!(matches!(run(&valid, &[1, 2], 97), LlamaError::Window { window: 97, max_len: 96 }));
-    assert!(matches!(run(&valid, &[1], 4), LlamaError::TextTooShort { tokens: 1 }));
-    assert!(matches!(run(&valid, &[1, 70, 71, 4], 4), LlamaError::Token { token: 71, position: 2, vocab_size: 71 }));
+    let run = |model: &LlamaModel, tokens: &[u32], window| {
+        perplexity(model, tokens, window, |_| {}).expect_err("must be refused")
+    };
+    assert!(matches!(
+        run(&valid, &[1, 2], 1),
+        LlamaError::Window {
+            window: 1,
+            max_len: 96
+        }
+    ));
+    assert!(matches!(
+        run(&valid, &[1, 2], 97),
+        LlamaError::Window {
+            window: 97,
+            max_len: 96
+        }
+    ));
+    assert!(matches!(
+        run(&valid, &[1], 4),
+        LlamaError::TextTooShort { tokens: 1 }
+    ));
+    assert!(matches!(
+        run(&valid, &[1, 70, 71, 4], 4),
+        LlamaError::Token {
+            token: 71,
+            position: 2,
+            vocab_size: 71
+        }
+    ));
 
-    // One token whose embedding is broken, in the second window of 6: masked, it still spoils all of its window (0 * NaN), and no other.
+    // One token whose embedding is broken, in the second window of 6: masked, it still spoils all
+    // of its window (0 * NaN), and no other.
     weights.get_mut("model.embed_tokens.weight").unwrap().1[5 * 36] = f32::NAN;
-    let error = run(&model(&config, &weights), &[1, 2, 3, 4, 1, 2, 3, 4, 5, 1, 2, 3], 6);
-    assert!(matches!(error, LlamaError::LogLikelihood { position: 7, dtype: FloatDType::F32, .. }), "{error}");
+    let error = run(
+        &model(&config, &weights),
+        &[1, 2, 3, 4, 1, 2, 3, 4, 5, 1, 2, 3],
+        6,
+    );
+    assert!(
+        matches!(
+            error,
+            LlamaError::LogLikelihood {
+                position: 7,
+                dtype: FloatDType::F32,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }

@@ -49,21 +49,32 @@ pub(crate) fn config_json(fields: Value) -> Value {
 /// A config of each architecture, two layers of sizes that are no powers of two, with other fields.
 pub(crate) fn config_of(architecture: Architecture, fields: Value) -> LlamaConfig {
     let mut json = config_json(json!({ "architectures": [architecture.class()], "head_dim": 10 }));
-    json.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    json.as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
     serde_json::from_value(json).unwrap()
 }
 
-/// Weights of a size that makes attention choosy and keeps the residual stream in range, as Hugging Face's files name them.
+/// Weights of a size that makes attention choosy and keeps the residual stream in range, as Hugging
+/// Face's files name them.
 pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights {
     let mut weights = Weights::new();
     let mut add = |name: String, shape: Vec<usize>, centre: f32, spread: f32| {
-        let values = (0..shape.iter().product()).map(|_| centre + spread * (2.0 * rng.random::<f32>() - 1.0)).collect();
+        let values = (0..shape.iter().product())
+            .map(|_| centre + spread * (2.0 * rng.random::<f32>() - 1.0))
+            .collect();
         weights.insert(name, (shape, values));
     };
     let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-    let (query, key_value) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
+    let (query, key_value) = (
+        config.num_attention_heads * config.head_dim,
+        config.num_key_value_heads * config.head_dim,
+    );
     let output_bias = config.attention_bias && config.architecture != Architecture::Qwen2;
-    let mut projections = vec![("self_attn.o_proj", hidden, query, output_bias), ("mlp.down_proj", hidden, intermediate, config.mlp_bias)];
+    let mut projections = vec![
+        ("self_attn.o_proj", hidden, query, output_bias),
+        ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
+    ];
     if config.architecture == Architecture::Phi3 {
         projections.push(("self_attn.qkv_proj", query + 2 * key_value, hidden, false));
         projections.push(("mlp.gate_up_proj", 2 * intermediate, hidden, false));
@@ -76,24 +87,64 @@ pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights 
             ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
         ]);
     }
-    add("model.embed_tokens.weight".into(), vec![config.vocab_size, hidden], 0.0, 1.0);
+    add(
+        "model.embed_tokens.weight".into(),
+        vec![config.vocab_size, hidden],
+        0.0,
+        1.0,
+    );
     for layer in 0..config.num_hidden_layers {
         for &(name, n, k, bias) in &projections {
-            add(format!("model.layers.{layer}.{name}.weight"), vec![n, k], 0.0, 2.0 / (k as f32).sqrt());
+            add(
+                format!("model.layers.{layer}.{name}.weight"),
+                vec![n, k],
+                0.0,
+                2.0 / (k as f32).sqrt(),
+            );
             if bias {
-                add(format!("model.layers.{layer}.{name}.bias"), vec![n], 0.0, 0.5);
+                add(
+                    format!("model.layers.{layer}.{name}.bias"),
+                    vec![n],
+                    0.0,
+                    0.5,
+                );
             }
         }
-        add(format!("model.layers.{layer}.input_layernorm.weight"), vec![hidden], 1.0, 0.5);
-        add(format!("model.layers.{layer}.post_attention_layernorm.weight"), vec![hidden], 1.0, 0.5);
+        add(
+            format!("model.layers.{layer}.input_layernorm.weight"),
+            vec![hidden],
+            1.0,
+            0.5,
+        );
+        add(
+            format!("model.layers.{layer}.post_attention_layernorm.weight"),
+            vec![hidden],
+            1.0,
+            0.5,
+        );
         if config.architecture == Architecture::Qwen3 {
-            add(format!("model.layers.{layer}.self_attn.q_norm.weight"), vec![config.head_dim], 1.5, 0.5);
-            add(format!("model.layers.{layer}.self_attn.k_norm.weight"), vec![config.head_dim], 1.5, 0.5);
+            add(
+                format!("model.layers.{layer}.self_attn.q_norm.weight"),
+                vec![config.head_dim],
+                1.5,
+                0.5,
+            );
+            add(
+                format!("model.layers.{layer}.self_attn.k_norm.weight"),
+                vec![config.head_dim],
+                1.5,
+                0.5,
+            );
         }
     }
     add("model.norm.weight".into(), vec![hidden], 1.0, 0.5);
     if !config.tie_word_embeddings {
-        add("lm_head.weight".into(), vec![config.vocab_size, hidden], 0.0, 2.0 / (hidden as f32).sqrt());
+        add(
+            "lm_head.weight".into(),
+            vec![config.vocab_size, hidden],
+            0.0,
+            2.0 / (hidden as f32).sqrt(),
+        );
     }
     weights
 }
@@ -101,9 +152,18 @@ pub(crate) fn random_weights(config: &LlamaConfig, rng: &mut StdRng) -> Weights 
 /// Values as a file of `dtype` holds them.
 pub(crate) fn bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
-        Dtype::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Dtype::F16 => values
+            .iter()
+            .flat_map(|&value| f16::from_f32(value).to_le_bytes())
+            .collect(),
+        Dtype::BF16 => values
+            .iter()
+            .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
+            .collect(),
+        _ => values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect(),
     }
 }
 
@@ -116,8 +176,16 @@ pub(crate) fn temporary() -> (tempfile::TempDir, PathBuf) {
 
 pub(crate) fn write_folder(dir: &Path, config: &LlamaConfig, weights: &Weights, dtype: Dtype) {
     let mut writer = CheckpointWriter::create(dir).unwrap();
-    writer.write_file("config.json", config.to_json().to_string().as_bytes()).unwrap();
-    writer.declare(weights.iter().map(|(name, (shape, _))| TensorSpec::new(name.as_str(), dtype, shape.as_slice()))).unwrap();
+    writer
+        .write_file("config.json", config.to_json().to_string().as_bytes())
+        .unwrap();
+    writer
+        .declare(
+            weights
+                .iter()
+                .map(|(name, (shape, _))| TensorSpec::new(name.as_str(), dtype, shape.as_slice())),
+        )
+        .unwrap();
     for (name, (_, values)) in weights {
         writer.write_tensor(name, &bytes(values, dtype)).unwrap();
     }
@@ -132,16 +200,47 @@ pub(crate) fn write_sharded(dir: &Path, config: &LlamaConfig, weights: &Weights,
     let mut map = serde_json::Map::new();
     for (index, names) in names.chunks(names.len().div_ceil(shards)).enumerate() {
         let file = format!("model-{:05}-of-{shards:05}.safetensors", index + 1);
-        let data: Vec<_> = names.iter().map(|name| (*name, &weights[*name].0, bytes(&weights[*name].1, Dtype::F32))).collect();
-        let views = data.iter().map(|(name, shape, data)| (*name, TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap()));
-        std::fs::write(dir.join(&file), safetensors::serialize(views, None).unwrap()).unwrap();
-        map.extend(names.iter().map(|name| (name.to_string(), file.clone().into())));
+        let data: Vec<_> = names
+            .iter()
+            .map(|name| {
+                (
+                    *name,
+                    &weights[*name].0,
+                    bytes(&weights[*name].1, Dtype::F32),
+                )
+            })
+            .collect();
+        let views = data.iter().map(|(name, shape, data)| {
+            (
+                *name,
+                TensorView::new(Dtype::F32, shape.to_vec(), data).unwrap(),
+            )
+        });
+        std::fs::write(
+            dir.join(&file),
+            safetensors::serialize(views, None).unwrap(),
+        )
+        .unwrap();
+        map.extend(
+            names
+                .iter()
+                .map(|name| (name.to_string(), file.clone().into())),
+        );
     }
-    std::fs::write(dir.join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string()).unwrap();
+    std::fs::write(
+        dir.join("model.safetensors.index.json"),
+        json!({ "weight_map": map }).to_string(),
+    )
+    .unwrap();
 }
 
 pub(crate) fn options() -> OpenOptions {
-    OpenOptions { dtype: Some(FloatDType::F32), max_len: None, with_tokenizer: false, head: None }
+    OpenOptions {
+        dtype: Some(FloatDType::F32),
+        max_len: None,
+        with_tokenizer: false,
+        head: None,
+    }
 }
 
 pub(crate) fn open(dir: &Path) -> Llama {
@@ -149,7 +248,9 @@ pub(crate) fn open(dir: &Path) -> Llama {
 }
 
 pub(crate) fn random_tokens(count: usize, vocab: usize, rng: &mut StdRng) -> Vec<u32> {
-    (0..count).map(|_| rng.random_range(0..vocab as u32)).collect()
+    (0..count)
+        .map(|_| rng.random_range(0..vocab as u32))
+        .collect()
 }
 
 /// |found - expected| / |expected|, Euclidean.
@@ -160,7 +261,8 @@ pub(crate) fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
     difference / norm(&mut expected.iter().copied())
 }
 
-/// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>` 257; it starts texts with `<s>`.
+/// A tokenizer.json of the bytes 0..=255 as tokens of byte-level BPE, then `<s>` 256 and `</s>`
+/// 257; it starts texts with `<s>`.
 pub(crate) fn byte_level_tokenizer() -> Value {
     serde_json::from_str(include_str!("../../../marlin-text/tests/byte_level.json")).unwrap()
 }

@@ -1,7 +1,9 @@
 //! GPTQ of any Burn model: its linear layers, with the inputs that they get for some batches.
 //!
-//! The model is not run as it is. It is recorded once for all batches ([Burn's graph capture](burn::tensor::Device::capture)), and what was recorded is then run
-//! operation by operation, up to the layers whose inputs are known: these are quantised, and what comes after sees their quantised weights.
+//! The model is not run as it is. It is recorded once for all batches ([Burn's graph
+//! capture](burn::tensor::Device::capture)), and what was recorded is then run operation by
+//! operation, up to the layers whose inputs are known: these are quantised, and what comes after
+//! sees their quantised weights.
 
 mod record;
 mod replay;
@@ -21,17 +23,23 @@ use self::record::Recording;
 use self::replay::Replay;
 use crate::{GptqOptions, LayerLoss, QuantError};
 
-/// Converts a Burn model as [`W4A16`] does, with weights that GPTQ chooses in place of rounded ones.
+/// Converts a Burn model as [`W4A16`] does, with weights that GPTQ chooses in place of rounded
+/// ones.
 ///
-/// It takes batches and a function that runs the model on one. That function gets the model and a device that records: it moves its inputs there, and runs the model
-/// as usual. It must not read values of tensors, since there are none: a model whose operations depend on values that it computes cannot be recorded.
+/// It takes batches and a function that runs the model on one. That function gets the model and a
+/// device that records: it moves its inputs there, and runs the model as usual. It must not read
+/// values of tensors, since there are none: a model whose operations depend on values that it
+/// computes cannot be recorded.
 ///
-/// Layers are quantised in the order in which they run. Each sees the inputs that the quantised layers before it give, and those of the float model beside them
-/// ([`GptqOptions::correction`]). A layer that runs several times on a batch, as in a recurrent network, sees all of its inputs, of which those after the first may be
-/// those of its float weight. A layer that the function does not run, or whose weight goes elsewhere than to Burn's `linear`, is rounded: see
+/// Layers are quantised in the order in which they run. Each sees the inputs that the quantised
+/// layers before it give, and those of the float model beside them ([`GptqOptions::correction`]). A
+/// layer that runs several times on a batch, as in a recurrent network, sees all of its inputs, of
+/// which those after the first may be those of its float weight. A layer that the function does not
+/// run, or whose weight goes elsewhere than to Burn's `linear`, is rounded: see
 /// [`LayerLoss::fell_back`].
 ///
-/// Host memory holds the float weights of the model, and the device the hidden states of all batches.
+/// Host memory holds the float weights of the model, and the device the hidden states of all
+/// batches.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -67,7 +75,10 @@ pub struct CalibrationReport {
 impl GptqCalibrator {
     /// Of the layers that a conversion selects, to their formats, with the default options.
     pub fn new(conversion: W4A16) -> Self {
-        Self { conversion, options: GptqOptions::default() }
+        Self {
+            conversion,
+            options: GptqOptions::default(),
+        }
     }
 
     /// The same with other options; the conversion says whether weights become 2:4.
@@ -89,9 +100,15 @@ impl GptqCalibrator {
             Ok(found) => found,
             Err(error) => return Err(ConvertError { model, error }),
         };
-        match self.conversion.quantize_with(model, |path| weights.remove(path)) {
+        match self
+            .conversion
+            .quantize_with(model, |path| weights.remove(path))
+        {
             Ok((model, conversion)) => Ok((model, CalibrationReport { conversion, layers })),
-            Err(ConvertError { model, error }) => Err(ConvertError { model, error: error.into() }),
+            Err(ConvertError { model, error }) => Err(ConvertError {
+                model,
+                error: error.into(),
+            }),
         }
     }
 
@@ -104,13 +121,22 @@ impl GptqCalibrator {
     ) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
         let layers = self.conversion.select(model)?;
         let devices = model.devices();
-        let [device] = devices.as_slice() else { return Err(CalibrationError::Devices { found: devices.len() }) };
+        let [device] = devices.as_slice() else {
+            return Err(CalibrationError::Devices {
+                found: devices.len(),
+            });
+        };
         let recording = Recording::of(model, layers, batches, run)?;
         match device.clone().without_autodiff().as_dispatch() {
             #[cfg(feature = "flex")]
-            DispatchDevice::Flex(device) => Replay::<burn::backend::Flex>::new(recording, self.options, *device).quantize(),
+            DispatchDevice::Flex(device) => {
+                Replay::<burn::backend::Flex>::new(recording, self.options, *device).quantize()
+            }
             #[cfg(feature = "cubecl-runtime")]
-            DispatchDevice::Cube(device) => Replay::<burn::backend::Cube>::new(recording, self.options, device.clone()).quantize(),
+            DispatchDevice::Cube(device) => {
+                Replay::<burn::backend::Cube>::new(recording, self.options, device.clone())
+                    .quantize()
+            }
             _ => Err(CalibrationError::Device),
         }
     }
@@ -153,6 +179,8 @@ pub enum CalibrationError {
         found: usize,
     },
     /// A device that calibration does not know.
-    #[error("calibration runs on Flex and on CubeCL's devices, if the features of marlin-quant have them; move the model to one of these")]
+    #[error(
+        "calibration runs on Flex and on CubeCL's devices, if the features of marlin-quant have them; move the model to one of these"
+    )]
     Device,
 }

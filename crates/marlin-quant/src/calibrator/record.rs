@@ -46,21 +46,39 @@ impl Recording {
         let recorded = catch_unwind(AssertUnwindSafe(|| {
             device.capture_scope(|scope| {
                 let model = model.clone().to_device(&device);
-                model.visit(&mut Weights { path: Vec::new(), found: &mut tensors });
-                batches.into_iter().for_each(|batch| run(&model, batch, &device));
+                model.visit(&mut Weights {
+                    path: Vec::new(),
+                    found: &mut tensors,
+                });
+                batches
+                    .into_iter()
+                    .for_each(|batch| run(&model, batch, &device));
                 scope.complete([], [])
             })
         }));
         let CapturedGraph { graph, values } = match recorded {
             Ok(Ok(captured)) => captured,
-            Ok(Err(error)) => return Err(CalibrationError::Record { reason: error.to_string() }),
+            Ok(Err(error)) => {
+                return Err(CalibrationError::Record {
+                    reason: error.to_string(),
+                });
+            }
             Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-                return Err(CalibrationError::Record { reason: text.unwrap_or("Burn panicked").to_owned() });
+                let text = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied());
+                return Err(CalibrationError::Record {
+                    reason: text.unwrap_or("Burn panicked").to_owned(),
+                });
             }
         };
         let layers = shared(layers, &tensors, &values);
-        Ok(Self { operations: graph.operations, values, layers })
+        Ok(Self {
+            operations: graph.operations,
+            values,
+            layers,
+        })
     }
 }
 
@@ -72,13 +90,22 @@ fn shared(
 ) -> Vec<RecordedLayer> {
     let mut layers: Vec<RecordedLayer> = Vec::new();
     let mut known: HashMap<ParamId, Vec<usize>> = HashMap::new();
-    for SelectedLayer { path, id, k, n, format } in selected {
-        let Some(&tensor) = tensors.get(&path) else { continue };
+    for SelectedLayer {
+        path,
+        id,
+        k,
+        n,
+        format,
+    } in selected
+    {
+        let Some(&tensor) = tensors.get(&path) else {
+            continue;
+        };
         let same = known.entry(id).or_default();
-        let found = same
-            .iter()
-            .copied()
-            .find(|&index| layers[index].format == format && values.get(&layers[index].weights[0]) == values.get(&tensor));
+        let found = same.iter().copied().find(|&index| {
+            layers[index].format == format
+                && values.get(&layers[index].weights[0]) == values.get(&tensor)
+        });
         match found {
             Some(index) => {
                 layers[index].paths.push(path);
@@ -86,7 +113,13 @@ fn shared(
             }
             None => {
                 same.push(layers.len());
-                layers.push(RecordedLayer { paths: vec![path], weights: vec![tensor], k, n, format });
+                layers.push(RecordedLayer {
+                    paths: vec![path],
+                    weights: vec![tensor],
+                    k,
+                    n,
+                    format,
+                });
             }
         }
     }

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::backend::capture::TensorId;
-use burn::backend::ir::{BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, MatmulOpIr, OperationIr, TensorIr, TensorStatus};
+use burn::backend::ir::{
+    BackendIr, BaseOperationIr, FloatOperationIr, HandleKind, MatmulOpIr, OperationIr, TensorIr,
+    TensorStatus,
+};
 use burn::backend::{DispatchKindConversion, DispatchTensor};
 use burn::tensor::{Shape, Tensor, TensorData};
 use burn_router::TensorInterpreter;
@@ -15,16 +18,19 @@ use crate::{GptqOptions, HessianSums, LayerLoss, QuantError, Quantizer};
 
 /// A run of recorded operations on the backend `B`.
 ///
-/// An operation runs as soon as its inputs are there, except the calls of layers that are not quantised yet. When nothing else runs, all of those wait for which
-/// nothing is left to be done: one layer is quantised, and its calls run.
+/// An operation runs as soon as its inputs are there, except the calls of layers that are not
+/// quantised yet. When nothing else runs, all of those wait for which nothing is left to be done:
+/// one layer is quantised, and its calls run.
 pub(super) struct Replay<B: BackendIr> {
-    /// Operations that have not run, as they were recorded. They read only: what is read for the last time is dropped afterwards.
+    /// Operations that have not run, as they were recorded. They read only: what is read for the
+    /// last time is dropped afterwards.
     pending: Vec<OperationIr>,
     values: BTreeMap<TensorId, TensorData>,
     layers: Vec<RecordedLayer>,
     /// The layer of each weight that is not quantised yet, and of each reshaped one.
     held: HashMap<TensorId, usize>,
-    /// What each reshaped tensor is in another shape: a call reshapes its activations, so that those of attention's query, key and value have three names.
+    /// What each reshaped tensor is in another shape: a call reshapes its activations, so that
+    /// those of attention's query, key and value have three names.
     origins: HashMap<TensorId, TensorId>,
     /// What layers have seen so far that run before all of their inputs are there.
     seen: HashMap<usize, HessianSums>,
@@ -50,19 +56,31 @@ where
     DispatchTensor: DispatchKindConversion<B>,
 {
     pub fn new(recording: Recording, options: GptqOptions, device: B::Device) -> Self {
-        let Recording { mut operations, values, layers } = recording;
+        let Recording {
+            mut operations,
+            values,
+            layers,
+        } = recording;
         let mut readers: HashMap<TensorId, usize> = HashMap::new();
         for operation in &mut operations {
             let inputs: HashSet<TensorId> = operation.inputs().map(|input| input.id).collect();
             operation.mark_read_only(&inputs.iter().copied().collect::<Vec<_>>());
-            inputs.into_iter().for_each(|id| *readers.entry(id).or_default() += 1);
+            inputs
+                .into_iter()
+                .for_each(|id| *readers.entry(id).or_default() += 1);
         }
-        let mut held: HashMap<TensorId, usize> =
-            layers.iter().enumerate().flat_map(|(index, layer)| layer.weights.iter().map(move |&weight| (weight, index))).collect();
+        let mut held: HashMap<TensorId, usize> = layers
+            .iter()
+            .enumerate()
+            .flat_map(|(index, layer)| layer.weights.iter().map(move |&weight| (weight, index)))
+            .collect();
         let mut origins = HashMap::new();
         for operation in &operations {
             if let OperationIr::BaseFloat(BaseOperationIr::Reshape(reshape)) = operation {
-                let origin = origins.get(&reshape.input.id).copied().unwrap_or(reshape.input.id);
+                let origin = origins
+                    .get(&reshape.input.id)
+                    .copied()
+                    .unwrap_or(reshape.input.id);
                 origins.insert(reshape.out.id, origin);
                 if let Some(&layer) = held.get(&reshape.input.id) {
                     held.insert(reshape.out.id, layer);
@@ -71,21 +89,47 @@ where
         }
         let float = (options.correction != 0.0).then(|| Stream::new(device.clone()));
         let (seen, ready, quantized) = (HashMap::new(), HashSet::new(), Stream::new(device));
-        Self { pending: operations, values, layers, held, origins, seen, options, readers, ready, quantized, float }
+        Self {
+            pending: operations,
+            values,
+            layers,
+            held,
+            origins,
+            seen,
+            options,
+            readers,
+            ready,
+            quantized,
+            float,
+        }
     }
 
     /// Quantises all layers, in the order in which they run.
-    pub fn quantize(mut self) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
+    pub fn quantize(
+        mut self,
+    ) -> Result<(HashMap<String, PlainWeight>, Vec<LayerLoss>), CalibrationError> {
         let (mut weights, mut losses) = (HashMap::new(), Vec::new());
         let mut left: Vec<usize> = (0..self.layers.len()).collect();
         // The second moments of the last layer's inputs, which the next may have, too.
         let mut last: Option<(Vec<TensorId>, HessianSums)> = None;
         while !left.is_empty() {
             self.run();
-            let Some((layer, calls, is_complete)) = self.next() else { break };
-            let inputs: Vec<TensorId> = calls.iter().map(|call| self.origins.get(&call.lhs.id).copied().unwrap_or(call.lhs.id)).collect();
+            let Some((layer, calls, is_complete)) = self.next() else {
+                break;
+            };
+            let inputs: Vec<TensorId> = calls
+                .iter()
+                .map(|call| {
+                    self.origins
+                        .get(&call.lhs.id)
+                        .copied()
+                        .unwrap_or(call.lhs.id)
+                })
+                .collect();
             let k = self.layers[layer].k;
-            let known = last.take().filter(|(of, sums)| *of == inputs && sums.features() == k && !self.seen.contains_key(&layer));
+            let known = last.take().filter(|(of, sums)| {
+                *of == inputs && sums.features() == k && !self.seen.contains_key(&layer)
+            });
             let sums = match known {
                 Some((_, sums)) => sums,
                 None => self.sums(layer, &calls)?,
@@ -109,8 +153,13 @@ where
     /// Runs all operations that can run.
     fn run(&mut self) {
         for operation in std::mem::take(&mut self.pending) {
-            let reshapes = operation.outputs().any(|output| self.held.contains_key(&output.id)) && operation.inputs().next().is_some();
-            let waits = reshapes || self.call(&operation).is_some() || !operation.inputs().all(|input| self.is_there(input.id));
+            let reshapes = operation
+                .outputs()
+                .any(|output| self.held.contains_key(&output.id))
+                && operation.inputs().next().is_some();
+            let waits = reshapes
+                || self.call(&operation).is_some()
+                || !operation.inputs().all(|input| self.is_there(input.id));
             if waits {
                 self.pending.push(operation);
             } else {
@@ -125,14 +174,21 @@ where
 
     /// The call of a layer that is not quantised yet.
     fn call<'o>(&self, operation: &'o OperationIr) -> Option<(usize, &'o MatmulOpIr)> {
-        let OperationIr::Float(_, FloatOperationIr::Matmul(call)) = operation else { return None };
+        let OperationIr::Float(_, FloatOperationIr::Matmul(call)) = operation else {
+            return None;
+        };
         self.held.get(&call.rhs.id).map(|&layer| (layer, call))
     }
 
-    /// The first layer whose calls all wait for nothing else, with these and true; where there is none, the first of which some do, and false.
+    /// The first layer whose calls all wait for nothing else, with these and true; where there is
+    /// none, the first of which some do, and false.
     fn next(&self) -> Option<(usize, Vec<MatmulOpIr>, bool)> {
         let mut waiting: Vec<(usize, Vec<MatmulOpIr>)> = Vec::new();
-        for (layer, call) in self.pending.iter().filter_map(|operation| self.call(operation)) {
+        for (layer, call) in self
+            .pending
+            .iter()
+            .filter_map(|operation| self.call(operation))
+        {
             if !self.is_there(call.lhs.id) {
                 continue;
             }
@@ -141,22 +197,36 @@ where
                 None => waiting.push((layer, vec![call.clone()])),
             }
         }
-        let complete = waiting.iter().position(|(layer, calls)| self.is_complete(*layer, calls.len()));
+        let complete = waiting
+            .iter()
+            .position(|(layer, calls)| self.is_complete(*layer, calls.len()));
         let (layer, calls) = waiting.into_iter().nth(complete.unwrap_or(0))?;
         Some((layer, calls, complete.is_some()))
     }
 
     /// True if these are all calls of a layer that are left.
     fn is_complete(&self, layer: usize, calls: usize) -> bool {
-        self.pending.iter().filter(|operation| self.call(operation).is_some_and(|(other, _)| other == layer)).count() == calls
+        self.pending
+            .iter()
+            .filter(|operation| {
+                self.call(operation)
+                    .is_some_and(|(other, _)| other == layer)
+            })
+            .count()
+            == calls
     }
 
     /// The second moments of the inputs of some calls of a layer, and of those before.
-    fn sums(&mut self, layer: usize, calls: &[MatmulOpIr]) -> Result<HessianSums, CalibrationError> {
+    fn sums(
+        &mut self,
+        layer: usize,
+        calls: &[MatmulOpIr],
+    ) -> Result<HessianSums, CalibrationError> {
         let mut found = self.seen.remove(&layer);
         for call in calls {
             let x = self.quantized.rows(&call.lhs, &self.values);
-            let sums = found.get_or_insert_with(|| HessianSums::new(self.layers[layer].k, &x.device()));
+            let sums =
+                found.get_or_insert_with(|| HessianSums::new(self.layers[layer].k, &x.device()));
             let added = match &mut self.float {
                 Some(float) => sums.add_beside(x, float.rows(&call.lhs, &self.values)),
                 None => sums.add(x),
@@ -168,7 +238,10 @@ where
     }
 
     fn failed(&self, layer: usize, source: QuantError) -> CalibrationError {
-        CalibrationError::Layer { layer: self.layers[layer].paths[0].clone(), source }
+        CalibrationError::Layer {
+            layer: self.layers[layer].paths[0].clone(),
+            source,
+        }
     }
 
     /// Quantises a layer, and puts its values in the place of its float ones.
@@ -178,14 +251,32 @@ where
         sums: Option<&HessianSums>,
         weights: &mut HashMap<String, PlainWeight>,
     ) -> Result<LayerLoss, CalibrationError> {
-        let RecordedLayer { paths, weights: tensors, k, n, format } = &self.layers[layer];
+        let RecordedLayer {
+            paths,
+            weights: tensors,
+            k,
+            n,
+            format,
+        } = &self.layers[layer];
         let (k, n) = (*k, *n);
         let read = |error: String| self.failed(layer, QuantError::Read { reason: error });
-        let data = self.values.get(&tensors[0]).ok_or_else(|| read("it has no values".into()))?;
+        let data = self
+            .values
+            .get(&tensors[0])
+            .ok_or_else(|| read("it has no values".into()))?;
         let dtype = data.dtype();
-        let values = data.clone().convert::<f32>().try_into_vec::<f32>().map_err(|error| read(error.to_string()))?;
-        let options = GptqOptions { sparsity: format.sparsity, ..self.options };
-        let found = options.quantize(&values, k, n, sums, &format.spec).map_err(|source| self.failed(layer, source))?;
+        let values = data
+            .clone()
+            .convert::<f32>()
+            .try_into_vec::<f32>()
+            .map_err(|error| read(error.to_string()))?;
+        let options = GptqOptions {
+            sparsity: format.sparsity,
+            ..self.options
+        };
+        let found = options
+            .quantize(&values, k, n, sums, &format.spec)
+            .map_err(|source| self.failed(layer, source))?;
         let loss = LayerLoss::new(&paths[0], sums.map_or(0, HessianSums::tokens), &found, 0..n);
         tracing::debug!(?loss, "quantised");
         let data = TensorData::new(found.weight.dequantize(), [k, n]).convert_dtype(dtype);
@@ -204,7 +295,10 @@ where
     /// Runs a call that is pending, and the reshape of its weight.
     fn run_call(&mut self, call: MatmulOpIr) {
         for result in [call.rhs.id, call.out.id] {
-            let place = self.pending.iter().position(|operation| operation.outputs().any(|output| output.id == result));
+            let place = self
+                .pending
+                .iter()
+                .position(|operation| operation.outputs().any(|output| output.id == result));
             if let Some(place) = place {
                 let operation = self.pending.remove(place);
                 self.execute(operation);
@@ -219,10 +313,12 @@ where
             for &input in inputs.iter().filter(|input| !self.ready.contains(input)) {
                 stream.require(input, &self.values);
             }
-            // A tensor of the recording's values is made by an operation, too, which has nothing to do.
+            // A tensor of the recording's values is made by an operation, too, which has nothing to
+            // do.
             stream.interpreter.register_op(operation.clone());
         }
-        self.ready.extend(outputs.iter().filter(|id| !self.values.contains_key(id)));
+        self.ready
+            .extend(outputs.iter().filter(|id| !self.values.contains_key(id)));
         for id in inputs {
             if let Some(readers) = self.readers.get_mut(&id) {
                 *readers -= 1;
@@ -247,7 +343,10 @@ where
         for stream in std::iter::once(&mut self.quantized).chain(&mut self.float) {
             stream.loaded.remove(&id);
             // Only the id counts.
-            let tensor = TensorIr { status: TensorStatus::ReadWrite, ..TensorIr::uninit(id, Shape::new([0]), burn::tensor::DType::F32) };
+            let tensor = TensorIr {
+                status: TensorStatus::ReadWrite,
+                ..TensorIr::uninit(id, Shape::new([0]), burn::tensor::DType::F32)
+            };
             stream.interpreter.register_op(OperationIr::Drop(tensor));
         }
     }
@@ -258,7 +357,10 @@ where
     DispatchTensor: DispatchKindConversion<B>,
 {
     fn new(device: B::Device) -> Self {
-        Self { interpreter: TensorInterpreter::new(device), loaded: HashSet::new() }
+        Self {
+            interpreter: TensorInterpreter::new(device),
+            loaded: HashSet::new(),
+        }
     }
 
     fn load(&mut self, id: TensorId, data: TensorData) {
@@ -278,9 +380,14 @@ where
         self.require(tensor.id, values);
         let k = tensor.shape.iter().next_back().copied().unwrap_or(1);
         let rows = tensor.shape.num_elements() / k.max(1);
-        let read = TensorIr { status: TensorStatus::ReadOnly, ..tensor.clone() };
+        let read = TensorIr {
+            status: TensorStatus::ReadOnly,
+            ..tensor.clone()
+        };
         match self.interpreter.get_tensor(&read) {
-            HandleKind::Float(primitive) => Tensor::from_primitive::<B>(B::float_reshape(primitive, Shape::new([rows, k]))),
+            HandleKind::Float(primitive) => {
+                Tensor::from_primitive::<B>(B::float_reshape(primitive, Shape::new([rows, k])))
+            }
             _ => unreachable!("the activations of a linear layer are floats"),
         }
     }

@@ -12,12 +12,25 @@ const COLUMNS: usize = 64;
 /// Most rows that are rounded before the rows after them take up their errors.
 const BLOCK: usize = 128;
 
-/// Rounds `target` [K, N], what `weight` is to become, and returns it with the squared error that is left of all outputs, by output feature: `[N]`.
-pub(super) fn round(layer: &Layer, factor: &InverseFactor, weight: &[f32], target: &[f32]) -> Result<(PlainWeight, Vec<f64>), QuantError> {
+/// Rounds `target` [K, N], what `weight` is to become, and returns it with the squared error that
+/// is left of all outputs, by output feature: `[N]`.
+pub(super) fn round(
+    layer: &Layer,
+    factor: &InverseFactor,
+    weight: &[f32],
+    target: &[f32],
+) -> Result<(PlainWeight, Vec<f64>), QuantError> {
     let (k, n, groups) = (layer.order.len(), layer.n, layer.groups.len());
-    let rounder = Rounder { layer, factor, weight };
+    let rounder = Rounder {
+        layer,
+        factor,
+        weight,
+    };
     let starts: Vec<usize> = (0..n).step_by(COLUMNS).collect();
-    let parts: Vec<Columns> = starts.par_iter().map(|&first| rounder.columns(target, first)).collect::<Result<_, QuantError>>()?;
+    let parts: Vec<Columns> = starts
+        .par_iter()
+        .map(|&first| rounder.columns(target, first))
+        .collect::<Result<_, QuantError>>()?;
     let mut q = vec![0u8; k * n];
     let (mut scales, mut zeros) = (vec![0.0; groups * n], vec![0u8; groups * n]);
     for part in &parts {
@@ -58,12 +71,28 @@ struct Rounder<'a> {
 impl Rounder<'_> {
     /// Rounds the columns from `first` on, of `target` [K, N].
     fn columns(&self, target: &[f32], first: usize) -> Result<Columns, QuantError> {
-        let Layer { n, spec, order, groups, .. } = self.layer;
+        let Layer {
+            n,
+            spec,
+            order,
+            groups,
+            ..
+        } = self.layer;
         let (k, count) = (order.len(), COLUMNS.min(n - first));
-        let mut rows: Vec<f32> = order.iter().flat_map(|&row| &target[row * n + first..][..count]).copied().collect();
+        let mut rows: Vec<f32> = order
+            .iter()
+            .flat_map(|&row| &target[row * n + first..][..count])
+            .copied()
+            .collect();
         let mask = self.mask(first, count);
         let empty = Grid::new([0.0, 0.0], spec);
-        let mut found = Columns { first, count, q: vec![0; k * count], grids: vec![empty; groups.len() * count], losses: vec![0.0; count] };
+        let mut found = Columns {
+            first,
+            count,
+            q: vec![0; k * count],
+            grids: vec![empty; groups.len() * count],
+            losses: vec![0.0; count],
+        };
         let mut errors = vec![0.0; BLOCK * count];
         for (index, places) in groups {
             let grids = self.search(&rows, places.clone(), &mask);
@@ -75,15 +104,25 @@ impl Rounder<'_> {
                 let block = &mut rows[start * count..end * count];
                 let mut losses = vec![0.0; count];
                 self.round(block, start, &grids, &mask, &mut losses, &mut errors);
-                found.losses.iter_mut().zip(&losses).for_each(|(sum, &loss)| *sum += f64::from(loss));
-                for ((q, value), grid) in found.q[start * count..end * count].iter_mut().zip(block).zip(grids.iter().cycle()) {
+                found
+                    .losses
+                    .iter_mut()
+                    .zip(&losses)
+                    .for_each(|(sum, &loss)| *sum += f64::from(loss));
+                for ((q, value), grid) in found.q[start * count..end * count]
+                    .iter_mut()
+                    .zip(block)
+                    .zip(grids.iter().cycle())
+                {
                     *q = grid.q(*value) as u8;
                 }
                 let (_, after) = rows.split_at_mut(end * count);
                 for (place, errors) in (start..end).zip(errors.chunks_exact(count)) {
                     let factors = &self.factor.row(place)[end - place..];
                     for (row, &factor) in after.chunks_exact_mut(count).zip(factors) {
-                        row.iter_mut().zip(errors).for_each(|(value, error)| *value -= factor * error);
+                        row.iter_mut()
+                            .zip(errors)
+                            .for_each(|(value, error)| *value -= factor * error);
                     }
                 }
             }
@@ -94,37 +133,65 @@ impl Rounder<'_> {
 
     /// What is pruned of the columns from `first` on.
     fn mask(&self, first: usize, count: usize) -> Mask {
-        let Layer { n, options, order, .. } = self.layer;
+        let Layer {
+            n, options, order, ..
+        } = self.layer;
         let k = order.len();
         let is_zero = |row: usize, column: usize| self.weight[row * n + first + column] == 0.0;
-        let held: Vec<bool> =
-            (0..count).map(|column| options.order != RowOrder::ActOrder && is_two_four(|row| is_zero(row, column), k)).collect();
+        let held: Vec<bool> = (0..count)
+            .map(|column| {
+                options.order != RowOrder::ActOrder && is_two_four(|row| is_zero(row, column), k)
+            })
+            .collect();
         let zeros = match held.contains(&true) {
-            true => {
-                order.iter().flat_map(|&row| held.iter().enumerate().map(move |(column, held)| *held && is_zero(row, column))).collect()
-            }
+            true => order
+                .iter()
+                .flat_map(|&row| {
+                    held.iter()
+                        .enumerate()
+                        .map(move |(column, held)| *held && is_zero(row, column))
+                })
+                .collect(),
             false => Vec::new(),
         };
         let is_searched = options.sparsity == Sparsity::TwoFour;
-        Mask { searched: held.iter().map(|held| is_searched && !held).collect(), zeros }
+        Mask {
+            searched: held.iter().map(|held| is_searched && !held).collect(),
+            zeros,
+        }
     }
 
     /// The grid of each column of a group.
     fn search(&self, rows: &[f32], places: std::ops::Range<usize>, mask: &Mask) -> Vec<Grid> {
         let count = mask.searched.len();
         let group = &rows[places.start * count..places.end * count];
-        let ranges: Vec<[f32; 2]> = (0..count).map(|column| range(group.iter().skip(column).step_by(count).copied())).collect();
+        let ranges: Vec<[f32; 2]> = (0..count)
+            .map(|column| range(group.iter().skip(column).step_by(count).copied()))
+            .collect();
         let (mut best, mut least) = (Vec::new(), vec![f32::INFINITY; count]);
         let (mut block, mut errors) = (Vec::new(), vec![0.0; BLOCK * count]);
         for index in 0..Grid::candidates(&self.layer.spec) {
-            let grids: Vec<Grid> = ranges.iter().map(|&range| Grid::candidate(range, index, &self.layer.spec)).collect();
+            let grids: Vec<Grid> = ranges
+                .iter()
+                .map(|&range| Grid::candidate(range, index, &self.layer.spec))
+                .collect();
             let mut losses = vec![0.0; count];
             if places.len() <= BLOCK {
                 block.clear();
                 block.extend_from_slice(group);
-                self.round(&mut block, places.start, &grids, mask, &mut losses, &mut errors);
+                self.round(
+                    &mut block,
+                    places.start,
+                    &grids,
+                    mask,
+                    &mut losses,
+                    &mut errors,
+                );
             } else {
-                for (row, &moment) in group.chunks_exact(count).zip(&self.layer.moments[places.clone()]) {
+                for (row, &moment) in group
+                    .chunks_exact(count)
+                    .zip(&self.layer.moments[places.clone()])
+                {
                     for ((loss, &value), grid) in losses.iter_mut().zip(row).zip(&grids) {
                         *loss += moment as f32 * (value - grid.nearest(value)).powi(2);
                     }
@@ -142,28 +209,52 @@ impl Rounder<'_> {
         best
     }
 
-    /// Rounds a block of rows from place `start` on, each to its column's grid: in `rows` each ends as the value that was rounded, or 0 where it is pruned, in
-    /// `errors` are their errors by the diagonal of the factor, and `losses` grow by the squares of those.
-    fn round(&self, rows: &mut [f32], start: usize, grids: &[Grid], mask: &Mask, losses: &mut [f32], errors: &mut [f32]) {
+    /// Rounds a block of rows from place `start` on, each to its column's grid: in `rows` each ends
+    /// as the value that was rounded, or 0 where it is pruned, in `errors` are their errors by the
+    /// diagonal of the factor, and `losses` grow by the squares of those.
+    fn round(
+        &self,
+        rows: &mut [f32],
+        start: usize,
+        grids: &[Grid],
+        mask: &Mask,
+        losses: &mut [f32],
+        errors: &mut [f32],
+    ) {
         let count = grids.len();
         let mut pruned = vec![[false; 4]; count];
-        for (i, errors) in errors.chunks_exact_mut(count).enumerate().take(rows.len() / count) {
+        for (i, errors) in errors
+            .chunks_exact_mut(count)
+            .enumerate()
+            .take(rows.len() / count)
+        {
             if i % 4 == 0 && mask.searched.contains(&true) {
-                self.prune(&rows[i * count..(i + 4) * count], start + i, mask, &mut pruned);
+                self.prune(
+                    &rows[i * count..(i + 4) * count],
+                    start + i,
+                    mask,
+                    &mut pruned,
+                );
             }
             let (row, after) = rows[i * count..].split_at_mut(count);
             let factors = self.factor.row(start + i);
             // The outputs do not depend on a dead feature.
             let is_live = f32::from(u8::from(self.layer.moments[start + i] > 0.0));
             if mask.is_dense() {
-                for (((error, loss), &value), grid) in errors.iter_mut().zip(&mut *losses).zip(&*row).zip(grids) {
+                for (((error, loss), &value), grid) in
+                    errors.iter_mut().zip(&mut *losses).zip(&*row).zip(grids)
+                {
                     *error = (value - grid.nearest(value)) / factors[0];
                     *loss += is_live * *error * *error;
                 }
             } else {
                 for (column, value) in row.iter_mut().enumerate() {
                     let is_pruned = pruned[column][i % 4] || mask.is_held(start + i, column);
-                    let level = if is_pruned { 0.0 } else { grids[column].nearest(*value) };
+                    let level = if is_pruned {
+                        0.0
+                    } else {
+                        grids[column].nearest(*value)
+                    };
                     errors[column] = (*value - level) / factors[0];
                     losses[column] += is_live * errors[column] * errors[column];
                     if is_pruned {
@@ -172,17 +263,25 @@ impl Rounder<'_> {
                 }
             }
             for (row, &factor) in after.chunks_exact_mut(count).zip(&factors[1..]) {
-                row.iter_mut().zip(&*errors).for_each(|(value, error)| *value -= factor * error);
+                row.iter_mut()
+                    .zip(&*errors)
+                    .for_each(|(value, error)| *value -= factor * error);
             }
         }
     }
 
-    /// Of four rows from place `start` on, the two of each column whose loss costs least: SparseGPT's equation 3.
+    /// Of four rows from place `start` on, the two of each column whose loss costs least:
+    /// SparseGPT's equation 3.
     fn prune(&self, rows: &[f32], start: usize, mask: &Mask, pruned: &mut [[bool; 4]]) {
         let count = mask.searched.len();
         let factors: [f32; 4] = std::array::from_fn(|i| self.factor.row(start + i)[0]);
-        for (column, pruned) in pruned.iter_mut().enumerate().filter(|(column, _)| mask.searched[*column]) {
-            let costs: [f32; 4] = std::array::from_fn(|i| (rows[i * count + column] / factors[i]).abs());
+        for (column, pruned) in pruned
+            .iter_mut()
+            .enumerate()
+            .filter(|(column, _)| mask.searched[*column])
+        {
+            let costs: [f32; 4] =
+                std::array::from_fn(|i| (rows[i * count + column] / factors[i]).abs());
             let mut places = [0, 1, 2, 3];
             places.sort_by(|&a, &b| costs[a].total_cmp(&costs[b]));
             *pruned = std::array::from_fn(|i| places[..2].contains(&i));
@@ -194,7 +293,8 @@ impl Rounder<'_> {
 struct Mask {
     /// The columns in which they are chosen as the rows are rounded, `[count]`.
     searched: Vec<bool>,
-    /// Those of columns that are 2:4 already, [K, count] in the order in which rows are rounded; empty where there are none.
+    /// Those of columns that are 2:4 already, [K, count] in the order in which rows are rounded;
+    /// empty where there are none.
     zeros: Vec<bool>,
 }
 
@@ -204,6 +304,8 @@ impl Mask {
     }
 
     fn is_held(&self, place: usize, column: usize) -> bool {
-        self.zeros.get(place * self.searched.len() + column).is_some_and(|&zero| zero)
+        self.zeros
+            .get(place * self.searched.len() + column)
+            .is_some_and(|&zero| zero)
     }
 }

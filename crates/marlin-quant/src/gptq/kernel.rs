@@ -1,5 +1,9 @@
-//! GPTQ's rounding of a block of rows as CubeCL kernels: one unit per column, and of a search one per column and grid.
+//! GPTQ's rounding of a block of rows as CubeCL kernels: one unit per column, and of a search one
+//! per column and grid.
 
+mod grid;
+
+use self::grid::{code, range, scale_of, zero_of};
 use crate::grid::Grid;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -9,7 +13,8 @@ use marlin_kernels::{Runtime, Target};
 
 /// Most rows of a block. Their errors are in shared memory: 32 KiB for a cube of [`UNITS`].
 pub(super) const MAX_ROWS: usize = 128;
-/// Rows that a unit holds in registers. Blocks have a multiple of it, so that four entries of a factor's row are one load.
+/// Rows that a unit holds in registers. Blocks have a multiple of it, so that four entries of a
+/// factor's row are one load.
 pub(super) const STEP: usize = 16;
 /// Columns of a cube.
 const UNITS: usize = 64;
@@ -52,23 +57,59 @@ pub(super) struct Rows {
     pub n: usize,
 }
 
-/// The squared errors that are left of a group's outputs by each grid of a search, [candidates, N]. `factor` is the part [rows, rows] of the inverse's factor; a
-/// group of more rows than a block has none, and its errors are those of its weights, by their moments.
-pub(super) fn group_losses(client: &Client, levels: Levels, group: Rows, factor: Option<BufferArg>, losses: BufferArg) {
+/// The squared errors that are left of a group's outputs by each grid of a search, [candidates, N].
+/// `factor` is the part [rows, rows] of the inverse's factor; a group of more rows than a block has
+/// none, and its errors are those of its weights, by their moments.
+pub(super) fn group_losses(
+    client: &Client,
+    levels: Levels,
+    group: Rows,
+    factor: Option<BufferArg>,
+    losses: BufferArg,
+) {
     let (units, dim) = units(client);
     let count = CubeCount::Static(group.n.div_ceil(units) as u32, levels.candidates, 1);
-    let Rows { weight, moments, rows, n } = group;
+    let Rows {
+        weight,
+        moments,
+        rows,
+        n,
+    } = group;
     match factor {
-        Some(factor) => compensated_losses::launch(client, count, dim, weight, factor, moments, losses, n, rows, levels, units),
-        None => weighted_losses::launch(client, count, dim, weight, moments, losses, n, rows, levels, units),
+        Some(factor) => compensated_losses::launch(
+            client, count, dim, weight, factor, moments, losses, n, rows, levels, units,
+        ),
+        None => weighted_losses::launch(
+            client, count, dim, weight, moments, losses, n, rows, levels, units,
+        ),
     }
 }
 
-/// The scale and zero point of each column, `[N]`: those of the grid with the least of the losses [candidates, N].
-pub(super) fn choose(client: &Client, levels: Levels, group: Rows, losses: BufferArg, scales: BufferArg, zeros: BufferArg) {
+/// The scale and zero point of each column, `[N]`: those of the grid with the least of the losses
+/// [candidates, N].
+pub(super) fn choose(
+    client: &Client,
+    levels: Levels,
+    group: Rows,
+    losses: BufferArg,
+    scales: BufferArg,
+    zeros: BufferArg,
+) {
     let (units, dim) = units(client);
     let count = CubeCount::Static(group.n.div_ceil(units) as u32, 1, 1);
-    chosen_grids::launch(client, count, dim, group.weight, losses, scales, zeros, group.n, group.rows, levels, units);
+    chosen_grids::launch(
+        client,
+        count,
+        dim,
+        group.weight,
+        losses,
+        scales,
+        zeros,
+        group.n,
+        group.rows,
+        levels,
+        units,
+    );
 }
 
 /// What a block is rounded to.
@@ -82,17 +123,41 @@ pub(super) struct Rounded {
 }
 
 /// Rounds a block to the grids of its columns.
-pub(super) fn round(client: &Client, levels: Levels, block: Rows, factor: BufferArg, scales: BufferArg, zeros: BufferArg, out: Rounded) {
+pub(super) fn round(
+    client: &Client,
+    levels: Levels,
+    block: Rows,
+    factor: BufferArg,
+    scales: BufferArg,
+    zeros: BufferArg,
+    out: Rounded,
+) {
     let (units, dim) = units(client);
     let count = CubeCount::Static(block.n.div_ceil(units) as u32, 1, 1);
-    let Rows { weight, moments, rows, n } = block;
-    let Rounded { codes, errors, losses } = out;
-    rounded_rows::launch(client, count, dim, weight, factor, moments, scales, zeros, codes, errors, losses, n, rows, levels, units);
+    let Rows {
+        weight,
+        moments,
+        rows,
+        n,
+    } = block;
+    let Rounded {
+        codes,
+        errors,
+        losses,
+    } = out;
+    rounded_rows::launch(
+        client, count, dim, weight, factor, moments, scales, zeros, codes, errors, losses, n, rows,
+        levels, units,
+    );
 }
 
 /// Columns of a cube: on the CPU one, as one core runs a whole cube there.
 fn units(client: &Client) -> (usize, CubeDim) {
-    let units = if Target::of(client).runtime == Runtime::Cpu { 1 } else { UNITS };
+    let units = if Target::of(client).runtime == Runtime::Cpu {
+        1
+    } else {
+        UNITS
+    };
     (units, CubeDim::new_1d(units as u32))
 }
 
@@ -126,13 +191,28 @@ fn compensated_losses(
     let (low, high) = range(weight, column, n, rows);
     let scale = scale_of(low, high, CUBE_POS_Y, levels);
     let zero = zero_of(low, scale, CUBE_POS_Y, levels);
-    let place = Column { column, n, rows, scale, zero };
+    let place = Column {
+        column,
+        n,
+        rows,
+        scale,
+        zero,
+    };
     let mut values = Array::<f32>::new(STEP);
     let mut loss = 0.0f32.runtime();
     let mut first = 0usize.runtime();
     while first < rows {
         load(weight, factor, &errors, &mut values, first, &place, units);
-        loss += round_step(factor, moments, &mut errors, &mut values, first, &place, levels, units);
+        loss += round_step(
+            factor,
+            moments,
+            &mut errors,
+            &mut values,
+            first,
+            &place,
+            levels,
+            units,
+        );
         first += STEP;
     }
     losses[CUBE_POS_Y as usize * n + column] = loss;
@@ -217,13 +297,28 @@ fn rounded_rows(
     if column >= n {
         terminate!();
     }
-    let place = Column { column, n, rows, scale: scales[column], zero: zeros[column] };
+    let place = Column {
+        column,
+        n,
+        rows,
+        scale: scales[column],
+        zero: zeros[column],
+    };
     let mut values = Array::<f32>::new(STEP);
     let mut loss = 0.0f32.runtime();
     let mut first = 0usize.runtime();
     while first < rows {
         load(weight, factor, &errors, &mut values, first, &place, units);
-        loss += round_step(factor, moments, &mut errors, &mut values, first, &place, levels, units);
+        loss += round_step(
+            factor,
+            moments,
+            &mut errors,
+            &mut values,
+            first,
+            &place,
+            levels,
+            units,
+        );
         #[unroll]
         for i in 0..STEP {
             codes_out[(first + i) * n + column] = values[i];
@@ -263,7 +358,8 @@ fn load(
     }
 }
 
-/// Rounds the rows from `first` on, whose `values` become their codes. Returns the sum of the squares of their errors.
+/// Rounds the rows from `first` on, whose `values` become their codes. Returns the sum of the
+/// squares of their errors.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "one step of two kernels")]
 fn round_step(
@@ -315,78 +411,9 @@ fn round_step(
         #[unroll]
         for after in 0..comptime!(STEP - 1 - i) {
             let after = comptime!(i + 1 + after);
-            values[after] -= error * factor[line + comptime!(after / 4)].extract(comptime!(after % 4));
+            values[after] -=
+                error * factor[line + comptime!(after / 4)].extract(comptime!(after % 4));
         }
     }
     loss
-}
-
-/// The range of a column, 0 in it.
-#[cube]
-fn range(weight: &[f32], column: usize, n: usize, rows: usize) -> (f32, f32) {
-    let mut low = 0.0f32.runtime();
-    let mut high = 0.0f32.runtime();
-    for row in 0..rows {
-        let value = weight[row * n + column];
-        low = min(low, value);
-        high = max(high, value);
-    }
-    (low, high)
-}
-
-/// The part of the whole range that grid `index` of a search has: [`Grid::candidate`].
-#[cube]
-fn part(index: u32, #[comptime] levels: Levels) -> f32 {
-    let index = if comptime!(levels.has_zero_points) { index } else { index / 2 };
-    1.0 - f32::cast_from(index) / 100.0
-}
-
-/// The scale of grid `index` of a range, rounded to its dtype: [`Grid::candidate`].
-#[cube]
-fn scale_of(low: f32, high: f32, index: u32, #[comptime] levels: Levels) -> f32 {
-    // The least positive number of the dtype, where all weights are zero.
-    let least = comptime!(match levels.scale {
-        ScaleDtype::F16 => 5.9604645e-8f32,
-        ScaleDtype::BF16 | ScaleDtype::F32 => f32::MIN_POSITIVE,
-    });
-    let part = part(index, levels);
-    if comptime!(levels.has_zero_points) {
-        let exact = (high - low) * part / comptime!(levels.top as f32);
-        max(rounded_to(exact, levels.scale), least)
-    } else {
-        let exact = max(high, -low) * part / comptime!(levels.top as f32 / 2.0);
-        let scale = max(rounded_to(exact, levels.scale), least);
-        if index & 1 == 0 { scale } else { -scale }
-    }
-}
-
-/// The zero point of grid `index` of a range.
-#[cube]
-fn zero_of(low: f32, scale: f32, index: u32, #[comptime] levels: Levels) -> f32 {
-    if comptime!(levels.has_zero_points) {
-        clamp((-low * part(index, levels) / scale).round(), 0.0, comptime!(levels.top as f32))
-    } else {
-        comptime!(levels.top.div_ceil(2) as f32).runtime()
-    }
-}
-
-/// The q of the nearest level.
-#[cube]
-fn code(value: f32, scale: f32, zero: f32, #[comptime] levels: Levels) -> f32 {
-    clamp((value / scale).round() + zero, 0.0, comptime!(levels.top as f32))
-}
-
-/// A value, not below 0, rounded to a dtype; above the largest of f16 to what f16 would have there with a larger exponent, for the host to refuse. In arithmetic,
-/// because NVIDIA's compiler for Vulkan drops a conversion to the dtype and back.
-#[cube]
-fn rounded_to(value: f32, #[comptime] dtype: ScaleDtype) -> f32 {
-    if comptime!(dtype == ScaleDtype::F32) {
-        value
-    } else {
-        // Bits after the leading one, and the least exponent: below it neighbours are no closer. bf16's would be -126, for which the step is no normal number.
-        let (bits, least) = comptime!(if dtype == ScaleDtype::F16 { (10, -14i32) } else { (7, -119) });
-        let exponent = max((u32::reinterpret(value) >> 23) as i32 - 127, comptime!(least).runtime());
-        let step = f32::reinterpret(((exponent + comptime!(127 - bits)) as u32) << 23);
-        (value / step).round() * step
-    }
 }

@@ -1,4 +1,5 @@
-//! GPTQ (arXiv 2210.17323) with the changes of the Marlin paper, section 3.5, alone or with SparseGPT's choice of weights to prune (arXiv 2301.00774).
+//! GPTQ (arXiv 2210.17323) with the changes of the Marlin paper, section 3.5, alone or with
+//! SparseGPT's choice of weights to prune (arXiv 2301.00774).
 
 use std::ops::Range;
 
@@ -19,16 +20,18 @@ mod kernel;
 #[cfg(feature = "cubecl-runtime")]
 mod op;
 
-/// The order in which the input features of a layer are rounded: those that come last take up the errors of all others, and nothing takes up theirs.
+/// The order in which the input features of a layer are rounded: those that come last take up the
+/// errors of all others, and nothing takes up theirs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RowOrder {
     /// As they come.
     Natural,
-    /// Act-order: features with the largest second moments first, and groups of features that follow each other in that order. The weight has a permutation,
-    /// which activations go through at run time.
-    ActOrder,
-    /// Groups as they come, those with the largest second moments first, and so the features in each, of a 2:4 weight four by four: nothing is permuted
+    /// Act-order: features with the largest second moments first, and groups of features that
+    /// follow each other in that order. The weight has a permutation, which activations go through
     /// at run time.
+    ActOrder,
+    /// Groups as they come, those with the largest second moments first, and so the features in
+    /// each, of a 2:4 weight four by four: nothing is permuted at run time.
     #[default]
     WithinGroups,
 }
@@ -38,21 +41,29 @@ pub enum RowOrder {
 pub struct GptqOptions {
     /// The order in which features are rounded.
     pub order: RowOrder,
-    /// The part of the mean of the Hessian's diagonal that is added to it; ten times as much, up to eight times over, where it has no Cholesky factor then.
+    /// The part of the mean of the Hessian's diagonal that is added to it; ten times as much, up to
+    /// eight times over, where it has no Cholesky factor then.
     pub damping: f64,
-    /// 2:4 prunes the weight while it is rounded (SparseGPT): of every four rows of a column the two stay whose loss would cost most, and the rows after them
-    /// take up what the others did. Columns that are 2:4 already keep their zeros, whatever is asked.
+    /// 2:4 prunes the weight while it is rounded (SparseGPT): of every four rows of a column the
+    /// two stay whose loss would cost most, and the rows after them take up what the others did.
+    /// Columns that are 2:4 already keep their zeros, whatever is asked.
     pub sparsity: Sparsity,
-    /// How much of the way the weight goes, before it is rounded, towards the one that makes up best for inputs that have come away from the float model's
-    /// (arXiv 2504.02692): 0 for none, 1 for all of it, which follows the calibration text too closely. Only sums that know how far have an effect:
-    /// [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
+    /// How much of the way the weight goes, before it is rounded, towards the one that makes up
+    /// best for inputs that have come away from the float model's (arXiv 2504.02692): 0 for none, 1
+    /// for all of it, which follows the calibration text too closely. Only sums that know how far
+    /// have an effect: [`HessianSums::add_beside`] and [`HessianSums::add_with_residual`].
     pub correction: f32,
 }
 
 impl Default for GptqOptions {
     /// Dense, within groups, with a hundredth of the mean, half of the correction.
     fn default() -> Self {
-        Self { order: RowOrder::default(), damping: 0.01, sparsity: Sparsity::Dense, correction: 0.5 }
+        Self {
+            order: RowOrder::default(),
+            damping: 0.01,
+            sparsity: Sparsity::Dense,
+            correction: 0.5,
+        }
     }
 }
 
@@ -61,7 +72,8 @@ impl Default for GptqOptions {
 pub struct Gptq {
     /// The weight.
     pub weight: PlainWeight,
-    /// The squared error that is left of a token's outputs, with the damping's part, by output feature: `[N]`.
+    /// The squared error that is left of a token's outputs, with the damping's part, by output
+    /// feature: `[N]`.
     pub losses: Vec<f64>,
     /// The damping that was used.
     pub damping: f64,
@@ -69,16 +81,27 @@ pub struct Gptq {
     pub dead: usize,
 }
 
-/// Fewest tokens that a quantiser follows: with fewer, the second moments of most features are noise.
+/// Fewest tokens that a quantiser follows: with fewer, the second moments of most features are
+/// noise.
 pub(crate) const FEWEST_TOKENS: usize = 128;
 
 impl Quantizer for GptqOptions {
-    /// [`gptq`], on CubeCL devices there; [rounding with clipping](round_with_clipping), after pruning by magnitude where it is 2:4, for a layer that saw fewer
-    /// than 128 tokens.
-    fn quantize(&self, weight: &[f32], k: usize, n: usize, sums: Option<&HessianSums>, spec: &QuantSpec) -> Result<Quantized, QuantError> {
+    /// [`gptq`], on CubeCL devices there; [rounding with clipping](round_with_clipping), after
+    /// pruning by magnitude where it is 2:4, for a layer that saw fewer than 128 tokens.
+    fn quantize(
+        &self,
+        weight: &[f32],
+        k: usize,
+        n: usize,
+        sums: Option<&HessianSums>,
+        spec: &QuantSpec,
+    ) -> Result<Quantized, QuantError> {
         let Some(sums) = sums.filter(|sums| sums.tokens() >= FEWEST_TOKENS) else {
             let weight = round_with_clipping(weight, k, n, spec, self.sparsity)?;
-            return Ok(Quantized { fell_back: true, ..Quantized::rounded(weight) });
+            return Ok(Quantized {
+                fell_back: true,
+                ..Quantized::rounded(weight)
+            });
         };
         Ok(gptq_beside(weight, n, sums, spec, self)?.into())
     }
@@ -99,13 +122,28 @@ impl Quantizer for GptqOptions {
                 }),
             };
         }
-        read_and_quantize(weight, |weight, k, n| self.quantize(weight, k, n, sums, spec))
+        read_and_quantize(weight, |weight, k, n| {
+            self.quantize(weight, k, n, sums, spec)
+        })
     }
 }
 
 impl From<Gptq> for Quantized {
-    fn from(Gptq { weight, losses, damping, dead }: Gptq) -> Self {
-        Self { weight, losses: Some(losses), damping: Some(damping), dead, fell_back: false }
+    fn from(
+        Gptq {
+            weight,
+            losses,
+            damping,
+            dead,
+        }: Gptq,
+    ) -> Self {
+        Self {
+            weight,
+            losses: Some(losses),
+            damping: Some(damping),
+            dead,
+            fell_back: false,
+        }
     }
 }
 
@@ -118,28 +156,44 @@ impl Gptq {
 
 /// Quantises `weight` [K, N], row-major, for inputs with the second moments `hessian`.
 ///
-/// Rows are rounded one after the other; the rows after a row change so that they take up as much of its error as they can (`factor.rs`). A group's range is
-/// searched on the rows as the groups before have left them: of [`SHRINKS`](crate::SHRINKS) parts of it, for each column, the one that leaves the least squared error of the
-/// outputs once the group's own rows and those after it have taken up what they can. A group of a whole column has its range from the squared error of its
+/// Rows are rounded one after the other; the rows after a row change so that they take up as much
+/// of its error as they can (`factor.rs`). A group's range is searched on the rows as the groups
+/// before have left them: of [`SHRINKS`](crate::SHRINKS) parts of it, for each column, the one that
+/// leaves the least squared error of the outputs once the group's own rows and those after it have
+/// taken up what they can. A group of a whole column has its range from the squared error of its
 /// rounded weights, each feature by its second moment.
 ///
 /// The result is the same for any number of threads.
 ///
 /// # Errors
-/// A weight of another shape, or that has values that are no numbers; a scale that overflows its dtype; a Hessian without a Cholesky factor; a 2:4 weight with
-/// act-order, or of a K that is no multiple of 4.
-pub fn gptq(weight: &[f32], n: usize, hessian: &Hessian, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
+/// A weight of another shape, or that has values that are no numbers; a scale that overflows its
+/// dtype; a Hessian without a Cholesky factor; a 2:4 weight with act-order, or of a K that is no
+/// multiple of 4.
+pub fn gptq(
+    weight: &[f32],
+    n: usize,
+    hessian: &Hessian,
+    spec: &QuantSpec,
+    options: &GptqOptions,
+) -> Result<Gptq, QuantError> {
     expect_weight(weight, hessian.features(), n)?;
     on_host(weight, None, n, hessian, spec, options)
 }
 
-/// [`gptq`] from sums on a device, which also tell how far inputs have come from the float model's: what is rounded then is the weight whose outputs are nearest
-/// to those of the float model ([`GptqOptions::correction`]). It runs on the sums' device where that is one of CubeCL's, in f32; on the host otherwise, and for a
-/// weight that has columns of 2:4 values.
+/// [`gptq`] from sums on a device, which also tell how far inputs have come from the float model's:
+/// what is rounded then is the weight whose outputs are nearest to those of the float model
+/// ([`GptqOptions::correction`]). It runs on the sums' device where that is one of CubeCL's, in
+/// f32; on the host otherwise, and for a weight that has columns of 2:4 values.
 ///
 /// # Errors
 /// As [`gptq`]; [`QuantError::Read`] where the device fails.
-pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
+pub fn gptq_beside(
+    weight: &[f32],
+    n: usize,
+    sums: &HessianSums,
+    spec: &QuantSpec,
+    options: &GptqOptions,
+) -> Result<Gptq, QuantError> {
     let k = sums.features();
     expect_weight(weight, k, n)?;
     #[cfg(feature = "cubecl-runtime")]
@@ -153,14 +207,26 @@ pub fn gptq_beside(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpe
 
 /// A weight [K, N] in f32 on the device of sums.
 fn beside_sums(weight: &[f32], n: usize, sums: &HessianSums) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(weight.to_vec(), [sums.features(), n]), (&sums.device(), DType::F32))
+    Tensor::from_data(
+        TensorData::new(weight.to_vec(), [sums.features(), n]),
+        (&sums.device(), DType::F32),
+    )
 }
 
 /// [`gptq_beside`] on the host.
-fn beside_on_host(weight: &[f32], n: usize, sums: &HessianSums, spec: &QuantSpec, options: &GptqOptions) -> Result<Gptq, QuantError> {
+fn beside_on_host(
+    weight: &[f32],
+    n: usize,
+    sums: &HessianSums,
+    spec: &QuantSpec,
+    options: &GptqOptions,
+) -> Result<Gptq, QuantError> {
     let mut right = None;
     if options.correction != 0.0 && sums.has_drift() {
-        right = sums.correction(beside_sums(weight, n, sums), 0..n).map(read).transpose()?;
+        right = sums
+            .correction(beside_sums(weight, n, sums), 0..n)
+            .map(read)
+            .transpose()?;
     }
     on_host(weight, right.as_deref(), n, &sums.hessian()?, spec, options)
 }
@@ -178,25 +244,47 @@ fn on_host(
     let factor = InverseFactor::new(hessian, &layer.order, options.damping)?;
     let target = right.map(|right| {
         let mut target = weight.to_vec();
-        let ordered: Vec<f32> = layer.order.iter().flat_map(|&row| &right[row * n..(row + 1) * n]).copied().collect();
-        for (&row, changes) in layer.order.iter().zip(factor.solve(&ordered, n).chunks_exact(n)) {
-            target[row * n..(row + 1) * n].iter_mut().zip(changes).for_each(|(value, change)| *value += options.correction * change);
+        let ordered: Vec<f32> = layer
+            .order
+            .iter()
+            .flat_map(|&row| &right[row * n..(row + 1) * n])
+            .copied()
+            .collect();
+        for (&row, changes) in layer
+            .order
+            .iter()
+            .zip(factor.solve(&ordered, n).chunks_exact(n))
+        {
+            target[row * n..(row + 1) * n]
+                .iter_mut()
+                .zip(changes)
+                .for_each(|(value, change)| *value += options.correction * change);
         }
         target
     });
-    let (weight, losses) = host::round(&layer, &factor, weight, target.as_deref().unwrap_or(weight))?;
-    Ok(Gptq { weight, losses: per_token(losses, hessian.tokens()), damping: factor.damping, dead: layer.dead() })
+    let (weight, losses) =
+        host::round(&layer, &factor, weight, target.as_deref().unwrap_or(weight))?;
+    Ok(Gptq {
+        weight,
+        losses: per_token(losses, hessian.tokens()),
+        damping: factor.damping,
+        dead: layer.dead(),
+    })
 }
 
 /// Losses of all tokens to those of one.
 fn per_token(losses: Vec<f64>, tokens: usize) -> Vec<f64> {
-    losses.into_iter().map(|loss| loss / tokens.max(1) as f64).collect()
+    losses
+        .into_iter()
+        .map(|loss| loss / tokens.max(1) as f64)
+        .collect()
 }
 
 /// The features in the order in which they are rounded.
 fn row_order(moments: &[f64], group: GroupSize, options: &GptqOptions) -> Vec<usize> {
     let k = moments.len();
-    let mean = |rows: &[usize]| rows.iter().map(|&row| moments[row]).sum::<f64>() / rows.len() as f64;
+    let mean =
+        |rows: &[usize]| rows.iter().map(|&row| moments[row]).sum::<f64>() / rows.len() as f64;
     // Parts of `rows` by their mean second moments, the largest first.
     let sorted = |rows: &[usize], part: usize| {
         let mut parts: Vec<&[usize]> = rows.chunks(part).collect();
@@ -209,9 +297,16 @@ fn row_order(moments: &[f64], group: GroupSize, options: &GptqOptions) -> Vec<us
         RowOrder::ActOrder => sorted(&rows, 1),
         RowOrder::WithinGroups => {
             // Of every four rows two are kept: the four stay together.
-            let together = if options.sparsity == Sparsity::TwoFour { 4 } else { 1 };
+            let together = if options.sparsity == Sparsity::TwoFour {
+                4
+            } else {
+                1
+            };
             let group = group.rows(k);
-            sorted(&rows, group).chunk_by(|&a, &b| a / group == b / group).flat_map(|rows| sorted(rows, together)).collect()
+            sorted(&rows, group)
+                .chunk_by(|&a, &b| a / group == b / group)
+                .flat_map(|rows| sorted(rows, together))
+                .collect()
         }
     }
 }
@@ -250,7 +345,12 @@ struct Layer {
 
 impl Layer {
     /// Of features with the second moments `diagonal` [K].
-    fn new(diagonal: &[f64], n: usize, spec: &QuantSpec, options: &GptqOptions) -> Result<Self, QuantError> {
+    fn new(
+        diagonal: &[f64],
+        n: usize,
+        spec: &QuantSpec,
+        options: &GptqOptions,
+    ) -> Result<Self, QuantError> {
         let k = diagonal.len();
         if options.sparsity == Sparsity::TwoFour {
             if options.order == RowOrder::ActOrder {
@@ -262,13 +362,23 @@ impl Layer {
         }
         let order = row_order(diagonal, spec.group, options);
         let moments = order.iter().map(|&row| diagonal[row]).collect();
-        Ok(Self { n, spec: *spec, options: *options, moments, groups: groups(&order, spec.group, options.order), order })
+        Ok(Self {
+            n,
+            spec: *spec,
+            options: *options,
+            moments,
+            groups: groups(&order, spec.group, options.order),
+            order,
+        })
     }
 
     /// The place of each feature: the inverse of `order`.
     fn places(&self) -> Vec<usize> {
         let mut places = vec![0; self.order.len()];
-        self.order.iter().enumerate().for_each(|(place, &row)| places[row] = place);
+        self.order
+            .iter()
+            .enumerate()
+            .for_each(|(place, &row)| places[row] = place);
         places
     }
 
@@ -277,17 +387,28 @@ impl Layer {
         self.moments.iter().filter(|&&moment| moment == 0.0).count()
     }
 
-    /// The weight of the codes `q` [K, N], in the order in which rows are rounded, and of the groups' scales and zero points, each [groups, N].
-    fn assemble(&self, q: &[u8], scales: &[f32], zeros: Vec<u8>) -> Result<PlainWeight, QuantError> {
+    /// The weight of the codes `q` [K, N], in the order in which rows are rounded, and of the
+    /// groups' scales and zero points, each [groups, N].
+    fn assemble(
+        &self,
+        q: &[u8],
+        scales: &[f32],
+        zeros: Vec<u8>,
+    ) -> Result<PlainWeight, QuantError> {
         let (k, n, order) = (self.order.len(), self.n, &self.order);
         let is_permuted = self.options.order == RowOrder::ActOrder;
         // The place of each stored row.
-        let places = if is_permuted { (0..k).collect() } else { self.places() };
+        let places = if is_permuted {
+            (0..k).collect()
+        } else {
+            self.places()
+        };
         let weight = PlainWeight::new(PlainParts {
             k,
             n,
             spec: self.spec,
-            words: PlainLayout::new(k, n, self.spec.bits).pack_with(|row, column| q[places[row] * n + column]),
+            words: PlainLayout::new(k, n, self.spec.bits)
+                .pack_with(|row, column| q[places[row] * n + column]),
             metadata: None,
             scales: Scales::from_f32(scales, self.spec.scale_dtype),
             zero_points: self.spec.zero_points.then_some(zeros),

@@ -12,8 +12,9 @@ use burn_marlin::backend::cube::{buffer, empty};
 /// A backend that rounds blocks of rows. All tensors are in f32.
 #[backend_extension(Cube, Fusion)]
 pub trait RoundingBackend: Backend {
-    /// The scale and the zero point of each column, `[N]`, that leave the least squared error of a group's rows [rows, N], by the part [rows, rows] of the inverse's
-    /// factor and the second moments `[rows]` of their features.
+    /// The scale and the zero point of each column, `[N]`, that leave the least squared error of a
+    /// group's rows [rows, N], by the part [rows, rows] of the inverse's factor and the second
+    /// moments `[rows]` of their features.
     #[fusion(meta = grids_spec)]
     fn gptq_grids(
         rows: FloatTensor<Self>,
@@ -22,11 +23,17 @@ pub trait RoundingBackend: Backend {
         levels: Levels,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// As [`gptq_grids`](Self::gptq_grids), of a group of more rows than a block, by the errors of its weights.
+    /// As [`gptq_grids`](Self::gptq_grids), of a group of more rows than a block, by the errors of
+    /// its weights.
     #[fusion(meta = weighted_grids_spec)]
-    fn gptq_weighted_grids(rows: FloatTensor<Self>, moments: FloatTensor<Self>, levels: Levels) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn gptq_weighted_grids(
+        rows: FloatTensor<Self>,
+        moments: FloatTensor<Self>,
+        levels: Levels,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Rounds a block [rows, N] to grids: the codes, the errors by the factor's diagonal, each [rows, N], and the sum of their squares `[N]`.
+    /// Rounds a block [rows, N] to grids: the codes, the errors by the factor's diagonal, each
+    /// [rows, N], and the sum of their squares `[N]`.
     #[fusion(meta = round_spec)]
     fn gptq_round(
         rows: FloatTensor<Self>,
@@ -42,11 +49,20 @@ fn columns_of(rows: &TensorSpec) -> TensorSpec {
     TensorSpec::new(Shape::new([rows.shape[1]]), DType::F32)
 }
 
-fn grids_spec(rows: &TensorSpec, _factor: &TensorSpec, moments: &TensorSpec, levels: &Levels) -> (TensorSpec, TensorSpec) {
+fn grids_spec(
+    rows: &TensorSpec,
+    _factor: &TensorSpec,
+    moments: &TensorSpec,
+    levels: &Levels,
+) -> (TensorSpec, TensorSpec) {
     weighted_grids_spec(rows, moments, levels)
 }
 
-fn weighted_grids_spec(rows: &TensorSpec, _moments: &TensorSpec, _levels: &Levels) -> (TensorSpec, TensorSpec) {
+fn weighted_grids_spec(
+    rows: &TensorSpec,
+    _moments: &TensorSpec,
+    _levels: &Levels,
+) -> (TensorSpec, TensorSpec) {
     (columns_of(rows), columns_of(rows))
 }
 
@@ -71,7 +87,11 @@ impl RoundingBackend for CubeBackend {
         grids(rows, Some(factor), moments, levels)
     }
 
-    fn gptq_weighted_grids(rows: FloatTensor<Self>, moments: FloatTensor<Self>, levels: Levels) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn gptq_weighted_grids(
+        rows: FloatTensor<Self>,
+        moments: FloatTensor<Self>,
+        levels: Levels,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         grids(rows, None, moments, levels)
     }
 
@@ -91,23 +111,57 @@ impl RoundingBackend for CubeBackend {
             errors: errors.clone().into_buffer_arg(),
             losses: losses.clone().into_buffer_arg(),
         };
-        kernel::round(&client, levels, block(rows, moments), buffer(factor), buffer(scales), buffer(zeros), out);
+        kernel::round(
+            &client,
+            levels,
+            block(rows, moments),
+            buffer(factor),
+            buffer(scales),
+            buffer(zeros),
+            out,
+        );
         (codes, errors, losses)
     }
 }
 
-fn grids(rows: CubeTensor, factor: Option<CubeTensor>, moments: CubeTensor, levels: Levels) -> (CubeTensor, CubeTensor) {
+fn grids(
+    rows: CubeTensor,
+    factor: Option<CubeTensor>,
+    moments: CubeTensor,
+    levels: Levels,
+) -> (CubeTensor, CubeTensor) {
     let n = rows.shape()[1];
     let losses = empty(&rows, Shape::new([levels.candidates(), n]), DType::F32);
     let [scales, zeros] = [(); 2].map(|()| empty(&rows, Shape::new([n]), DType::F32));
     let client = rows.client.clone();
-    kernel::group_losses(&client, levels, block(rows.clone(), moments.clone()), factor.map(buffer), losses.clone().into_buffer_arg());
-    let (out_scales, out_zeros) = (scales.clone().into_buffer_arg(), zeros.clone().into_buffer_arg());
-    kernel::choose(&client, levels, block(rows, moments), losses.into_buffer_arg(), out_scales, out_zeros);
+    kernel::group_losses(
+        &client,
+        levels,
+        block(rows.clone(), moments.clone()),
+        factor.map(buffer),
+        losses.clone().into_buffer_arg(),
+    );
+    let (out_scales, out_zeros) = (
+        scales.clone().into_buffer_arg(),
+        zeros.clone().into_buffer_arg(),
+    );
+    kernel::choose(
+        &client,
+        levels,
+        block(rows, moments),
+        losses.into_buffer_arg(),
+        out_scales,
+        out_zeros,
+    );
     (scales, zeros)
 }
 
 fn block(rows: CubeTensor, moments: CubeTensor) -> Rows {
     let shape = rows.shape();
-    Rows { rows: shape[0], n: shape[1], weight: buffer(rows), moments: buffer(moments) }
+    Rows {
+        rows: shape[0],
+        n: shape[1],
+        weight: buffer(rows),
+        moments: buffer(moments),
+    }
 }

@@ -19,7 +19,9 @@ fn open(files: &[(&str, String)]) -> Result<Option<ChatTemplate>, TextError> {
 /// A template's text, rendered with one message.
 fn render(template: &str) -> Result<String, TextError> {
     let files = [("chat_template.jinja", template.to_string())];
-    open(&files).map(Option::unwrap)?.render(&[Message::user("Größe <4> \"µm\"")], true)
+    open(&files)
+        .map(Option::unwrap)?
+        .render(&[Message::user("Größe <4> \"µm\"")], true)
 }
 
 /// The message, and what it was caused by.
@@ -38,20 +40,29 @@ fn published_templates_render_as_transformers_renders_them() {
         let config = json!({
             "chat_template": golden["templates"][name], "bos_token": case["bos_token"], "eos_token": { "content": case["eos_token"] },
         });
-        let template = open(&[("tokenizer_config.json", config.to_string())]).unwrap().unwrap();
+        let template = open(&[("tokenizer_config.json", config.to_string())])
+            .unwrap()
+            .unwrap();
         let text = |value: &Json| value.as_str().unwrap().to_string();
         let messages: Vec<Message> = case["messages"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|message| Message { role: text(&message["role"]), content: text(&message["content"]) })
+            .map(|message| Message {
+                role: text(&message["role"]),
+                content: text(&message["content"]),
+            })
             .collect();
         let rendered = template.render(&messages, case["add_generation_prompt"].as_bool().unwrap());
         match case["expected"].as_str() {
             Some(expected) => assert_eq!(rendered.unwrap(), expected, "{name}: {messages:?}"),
             None => {
                 let error = message(&rendered.expect_err("the template refuses"));
-                assert!(error.contains(case["error"].as_str().unwrap()) && error.contains("tokenizer_config.json"), "{name}: {error}");
+                assert!(
+                    error.contains(case["error"].as_str().unwrap())
+                        && error.contains("tokenizer_config.json"),
+                    "{name}: {error}"
+                );
             }
         }
     }
@@ -60,21 +71,50 @@ fn published_templates_render_as_transformers_renders_them() {
 #[test]
 fn templates_are_found_where_files_have_them() {
     let field = |text: &str| json!({ "chat_template": text }).to_string();
-    let path = |files: &[(&str, String)]| open(files).unwrap().map(|template| template.path().file_name().unwrap().to_owned());
+    let path = |files: &[(&str, String)]| {
+        open(files)
+            .unwrap()
+            .map(|template| template.path().file_name().unwrap().to_owned())
+    };
     assert_eq!(path(&[]), None);
     assert_eq!(path(&[("tokenizer_config.json", "{}".into())]), None);
-    let all = [("chat_template.json", field("c")), ("tokenizer_config.json", field("b")), ("chat_template.jinja", "a".into())];
-    for (count, name, text) in [(1, "chat_template.json", "c"), (2, "tokenizer_config.json", "b"), (3, "chat_template.jinja", "a")] {
+    let all = [
+        ("chat_template.json", field("c")),
+        ("tokenizer_config.json", field("b")),
+        ("chat_template.jinja", "a".into()),
+    ];
+    for (count, name, text) in [
+        (1, "chat_template.json", "c"),
+        (2, "tokenizer_config.json", "b"),
+        (3, "chat_template.jinja", "a"),
+    ] {
         assert_eq!(path(&all[..count]).unwrap(), name);
-        assert_eq!(open(&all[..count]).unwrap().unwrap().render(&[], true).unwrap(), text);
+        assert_eq!(
+            open(&all[..count])
+                .unwrap()
+                .unwrap()
+                .render(&[], true)
+                .unwrap(),
+            text
+        );
     }
     let named = json!({ "chat_template": [{ "name": "tool_use", "template": "t" }, { "name": "default", "template": "d" }] });
-    assert_eq!(open(&[("tokenizer_config.json", named.to_string())]).unwrap().unwrap().render(&[], true).unwrap(), "d");
+    assert_eq!(
+        open(&[("tokenizer_config.json", named.to_string())])
+            .unwrap()
+            .unwrap()
+            .render(&[], true)
+            .unwrap(),
+        "d"
+    );
 }
 
 #[test]
 fn special_tokens_come_from_either_file() {
-    for (decoder, expected) in [(json!(null), "other</s><pad><image>False"), (json!({}), "<s></s><image>False")] {
+    for (decoder, expected) in [
+        (json!(null), "other</s><pad><image>False"),
+        (json!({}), "<s></s><image>False"),
+    ] {
         let config = json!({
             "bos_token": "<s>", "eos_token": { "content": "</s>" }, "pad_token": null, "image_token": "<image>", "added_tokens_decoder": decoder,
         });
@@ -83,37 +123,86 @@ fn special_tokens_come_from_either_file() {
             ("tokenizer_config.json", config.to_string()),
             ("special_tokens_map.json", json!({ "bos_token": "other", "pad_token": "<pad>" }).to_string()),
         ];
-        assert_eq!(open(&files).unwrap().unwrap().render(&[], true).unwrap(), expected);
+        assert_eq!(
+            open(&files).unwrap().unwrap().render(&[], true).unwrap(),
+            expected
+        );
     }
 }
 
 #[test]
 fn jinja_is_set_up_as_in_python() {
-    assert_eq!(render("{% if true %}\n  {% if add_generation_prompt %}\nx\n  {% endif %}\n{% endif %}\n").unwrap(), "x\n");
-    assert_eq!(render("{{ messages[0]['content'] | tojson }}").unwrap(), r#""Größe <4> \"µm\"""#);
-    assert_eq!(render("{{ {'b': [1, 2], 'a': none} | tojson }}").unwrap(), r#"{"b": [1, 2], "a": null}"#);
-    assert_eq!(render("{{ {'b': [1]} | tojson(indent=2) }}").unwrap(), "{\n  \"b\": [\n    1\n  ]\n}");
-    assert_eq!(render("{{ messages[0].content.split(' ')[0].upper() }}{{ tools is none }}").unwrap(), "GRÖßETrue".replace('ß', "SS"));
-    assert_eq!(render("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}").unwrap(), "1");
+    assert_eq!(
+        render("{% if true %}\n  {% if add_generation_prompt %}\nx\n  {% endif %}\n{% endif %}\n")
+            .unwrap(),
+        "x\n"
+    );
+    assert_eq!(
+        render("{{ messages[0]['content'] | tojson }}").unwrap(),
+        r#""Größe <4> \"µm\"""#
+    );
+    assert_eq!(
+        render("{{ {'b': [1, 2], 'a': none} | tojson }}").unwrap(),
+        r#"{"b": [1, 2], "a": null}"#
+    );
+    assert_eq!(
+        render("{{ {'b': [1]} | tojson(indent=2) }}").unwrap(),
+        "{\n  \"b\": [\n    1\n  ]\n}"
+    );
+    assert_eq!(
+        render("{{ messages[0].content.split(' ')[0].upper() }}{{ tools is none }}").unwrap(),
+        "GRÖßETrue".replace('ß', "SS")
+    );
+    assert_eq!(
+        render("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}")
+            .unwrap(),
+        "1"
+    );
     let year: u32 = render("{{ strftime_now('%Y') }}").unwrap().parse().unwrap();
     assert!((2024..2200).contains(&year));
-    assert_eq!(render("a {%- generation -%} {{ 'b' }} {%- endgeneration %} c{# {% generation %} #}").unwrap(), "ab c");
+    assert_eq!(
+        render("a {%- generation -%} {{ 'b' }} {%- endgeneration %} c{# {% generation %} #}")
+            .unwrap(),
+        "ab c"
+    );
 }
 
 #[test]
 fn refusals_name_the_file_and_the_reason() {
     let refused = |files: &[(&str, String)]| message(&open(files).expect_err("must be refused"));
     let error = refused(&[("chat_template.jinja", "{% for %}".into())]);
-    assert!(error.contains("chat_template.jinja") && error.contains("syntax error"), "{error}");
-    let error = refused(&[("tokenizer_config.json", json!({ "chat_template": 3 }).to_string())]);
-    assert!(error.contains("tokenizer_config.json") && error.contains("holds 3"), "{error}");
-    let error = refused(&[("tokenizer_config.json", json!({ "chat_template": [{ "name": "rag", "template": "" }] }).to_string())]);
-    assert!(error.contains("\"rag\"") && error.contains("`default`"), "{error}");
+    assert!(
+        error.contains("chat_template.jinja") && error.contains("syntax error"),
+        "{error}"
+    );
+    let error = refused(&[(
+        "tokenizer_config.json",
+        json!({ "chat_template": 3 }).to_string(),
+    )]);
+    assert!(
+        error.contains("tokenizer_config.json") && error.contains("holds 3"),
+        "{error}"
+    );
+    let error = refused(&[(
+        "tokenizer_config.json",
+        json!({ "chat_template": [{ "name": "rag", "template": "" }] }).to_string(),
+    )]);
+    assert!(
+        error.contains("\"rag\"") && error.contains("`default`"),
+        "{error}"
+    );
     let error = refused(&[("tokenizer_config.json", "{".into())]);
-    assert!(error.contains("tokenizer_config.json") && error.contains("EOF"), "{error}");
+    assert!(
+        error.contains("tokenizer_config.json") && error.contains("EOF"),
+        "{error}"
+    );
 
-    let error = message(&render("{{ raise_exception('no system message') }}").expect_err("refused"));
-    assert!(error.contains("chat_template.jinja") && error.contains("no system message"), "{error}");
+    let error =
+        message(&render("{{ raise_exception('no system message') }}").expect_err("refused"));
+    assert!(
+        error.contains("chat_template.jinja") && error.contains("no system message"),
+        "{error}"
+    );
     let error = message(&render("{{ messages[0].content.bark() }}").expect_err("no such method"));
     assert!(error.contains("bark"), "{error}");
     let error = message(&render("{{ strftime_now('%!') }}").expect_err("no such directive"));
@@ -135,17 +224,36 @@ fn rendered_texts_keep_their_special_tokens_and_gain_none() {
     ]);
     let tokenizer = Tokenizer::open(&dir.path().join("tokenizer.json")).unwrap();
     let template = ChatTemplate::open(dir.path()).unwrap().unwrap();
-    let messages = [Message::user("x"), Message::assistant("y"), Message::user("z")];
+    let messages = [
+        Message::user("x"),
+        Message::assistant("y"),
+        Message::user("z"),
+    ];
     let text = template.render(&messages, true).unwrap();
     assert_eq!(text, "<s>u:x\na:y</s>\nu:z\na:");
-    let (bos, eos) = (tokenizer.token_id("<s>").unwrap().unwrap(), tokenizer.token_id("</s>").unwrap().unwrap());
+    let (bos, eos) = (
+        tokenizer.token_id("<s>").unwrap().unwrap(),
+        tokenizer.token_id("</s>").unwrap().unwrap(),
+    );
     let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     let expected = [vec![bos], bytes("u:x\na:y"), vec![eos], bytes("\nu:z\na:")].concat();
     assert_eq!(tokenizer.encode_rendered(&text).unwrap(), expected);
-    assert_eq!(tokenizer.encode(&text).unwrap()[..2], [bos, bos], "what `encode` adds would be a second one");
+    assert_eq!(
+        tokenizer.encode(&text).unwrap()[..2],
+        [bos, bos],
+        "what `encode` adds would be a second one"
+    );
 
     assert_eq!(template.end_of_turn(&tokenizer), Some(eos));
     assert_eq!(template.stop_tokens(&tokenizer), [eos, eos]);
-    let plain = ChatTemplate::compile("{{ messages[-1].content }}.", "plain".into(), BTreeMap::new()).unwrap();
-    assert_eq!((plain.end_of_turn(&tokenizer), plain.stop_tokens(&tokenizer)), (None, vec![]));
+    let plain = ChatTemplate::compile(
+        "{{ messages[-1].content }}.",
+        "plain".into(),
+        BTreeMap::new(),
+    )
+    .unwrap();
+    assert_eq!(
+        (plain.end_of_turn(&tokenizer), plain.stop_tokens(&tokenizer)),
+        (None, vec![])
+    );
 }

@@ -22,7 +22,8 @@ fn byte_level() -> Tokenizer {
     tokenizer(&byte_level_tokenizer())
 }
 
-/// Byte-level, with tokens that end and begin inside of a character: "a" and the first byte of "ä", its second byte and "b".
+/// Byte-level, with tokens that end and begin inside of a character: "a" and the first byte of "ä",
+/// its second byte and "b".
 fn byte_level_with_merges() -> Tokenizer {
     let mut json = byte_level_tokenizer();
     json["model"]["vocab"]["aÃ"] = 258.into();
@@ -33,7 +34,9 @@ fn byte_level_with_merges() -> Tokenizer {
 
 /// As Llama 2: bytes 0..=255 as `<0x00>`, then words whose spaces are `▁`.
 fn byte_fallback() -> Tokenizer {
-    let mut vocab: serde_json::Map<_, _> = (0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte))).collect();
+    let mut vocab: serde_json::Map<_, _> = (0..256)
+        .map(|byte| (format!("<0x{byte:02X}>"), json!(byte)))
+        .collect();
     for word in ["▁Hello", "▁world", "▁", "a", "ä"] {
         vocab.insert(word.into(), vocab.len().into());
     }
@@ -58,7 +61,10 @@ const LETTER: u32 = 259;
 /// The pieces of a stream: one for each token, and one at the end.
 fn pieces(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32]) -> Vec<Option<String>> {
     let mut stream = TextStream::after(tokenizer, prompt).unwrap();
-    let mut pieces: Vec<_> = tokens.iter().map(|&token| stream.push(token).unwrap()).collect();
+    let mut pieces: Vec<_> = tokens
+        .iter()
+        .map(|&token| stream.push(token).unwrap())
+        .collect();
     pieces.push(stream.finish().unwrap());
     pieces
 }
@@ -79,7 +85,19 @@ fn bytes(text: &str) -> Vec<u32> {
 fn characters_are_held_back_until_they_are_whole() {
     for tokenizer in [byte_level(), byte_fallback()] {
         let found = pieces(&tokenizer, &[], &bytes("aä€😀"));
-        let expected = [some("a"), None, some("ä"), None, None, some("€"), None, None, None, some("😀"), None];
+        let expected = [
+            some("a"),
+            None,
+            some("ä"),
+            None,
+            None,
+            some("€"),
+            None,
+            None,
+            None,
+            some("😀"),
+            None,
+        ];
         assert_eq!(found, expected);
     }
 }
@@ -88,10 +106,21 @@ fn characters_are_held_back_until_they_are_whole() {
 fn tokens_that_end_inside_of_a_character_give_what_is_whole() {
     let tokenizer = byte_level_with_merges();
     // a + half of ä, the other half + b
-    assert_eq!(pieces(&tokenizer, &[], &[258, 259]), [some("a"), some("äb"), None]);
+    assert_eq!(
+        pieces(&tokenizer, &[], &[258, 259]),
+        [some("a"), some("äb"), None]
+    );
     assert_eq!(
         pieces(&tokenizer, &[], &[258, 259, 258, 0xa4, 258, 259]),
-        [some("a"), some("äb"), some("a"), some("ä"), some("a"), some("äb"), None]
+        [
+            some("a"),
+            some("äb"),
+            some("a"),
+            some("ä"),
+            some("a"),
+            some("äb"),
+            None
+        ]
     );
 }
 
@@ -100,10 +129,20 @@ fn words_keep_the_space_before_them() {
     let tokenizer = byte_fallback();
     assert_eq!(
         pieces(&tokenizer, &[], &[HELLO, WORLD, SPACE, SPACE, LETTER]),
-        [some("Hello"), some(" world"), some(" "), some(" "), some("a"), None]
+        [
+            some("Hello"),
+            some(" world"),
+            some(" "),
+            some(" "),
+            some("a"),
+            None
+        ]
     );
     // After a prompt the first word is not the first of the text.
-    assert_eq!(pieces(&tokenizer, &[HELLO], &[WORLD, WORLD]), [some(" world"), some(" world"), None]);
+    assert_eq!(
+        pieces(&tokenizer, &[HELLO], &[WORLD, WORLD]),
+        [some(" world"), some(" world"), None]
+    );
     let long: Vec<u32> = [HELLO; 30].to_vec();
     assert_eq!(joined(&pieces(&tokenizer, &long, &[WORLD])), " world");
 }
@@ -111,9 +150,19 @@ fn words_keep_the_space_before_them() {
 #[test]
 fn special_tokens_are_not_text() {
     let tokenizer = byte_level();
-    assert_eq!(joined(&pieces(&tokenizer, &[256], &[257, 257, 257, 257, 257, 0xc3, 0xa4, 257])), "ä");
+    assert_eq!(
+        joined(&pieces(
+            &tokenizer,
+            &[256],
+            &[257, 257, 257, 257, 257, 0xc3, 0xa4, 257]
+        )),
+        "ä"
+    );
     // They do not use up the patience with an unfinished character.
-    assert_eq!(pieces(&tokenizer, &[], &[257, 257, 257, 257, 257, 0xc3, 0xa4])[5..], [None, some("ä"), None]);
+    assert_eq!(
+        pieces(&tokenizer, &[], &[257, 257, 257, 257, 257, 0xc3, 0xa4])[5..],
+        [None, some("ä"), None]
+    );
 }
 
 #[test]
@@ -121,8 +170,15 @@ fn bytes_that_are_no_character_come_as_replacements() {
     let replacement = char::REPLACEMENT_CHARACTER;
     for tokenizer in [byte_level(), byte_fallback()] {
         // An unfinished character at the end, and one before a letter.
-        assert_eq!(joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).chars().next(), Some('a'));
-        assert!(joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).ends_with(replacement));
+        assert_eq!(
+            joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82]))
+                .chars()
+                .next(),
+            Some('a')
+        );
+        assert!(
+            joined(&pieces(&tokenizer, &[], &[u32::from(b'a'), 0xe2, 0x82])).ends_with(replacement)
+        );
         // Bytes that never become a character do not wait for ever.
         let found = pieces(&tokenizer, &[], &[0xff; 12]);
         assert!(found[..4].iter().any(Option::is_some), "{found:?}");
@@ -134,7 +190,14 @@ fn bytes_that_are_no_character_come_as_replacements() {
     assert_eq!(found, [None, some("ä"), None, some("\u{fffd}a"), None]);
     // A text may hold the replacement character itself.
     for tokenizer in [byte_level(), byte_fallback()] {
-        assert_eq!(joined(&pieces(&tokenizer, &[], &bytes("\u{fffd}\u{fffd}x\u{fffd}"))), "\u{fffd}\u{fffd}x\u{fffd}");
+        assert_eq!(
+            joined(&pieces(
+                &tokenizer,
+                &[],
+                &bytes("\u{fffd}\u{fffd}x\u{fffd}")
+            )),
+            "\u{fffd}\u{fffd}x\u{fffd}"
+        );
     }
 }
 
@@ -144,7 +207,10 @@ fn texts_are_encoded_with_what_starts_them() {
     assert_eq!(tokenizer.encode("aä").unwrap(), [256, 97, 0xc3, 0xa4]);
     assert_eq!(tokenizer.decode(&[256, 97, 0xc3, 0xa4, 257]).unwrap(), "aä");
     assert_eq!(tokenizer.token_id("</s>").unwrap(), Some(257));
-    assert_eq!((tokenizer.vocab_size(), byte_fallback().vocab_size()), (258, 261));
+    assert_eq!(
+        (tokenizer.vocab_size(), byte_fallback().vocab_size()),
+        (258, 261)
+    );
 }
 
 #[test]
@@ -154,7 +220,12 @@ fn only_texts_with_a_token_that_the_model_does_not_have_are_refused() {
         assert_eq!(tokenizer.encode("a").unwrap(), [256, 97]);
         match tokenizer.encode_rendered("b</s>") {
             Ok(tokens) => assert!(!refused && tokens == [98, 257]),
-            Err(TextError::TokenOutsideVocabulary { token, id, vocab_size: 257, .. }) => assert_eq!((token.as_str(), id), ("</s>", 257)),
+            Err(TextError::TokenOutsideVocabulary {
+                token,
+                id,
+                vocab_size: 257,
+                ..
+            }) => assert_eq!((token.as_str(), id), ("</s>", 257)),
             Err(error) => panic!("{error:?}"),
         }
     }
@@ -163,7 +234,8 @@ fn only_texts_with_a_token_that_the_model_does_not_have_are_refused() {
 #[test]
 fn truncation_and_padding_of_the_file_are_left_out() {
     let mut json = byte_level_tokenizer();
-    json["truncation"] = json!({ "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 });
+    json["truncation"] =
+        json!({ "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0 });
     json["padding"] = json!({ "strategy": { "Fixed": 20 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "x" });
     assert_eq!(tokenizer(&json).encode("abcdef").unwrap().len(), 7);
 }
@@ -171,14 +243,16 @@ fn truncation_and_padding_of_the_file_are_left_out() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(seed::seed()), ..ProptestConfig::default() })]
 
-    /// Whole characters, however tokens split them: the pieces are the text, and nothing waits longer than its character.
+    /// Whole characters, however tokens split them: the pieces are the text, and nothing waits
+    /// longer than its character.
     #[test]
     fn pieces_join_to_the_text(text in "[a-zäß€漢😀\u{fffd} ]{0,40}", merged in any::<bool>()) {
         let tokenizer = if merged { byte_level_with_merges() } else { byte_level() };
         let tokens = tokenizer.encode(&text).unwrap();
         let found = pieces(&tokenizer, &[256], &tokens[1..]);
         prop_assert_eq!(joined(&found), text.clone());
-        // What is out after each token is the longest whole beginning of the bytes so far, but for replacement characters, which may wait.
+        // What is out after each token is the longest whole beginning of the bytes so far, but for
+        // replacement characters, which may wait.
         if !text.contains(char::REPLACEMENT_CHARACTER) {
             let mut waiting: VecDeque<u8> = VecDeque::new();
             for (&token, piece) in tokens[1..].iter().zip(&found) {
@@ -195,7 +269,8 @@ proptest! {
         }
     }
 
-    /// Any bytes, characters or not: byte-level decoding gives the same text as decoding all at once.
+    /// Any bytes, characters or not: byte-level decoding gives the same text as decoding all at
+    /// once.
     #[test]
     fn any_bytes_join_to_what_they_decode_to(tokens in proptest::collection::vec(0u32..256, 0..40)) {
         let tokenizer = byte_level();

@@ -10,7 +10,10 @@ use crate::{ChatTemplate, Message, Tokenizer};
 fn folder(added_tokens: &Value, files: &Value) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut tokenizer = byte_level_tokenizer();
-    tokenizer["added_tokens"].as_array_mut().unwrap().extend(added_tokens.as_array().unwrap().iter().cloned());
+    tokenizer["added_tokens"]
+        .as_array_mut()
+        .unwrap()
+        .extend(added_tokens.as_array().unwrap().iter().cloned());
     fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     for (name, file) in files.as_object().unwrap() {
         fs::write(dir.path().join(name), file.to_string()).unwrap();
@@ -24,7 +27,8 @@ fn open(dir: &tempfile::TempDir) -> Result<Tokenizer, TextError> {
 
 #[test]
 fn tokens_of_configs_count_as_transformers_counts_them() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer_configs.json");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer_configs.json");
     let golden: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let text = golden["text"].as_str().unwrap();
     let cases = golden["cases"].as_array().unwrap();
@@ -34,29 +38,61 @@ fn tokens_of_configs_count_as_transformers_counts_them() {
         let dir = folder(&case["added_tokens"], &case["files"]);
         let tokenizer = open(&dir).unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let ids = |field: &str| -> Vec<u32> { Deserialize::deserialize(&case[field]).unwrap() };
-        assert_eq!(tokenizer.encode_rendered(text).unwrap(), ids("ids"), "{name}");
-        assert_eq!(tokenizer.vocab_size(), case["vocab_size"].as_u64().unwrap() as usize, "{name}");
-        let special: Vec<u32> = (0..tokenizer.vocab_size() as u32).filter(|&token| tokenizer.is_special(token)).collect();
+        assert_eq!(
+            tokenizer.encode_rendered(text).unwrap(),
+            ids("ids"),
+            "{name}"
+        );
+        assert_eq!(
+            tokenizer.vocab_size(),
+            case["vocab_size"].as_u64().unwrap() as usize,
+            "{name}"
+        );
+        let special: Vec<u32> = (0..tokenizer.vocab_size() as u32)
+            .filter(|&token| tokenizer.is_special(token))
+            .collect();
         assert_eq!(special, ids("special"), "{name}");
-        assert_eq!(tokenizer.decode(&ids("ids")).unwrap(), case["decoded"].as_str().unwrap(), "{name}");
+        assert_eq!(
+            tokenizer.decode(&ids("ids")).unwrap(),
+            case["decoded"].as_str().unwrap(),
+            "{name}"
+        );
         let tokens = TokenizerConfig::read(dir.path()).unwrap().template_tokens();
-        assert_eq!(serde_json::to_value(tokens).unwrap(), case["special_tokens"], "{name}");
+        assert_eq!(
+            serde_json::to_value(tokens).unwrap(),
+            case["special_tokens"],
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn an_added_token_after_an_answer_ends_the_turn() {
-    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    let template =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
     let added = json!({ "<|im_start|>": 258, "<|im_end|>": 259 });
     // Special by its name, or of a fine-tune that did not say what it is.
-    for (eos, is_special, stops) in [("<|im_end|>", true, vec![259, 259]), ("</s>", false, vec![257, 259])] {
+    for (eos, is_special, stops) in [
+        ("<|im_end|>", true, vec![259, 259]),
+        ("</s>", false, vec![257, 259]),
+    ] {
         let files = json!({ "tokenizer_config.json": { "chat_template": template, "eos_token": eos }, "added_tokens.json": added });
         let dir = folder(&json!([]), &files);
-        let (tokenizer, template) = (open(&dir).unwrap(), ChatTemplate::open(dir.path()).unwrap().unwrap());
+        let (tokenizer, template) = (
+            open(&dir).unwrap(),
+            ChatTemplate::open(dir.path()).unwrap().unwrap(),
+        );
         let text = template.render(&[Message::user("a")], true).unwrap();
         let expected = [&[258], &b"user\na".map(u32::from)[..], &[259, 10]].concat();
         assert_eq!(tokenizer.encode_rendered(&text).unwrap(), expected);
-        assert_eq!((tokenizer.is_special(259), tokenizer.is_added(259), tokenizer.is_added(97)), (is_special, true, false));
+        assert_eq!(
+            (
+                tokenizer.is_special(259),
+                tokenizer.is_added(259),
+                tokenizer.is_added(97)
+            ),
+            (is_special, true, false)
+        );
         assert_eq!(template.stop_tokens(&tokenizer), stops);
     }
 }
@@ -64,9 +100,18 @@ fn an_added_token_after_an_answer_ends_the_turn() {
 #[test]
 fn configs_that_hold_something_else_are_named() {
     let cases = [
-        ("tokenizer_config.json", json!({ "added_tokens_decoder": ["<a>"] })),
-        ("tokenizer_config.json", json!({ "added_tokens_decoder": { "first": { "content": "<a>" } } })),
-        ("tokenizer_config.json", json!({ "added_tokens_decoder": { "258": { "id": 1 } } })),
+        (
+            "tokenizer_config.json",
+            json!({ "added_tokens_decoder": ["<a>"] }),
+        ),
+        (
+            "tokenizer_config.json",
+            json!({ "added_tokens_decoder": { "first": { "content": "<a>" } } }),
+        ),
+        (
+            "tokenizer_config.json",
+            json!({ "added_tokens_decoder": { "258": { "id": 1 } } }),
+        ),
         ("added_tokens.json", json!({ "<a>": -1 })),
         ("special_tokens_map.json", json!(["<a>"])),
     ];
@@ -77,7 +122,6 @@ fn configs_that_hold_something_else_are_named() {
         }
     }
     // What is no token is not one.
-    let files =
-        json!({ "tokenizer_config.json": { "bos_token": 3, "eos_token": null, "add_bos_token": true, "extra_special_tokens": [7] } });
+    let files = json!({ "tokenizer_config.json": { "bos_token": 3, "eos_token": null, "add_bos_token": true, "extra_special_tokens": [7] } });
     assert_eq!(open(&folder(&json!([]), &files)).unwrap().vocab_size(), 258);
 }

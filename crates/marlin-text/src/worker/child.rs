@@ -41,9 +41,16 @@ fn bound_memory(limits: Limits) {
             let hard = getrlimit(resource).maximum;
             let most = hard.map_or(most, |hard| hard.min(most));
             // Where the system has no such limit, the one of time is left.
-            let _ = setrlimit(resource, Rlimit { current: Some(most), maximum: hard });
+            let _ = setrlimit(
+                resource,
+                Rlimit {
+                    current: Some(most),
+                    maximum: hard,
+                },
+            );
         };
-        // What is mapped to be written; the program's own text and the maps of its libraries do not count.
+        // What is mapped to be written; the program's own text and the maps of its libraries do not
+        // count.
         bound(Resource::Data, limits.bytes);
         // A process that ends itself leaves no image of its memory.
         bound(Resource::Core, 0);
@@ -74,12 +81,19 @@ impl Watchdog {
     fn start() -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let watched = shared.clone();
-        thread::Builder::new().name("watchdog".into()).stack_size(1 << 16).spawn(move || watched.watch())?;
+        thread::Builder::new()
+            .name("watchdog".into())
+            .stack_size(1 << 16)
+            .spawn(move || watched.watch())?;
         Ok(Self { shared })
     }
 
     fn set(&self, deadline: Option<Instant>) {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self
+            .shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         state.deadline = deadline;
         // Of many short requests in a row, one wakes it.
         if deadline.is_some() && !state.awake {
@@ -89,7 +103,8 @@ impl Watchdog {
 }
 
 impl Shared {
-    /// The shortest time that a request may have: a thread that wakes up so often is in time for every deadline.
+    /// The shortest time that a request may have: a thread that wakes up so often is in time for
+    /// every deadline.
     const STEP: Duration = Duration::from_secs(1);
 
     fn watch(&self) {
@@ -98,14 +113,20 @@ impl Shared {
             let now = Instant::now();
             state.awake = state.deadline.is_some();
             state = match state.deadline {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) if now >= deadline => {
                     eprintln!("{TIMED_OUT}");
                     abort();
                 }
                 Some(deadline) => {
                     let time = (deadline - now).min(Self::STEP);
-                    self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+                    self.changed
+                        .wait_timeout(state, time)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
                 }
             };
         }

@@ -22,7 +22,8 @@ const SHOWN: usize = 1000;
 impl Engine {
     /// The reply to a request, as JSON. A panic is an error with its message.
     pub fn answer(&mut self, request: Request, body: &[u8]) -> Vec<u8> {
-        // What panicked is not in a state that others rely on: the next request finds the same template or tokenizer.
+        // What panicked is not in a state that others rely on: the next request finds the same
+        // template or tokenizer.
         let reply = catch_unwind(AssertUnwindSafe(|| self.reply(request, body)));
         let error = match reply {
             Ok(Ok(reply)) => return reply,
@@ -43,13 +44,18 @@ impl Engine {
                 self.template = Some(Template::compile(text()?, special_tokens)?);
                 ok(())
             }
-            Request::Render { messages, add_generation_prompt } => ok(template()?.render(&messages, add_generation_prompt)?),
+            Request::Render {
+                messages,
+                add_generation_prompt,
+            } => ok(template()?.render(&messages, add_generation_prompt)?),
             Request::LoadTokenizer { tokens } => {
                 let (tokenizer, loaded) = TokenizerEngine::load(body, tokens)?;
                 self.tokenizer = Some(tokenizer);
                 ok(loaded)
             }
-            Request::Encode { add_special_tokens } => ok(tokenizer()?.encode(text()?, add_special_tokens)?),
+            Request::Encode { add_special_tokens } => {
+                ok(tokenizer()?.encode(text()?, add_special_tokens)?)
+            }
             Request::Decode { sequences } => ok(tokenizer()?.decode(&sequences)?),
             Request::TokenId => ok(tokenizer()?.token_id(text()?)),
             Request::TokenText { id } => ok(tokenizer()?.token_text(id)),
@@ -67,5 +73,6 @@ fn to_json(reply: &Result<impl Serialize, String>) -> Result<Vec<u8>, String> {
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("without a message")
 }

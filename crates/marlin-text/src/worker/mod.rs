@@ -25,12 +25,16 @@ use crate::Failure;
 /// True if workers are processes: the program's `main` handles the argument that starts one.
 static PROCESSES: AtomicBool = AtomicBool::new(false);
 
-/// Lets chat templates and tokenizers run in processes of their own, which are made from this program's executable. Call it first in `main`: in
-/// such a process it does not return.
+/// Lets chat templates and tokenizers run in processes of their own, which are made from this
+/// program's executable. Call it first in `main`: in such a process it does not return.
 ///
-/// A program that does not call it runs them itself, which is right for folders that it made itself, or trusts.
+/// A program that does not call it runs them itself, which is right for folders that it made
+/// itself, or trusts.
 pub fn init() {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == process::ARGUMENT) {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|argument| argument == process::ARGUMENT)
+    {
         child::run();
     }
     PROCESSES.store(true, Ordering::Relaxed);
@@ -55,12 +59,21 @@ impl Subject {
     /// The request that loads it, and its body.
     fn load(&self) -> Result<(Request, Vec<u8>), Failure> {
         Ok(match self {
-            Self::Template { text, special_tokens } => {
-                (Request::LoadTemplate { special_tokens: special_tokens.clone() }, text.clone().into_bytes())
-            }
-            Self::Tokenizer { path, tokens } => {
-                (Request::LoadTokenizer { tokens: tokens.clone() }, read_file(path, MAX_TOKENIZER_BYTES).map_err(Failure::File)?)
-            }
+            Self::Template {
+                text,
+                special_tokens,
+            } => (
+                Request::LoadTemplate {
+                    special_tokens: special_tokens.clone(),
+                },
+                text.clone().into_bytes(),
+            ),
+            Self::Tokenizer { path, tokens } => (
+                Request::LoadTokenizer {
+                    tokens: tokens.clone(),
+                },
+                read_file(path, MAX_TOKENIZER_BYTES).map_err(Failure::File)?,
+            ),
         })
     }
 }
@@ -85,7 +98,13 @@ impl Worker {
     /// Loads a subject, and returns the reply.
     pub fn open<T: DeserializeOwned>(subject: Subject) -> Result<(Self, T), Failure> {
         let (place, reply) = start(&subject)?;
-        Ok((Self { subject, place: Mutex::new(Some(place)) }, decode(&reply)?))
+        Ok((
+            Self {
+                subject,
+                place: Mutex::new(Some(place)),
+            },
+            decode(&reply)?,
+        ))
     }
 
     /// Returns the reply to a request.
@@ -123,6 +142,8 @@ impl Place {
 
 fn decode<T: DeserializeOwned>(reply: &[u8]) -> Result<T, Failure> {
     let reply: Result<T, String> =
-        serde_json::from_slice(reply).map_err(|error| Failure::Worker { what: format!("gave a reply that is none: {error}") })?;
+        serde_json::from_slice(reply).map_err(|error| Failure::Worker {
+            what: format!("gave a reply that is none: {error}"),
+        })?;
     reply.map_err(Failure::Refused)
 }

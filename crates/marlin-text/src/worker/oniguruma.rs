@@ -1,4 +1,5 @@
-//! Patterns of a tokenizer in the syntax of Oniguruma, with which `transformers` reads them, as `fancy-regex` takes them.
+//! Patterns of a tokenizer in the syntax of Oniguruma, with which `transformers` reads them, as
+//! `fancy-regex` takes them.
 //!
 //! | Oniguruma | here | what `fancy-regex` makes of the first |
 //! |---|---|---|
@@ -13,10 +14,14 @@ use serde_json::Value;
 /// Rewrites the patterns of a part of a `tokenizer.json`; true if one of them changed.
 pub(super) fn rewrite_patterns(part: &mut Value) -> bool {
     match part {
-        Value::Array(parts) => parts.iter_mut().fold(false, |changed, part| rewrite_patterns(part) | changed),
+        Value::Array(parts) => parts
+            .iter_mut()
+            .fold(false, |changed, part| rewrite_patterns(part) | changed),
         Value::Object(fields) => fields.iter_mut().fold(false, |changed, (name, field)| {
-            let rewritten =
-                field.as_str().filter(|_| name == "Regex").and_then(|pattern| Some(rewritten(pattern)).filter(|new| new != pattern));
+            let rewritten = field
+                .as_str()
+                .filter(|_| name == "Regex")
+                .and_then(|pattern| Some(rewritten(pattern)).filter(|new| new != pattern));
             match rewritten {
                 Some(pattern) => {
                     *field = Value::String(pattern);
@@ -70,11 +75,14 @@ fn rewritten(pattern: &str) -> String {
             '(' if piece.len() > 1 => out.push_str(piece),
             '(' => {
                 let flags = flags(rest);
-                // Flags without a group of their own count up to the end of the one that they are in.
+                // Flags without a group of their own count up to the end of the one that they are
+                // in.
                 match flags {
                     Some((extended, true)) => group.extended = extended.unwrap_or(group.extended),
                     _ => {
-                        let extended = flags.and_then(|(extended, _)| extended).unwrap_or(group.extended);
+                        let extended = flags
+                            .and_then(|(extended, _)| extended)
+                            .unwrap_or(group.extended);
                         outer.push(group);
                         group = Group { start, extended };
                     }
@@ -95,7 +103,11 @@ fn rewritten(pattern: &str) -> String {
                 atom = None;
             }
             '^' | '$' => {
-                out.push_str(if first == '^' { r"(?:\A|(?m:^)(?!\z))" } else { "(?m:$)" });
+                out.push_str(if first == '^' {
+                    r"(?:\A|(?m:^)(?!\z))"
+                } else {
+                    "(?m:$)"
+                });
                 (atom, repeated) = (Some(start), false);
             }
             '#' | ' ' | '\t' | '\n' | '\r' if group.extended => out.push_str(piece),
@@ -111,7 +123,8 @@ fn rewritten(pattern: &str) -> String {
     out
 }
 
-/// Bytes of the quantifier that `text` begins with, in Oniguruma's reading: a `+` behind braces is the next one, and so is a `?` behind `{n}`.
+/// Bytes of the quantifier that `text` begins with, in Oniguruma's reading: a `+` behind braces is
+/// the next one, and so is a `?` behind `{n}`.
 fn quantifier(text: &str) -> Option<usize> {
     let (base, suffixes): (usize, &[u8]) = match text.as_bytes().first()? {
         b'?' | b'*' | b'+' => (1, &b"?+"[..]),
@@ -122,14 +135,24 @@ fn quantifier(text: &str) -> Option<usize> {
             if !is_number(least) || !is_number(most) || (least.is_empty() && most.is_empty()) {
                 return None;
             }
-            (inner.len() + 2, if inner.contains(',') { &b"?"[..] } else { &[] })
+            (
+                inner.len() + 2,
+                if inner.contains(',') { &b"?"[..] } else { &[] },
+            )
         }
         _ => return None,
     };
-    Some(base + usize::from(text.as_bytes().get(base).is_some_and(|suffix| suffixes.contains(suffix))))
+    Some(
+        base + usize::from(
+            text.as_bytes()
+                .get(base)
+                .is_some_and(|suffix| suffixes.contains(suffix)),
+        ),
+    )
 }
 
-/// Of a group that begins with flags, what they say of `x`, and whether it holds nothing but them; `text` follows its bracket.
+/// Of a group that begins with flags, what they say of `x`, and whether it holds nothing but them;
+/// `text` follows its bracket.
 fn flags(text: &str) -> Option<(Option<bool>, bool)> {
     let flags = text.strip_prefix('?')?;
     let end = flags.find(|flag: char| !flag.is_ascii_alphabetic() && flag != '-')?;
@@ -139,17 +162,30 @@ fn flags(text: &str) -> Option<(Option<bool>, bool)> {
         _ => return None,
     };
     let (set, unset) = flags[..end].split_once('-').unwrap_or((&flags[..end], ""));
-    let extended = if unset.contains('x') { Some(false) } else { set.contains('x').then_some(true) };
+    let extended = if unset.contains('x') {
+        Some(false)
+    } else {
+        set.contains('x').then_some(true)
+    };
     Some((extended, alone))
 }
 
-/// Bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`, `\x1f`, `\u00e9`, `\012`, `\k<name>`.
+/// Bytes of the escape that `text` begins with: `\n`, `\p{L}`, `\x{1F}`, `\x1f`, `\u00e9`, `\012`,
+/// `\k<name>`.
 fn escape_length(text: &str) -> usize {
-    let Some(letter) = text[1..].chars().next() else { return 1 };
+    let Some(letter) = text[1..].chars().next() else {
+        return 1;
+    };
     let length = 1 + letter.len_utf8();
     let after = &text[length..];
     let closed = |close: char| after.find(close).map_or(0, |end| end + 1);
-    let digits = |most: usize| after.bytes().take(most).take_while(u8::is_ascii_hexdigit).count();
+    let digits = |most: usize| {
+        after
+            .bytes()
+            .take(most)
+            .take_while(u8::is_ascii_hexdigit)
+            .count()
+    };
     length
         + match letter {
             'p' | 'P' | 'x' | 'o' if after.starts_with('{') => closed('}'),

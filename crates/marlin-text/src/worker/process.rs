@@ -20,18 +20,32 @@ pub(super) struct Process {
 
 impl Process {
     pub fn start() -> Result<Self, Failure> {
-        let failed = |what: &str, error: io::Error| Failure::Worker { what: format!("{what}: {error}") };
+        let failed = |what: &str, error: io::Error| Failure::Worker {
+            what: format!("{what}: {error}"),
+        };
         // The link stays right where the executable was replaced in the meantime.
         let executable = match cfg!(target_os = "linux") {
             true => "/proc/self/exe".into(),
             false => std::env::current_exe().map_err(|error| failed("has no executable", error))?,
         };
         let mut command = Command::new(executable);
-        let streams = command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = streams.spawn().map_err(|error| failed("cannot be started", error))?;
+        let streams = command
+            .arg(ARGUMENT)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = streams
+            .spawn()
+            .map_err(|error| failed("cannot be started", error))?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(requests), Some(replies)) => Ok(Self { child, requests, replies }),
-            _ => Err(Failure::Worker { what: "has no pipes".into() }),
+            (Some(requests), Some(replies)) => Ok(Self {
+                child,
+                requests,
+                replies,
+            }),
+            _ => Err(Failure::Worker {
+                what: "has no pipes".into(),
+            }),
         }
     }
 
@@ -39,7 +53,9 @@ impl Process {
     pub fn call(&mut self, head: &Head, body: &[u8]) -> Result<Vec<u8>, Failure> {
         // Where it ended before it read everything, why it did counts, and not that it did.
         let asked = write_request(&mut self.requests, head, body);
-        asked.and_then(|()| read_reply(&mut self.replies)).map_err(|error| self.failure(&error, head.limits))
+        asked
+            .and_then(|()| read_reply(&mut self.replies))
+            .map_err(|error| self.failure(&error, head.limits))
     }
 
     /// Returns the reason why there is no reply.
@@ -54,13 +70,19 @@ impl Process {
         if said.contains(child::TIMED_OUT) {
             Failure::Time { after: limits.time }
         } else if said.contains("memory allocation of") {
-            Failure::Memory { limit: limits.bytes }
+            Failure::Memory {
+                limit: limits.bytes,
+            }
         } else if said.contains("has overflowed its stack") {
             Failure::Nesting
         } else {
             match self.child.wait() {
-                Ok(status) => Failure::Worker { what: format!("ended with {status}") },
-                Err(_) => Failure::Worker { what: format!("does not answer: {error}") },
+                Ok(status) => Failure::Worker {
+                    what: format!("ended with {status}"),
+                },
+                Err(_) => Failure::Worker {
+                    what: format!("does not answer: {error}"),
+                },
             }
         }
     }

@@ -1,7 +1,8 @@
 //! The messages between a program and its worker.
 //!
-//! A request is the length of its head and that of its body, 32 bits each, little-endian; the head, a [`Head`] as JSON; the body, a text or a file as
-//! it is. A reply is its length and a `Result<_, String>` as JSON.
+//! A request is the length of its head and that of its body, 32 bits each, little-endian; the head,
+//! a [`Head`] as JSON; the body, a text or a file as it is. A reply is its length and a `Result<_,
+//! String>` as JSON.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -20,7 +21,10 @@ pub(crate) enum Request {
         special_tokens: BTreeMap<String, String>,
     },
     /// The text of a conversation.
-    Render { messages: Vec<Value>, add_generation_prompt: bool },
+    Render {
+        messages: Vec<Value>,
+        add_generation_prompt: bool,
+    },
     /// To read the `tokenizer.json` that the body is; [`Loaded`].
     LoadTokenizer {
         /// The tokens to add to its own.
@@ -39,7 +43,8 @@ pub(crate) enum Request {
 /// The tokens of the configs beside a `tokenizer.json`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct ConfigTokens {
-    /// Added tokens in the order of what their configs number them. They get the numbers that follow the tokenizer's.
+    /// Added tokens in the order of what their configs number them. They get the numbers that
+    /// follow the tokenizer's.
     pub added: BTreeMap<u32, AddedToken>,
     /// True if [`added`](Self::added) counts over the token of the same number in `tokenizer.json`.
     pub over_those_of_file: bool,
@@ -78,8 +83,9 @@ pub(crate) struct Head {
 impl Request {
     /// Returns the limits of a call with a body of this length.
     ///
-    /// Measured in a debug build, beside another on two cores of an EPYC (Zen 5): a template takes 0.05 ms; a tokenizer of the size of Gemma 3's, the
-    /// largest published (262144 tokens, 514906 merges), 2.2 s and 420 MB to read; texts become tokens at 2 MB/s.
+    /// Measured in a debug build, beside another on two cores of an EPYC (Zen 5): a template takes
+    /// 0.05 ms; a tokenizer of the size of Gemma 3's, the largest published (262144 tokens, 514906
+    /// merges), 2.2 s and 420 MB to read; texts become tokens at 2 MB/s.
     pub fn limits(&self, body: usize) -> Limits {
         const MB: u64 = 1 << 20;
         const TIME: Duration = Duration::from_secs(4);
@@ -92,7 +98,10 @@ impl Request {
             Self::LoadTemplate { .. } | Self::Render { .. } => 256 * MB,
             _ => 768 * MB,
         };
-        Limits { time: TIME + per_megabyte * megabytes, bytes }
+        Limits {
+            time: TIME + per_megabyte * megabytes,
+            bytes,
+        }
     }
 }
 
@@ -134,14 +143,24 @@ pub(crate) fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
 fn length(bytes: &[u8]) -> io::Result<[u8; 4]> {
     match u32::try_from(bytes.len()) {
         Ok(length) if bytes.len() <= MOST => Ok(length.to_le_bytes()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} bytes at once", bytes.len()))),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} bytes at once", bytes.len()),
+        )),
     }
 }
 
 /// As many bytes as the four before give.
 fn read_bytes(from: &mut impl Read, length: &[u8]) -> io::Result<Vec<u8>> {
-    let length = length.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
+    let length = length
+        .iter()
+        .rev()
+        .fold(0, |length, &byte| length << 8 | usize::from(byte));
     let mut bytes = Vec::new();
     from.take(length.min(MOST) as u64).read_to_end(&mut bytes)?;
-    if bytes.len() == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    if bytes.len() == length {
+        Ok(bytes)
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
 }

@@ -22,19 +22,42 @@ impl Engine {
         read_patterns_as_oniguruma(&mut tokenizer)?;
         let tokens = config_tokens(&tokenizer, tokens);
         tokenizer.add_tokens(tokens).map_err(described)?;
-        let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |&largest| largest as usize + 1);
+        let vocab_size = tokenizer
+            .get_vocab(true)
+            .values()
+            .max()
+            .map_or(0, |&largest| largest as usize + 1);
         let added = tokenizer.get_added_tokens_decoder();
-        let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
+        let special = added
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(&id, _)| id)
+            .collect();
         let added = added.into_iter().map(|(id, _)| id).collect();
-        Ok((Self(tokenizer), Loaded { vocab_size, special, added }))
+        Ok((
+            Self(tokenizer),
+            Loaded {
+                vocab_size,
+                special,
+                added,
+            },
+        ))
     }
 
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, String> {
-        Ok(self.0.encode_fast(text, add_special_tokens).map_err(described)?.get_ids().to_vec())
+        Ok(self
+            .0
+            .encode_fast(text, add_special_tokens)
+            .map_err(described)?
+            .get_ids()
+            .to_vec())
     }
 
     pub fn decode(&self, sequences: &[Vec<u32>]) -> Result<Vec<String>, String> {
-        sequences.iter().map(|tokens| self.0.decode(tokens, true).map_err(described)).collect()
+        sequences
+            .iter()
+            .map(|tokens| self.0.decode(tokens, true).map_err(described))
+            .collect()
     }
 
     pub fn token_id(&self, token: &str) -> Option<u32> {
@@ -46,10 +69,13 @@ impl Engine {
     }
 }
 
-/// Puts patterns in place whose meaning is that of Oniguruma's, with which `transformers` reads them.
+/// Puts patterns in place whose meaning is that of Oniguruma's, with which `transformers` reads
+/// them.
 fn read_patterns_as_oniguruma(tokenizer: &mut tokenizers::Tokenizer) -> Result<(), String> {
     if let Some(normalizer) = rewritten::<NormalizerWrapper>(tokenizer.get_normalizer())? {
-        tokenizer.with_normalizer(Some(normalizer)).map_err(described)?;
+        tokenizer
+            .with_normalizer(Some(normalizer))
+            .map_err(described)?;
     }
     if let Some(pre_tokenizer) = rewritten::<PreTokenizerWrapper>(tokenizer.get_pre_tokenizer())? {
         tokenizer.with_pre_tokenizer(Some(pre_tokenizer));
@@ -66,21 +92,41 @@ fn rewritten<T: Serialize + DeserializeOwned>(part: Option<&T>) -> Result<Option
     if !rewrite_patterns(&mut json) {
         return Ok(None);
     }
-    serde_json::from_value(json).map(Some).map_err(|error| with_causes(&error))
+    serde_json::from_value(json)
+        .map(Some)
+        .map_err(|error| with_causes(&error))
 }
 
-/// The tokens of configs in the order in which `transformers` adds them; those that the tokenizer has already change nothing.
+/// The tokens of configs in the order in which `transformers` adds them; those that the tokenizer
+/// has already change nothing.
 fn config_tokens(tokenizer: &tokenizers::Tokenizer, tokens: ConfigTokens) -> Vec<AddedToken> {
     let known = tokenizer.get_added_tokens_decoder();
-    let ConfigTokens { mut added, over_those_of_file, named, extra } = tokens;
+    let ConfigTokens {
+        mut added,
+        over_those_of_file,
+        named,
+        extra,
+    } = tokens;
     if !over_those_of_file {
         added.extend(known.iter().map(|(&id, token)| (id, token.clone())));
     }
     let names: HashSet<String> = named.iter().map(|token| token.content.clone()).collect();
     let mut tokens: Vec<AddedToken> = added.into_values().collect();
-    let mut texts: HashSet<String> = tokens.iter().chain(known.values()).map(|token| token.content.clone()).collect();
-    tokens.extend(named.into_iter().chain(extra).filter(|token| texts.insert(token.content.clone())));
-    for token in tokens.iter_mut().filter(|token| names.contains(&token.content)) {
+    let mut texts: HashSet<String> = tokens
+        .iter()
+        .chain(known.values())
+        .map(|token| token.content.clone())
+        .collect();
+    tokens.extend(
+        named
+            .into_iter()
+            .chain(extra)
+            .filter(|token| texts.insert(token.content.clone())),
+    );
+    for token in tokens
+        .iter_mut()
+        .filter(|token| names.contains(&token.content))
+    {
         token.special = true;
     }
     tokens
@@ -102,13 +148,23 @@ mod tests {
 
     fn pieces(engine: &Engine, text: &str) -> Vec<String> {
         let mut pieces = PreTokenizedString::from(text);
-        engine.0.get_pre_tokenizer().unwrap().pre_tokenize(&mut pieces).unwrap();
-        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|(piece, ..)| piece.to_string()).collect()
+        engine
+            .0
+            .get_pre_tokenizer()
+            .unwrap()
+            .pre_tokenize(&mut pieces)
+            .unwrap();
+        pieces
+            .get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .map(|(piece, ..)| piece.to_string())
+            .collect()
     }
 
     #[test]
     fn patterns_split_as_in_transformers() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizer_patterns.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/golden/tokenizer_patterns.json");
         let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let cases = golden["cases"].as_array().unwrap();
         assert!(cases.len() > 30, "{}", cases.len());
@@ -116,9 +172,15 @@ mod tests {
             let mut tokenizer = byte_level_tokenizer();
             let pattern = json!({ "Regex": case["pattern"] });
             tokenizer["pre_tokenizer"] = json!({ "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false });
-            let (engine, _) = Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+            let (engine, _) =
+                Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
             for (text, expected) in case["texts"].as_object().unwrap() {
-                assert_eq!(json!(pieces(&engine, text)), *expected, "{} in {text:?}", case["pattern"]);
+                assert_eq!(
+                    json!(pieces(&engine, text)),
+                    *expected,
+                    "{} in {text:?}",
+                    case["pattern"]
+                );
             }
         }
     }
@@ -128,9 +190,11 @@ mod tests {
         let pattern = json!({ "Regex": "a{1,2}+" });
         let replace = json!({ "type": "Replace", "pattern": pattern, "content": "x" });
         let mut tokenizer = byte_level_tokenizer();
-        tokenizer["normalizer"] = json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, replace] });
+        tokenizer["normalizer"] =
+            json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, replace] });
         tokenizer["decoder"] = json!({ "type": "Sequence", "decoders": [tokenizer["decoder"], { "type": "Fuse" }, replace] });
-        let (engine, _) = Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
+        let (engine, _) =
+            Engine::load(tokenizer.to_string().as_bytes(), ConfigTokens::default()).unwrap();
         assert_eq!(engine.encode("aaab", false).unwrap(), [120, 98]);
         assert_eq!(engine.decode(&[vec![97, 97, 97, 98]]).unwrap(), ["xb"]);
     }

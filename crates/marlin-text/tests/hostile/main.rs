@@ -1,4 +1,5 @@
-//! Templates and tokenizers that would hang, fill the memory or crash the program: each is an error, and the next call works.
+//! Templates and tokenizers that would hang, fill the memory or crash the program: each is an
+//! error, and the next call works.
 
 mod latency;
 mod mutated;

@@ -17,7 +17,8 @@ use self::mutate::{JSON, inputs, mutated};
 use self::seed::seed;
 use self::text::{TokenizerFolder, template, template_seeds, tokenizer_seeds};
 
-/// The tokens written into templates: Jinja's keywords and delimiters, and expressions whose result can grow.
+/// The tokens written into templates: Jinja's keywords and delimiters, and expressions whose result
+/// can grow.
 const OF_TEMPLATES: [&str; 40] = [
     "{{",
     "}}",
@@ -60,7 +61,8 @@ const OF_TEMPLATES: [&str; 40] = [
     "[:9223372036854775807:-1]",
     "1e308",
 ];
-/// The tokens written into tokenizers, besides [`JSON`]: names of components, patterns, and integers at limits.
+/// The tokens written into tokenizers, besides [`JSON`]: names of components, patterns, and
+/// integers at limits.
 const OF_TOKENIZERS: [&str; 23] = [
     "4294967295",
     "4294967296",
@@ -89,10 +91,16 @@ const OF_TOKENIZERS: [&str; 23] = [
 
 pub fn tests() -> Vec<Trial> {
     vec![
-        Trial::test("mutated_templates", || run(&template_seeds(), &OF_TEMPLATES, template)),
+        Trial::test("mutated_templates", || {
+            run(&template_seeds(), &OF_TEMPLATES, template)
+        }),
         Trial::test("mutated_tokenizers", || {
             let folder = TokenizerFolder::new();
-            run(&tokenizer_seeds(), &[&JSON[..], &OF_TOKENIZERS].concat(), |data| folder.tokenizer(data))
+            run(
+                &tokenizer_seeds(),
+                &[&JSON[..], &OF_TOKENIZERS].concat(),
+                |data| folder.tokenizer(data),
+            )
         }),
     ]
 }
@@ -100,7 +108,11 @@ pub fn tests() -> Vec<Trial> {
 fn run(seeds: &[Vec<u8>], tokens: &[&str], target: impl Fn(&[u8]) -> bool) -> Result<(), Failed> {
     let (mut rng, inputs) = (StdRng::seed_from_u64(seed()), inputs(200));
     for seed in seeds {
-        assert!(target(seed), "a seed is refused: {}", String::from_utf8_lossy(seed));
+        assert!(
+            target(seed),
+            "a seed is refused: {}",
+            String::from_utf8_lossy(seed)
+        );
     }
     let mut accepted = 0;
     for _ in 0..inputs {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 use marlin_text::{Failure, TextError};
 
-/// The most time that a call may take: its limit of four seconds, and the start and end of a process on a busy machine.
+/// The most time that a call may take: its limit of four seconds, and the start and end of a
+/// process on a busy machine.
 const MOST: Duration = Duration::from_secs(8);
 
 /// The expected outcome.
@@ -23,7 +24,11 @@ pub enum Expected {
 }
 
 /// A test of one input.
-pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), TextError> + Send + 'static) -> Trial {
+pub fn trial(
+    name: &str,
+    expected: Expected,
+    run: impl FnOnce() -> Result<(), TextError> + Send + 'static,
+) -> Trial {
     Trial::test(name, move || {
         let start = Instant::now();
         let found = run();
@@ -31,7 +36,9 @@ pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), Te
         let as_expected = match (&found, expected) {
             (Ok(()), expected) => expected == Expected::Survived,
             (Err(error), expected) => match (failure(error), expected) {
-                (Some(Failure::Refused(message)), Expected::Refused(part)) => message.contains(part),
+                (Some(Failure::Refused(message)), Expected::Refused(part)) => {
+                    message.contains(part)
+                }
                 (Some(Failure::Time { .. } | Failure::Memory { .. }), Expected::Bound)
                 | (Some(Failure::Nesting), Expected::Nesting)
                 | (Some(Failure::Refused(_) | Failure::Nesting), Expected::Survived) => true,
@@ -39,7 +46,9 @@ pub fn trial(name: &str, expected: Expected, run: impl FnOnce() -> Result<(), Te
             },
         };
         if !as_expected || took > MOST {
-            return Err(Failed::from(format!("expected {expected:?}, found {found:?} after {took:?}")));
+            return Err(Failed::from(format!(
+                "expected {expected:?}, found {found:?} after {took:?}"
+            )));
         }
         Ok(())
     })

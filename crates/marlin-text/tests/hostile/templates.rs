@@ -45,9 +45,14 @@ pub fn tests() -> Vec<Trial> {
         ),
         ("macros_that_call_themselves", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".into(), Refused("recursion")),
     ];
-    let mut tests: Vec<Trial> =
-        cases.into_iter().map(|(name, text, expected)| trial(name, expected, move || render(&text).map(drop))).collect();
-    tests.push(Trial::test("a_template_works_again_after_a_failure", works_again));
+    let mut tests: Vec<Trial> = cases
+        .into_iter()
+        .map(|(name, text, expected)| trial(name, expected, move || render(&text).map(drop)))
+        .collect();
+    tests.push(Trial::test(
+        "a_template_works_again_after_a_failure",
+        works_again,
+    ));
     tests
 }
 
@@ -56,7 +61,9 @@ fn works_again() -> Result<(), Failed> {
     let text = "{% if messages[0].content == 'bad' %}{{ 'a\nb' | indent(100000000000) }}{% endif %}{{ messages[0].content }}";
     let template = ChatTemplate::compile(text, "chat_template.jinja".into(), BTreeMap::new())?;
     for _ in 0..3 {
-        template.render(&[Message::user("bad")], true).expect_err("more memory than there is");
+        template
+            .render(&[Message::user("bad")], true)
+            .expect_err("more memory than there is");
         assert_eq!(template.render(&[Message::user("good")], true)?, "good");
     }
     Ok(())

@@ -32,7 +32,9 @@ fn with(field: &str, value: Value) -> Vec<u8> {
 
 /// The byte-level tokenizer with `value`, which need not be valid JSON, as a field.
 fn with_text(field: &str, value: &str) -> Vec<u8> {
-    String::from_utf8_lossy(&with(field, "@".into())).replace("\"@\"", value).into_bytes()
+    String::from_utf8_lossy(&with(field, "@".into()))
+        .replace("\"@\"", value)
+        .into_bytes()
 }
 
 fn replace(pattern: Value, content: &str) -> Value {
@@ -50,28 +52,74 @@ pub fn tests() -> Vec<Trial> {
     });
     let cases: Vec<(&str, Vec<u8>, Expected)> = vec![
         ("no_json", b"{".to_vec(), Refused("EOF")),
-        ("brackets_in_a_row", "[".repeat(1_000_000).into_bytes(), Refused("")),
+        (
+            "brackets_in_a_row",
+            "[".repeat(1_000_000).into_bytes(),
+            Refused(""),
+        ),
         (
             "a_charsmap_of_garbage",
-            with("normalizer", json!({ "type": "Precompiled", "precompiled_charsmap": "AAAAAAAA//////////8=" })),
+            with(
+                "normalizer",
+                json!({ "type": "Precompiled", "precompiled_charsmap": "AAAAAAAA//////////8=" }),
+            ),
             Refused("panicked"),
         ),
-        ("a_template_of_an_unknown_token", with("post_processor", post_processor), Refused("")),
-        ("normalizers_that_double", with("normalizer", json!({ "type": "Sequence", "normalizers": doubling(40) })), Bound),
-        ("decoders_that_double", with("decoder", json!({ "type": "Sequence", "decoders": doubling(40) })), Bound),
-        ("brackets_in_a_field", with_text("normalizer", &"[".repeat(1_000_000)), Refused("")),
-        ("a_pattern_that_backtracks", with("normalizer", replace(json!({ "Regex": "(?=(a|aa)+$)((a|aa)+)+b" }), "")), Survived),
+        (
+            "a_template_of_an_unknown_token",
+            with("post_processor", post_processor),
+            Refused(""),
+        ),
+        (
+            "normalizers_that_double",
+            with(
+                "normalizer",
+                json!({ "type": "Sequence", "normalizers": doubling(40) }),
+            ),
+            Bound,
+        ),
+        (
+            "decoders_that_double",
+            with(
+                "decoder",
+                json!({ "type": "Sequence", "decoders": doubling(40) }),
+            ),
+            Bound,
+        ),
+        (
+            "brackets_in_a_field",
+            with_text("normalizer", &"[".repeat(1_000_000)),
+            Refused(""),
+        ),
+        (
+            "a_pattern_that_backtracks",
+            with(
+                "normalizer",
+                replace(json!({ "Regex": "(?=(a|aa)+$)((a|aa)+)+b" }), ""),
+            ),
+            Survived,
+        ),
     ];
-    let mut tests: Vec<Trial> = cases.into_iter().map(|(name, text, expected)| trial(name, expected, move || round_trip(&text))).collect();
+    let mut tests: Vec<Trial> = cases
+        .into_iter()
+        .map(|(name, text, expected)| trial(name, expected, move || round_trip(&text)))
+        .collect();
     tests.push(Trial::test("files_that_are_none", files_that_are_none));
-    tests.push(Trial::test("the_largest_published_size_is_read", largest_published));
+    tests.push(Trial::test(
+        "the_largest_published_size_is_read",
+        largest_published,
+    ));
     tests
 }
 
 /// Paths that are not regular files: a device without end, a folder, a missing file.
 fn files_that_are_none() -> Result<(), Failed> {
     let dir = tempfile::tempdir()?;
-    for path in [Path::new("/dev/zero"), dir.path(), &dir.path().join("tokenizer.json")] {
+    for path in [
+        Path::new("/dev/zero"),
+        dir.path(),
+        &dir.path().join("tokenizer.json"),
+    ] {
         let error = Tokenizer::open(path).expect_err("nothing to read");
         assert!(matches!(error, TextError::Io { .. }), "{error:?}");
     }
@@ -89,7 +137,12 @@ fn largest_published() -> Result<(), Failed> {
         if words.len() >= TOKENS {
             break;
         }
-        words.extend(letters.iter().map(|letter| format!("{}{letter}", words[index])).collect::<Vec<_>>());
+        words.extend(
+            letters
+                .iter()
+                .map(|letter| format!("{}{letter}", words[index]))
+                .collect::<Vec<_>>(),
+        );
     }
     words.truncate(TOKENS);
     let mut merges = Vec::new();
@@ -97,12 +150,19 @@ fn largest_published() -> Result<(), Failed> {
         merges.extend((1..word.len()).map(|at| json!([word[..at], word[at..]])));
     }
     merges.truncate(MERGES);
-    let vocab: serde_json::Map<String, Value> = words.iter().enumerate().map(|(id, word)| (word.clone(), id.into())).collect();
+    let vocab: serde_json::Map<String, Value> = words
+        .iter()
+        .enumerate()
+        .map(|(id, word)| (word.clone(), id.into()))
+        .collect();
     let json = json!({ "version": "1.0", "added_tokens": [], "model": { "type": "BPE", "vocab": vocab, "merges": merges } });
     let text = serde_json::to_string_pretty(&json)?;
     let model = &json["model"];
     assert_eq!(
-        (model["vocab"].as_object().map(|vocab| vocab.len()), model["merges"].as_array().map(Vec::len)),
+        (
+            model["vocab"].as_object().map(|vocab| vocab.len()),
+            model["merges"].as_array().map(Vec::len)
+        ),
         (Some(TOKENS), Some(MERGES))
     );
     assert!(text.len() > 28_000_000, "{} bytes", text.len());

@@ -1,5 +1,6 @@
-//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the position functions of the kernels, and the products that
-//! tensor cores compute from them, by the tables of the PTX ISA. Sums are in f64.
+//! Steps 4 and 5 on the host, lane by lane: the values that the lanes of a warp load, by the
+//! position functions of the kernels, and the products that tensor cores compute from them, by the
+//! tables of the PTX ISA. Sums are in f64.
 
 use half::f16;
 use ladder::LadderError;
@@ -36,11 +37,28 @@ struct Memory {
 
 impl Memory {
     fn new(data: &Data) -> Result<Self, LadderError> {
-        let (m, k, n, spec) = (data.problem.m, data.problem.k(), data.problem.n(), data.problem.spec());
+        let (m, k, n, spec) = (
+            data.problem.m,
+            data.problem.k(),
+            data.problem.n(),
+            data.problem.spec(),
+        );
         let layout = data.problem.weight.tiles();
-        let Scales::F16(scales) = ScaleLayout::new(&layout, spec.group).pack(data.weight.scales())? else { panic!("scales are in f16") };
+        let Scales::F16(scales) =
+            ScaleLayout::new(&layout, spec.group).pack(data.weight.scales())?
+        else {
+            panic!("scales are in f16")
+        };
         let words = layout.pack(&data.weight)?;
-        Ok(Self { words, scales, x: data.x.clone(), m, k, chunks_n: (n / CHUNK) as u32, tiles: row_tiles(m) })
+        Ok(Self {
+            words,
+            scales,
+            x: data.x.clone(),
+            m,
+            k,
+            chunks_n: (n / CHUNK) as u32,
+            tiles: row_tiles(m),
+        })
     }
 
     fn words(&self, k_16: usize, chunk_n: u32, lane: usize) -> [u32; 4] {
@@ -49,11 +67,13 @@ impl Memory {
     }
 
     fn scales(&self, chunk: usize, chunk_n: u32, lane: usize) -> [f16; 8] {
-        let place = 8 * scales_place(chunk as u32 / 2, chunk_n, self.chunks_n, lane as u32) as usize;
+        let place =
+            8 * scales_place(chunk as u32 / 2, chunk_n, self.chunks_n, lane as u32) as usize;
         [0, 1, 2, 3, 4, 5, 6, 7].map(|i| self.scales[place + i])
     }
 
-    /// Computes as `multiply` and `write` do: a block's sums over chunks, in the order of its warps.
+    /// Computes as `multiply` and `write` do: a block's sums over chunks, in the order of its
+    /// warps.
     fn product(&self, load: impl Fn(&Self, usize, u32) -> [Vec<Loaded>; 4]) -> Vec<f16> {
         let n = self.chunks_n as usize * CHUNK;
         let mut out = vec![0.0f64; self.m * n];
@@ -72,8 +92,10 @@ impl Memory {
     /// Adds the products of 16 rows of K to `out`.
     fn add_step(&self, lanes: &[Loaded], chunk_n: usize, n: usize, out: &mut [f64]) {
         for j in 0..4 {
-            let fragments: Vec<[Pair; 4]> =
-                lanes.iter().map(|lane| dequantize(lane.words[j], lane.scales[2 * j], lane.scales[2 * j + 1])).collect();
+            let fragments: Vec<[Pair; 4]> = lanes
+                .iter()
+                .map(|lane| dequantize(lane.words[j], lane.scales[2 * j], lane.scales[2 * j + 1]))
+                .collect();
             for tile in 0..self.tiles {
                 let b: Vec<[Pair; 2]> = lanes.iter().map(|lane| lane.b[tile]).collect();
                 for (lane, c) in mma_m16n8k16(&fragments, &b).into_iter().enumerate() {
@@ -97,11 +119,21 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
             let lane = |lane: usize| {
                 let b = |tile: usize| {
                     let row = (8 * tile + lane / 4).min(memory.m - 1);
-                    let pair = row * (memory.k / 2) + pair_place(lane as u32) as usize + chunk * 32 + 8 * step;
+                    let pair = row * (memory.k / 2)
+                        + pair_place(lane as u32) as usize
+                        + chunk * 32
+                        + 8 * step;
                     [pair, pair + 4].map(|pair| [memory.x[2 * pair], memory.x[2 * pair + 1]])
                 };
-                let (words, scales) = (memory.words(4 * chunk + step, chunk_n, lane), memory.scales(chunk, chunk_n, lane));
-                Loaded { words, scales, b: (0..memory.tiles).map(b).collect() }
+                let (words, scales) = (
+                    memory.words(4 * chunk + step, chunk_n, lane),
+                    memory.scales(chunk, chunk_n, lane),
+                );
+                Loaded {
+                    words,
+                    scales,
+                    b: (0..memory.tiles).map(b).collect(),
+                }
             };
             (0..LANES).map(lane).collect()
         })
@@ -109,11 +141,15 @@ pub fn step_4(data: &Data) -> Result<Vec<f16>, LadderError> {
     Ok(Memory::new(data)?.product(load))
 }
 
-/// The result of step 5, with operands copied to a stage, and activations swizzled and read by `ldmatrix`.
+/// The result of step 5, with operands copied to a stage, and activations swizzled and read by
+/// `ldmatrix`.
 pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
     let load = |memory: &Memory, chunk: usize, chunk_n: u32| {
         // The stage, as f16; NaN where nothing was copied.
-        let (mut scales, mut x) = (vec![f16::NAN; CHUNK], vec![f16::NAN; 8 * memory.tiles * CHUNK]);
+        let (mut scales, mut x) = (
+            vec![f16::NAN; CHUNK],
+            vec![f16::NAN; 8 * memory.tiles * CHUNK],
+        );
         for lane in 0..LANES {
             if lane < 8 {
                 scales[8 * lane..][..8].copy_from_slice(&memory.scales(chunk, chunk_n, 4 * lane));
@@ -128,16 +164,24 @@ pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
         [0, 1, 2, 3].map(|step| {
             let (half, in_half) = (step / 2, step % 2);
             let lane = |lane: usize| {
-                // Register i of ldmatrix.x4 is row lane / 4, pair lane % 4 of matrix i, whose row r is where lane 8i + r points.
+                // Register i of ldmatrix.x4 is row lane / 4, pair lane % 4 of matrix i, whose row r
+                // is where lane 8i + r points.
                 let b = |tile: usize| {
                     [2 * in_half, 2 * in_half + 1].map(|matrix| {
                         let points = 8 * matrix + lane / 4;
-                        let run = run_place((8 * tile + points % 8) as u32, (4 * half + points / 8) as u32) as usize;
+                        let run = run_place(
+                            (8 * tile + points % 8) as u32,
+                            (4 * half + points / 8) as u32,
+                        ) as usize;
                         [x[8 * run + lane % 4 * 2], x[8 * run + lane % 4 * 2 + 1]]
                     })
                 };
                 let own = [0, 1, 2, 3, 4, 5, 6, 7].map(|i| scales[lane / 4 * 8 + i]);
-                Loaded { words: memory.words(4 * chunk + step, chunk_n, lane), scales: own, b: (0..memory.tiles).map(b).collect() }
+                Loaded {
+                    words: memory.words(4 * chunk + step, chunk_n, lane),
+                    scales: own,
+                    b: (0..memory.tiles).map(b).collect(),
+                }
             };
             (0..LANES).map(lane).collect()
         })
@@ -147,13 +191,20 @@ pub fn step_5(data: &Data) -> Result<Vec<f16>, LadderError> {
 
 /// Computes as `dequantize` of the kernels does.
 fn dequantize(word: u32, low_scale: f16, high_scale: f16) -> [Pair; 4] {
-    let pair = |bits: u32| [f16::from_bits(bits as u16), f16::from_bits((bits >> 16) as u16)];
-    let [[low_offset, _], [factor, _], [offset, _]] = [LOW_OFFSET, HIGH_FACTOR, HIGH_OFFSET].map(pair);
+    let pair = |bits: u32| {
+        [
+            f16::from_bits(bits as u16),
+            f16::from_bits((bits >> 16) as u16),
+        ]
+    };
+    let [[low_offset, _], [factor, _], [offset, _]] =
+        [LOW_OFFSET, HIGH_FACTOR, HIGH_OFFSET].map(pair);
     let half = |word: u32| {
         let low = pair((word & 0x000f_000f) | MAGIC).map(|value| (value - low_offset) * low_scale);
         // The product and the sum are exact in f32, so there is one rounding, as in `fma`.
-        let high =
-            pair((word & 0x00f0_00f0) | MAGIC).map(|value| f16::from_f32(value.to_f32() * factor.to_f32() + offset.to_f32()) * high_scale);
+        let high = pair((word & 0x00f0_00f0) | MAGIC).map(|value| {
+            f16::from_f32(value.to_f32() * factor.to_f32() + offset.to_f32()) * high_scale
+        });
         [low, high]
     };
     let [[a0, a1], [a2, a3]] = [half(word), half(word >> 8)];
@@ -175,5 +226,9 @@ fn mma_m16n8k16(a: &[[Pair; 4]], b: &[[Pair; 2]]) -> Vec<[f64; 4]> {
         }
     }
     let sum = |row: usize, column: usize| (0..16).map(|k| left[row][k] * right[k][column]).sum();
-    (0..LANES).map(|lane| [0, 1, 2, 3].map(|element| sum(lane / 4 + element / 2 * 8, lane % 4 * 2 + element % 2))).collect()
+    (0..LANES)
+        .map(|lane| {
+            [0, 1, 2, 3].map(|element| sum(lane / 4 + element / 2 * 8, lane % 4 * 2 + element % 2))
+        })
+        .collect()
 }

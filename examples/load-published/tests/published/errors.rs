@@ -18,7 +18,9 @@ fn keys() -> KeyRemapper {
 /// Asserts that the message of an error and its causes contains all of `words`.
 #[track_caller]
 fn says(error: &dyn std::error::Error, words: &[&str]) {
-    let message: Vec<String> = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
+    let message: Vec<String> = std::iter::successors(Some(error), |error| error.source())
+        .map(ToString::to_string)
+        .collect();
     let message = message.join(": ");
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
@@ -30,7 +32,10 @@ fn a_folder_without_weights() {
     let folder = tempfile::tempdir().unwrap();
     let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Checkpoint(_)));
-    says(&error, &["model.safetensors", folder.path().to_str().unwrap()]);
+    says(
+        &error,
+        &["model.safetensors", folder.path().to_str().unwrap()],
+    );
 }
 
 #[test]
@@ -38,33 +43,80 @@ fn a_layer_without_its_scales() {
     let folder = edited(|tensors| drop(tensors.remove("bert.pooler.dense.weight_scale")));
     let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Checkpoint(_)));
-    says(&error, &["bert.pooler.dense.weight_scale", folder.path().to_str().unwrap()]);
+    says(
+        &error,
+        &[
+            "bert.pooler.dense.weight_scale",
+            folder.path().to_str().unwrap(),
+        ],
+    );
 }
 
 #[test]
 fn parameters_without_a_tensor() {
     let error = W4A16::load(model(), golden(), &KeyRemapper::new()).unwrap_err();
-    let LoadError::Missing { missing, unused, .. } = &error else { panic!("{error}") };
+    let LoadError::Missing {
+        missing, unused, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     // Only the classifier has the same name on both sides.
     assert_eq!((missing.len(), unused.len()), (39, 39));
-    assert!(missing.contains(&"encoder.layers.1.mha.query.weight".to_string()), "{missing:?}");
-    assert!(missing.contains(&"encoder.layers.0.norm_1.weight".to_string()), "{missing:?}");
-    assert!(unused.contains(&"bert.encoder.layer.1.attention.self.query.weight".to_string()), "{unused:?}");
-    says(&error, &["39 parameters", "`words.weight`", "bert.embeddings.LayerNorm.bias", "key map", golden().to_str().unwrap()]);
+    assert!(
+        missing.contains(&"encoder.layers.1.mha.query.weight".to_string()),
+        "{missing:?}"
+    );
+    assert!(
+        missing.contains(&"encoder.layers.0.norm_1.weight".to_string()),
+        "{missing:?}"
+    );
+    assert!(
+        unused.contains(&"bert.encoder.layer.1.attention.self.query.weight".to_string()),
+        "{unused:?}"
+    );
+    says(
+        &error,
+        &[
+            "39 parameters",
+            "`words.weight`",
+            "bert.embeddings.LayerNorm.bias",
+            "key map",
+            golden().to_str().unwrap(),
+        ],
+    );
 
     let folder = edited(|tensors| drop(tensors.remove("classifier.bias")));
     let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
-    let LoadError::Missing { missing, unused, .. } = &error else { panic!("{error}") };
+    let LoadError::Missing {
+        missing, unused, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert_eq!(missing, &["classifier.bias"]);
     assert!(unused.is_empty());
 }
 
 #[test]
 fn two_tensors_of_one_name() {
-    let keys = keys().add_pattern(r"^encoder\.layers\.1\.", "encoder.layers.0.").unwrap();
+    let keys = keys()
+        .add_pattern(r"^encoder\.layers\.1\.", "encoder.layers.0.")
+        .unwrap();
     let error = W4A16::load(model(), golden(), &keys).unwrap_err();
-    let LoadError::SameName { first, second, name, .. } = &error else { panic!("{error}") };
-    assert!(first.starts_with("bert.encoder.layer.0.") && second.starts_with("bert.encoder.layer.1."), "{first}, {second}");
+    let LoadError::SameName {
+        first,
+        second,
+        name,
+        ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert!(
+        first.starts_with("bert.encoder.layer.0.") && second.starts_with("bert.encoder.layer.1."),
+        "{first}, {second}"
+    );
     assert!(name.starts_with("encoder.layers.0."), "{name}");
     says(&error, &[first, second, name]);
 }
@@ -74,7 +126,12 @@ fn a_quantised_layer_of_another_shape() {
     let mut sizes = config();
     sizes.intermediate_size = 96;
     let error = W4A16::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
-    let LoadError::Shape { expected, found, .. } = &error else { panic!("{error}") };
+    let LoadError::Shape {
+        expected, found, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert_eq!((expected, found), (&vec![96, 64], &vec![128, 64]));
     says(
         &error,
@@ -90,16 +147,30 @@ fn a_quantised_layer_of_another_shape() {
 
 #[test]
 fn a_float_tensor_of_another_shape() {
-    for (change, tensor, expected, found) in
-        [(0, "bert.embeddings.word_embeddings.weight", vec![97, 64], vec![96, 64]), (1, "classifier.weight", vec![4, 64], vec![3, 64])]
-    {
+    for (change, tensor, expected, found) in [
+        (
+            0,
+            "bert.embeddings.word_embeddings.weight",
+            vec![97, 64],
+            vec![96, 64],
+        ),
+        (1, "classifier.weight", vec![4, 64], vec![3, 64]),
+    ] {
         let mut sizes = config();
         match change {
             0 => sizes.vocab_size += 1,
             _ => drop(sizes.id2label.insert("3".into(), "LABEL_3".into())),
         }
         let error = W4A16::load(sizes.init(&Device::flex()), golden(), &keys()).unwrap_err();
-        let LoadError::Shape { tensor: name, expected: needs, found: has, .. } = &error else { panic!("{error}") };
+        let LoadError::Shape {
+            tensor: name,
+            expected: needs,
+            found: has,
+            ..
+        } = &error
+        else {
+            panic!("{error}")
+        };
         assert_eq!((name.as_str(), needs, has), (tensor, &expected, &found));
     }
 }
@@ -111,7 +182,9 @@ fn a_tensor_that_is_no_float() {
         (*dtype, *data) = (Dtype::I32, vec![0; 4 * shape[0]]);
     });
     let error = W4A16::load(model(), folder.path(), &keys()).unwrap_err();
-    let LoadError::Dtype { found, .. } = &error else { panic!("{error}") };
+    let LoadError::Dtype { found, .. } = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*found, Dtype::I32);
     says(&error, &["`classifier.bias`", "I32", "floats"]);
 }
@@ -123,11 +196,22 @@ struct Table {
 
 #[test]
 fn a_quantised_layer_for_what_is_no_linear() {
-    let model = Table { table: EmbeddingConfig::new(64, 64).init(&Device::flex()) };
-    let keys = KeyRemapper::new().add_pattern(r"^bert\.pooler\.dense\.", "table.").unwrap();
+    let model = Table {
+        table: EmbeddingConfig::new(64, 64).init(&Device::flex()),
+    };
+    let keys = KeyRemapper::new()
+        .add_pattern(r"^bert\.pooler\.dense\.", "table.")
+        .unwrap();
     let error = W4A16::load(model, golden(), &keys).unwrap_err();
     assert!(matches!(error, LoadError::NotLinear { .. }));
-    says(&error, &["`bert.pooler.dense`", "pack-quantized int4 g32", "`table.weight`"]);
+    says(
+        &error,
+        &[
+            "`bert.pooler.dense`",
+            "pack-quantized int4 g32",
+            "`table.weight`",
+        ],
+    );
 }
 
 #[derive(Module, Debug)]
@@ -137,8 +221,12 @@ struct Pooler {
 
 #[test]
 fn a_model_that_is_converted_already() {
-    let model = Pooler { pooler: LinearConfig::new(64, 64).init(&Device::flex()) };
-    let (model, _) = W4A16::new(QuantSpec::int4(GroupSize::G32)).quantize(model).unwrap();
+    let model = Pooler {
+        pooler: LinearConfig::new(64, 64).init(&Device::flex()),
+    };
+    let (model, _) = W4A16::new(QuantSpec::int4(GroupSize::G32))
+        .quantize(model)
+        .unwrap();
     let error = W4A16::load(model, golden(), &keys()).unwrap_err();
     assert!(matches!(error, LoadError::Reparameterized { .. }));
     says(&error, &["`pooler.weight`"]);

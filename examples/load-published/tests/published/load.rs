@@ -17,19 +17,35 @@ fn a_published_bert_computes_what_transformers_computes() {
     let expected = Expected::read();
     let [before, _] = expected.errors(&model());
     assert!(before > 0.5, "random weights give the same: {before}");
-    let (model, report) = W4A16::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
+    let (model, report) =
+        W4A16::load(model(), golden(), &Bert::from_transformers().unwrap()).unwrap();
     let errors = expected.errors(&model);
     println!("relative errors of the hidden state and the logits: {errors:?}");
     assert!(errors.iter().all(|&error| error < TOLERANCE), "{errors:?}");
 
-    assert_eq!((report.quantized(), report.left(), report.layers.len()), (13, 1, 17), "{report}");
+    assert_eq!(
+        (report.quantized(), report.left(), report.layers.len()),
+        (13, 1, 17),
+        "{report}"
+    );
     assert!(report.unused.is_empty(), "{report}");
     for layer in &report.layers {
         match &layer.outcome {
-            Outcome::Quantized { format, .. } => assert_eq!(format.to_string(), "int4 g32 f16", "{}", layer.path),
+            Outcome::Quantized { format, .. } => {
+                assert_eq!(format.to_string(), "int4 g32 f16", "{}", layer.path)
+            }
             Outcome::Left(reason) => {
                 let linear = layer.path == "classifier.weight";
-                assert_eq!(*reason, if linear { LeftReason::FloatInCheckpoint } else { LeftReason::NotLinear }, "{}", layer.path);
+                assert_eq!(
+                    *reason,
+                    if linear {
+                        LeftReason::FloatInCheckpoint
+                    } else {
+                        LeftReason::NotLinear
+                    },
+                    "{}",
+                    layer.path
+                );
             }
         }
     }
@@ -51,7 +67,10 @@ fn parameters_keep_the_dtype_of_the_model() {
 struct Half;
 
 impl burn::module::ModuleMapper for Half {
-    fn map_float<const D: usize>(&mut self, param: burn::module::Param<Tensor<D>>) -> burn::module::Param<Tensor<D>> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<D>>,
+    ) -> burn::module::Param<Tensor<D>> {
         param.map(|tensor| tensor.cast(burn::tensor::FloatDType::F16))
     }
 }
@@ -73,26 +92,55 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
     let device = Device::flex();
     let name = "bert.encoder.layer.1.intermediate.dense";
     let checkpoint = Checkpoint::open(golden()).unwrap();
-    let format = Quantization::read(&golden()).unwrap().unwrap().layer(name).unwrap();
+    let format = Quantization::read(&golden())
+        .unwrap()
+        .unwrap()
+        .layer(name)
+        .unwrap();
     let weight = read_layer(&checkpoint, name, &format).unwrap().dequantize();
-    let classifier = checkpoint.tensor("classifier.weight").unwrap().to_f32().unwrap();
+    let classifier = checkpoint
+        .tensor("classifier.weight")
+        .unwrap()
+        .to_f32()
+        .unwrap();
     for layout in [LinearLayout::Row, LinearLayout::Col] {
         // Lazy parameters, and initialised ones.
         for touched in [false, true] {
             let linear = |k, n| LinearConfig::new(k, n).with_layout(layout).init(&device);
-            let model = Two { column: linear(64, 128), row: linear(64, 3) };
+            let model = Two {
+                column: linear(64, 128),
+                row: linear(64, 3),
+            };
             if touched {
-                assert_eq!((model.column.weight.val().dims(), model.row.weight.val().dims()), ([64, 128], [64, 3]));
+                assert_eq!(
+                    (
+                        model.column.weight.val().dims(),
+                        model.row.weight.val().dims()
+                    ),
+                    ([64, 128], [64, 3])
+                );
             }
             let (model, report) = W4A16::load(model, golden(), &keys).unwrap();
-            assert_eq!(model.column.weight.val().try_into_vec_as::<f32>().unwrap(), weight, "{layout:?}");
+            assert_eq!(
+                model.column.weight.val().try_into_vec_as::<f32>().unwrap(),
+                weight,
+                "{layout:?}"
+            );
             let row = model.row.weight.val();
             assert_eq!(row.dims(), [64, 3]);
-            assert_eq!(row.transpose().try_into_vec_as::<f32>().unwrap(), classifier, "{layout:?}");
+            assert_eq!(
+                row.transpose().try_into_vec_as::<f32>().unwrap(),
+                classifier,
+                "{layout:?}"
+            );
             // Twelve layers with their biases, three embeddings, five norms of two tensors.
             assert_eq!(report.unused.len(), 12 + 12 + 3 + 10, "{:?}", report.unused);
             for unused in ["bert.pooler.dense", "bert.embeddings.LayerNorm.weight"] {
-                assert!(report.unused.iter().any(|name| name == unused), "{:?}", report.unused);
+                assert!(
+                    report.unused.iter().any(|name| name == unused),
+                    "{:?}",
+                    report.unused
+                );
             }
         }
     }
@@ -101,7 +149,12 @@ fn layers_go_where_the_key_map_says_and_the_rest_is_reported() {
 #[test]
 fn one_safetensors_file_is_opened_with_the_config_beside_it() {
     let file = golden().join("model.safetensors");
-    let (model, report) = W4A16::load(config().init(&Device::flex()), file, &Bert::from_transformers().unwrap()).unwrap();
+    let (model, report) = W4A16::load(
+        config().init(&Device::flex()),
+        file,
+        &Bert::from_transformers().unwrap(),
+    )
+    .unwrap();
     assert_eq!(report.quantized(), 13);
     assert!(Expected::read().errors(&model)[0] < TOLERANCE);
 }
@@ -112,8 +165,12 @@ fn a_tensor_too_many_is_reported_and_changes_nothing() {
         let bias = tensors["classifier.bias"].clone();
         tensors.insert("cls.predictions.bias".into(), bias);
     });
-    let (model, report) = W4A16::load(model(), folder.path(), &Bert::from_transformers().unwrap()).unwrap();
+    let (model, report) =
+        W4A16::load(model(), folder.path(), &Bert::from_transformers().unwrap()).unwrap();
     assert_eq!(report.unused, ["cls.predictions.bias"]);
-    assert!(report.to_string().contains("cls.predictions.bias"), "{report}");
+    assert!(
+        report.to_string().contains("cls.predictions.bias"),
+        "{report}"
+    );
     assert!(Expected::read().errors(&model)[1] < TOLERANCE);
 }

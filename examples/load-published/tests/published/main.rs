@@ -1,4 +1,5 @@
-//! A published BERT in an ordinary Burn model: `tests/golden/bert-ct-int4-g32`, which llm-compressor wrote.
+//! A published BERT in an ordinary Burn model: `tests/golden/bert-ct-int4-g32`, which
+//! llm-compressor wrote.
 
 mod errors;
 mod export;

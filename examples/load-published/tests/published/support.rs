@@ -34,14 +34,34 @@ impl Expected {
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let floats = |name: &str| -> Vec<f64> {
             let values = file.tensor(name).unwrap();
-            values.data().as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes).into()).collect()
+            values
+                .data()
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|&bytes| f32::from_le_bytes(bytes).into())
+                .collect()
         };
         let ints = |name: &str| {
             let view = file.tensor(name).unwrap();
-            let values: Vec<i64> = view.data().as_chunks::<8>().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect();
-            Tensor::from_data(TensorData::new(values, view.shape().to_vec()), &Device::flex())
+            let values: Vec<i64> = view
+                .data()
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|&bytes| i64::from_le_bytes(bytes))
+                .collect();
+            Tensor::from_data(
+                TensorData::new(values, view.shape().to_vec()),
+                &Device::flex(),
+            )
         };
-        Self { ids: ints("input_ids"), segments: ints("token_type_ids"), hidden: floats("last_hidden_state"), logits: floats("logits") }
+        Self {
+            ids: ints("input_ids"),
+            segments: ints("token_type_ids"),
+            hidden: floats("last_hidden_state"),
+            logits: floats("logits"),
+        }
     }
 
     /// The relative errors of a model's hidden state and logits.
@@ -58,7 +78,11 @@ impl Expected {
 /// The norm of the difference, divided by the norm of `expected`.
 pub fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
-    let difference: f64 = found.iter().zip(expected).map(|(&found, expected)| (f64::from(found) - expected).powi(2)).sum();
+    let difference: f64 = found
+        .iter()
+        .zip(expected)
+        .map(|(&found, expected)| (f64::from(found) - expected).powi(2))
+        .sum();
     (difference / expected.iter().map(|value| value.powi(2)).sum::<f64>()).sqrt()
 }
 
@@ -68,18 +92,34 @@ pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 pub fn read_tensors(file: &Path) -> Tensors {
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    tensors.tensors().into_iter().map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))).collect()
+    tensors
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            (
+                name,
+                (view.dtype(), view.shape().to_vec(), view.data().to_vec()),
+            )
+        })
+        .collect()
 }
 
 /// A copy of the golden folder with edited tensors.
 pub fn edited(edit: impl FnOnce(&mut Tensors)) -> TempDir {
     let mut tensors = read_tensors(&golden().join("model.safetensors"));
     edit(&mut tensors);
-    let views = tensors
-        .iter()
-        .map(|(name, (dtype, shape, data))| (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (
+            name,
+            safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap(),
+        )
+    });
     let folder = tempfile::tempdir().unwrap();
     safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
-    std::fs::copy(golden().join("config.json"), folder.path().join("config.json")).unwrap();
+    std::fs::copy(
+        golden().join("config.json"),
+        folder.path().join("config.json"),
+    )
+    .unwrap();
     folder
 }

@@ -14,11 +14,13 @@ use tokenizers::Tokenizer;
 use crate::error::Error;
 use sources::{Package, SourceFile};
 
-/// Crates that the model never sees in training: its perplexity is measured on their sources. Ordinary Rust, all under MIT OR Apache-2.0.
+/// Crates that the model never sees in training: its perplexity is measured on their sources.
+/// Ordinary Rust, all under MIT OR Apache-2.0.
 const HELD_OUT: [&str; 5] = ["indexmap", "itertools", "regex-syntax", "tempfile", "url"];
 /// Bytes of held-out text, divided among the crates.
 const HELD_OUT_BYTES: usize = 180_000;
-/// The maximum training text from one crate, in bytes, so that the model does not learn the style of the largest crates.
+/// The maximum training text from one crate, in bytes, so that the model does not learn the style
+/// of the largest crates.
 const MAX_CRATE_BYTES: usize = 2_000_000;
 /// The file with the tokens of the training text.
 pub const TRAIN_TOKENS: &str = "train.bin";
@@ -32,13 +34,15 @@ pub const CONTEXT: usize = 512;
 /// Options of `corpus`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Folder to write: train.bin, heldout.bin, heldout.txt, tokenizer.json, tokenizer_config.json, corpus.json
+    /// Folder to write: train.bin, heldout.bin, heldout.txt, tokenizer.json, tokenizer_config.json,
+    /// corpus.json
     #[arg(long)]
     out: PathBuf,
     /// Maximum training text, in bytes
     #[arg(long, default_value_t = 110_000_000)]
     max_bytes: usize,
-    /// The tokenizer.json of a model that `train --from` is to go on from; without it, a tokenizer is trained on the text
+    /// The tokenizer.json of a model that `train --from` is to go on from; without it, a tokenizer
+    /// is trained on the text
     #[arg(long)]
     tokenizer: Option<PathBuf>,
 }
@@ -47,14 +51,24 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     fs::create_dir_all(&options.out).map_err(Error::io(&options.out))?;
     let packages = sources::packages()?;
-    // Held-out texts first, so that a copy of one in another crate counts as seen, and is not trained on.
+    // Held-out texts first, so that a copy of one in another crate counts as seen, and is not
+    // trained on.
     let mut seen = HashSet::new();
     let held_out = held_out(&packages, &mut seen)?;
     let training = training(&packages, &mut seen, options.max_bytes)?;
 
-    let texts: Vec<&str> = training.iter().flat_map(|(_, files)| files).map(|file| file.text.as_str()).collect();
+    let texts: Vec<&str> = training
+        .iter()
+        .flat_map(|(_, files)| files)
+        .map(|file| file.text.as_str())
+        .collect();
     let bytes: usize = texts.iter().map(|text| text.len()).sum();
-    println!("training text: {} files of {} crates, {:.1} MB", texts.len(), training.len(), bytes as f64 / 1e6);
+    println!(
+        "training text: {} files of {} crates, {:.1} MB",
+        texts.len(),
+        training.len(),
+        bytes as f64 / 1e6
+    );
     let path = options.out.join("tokenizer.json");
     let tokenizer = match &options.tokenizer {
         Some(given) => {
@@ -69,20 +83,33 @@ pub fn run(options: &Options) -> Result<(), Error> {
             trained
         }
     };
-    write_json(&options.out.join("tokenizer_config.json"), &tokenizer::config(CONTEXT))?;
+    write_json(
+        &options.out.join("tokenizer_config.json"),
+        &tokenizer::config(CONTEXT),
+    )?;
     println!("tokenizer: {} tokens", tokenizer.get_vocab_size(true));
 
     let train_tokens = write_tokens(&options.out.join(TRAIN_TOKENS), &tokenizer, &texts)?;
     let per_token = bytes as f64 / train_tokens.max(1) as f64;
     println!("{TRAIN_TOKENS}: {train_tokens} tokens, {per_token:.2} bytes a token");
 
-    let text = held_out.iter().flat_map(|(_, files)| files).map(|file| file.text.as_str()).collect::<Vec<_>>().join("\n");
+    let text = held_out
+        .iter()
+        .flat_map(|(_, files)| files)
+        .map(|file| file.text.as_str())
+        .collect::<Vec<_>>()
+        .join("\n");
     let path = options.out.join(HELD_OUT_TEXT);
     fs::write(&path, &text).map_err(Error::io(&path))?;
     let ids = tokenizer::encode(&tokenizer, &[&text])?.concat();
     let path = options.out.join(HELD_OUT_TOKENS);
     fs::write(&path, to_bytes(&ids)).map_err(Error::io(&path))?;
-    println!("{HELD_OUT_TEXT}: {} bytes, {} tokens, of {}", text.len(), ids.len(), HELD_OUT.join(", "));
+    println!(
+        "{HELD_OUT_TEXT}: {} bytes, {} tokens, of {}",
+        text.len(),
+        ids.len(),
+        HELD_OUT.join(", ")
+    );
 
     let held_out: Vec<_> = held_out
         .iter()
@@ -91,7 +118,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
             json!({"crate": package.name, "version": package.version, "license": package.license, "files": files})
         })
         .collect();
-    let training: Vec<_> = training.iter().map(|(package, _)| format!("{} {}", package.name, package.version)).collect();
+    let training: Vec<_> = training
+        .iter()
+        .map(|(package, _)| format!("{} {}", package.name, package.version))
+        .collect();
     let report = json!({
         "train": {"bytes": bytes, "files": texts.len(), "tokens": train_tokens, "crates": training},
         "held_out": {"bytes": text.len(), "tokens": ids.len(), "crates": held_out},
@@ -105,7 +135,10 @@ type Selection<'a> = Vec<(&'a Package, Vec<SourceFile>)>;
 fn held_out<'a>(packages: &'a [Package], seen: &mut HashSet<u64>) -> Result<Selection<'a>, Error> {
     let mut selection = Vec::new();
     for name in HELD_OUT {
-        let package = packages.iter().find(|package| package.name == name).ok_or(Error::HeldOutMissing(name))?;
+        let package = packages
+            .iter()
+            .find(|package| package.name == name)
+            .ok_or(Error::HeldOutMissing(name))?;
         let mut files = sources::files(package, seen)?;
         files.retain(|file| file.path.starts_with("src/") && file.path.ends_with(".rs"));
         selection.push((package, files));
@@ -114,9 +147,15 @@ fn held_out<'a>(packages: &'a [Package], seen: &mut HashSet<u64>) -> Result<Sele
 }
 
 /// Selects the training text: the files of all other crates except bindings.
-fn training<'a>(packages: &'a [Package], seen: &mut HashSet<u64>, max_bytes: usize) -> Result<Selection<'a>, Error> {
+fn training<'a>(
+    packages: &'a [Package],
+    seen: &mut HashSet<u64>,
+    max_bytes: usize,
+) -> Result<Selection<'a>, Error> {
     let mut selection = Vec::new();
-    for package in packages.iter().filter(|package| !HELD_OUT.contains(&package.name.as_str()) && !sources::is_binding(&package.name)) {
+    for package in packages.iter().filter(|package| {
+        !HELD_OUT.contains(&package.name.as_str()) && !sources::is_binding(&package.name)
+    }) {
         let files = sources::files(package, seen)?;
         if !files.is_empty() {
             selection.push((package, files));
@@ -127,22 +166,35 @@ fn training<'a>(packages: &'a [Package], seen: &mut HashSet<u64>, max_bytes: usi
 
 /// Limits a selection to `budget` bytes in total and `per_crate` bytes per crate.
 fn limited(selection: Selection<'_>, budget: usize, per_crate: usize) -> Selection<'_> {
-    let size = |files: &[SourceFile]| files.iter().map(|file| file.text.len()).sum::<usize>().min(per_crate);
+    let size = |files: &[SourceFile]| {
+        files
+            .iter()
+            .map(|file| file.text.len())
+            .sum::<usize>()
+            .min(per_crate)
+    };
     let sizes: Vec<usize> = selection.iter().map(|(_, files)| size(files)).collect();
     let share = sources::fair_share(&sizes, budget).min(per_crate);
-    selection.into_iter().map(|(package, files)| (package, sources::within(files, share))).collect()
+    selection
+        .into_iter()
+        .map(|(package, files)| (package, sources::within(files, share)))
+        .collect()
 }
 
-/// Writes the tokens of `texts`, each preceded by the separator, as 16-bit little-endian integers, and returns their number.
+/// Writes the tokens of `texts`, each preceded by the separator, as 16-bit little-endian integers,
+/// and returns their number.
 fn write_tokens(path: &Path, tokenizer: &Tokenizer, texts: &[&str]) -> Result<usize, Error> {
     let file = fs::File::create(path).map_err(Error::io(path))?;
     let mut file = BufWriter::new(file);
     let separator = [tokenizer.token_to_id(tokenizer::END_OF_TEXT).unwrap_or(0) as u16];
     let mut count = 0;
-    // An encoding also holds offsets and strings, many times the size of its ids, so files are encoded a few hundred at a time.
+    // An encoding also holds offsets and strings, many times the size of its ids, so files are
+    // encoded a few hundred at a time.
     for texts in texts.chunks(256) {
         for ids in tokenizer::encode(tokenizer, texts)? {
-            file.write_all(&to_bytes(&separator)).and_then(|()| file.write_all(&to_bytes(&ids))).map_err(Error::io(path))?;
+            file.write_all(&to_bytes(&separator))
+                .and_then(|()| file.write_all(&to_bytes(&ids)))
+                .map_err(Error::io(path))?;
             count += 1 + ids.len();
         }
     }
@@ -171,9 +223,15 @@ mod tests {
         let path = dir.path().join(TRAIN_TOKENS);
         let count = write_tokens(&path, &tokenizer, &texts).unwrap();
         let bytes = fs::read(&path).unwrap();
-        let ids: Vec<u32> = bytes.chunks(2).map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]]))).collect();
+        let ids: Vec<u32> = bytes
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_le_bytes([pair[0], pair[1]])))
+            .collect();
         assert_eq!(ids.len(), count);
-        assert_eq!(tokenizer.decode(&ids, false).unwrap(), "<|endoftext|>fn a() {}\n<|endoftext|>fn b() {}\n");
+        assert_eq!(
+            tokenizer.decode(&ids, false).unwrap(),
+            "<|endoftext|>fn a() {}\n<|endoftext|>fn b() {}\n"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Clipping by the norm of all gradients together. Burn's own clipping handles one parameter at a time.
+//! Clipping by the norm of all gradients together. Burn's own clipping handles one parameter at a
+//! time.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -7,15 +8,26 @@ use burn::tensor::Tensor;
 /// Scales all gradients by one factor so that their joint L2 norm is at most `max_norm`.
 ///
 /// The factor is computed and applied on the device.
-pub fn clip_by_global_norm<M: Module>(model: &M, grads: GradientsParams, max_norm: f32) -> GradientsParams {
-    let mut norms = SquaredNorms { grads: &grads, squares: Vec::new() };
+pub fn clip_by_global_norm<M: Module>(
+    model: &M,
+    grads: GradientsParams,
+    max_norm: f32,
+) -> GradientsParams {
+    let mut norms = SquaredNorms {
+        grads: &grads,
+        squares: Vec::new(),
+    };
     model.visit(&mut norms);
     if norms.squares.is_empty() {
         return grads;
     }
     let norm = Tensor::cat(norms.squares, 0).sum().sqrt();
     let factor = (norm.add_scalar(1e-6).recip().mul_scalar(max_norm)).clamp_max(1.0);
-    let mut scale = Scale { factor, grads, scaled: GradientsParams::new() };
+    let mut scale = Scale {
+        factor,
+        grads,
+        scaled: GradientsParams::new(),
+    };
     model.visit(&mut scale);
     scale.scaled
 }
@@ -42,7 +54,8 @@ struct Scale {
 impl ModuleVisitor for Scale {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(grad) = self.grads.remove::<D>(param.id) {
-            self.scaled.register(param.id, grad * self.factor.clone().unsqueeze());
+            self.scaled
+                .register(param.id, grad * self.factor.clone().unsqueeze());
         }
     }
 }
@@ -59,13 +72,30 @@ mod tests {
         let model = LinearConfig::new(2, 2).init(&device);
         let grads = |scale: f32| {
             let mut grads = GradientsParams::new();
-            grads.register(model.weight.id, Tensor::<2>::from_floats([[1.0, 2.0], [2.0, 0.0]], &device).mul_scalar(scale));
-            grads.register(model.bias.as_ref().unwrap().id, Tensor::<1>::from_floats([0.0, 4.0], &device).mul_scalar(scale));
+            grads.register(
+                model.weight.id,
+                Tensor::<2>::from_floats([[1.0, 2.0], [2.0, 0.0]], &device).mul_scalar(scale),
+            );
+            grads.register(
+                model.bias.as_ref().unwrap().id,
+                Tensor::<1>::from_floats([0.0, 4.0], &device).mul_scalar(scale),
+            );
             grads
         };
         let read = |grads: GradientsParams| {
-            let mut values: Vec<f32> = grads.get::<2>(model.weight.id).unwrap().into_data().iter::<f32>().collect();
-            values.extend(grads.get::<1>(model.bias.as_ref().unwrap().id).unwrap().into_data().iter::<f32>());
+            let mut values: Vec<f32> = grads
+                .get::<2>(model.weight.id)
+                .unwrap()
+                .into_data()
+                .iter::<f32>()
+                .collect();
+            values.extend(
+                grads
+                    .get::<1>(model.bias.as_ref().unwrap().id)
+                    .unwrap()
+                    .into_data()
+                    .iter::<f32>(),
+            );
             values
         };
         // The norm of [1, 2, 2, 0, 0, 4] is 5.

@@ -1,4 +1,5 @@
-//! `train`: trains the model on a folder that `corpus` wrote, and writes the model of the best evaluation as a Hugging Face folder.
+//! `train`: trains the model on a folder that `corpus` wrote, and writes the model of the best
+//! evaluation as a Hugging Face folder.
 
 mod clip;
 mod output;
@@ -34,7 +35,8 @@ pub struct Options {
     /// Folder that `corpus` wrote
     #[arg(long)]
     data: PathBuf,
-    /// Folder to write the model to: new, empty, or from an earlier training, whose model is replaced
+    /// Folder to write the model to: new, empty, or from an earlier training, whose model is
+    /// replaced
     #[arg(long)]
     out: PathBuf,
     /// The device to train on
@@ -67,10 +69,12 @@ pub struct Options {
     /// Seed of the weights and of the order of the text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Train the model of --from on with the zeros of its projections held, those that are not 2:4 pruned to that by magnitude
+    /// Train the model of --from on with the zeros of its projections held, those that are not 2:4
+    /// pruned to that by magnitude
     #[arg(long, requires = "from")]
     sparse24: bool,
-    /// Folder of the model to go on from: float, or quantised, whose values are taken as they are rounded
+    /// Folder of the model to go on from: float, or quantised, whose values are taken as they are
+    /// rounded
     #[arg(long, requires = "sparse24")]
     from: Option<PathBuf>,
 }
@@ -94,8 +98,12 @@ impl DeviceKind {
             Self::Cuda => {
                 // Using a device that is not present panics in the loader of the driver.
                 let found = Device::enumerate(DeviceType::Cuda).into_iter().next();
-                let device = found.ok_or_else(|| Error::Option("--device cuda: no NVIDIA GPU or driver was found".into()))?;
-                let name = device.identity().map_or_else(|| "CUDA device 0".to_owned(), |identity| identity.name);
+                let device = found.ok_or_else(|| {
+                    Error::Option("--device cuda: no NVIDIA GPU or driver was found".into())
+                })?;
+                let name = device
+                    .identity()
+                    .map_or_else(|| "CUDA device 0".to_owned(), |identity| identity.name);
                 Ok((device, name))
             }
             #[cfg(feature = "flex")]
@@ -114,10 +122,21 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// The model to train: one with random weights, or that of `--from`, 2:4.
-fn trainer(options: &Options, config: &LlamaConfig, train_tokens: Vec<i32>, device: &Device) -> Result<Trainer, Error> {
-    let Some(folder) = &options.from else { return Ok(Trainer::new(config, train_tokens, options, device)) };
-    let open =
-        OpenOptions { dtype: Some(FloatDType::F32), max_len: Some(config.max_position_embeddings), with_tokenizer: false, head: None };
+fn trainer(
+    options: &Options,
+    config: &LlamaConfig,
+    train_tokens: Vec<i32>,
+    device: &Device,
+) -> Result<Trainer, Error> {
+    let Some(folder) = &options.from else {
+        return Ok(Trainer::new(config, train_tokens, options, device));
+    };
+    let open = OpenOptions {
+        dtype: Some(FloatDType::F32),
+        max_len: Some(config.max_position_embeddings),
+        with_tokenizer: false,
+        head: None,
+    };
     let llama = Llama::open(folder, device, &open)?;
     let mut model = Arc::unwrap_or_clone(llama.model);
     model.dequantize();
@@ -130,20 +149,41 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
     if let Some(folder) = &options.from {
         output.same_tokenizer(folder)?;
     }
-    let train_tokens = tokens::read(&options.data.join(corpus::TRAIN_TOKENS), config.vocab_size, options.seq + 1)?;
-    let held_out = tokens::read(&options.data.join(corpus::HELD_OUT_TOKENS), config.vocab_size, 2)?;
+    let train_tokens = tokens::read(
+        &options.data.join(corpus::TRAIN_TOKENS),
+        config.vocab_size,
+        options.seq + 1,
+    )?;
+    let held_out = tokens::read(
+        &options.data.join(corpus::HELD_OUT_TOKENS),
+        config.vocab_size,
+        2,
+    )?;
     let (device, device_name) = options.device.open()?;
     let batch_tokens = options.batch * options.seq;
-    println!("{} training tokens, {batch_tokens} a step, on {device_name}", train_tokens.len());
+    println!(
+        "{} training tokens, {batch_tokens} a step, on {device_name}",
+        train_tokens.len()
+    );
 
-    let schedule =
-        Schedule { peak: options.lr, warmup: options.warmup, steps: options.steps, limit: options.max_seconds.map(Duration::from_secs) };
+    let schedule = Schedule {
+        peak: options.lr,
+        warmup: options.warmup,
+        steps: options.steps,
+        limit: options.max_seconds.map(Duration::from_secs),
+    };
     let mut trainer = trainer(options, &config, train_tokens, &device)?;
     println!("{} parameters", trainer.num_params());
 
     let start = Instant::now();
-    let mut progress =
-        Progress { device: device_name, batch: options.batch, seq: options.seq, seed: options.seed, lr: options.lr, ..Progress::default() };
+    let mut progress = Progress {
+        device: device_name,
+        batch: options.batch,
+        seq: options.seq,
+        seed: options.seed,
+        lr: options.lr,
+        ..Progress::default()
+    };
     if let Some(pruning) = trainer.pruning() {
         let perplexity = trainer.perplexity(&held_out)?;
         println!("{pruning}; held-out perplexity {perplexity:.3}");
@@ -158,10 +198,15 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
         if step % REPORT_STEPS == 0 || last {
             progress.train_loss = trainer.mean_loss()?;
             if !progress.train_loss.is_finite() {
-                return Err(Error::Diverged { loss: progress.train_loss, step, lr: options.lr });
+                return Err(Error::Diverged {
+                    loss: progress.train_loss,
+                    step,
+                    lr: options.lr,
+                });
             }
             let now = start.elapsed();
-            let rate = ((step - last_report.0) * batch_tokens) as f64 / (now - last_report.1).as_secs_f64();
+            let rate = ((step - last_report.0) * batch_tokens) as f64
+                / (now - last_report.1).as_secs_f64();
             let left = now.as_secs_f64() * (1.0 - done) / done.max(1e-9);
             println!(
                 "step {step:>6}  loss {:.4}  {:>9.0} tokens/s  {:.0} s, {left:.0} s left",
@@ -176,7 +221,8 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
             println!("step {step:>6}  held-out perplexity {perplexity:.3}");
             if perplexity < best {
                 best = perplexity;
-                (progress.steps, progress.elapsed, progress.perplexity) = (step, start.elapsed(), perplexity);
+                (progress.steps, progress.elapsed, progress.perplexity) =
+                    (step, start.elapsed(), perplexity);
                 output.save(&trainer.model(), &config, &progress)?;
             }
             // The rate does not include evaluations.
@@ -186,20 +232,33 @@ fn train(options: &Options, config: LlamaConfig) -> Result<(), Error> {
             break;
         }
     }
-    println!("best held-out perplexity {best:.3}: {}", options.out.display());
+    println!(
+        "best held-out perplexity {best:.3}: {}",
+        options.out.display()
+    );
     Ok(())
 }
 
 fn check(options: &Options) -> Result<(), Error> {
-    let positive = [("steps", options.steps), ("batch", options.batch), ("eval-steps", options.eval_steps)];
+    let positive = [
+        ("steps", options.steps),
+        ("batch", options.batch),
+        ("eval-steps", options.eval_steps),
+    ];
     if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return Err(Error::Option(format!("--{name} must be at least 1")));
     }
     if !(2..=CONTEXT).contains(&options.seq) {
-        return Err(Error::Option(format!("--seq {} is not between 2 and the model's context of {CONTEXT} tokens", options.seq)));
+        return Err(Error::Option(format!(
+            "--seq {} is not between 2 and the model's context of {CONTEXT} tokens",
+            options.seq
+        )));
     }
     if !(options.lr.is_finite() && options.lr > 0.0) {
-        return Err(Error::Option(format!("--lr {} is not a positive number", options.lr)));
+        return Err(Error::Option(format!(
+            "--lr {} is not a positive number",
+            options.lr
+        )));
     }
     Ok(())
 }

@@ -73,7 +73,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Reads the tokenizer of the corpus folder `data`. A `dir` with anything other than a trained model is an error.
+    /// Reads the tokenizer of the corpus folder `data`. A `dir` with anything other than a trained
+    /// model is an error.
     pub fn new(dir: &Path, data: &Path) -> Result<Self, Error> {
         let in_use = dir.is_dir() && fs::read_dir(dir).map_err(Error::io(dir))?.next().is_some();
         if in_use && !dir.join(TRAINING).is_file() {
@@ -87,7 +88,13 @@ impl Output {
             let path = data.join(name);
             Ok((name, fs::read(&path).map_err(Error::io(&path))?))
         };
-        Ok(Self { dir: dir.to_owned(), tokenizer: TOKENIZER_FILES.into_iter().map(read).collect::<Result<_, Error>>()? })
+        Ok(Self {
+            dir: dir.to_owned(),
+            tokenizer: TOKENIZER_FILES
+                .into_iter()
+                .map(read)
+                .collect::<Result<_, Error>>()?,
+        })
     }
 
     /// Checks that the corpus was encoded with the tokenizer of the model in `folder`.
@@ -106,8 +113,14 @@ impl Output {
     }
 
     /// Writes the model in f16, and replaces the contents of the folder.
-    pub fn save(&self, model: &LlamaModel, config: &LlamaConfig, progress: &Progress) -> Result<(), Error> {
-        // Written beside the folder first: a run that is killed while saving leaves the earlier model whole.
+    pub fn save(
+        &self,
+        model: &LlamaModel,
+        config: &LlamaConfig,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        // Written beside the folder first: a run that is killed while saving leaves the earlier
+        // model whole.
         let mut name = self.dir.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let new = self.dir.with_file_name(name);
@@ -129,5 +142,9 @@ impl Output {
 }
 
 fn remove(dir: &Path) -> Result<(), Error> {
-    if dir.exists() { fs::remove_dir_all(dir).map_err(Error::io(dir)) } else { Ok(()) }
+    if dir.exists() {
+        fs::remove_dir_all(dir).map_err(Error::io(dir))
+    } else {
+        Ok(())
+    }
 }

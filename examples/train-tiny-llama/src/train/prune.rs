@@ -32,7 +32,12 @@ pub struct Pruning {
 
 impl fmt::Display for Pruning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { by_magnitude, projections, values, kept } = *self;
+        let Self {
+            by_magnitude,
+            projections,
+            values,
+            kept,
+        } = *self;
         let share = 100.0 * kept as f64 / values.max(1) as f64;
         write!(
             f,
@@ -41,19 +46,32 @@ impl fmt::Display for Pruning {
     }
 }
 
-/// Prunes the projections of a float model that are not 2:4 by magnitude, and makes it trainable; embedding, norms and head stay as they are.
+/// Prunes the projections of a float model that are not 2:4 by magnitude, and makes it trainable;
+/// embedding, norms and head stay as they are.
 ///
-/// A weight that is 2:4 keeps its values: a training can go on from its own result, or from that of another method of pruning.
+/// A weight that is 2:4 keeps its values: a training can go on from its own result, or from that of
+/// another method of pruning.
 pub fn prune(model: LlamaModel) -> Result<(LlamaModel, Masks), Error> {
     let weight_of = |(name, projection): (String, &Projection)| match projection {
         Projection::Dense(linear) if name != "lm_head" => Some(linear.weight.id),
         _ => None,
     };
     let weights = model.projections().filter_map(weight_of).collect();
-    let mut prune = Prune { weights, masks: HashMap::new(), pruning: Pruning::default(), failed: None };
+    let mut prune = Prune {
+        weights,
+        masks: HashMap::new(),
+        pruning: Pruning::default(),
+        failed: None,
+    };
     let model = model.map(&mut prune);
     match prune.failed {
-        None => Ok((Module::train(model).map(&mut Tracked), Masks { masks: prune.masks, pruning: prune.pruning })),
+        None => Ok((
+            Module::train(model).map(&mut Tracked),
+            Masks {
+                masks: prune.masks,
+                pruning: prune.pruning,
+            },
+        )),
         Some(error) => Err(error),
     }
 }
@@ -78,14 +96,18 @@ impl Prune {
     /// The weight without the values that are pruned.
     fn pruned(&mut self, id: ParamId, weight: Tensor<2>) -> Result<Tensor<2>, Error> {
         let ([k, n], device) = (weight.dims(), weight.device());
-        let mut values = weight.try_into_vec_as::<f32>().map_err(|error| Error::Device(error.to_string()))?;
+        let mut values = weight
+            .try_into_vec_as::<f32>()
+            .map_err(|error| Error::Device(error.to_string()))?;
         self.pruning.by_magnitude += usize::from(check_two_four(&values, k, n).is_err());
-        prune_two_four(&mut values, k, n).map_err(|error| Error::Option(format!("--sparse24: {error}")))?;
+        prune_two_four(&mut values, k, n)
+            .map_err(|error| Error::Option(format!("--sparse24: {error}")))?;
         self.pruning.projections += 1;
         self.pruning.values += values.len();
         self.pruning.kept += values.iter().filter(|value| **value != 0.0).count();
         let weight = Tensor::from_data(TensorData::new(values, [k, n]), &device);
-        self.masks.insert(id, weight.clone().not_equal_elem(0.0).float());
+        self.masks
+            .insert(id, weight.clone().not_equal_elem(0.0).float());
         Ok(weight)
     }
 }
@@ -112,9 +134,13 @@ impl Masks {
         self.pruning
     }
 
-    /// The gradients without those of pruned values. AdamW leaves a value of 0 without a gradient as it is, and its decay does, too.
+    /// The gradients without those of pruned values. AdamW leaves a value of 0 without a gradient
+    /// as it is, and its decay does, too.
     pub fn apply<M: Module>(&self, model: &M, grads: GradientsParams) -> GradientsParams {
-        let mut masked = Masked { masks: &self.masks, grads };
+        let mut masked = Masked {
+            masks: &self.masks,
+            grads,
+        };
         model.visit(&mut masked);
         masked.grads
     }
@@ -127,10 +153,13 @@ struct Masked<'a> {
 
 impl ModuleVisitor for Masked<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(mask) = self.masks.get(&param.id) else { return };
+        let Some(mask) = self.masks.get(&param.id) else {
+            return;
+        };
         if let Some(grad) = self.grads.remove::<D>(param.id) {
             let shape = grad.dims();
-            self.grads.register(param.id, grad * mask.clone().reshape(shape));
+            self.grads
+                .register(param.id, grad * mask.clone().reshape(shape));
         }
     }
 }

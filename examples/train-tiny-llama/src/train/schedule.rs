@@ -22,7 +22,9 @@ impl Schedule {
     /// Returns the progress of the run, from 0 to 1: by steps or by time, whichever is further.
     pub fn progress(&self, step: usize, elapsed: Duration) -> f64 {
         let by_steps = step as f64 / self.steps.max(1) as f64;
-        let by_time = self.limit.map_or(0.0, |limit| elapsed.as_secs_f64() / limit.as_secs_f64().max(1e-9));
+        let by_time = self.limit.map_or(0.0, |limit| {
+            elapsed.as_secs_f64() / limit.as_secs_f64().max(1e-9)
+        });
         by_steps.max(by_time).min(1.0)
     }
 
@@ -44,20 +46,41 @@ mod tests {
 
     #[test]
     fn rises_then_falls_to_a_tenth() {
-        let schedule = Schedule { peak: 2.0, warmup: 10, steps: 1_000_000, limit: None };
+        let schedule = Schedule {
+            peak: 2.0,
+            warmup: 10,
+            steps: 1_000_000,
+            limit: None,
+        };
         let rate = |step| schedule.learning_rate(step, Duration::ZERO);
         assert!(close(rate(0), 0.2) && (rate(9) - 2.0).abs() < 1e-6);
-        assert!((rate(500_000) - 1.1).abs() < 1e-4, "half way between peak and floor");
+        assert!(
+            (rate(500_000) - 1.1).abs() < 1e-4,
+            "half way between peak and floor"
+        );
         assert!(close(rate(1_000_000), 0.2));
-        assert!((10..1000).map(|k| rate(k * 1000)).collect::<Vec<_>>().is_sorted_by(|a, b| a > b));
+        assert!(
+            (10..1000)
+                .map(|k| rate(k * 1000))
+                .collect::<Vec<_>>()
+                .is_sorted_by(|a, b| a > b)
+        );
     }
 
     #[test]
     fn the_further_of_steps_and_time_counts() {
-        let schedule = Schedule { peak: 1.0, warmup: 0, steps: 100, limit: Some(Duration::from_secs(10)) };
+        let schedule = Schedule {
+            peak: 1.0,
+            warmup: 0,
+            steps: 100,
+            limit: Some(Duration::from_secs(10)),
+        };
         assert!(close(schedule.progress(10, Duration::from_secs(5)), 0.5));
         assert!(close(schedule.progress(80, Duration::from_secs(5)), 0.8));
         assert!(close(schedule.progress(10, Duration::from_secs(11)), 1.0));
-        assert!(close(schedule.learning_rate(0, Duration::from_secs(20)), FLOOR));
+        assert!(close(
+            schedule.learning_rate(0, Duration::from_secs(20)),
+            FLOOR
+        ));
     }
 }

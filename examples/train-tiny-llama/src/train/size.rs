@@ -20,9 +20,11 @@ pub enum Size {
 }
 
 impl Size {
-    /// The model's config. Every size in it is a multiple of 128, so that every 4-bit kernel takes its layers.
+    /// The model's config. Every size in it is a multiple of 128, so that every 4-bit kernel takes
+    /// its layers.
     pub fn config(self) -> LlamaConfig {
-        let (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads) = match self {
+        let (hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads) = match self
+        {
             Self::Small => (128, 3, 2, 2),
             Self::Shipped => (256, 5, 4, 2),
             Self::Large => (512, 6, 8, 4),
@@ -61,12 +63,29 @@ mod tests {
 
     #[test]
     fn every_size_suits_every_kernel_and_has_its_parameters() {
-        for (size, parameters) in [(Size::Small, 1_164_160), (Size::Shipped, 4_983_552), (Size::Large, 20_978_176)] {
+        for (size, parameters) in [
+            (Size::Small, 1_164_160),
+            (Size::Shipped, 4_983_552),
+            (Size::Large, 20_978_176),
+        ] {
             let config = size.config();
             config.validate().unwrap();
-            let sizes = [config.vocab_size, config.hidden_size, config.intermediate_size, config.query_size(), config.key_value_size()];
-            assert!(sizes.iter().all(|size| size % 128 == 0), "{size:?}: {sizes:?}");
-            assert_eq!(LlamaModel::new(&config, &Device::flex()).num_params(), parameters, "{size:?}");
+            let sizes = [
+                config.vocab_size,
+                config.hidden_size,
+                config.intermediate_size,
+                config.query_size(),
+                config.key_value_size(),
+            ];
+            assert!(
+                sizes.iter().all(|size| size % 128 == 0),
+                "{size:?}: {sizes:?}"
+            );
+            assert_eq!(
+                LlamaModel::new(&config, &Device::flex()).num_params(),
+                parameters,
+                "{size:?}"
+            );
         }
     }
 }

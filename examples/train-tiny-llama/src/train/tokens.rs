@@ -10,25 +10,45 @@ use rand::rngs::StdRng;
 
 use crate::error::Error;
 
-/// Reads a file of 16-bit little-endian tokens, and checks that each is below `vocab_size` and that there are at least `least`.
+/// Reads a file of 16-bit little-endian tokens, and checks that each is below `vocab_size` and that
+/// there are at least `least`.
 pub fn read(path: &Path, vocab_size: usize, least: usize) -> Result<Vec<i32>, Error> {
     let bytes = fs::read(path).map_err(Error::io(path))?;
-    let corpus = |problem: String| Error::Corpus { path: path.to_owned(), problem };
+    let corpus = |problem: String| Error::Corpus {
+        path: path.to_owned(),
+        problem,
+    };
     let (pairs, rest) = bytes.as_chunks::<2>();
     if !rest.is_empty() {
-        return Err(corpus(format!("{} bytes are not a whole number of 16-bit tokens", bytes.len())));
+        return Err(corpus(format!(
+            "{} bytes are not a whole number of 16-bit tokens",
+            bytes.len()
+        )));
     }
     if pairs.len() < least {
-        return Err(corpus(format!("{} tokens, but a window needs {least}", pairs.len())));
+        return Err(corpus(format!(
+            "{} tokens, but a window needs {least}",
+            pairs.len()
+        )));
     }
-    let tokens: Vec<i32> = pairs.iter().map(|pair| i32::from(u16::from_le_bytes(*pair))).collect();
-    match tokens.iter().position(|token| *token as usize >= vocab_size) {
-        Some(at) => Err(corpus(format!("token {} at {at} is outside a vocabulary of {vocab_size}", tokens[at]))),
+    let tokens: Vec<i32> = pairs
+        .iter()
+        .map(|pair| i32::from(u16::from_le_bytes(*pair)))
+        .collect();
+    match tokens
+        .iter()
+        .position(|token| *token as usize >= vocab_size)
+    {
+        Some(at) => Err(corpus(format!(
+            "token {} at {at} is outside a vocabulary of {vocab_size}",
+            tokens[at]
+        ))),
         None => Ok(tokens),
     }
 }
 
-/// Random windows over tokens on the device. A step copies only the positions of its windows to the device.
+/// Random windows over tokens on the device. A step copies only the positions of its windows to the
+/// device.
 #[derive(Debug)]
 pub struct Windows {
     tokens: Tensor<1, Int>,
@@ -45,16 +65,28 @@ impl Windows {
         let starts = 0..(tokens.len() - seq) as i32;
         let within = Tensor::arange(0..seq as i64 + 1, device).unsqueeze_dim(0);
         let count = tokens.len();
-        Self { tokens: Tensor::from_data(TensorData::new(tokens, [count]), device), starts, within, rng }
+        Self {
+            tokens: Tensor::from_data(TensorData::new(tokens, [count]), device),
+            starts,
+            within,
+            rng,
+        }
     }
 
     /// Returns a batch of inputs, and of targets one position later: [batch, seq] each.
     pub fn batch(&mut self, batch: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
-        let starts: Vec<i32> = (0..batch).map(|_| self.rng.random_range(self.starts.clone())).collect();
-        let starts = Tensor::<2, Int>::from_data(TensorData::new(starts, [batch, 1]), &self.tokens.device());
+        let starts: Vec<i32> = (0..batch)
+            .map(|_| self.rng.random_range(self.starts.clone()))
+            .collect();
+        let starts =
+            Tensor::<2, Int>::from_data(TensorData::new(starts, [batch, 1]), &self.tokens.device());
         let positions = starts + self.within.clone();
         let [batch, width] = positions.dims();
-        let tokens = self.tokens.clone().select(0, positions.reshape([batch * width])).reshape([batch, width]);
+        let tokens = self
+            .tokens
+            .clone()
+            .select(0, positions.reshape([batch * width]))
+            .reshape([batch, width]);
         split(tokens)
     }
 }
@@ -62,18 +94,28 @@ impl Windows {
 /// Returns the inputs and targets of windows [batch, width]: [batch, width - 1] each.
 pub fn split(windows: Tensor<2, Int>) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let [batch, width] = windows.dims();
-    (windows.clone().slice([0..batch, 0..width - 1]), windows.slice([0..batch, 1..width]))
+    (
+        windows.clone().slice([0..batch, 0..width - 1]),
+        windows.slice([0..batch, 1..width]),
+    )
 }
 
-/// Returns batches [batch, width] of windows of `seq` tokens that do not overlap, and a last batch of one shorter window with the remaining tokens.
+/// Returns batches [batch, width] of windows of `seq` tokens that do not overlap, and a last batch
+/// of one shorter window with the remaining tokens.
 pub fn in_order(tokens: &[i32], seq: usize, batch: usize, device: &Device) -> Vec<Tensor<2, Int>> {
     let mut batches = Vec::new();
     let whole = tokens.len() / seq * seq;
-    for part in tokens[..whole].chunks(seq * batch).chain(Some(&tokens[whole..])) {
+    for part in tokens[..whole]
+        .chunks(seq * batch)
+        .chain(Some(&tokens[whole..]))
+    {
         let width = part.len().min(seq);
         // A window predicts nothing from a single token.
         if width > 1 {
-            batches.push(Tensor::from_data(TensorData::new(part.to_vec(), [part.len() / width, width]), device));
+            batches.push(Tensor::from_data(
+                TensorData::new(part.to_vec(), [part.len() / width, width]),
+                device,
+            ));
         }
     }
     batches
@@ -102,9 +144,16 @@ mod tests {
                 assert_eq!(row, (*start..*start + 4).collect::<Vec<_>>());
                 starts.insert(*start);
             }
-            assert_eq!(targets, inputs.iter().map(|token| token + 1).collect::<Vec<_>>());
+            assert_eq!(
+                targets,
+                inputs.iter().map(|token| token + 1).collect::<Vec<_>>()
+            );
         }
-        assert_eq!(starts, (100..116).collect(), "every window, the first and the last included");
+        assert_eq!(
+            starts,
+            (100..116).collect(),
+            "every window, the first and the last included"
+        );
     }
 
     #[test]
@@ -112,9 +161,19 @@ mod tests {
         let device = Device::flex();
         let tokens: Vec<i32> = (0..29).collect();
         let batches = in_order(&tokens, 5, 3, &device);
-        assert_eq!(batches.iter().map(Tensor::dims).collect::<Vec<_>>(), [[3, 5], [2, 5], [1, 4]]);
-        assert_eq!(batches.into_iter().flat_map(values).collect::<Vec<_>>(), (0..29).collect::<Vec<_>>());
-        assert_eq!(in_order(&tokens[..26], 5, 9, &device).len(), 1, "a single left-over token predicts nothing");
+        assert_eq!(
+            batches.iter().map(Tensor::dims).collect::<Vec<_>>(),
+            [[3, 5], [2, 5], [1, 4]]
+        );
+        assert_eq!(
+            batches.into_iter().flat_map(values).collect::<Vec<_>>(),
+            (0..29).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            in_order(&tokens[..26], 5, 9, &device).len(),
+            1,
+            "a single left-over token predicts nothing"
+        );
         assert_eq!(in_order(&tokens[..3], 5, 9, &device)[0].dims(), [1, 3]);
     }
 

@@ -15,7 +15,8 @@ use crate::error::Error;
 
 /// The maximum joint L2 norm of the gradients.
 const MAX_GRADIENT_NORM: f32 = 1.0;
-/// The coefficient of weight decay. It keeps weights small and free of outliers, as 4-bit groups need.
+/// The coefficient of weight decay. It keeps weights small and free of outliers, as 4-bit groups
+/// need.
 const WEIGHT_DECAY: f32 = 0.1;
 
 /// A model in training on one device.
@@ -33,24 +34,53 @@ pub struct Trainer {
 
 impl Trainer {
     /// Makes a model with random weights on the device, and copies the training tokens there.
-    pub fn new(config: &LlamaConfig, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Self {
+    pub fn new(
+        config: &LlamaConfig,
+        train_tokens: Vec<i32>,
+        options: &Options,
+        device: &Device,
+    ) -> Self {
         device.seed(options.seed);
         let model = LlamaModel::new(config, &device.clone().autodiff());
         Self::of(model, None, train_tokens, options, device)
     }
 
     /// Prunes what is not 2:4 of a float model, to train it on with its zeros held.
-    pub fn sparse(model: LlamaModel, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Result<Self, Error> {
+    pub fn sparse(
+        model: LlamaModel,
+        train_tokens: Vec<i32>,
+        options: &Options,
+        device: &Device,
+    ) -> Result<Self, Error> {
         device.seed(options.seed);
         let (model, masks) = prune(model)?;
         Ok(Self::of(model, Some(masks), train_tokens, options, device))
     }
 
-    fn of(model: LlamaModel, masks: Option<Masks>, train_tokens: Vec<i32>, options: &Options, device: &Device) -> Self {
+    fn of(
+        model: LlamaModel,
+        masks: Option<Masks>,
+        train_tokens: Vec<i32>,
+        options: &Options,
+        device: &Device,
+    ) -> Self {
         let device = device.clone().autodiff();
-        let windows = Windows::new(train_tokens, options.seq, StdRng::seed_from_u64(options.seed), &device);
+        let windows = Windows::new(
+            train_tokens,
+            options.seq,
+            StdRng::seed_from_u64(options.seed),
+            &device,
+        );
         let optimizer = optimizer(&model);
-        Self { model, optimizer, windows, batch: options.batch, seq: options.seq, masks, losses: None }
+        Self {
+            model,
+            optimizer,
+            windows,
+            batch: options.batch,
+            seq: options.seq,
+            masks,
+            losses: None,
+        }
     }
 
     /// The number of parameters of the model.
@@ -78,17 +108,24 @@ impl Trainer {
             None => grads,
         };
         let grads = clip_by_global_norm(&self.model, grads, MAX_GRADIENT_NORM);
-        self.model = self.optimizer.step(learning_rate, self.model.clone(), grads);
+        self.model = self
+            .optimizer
+            .step(learning_rate, self.model.clone(), grads);
         let loss = loss.inner();
         self.losses = Some(match self.losses.take() {
             Some((sum, count)) => (sum + loss, count + 1),
             None => (loss, 1),
         });
-        // Burn's fusion then gets the same sequence of operations in every step, and reuses its plan.
-        self.model.device().flush().map_err(|error| Error::Device(error.to_string()))
+        // Burn's fusion then gets the same sequence of operations in every step, and reuses its
+        // plan.
+        self.model
+            .device()
+            .flush()
+            .map_err(|error| Error::Device(error.to_string()))
     }
 
-    /// Returns the mean training loss of the steps since the last call, in nats per token. Waits for the device.
+    /// Returns the mean training loss of the steps since the last call, in nats per token. Waits
+    /// for the device.
     pub fn mean_loss(&mut self) -> Result<f32, Error> {
         match self.losses.take() {
             Some((sum, count)) => Ok(read(sum)? / count as f32),
@@ -96,33 +133,45 @@ impl Trainer {
         }
     }
 
-    /// Returns the perplexity over windows of `seq` tokens that do not overlap; each token except the first of a window is predicted once.
+    /// Returns the perplexity over windows of `seq` tokens that do not overlap; each token except
+    /// the first of a window is predicted once.
     pub fn perplexity(&self, tokens: &[i32]) -> Result<f64, Error> {
         let model = self.model();
         let (mut sum, mut count) = (0.0, 0);
         for windows in tokens::in_order(tokens, self.seq, self.batch, &model.device()) {
             let (inputs, targets) = tokens::split(windows);
             count += targets.shape().num_elements();
-            sum += f64::from(read(token_losses(model.forward_full(inputs), targets).sum())?);
+            sum += f64::from(read(
+                token_losses(model.forward_full(inputs), targets).sum(),
+            )?);
         }
         Ok((sum / f64::from(count as u32)).exp())
     }
 }
 
-/// Returns the negative log-likelihood [batch * seq] of each target [batch, seq] under logits [batch, seq, vocab], in nats.
+/// Returns the negative log-likelihood [batch * seq] of each target [batch, seq] under logits
+/// [batch, seq, vocab], in nats.
 fn token_losses(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     let [batch, seq, vocab] = logits.dims();
     let log_probabilities = activation::log_softmax(logits.reshape([batch * seq, vocab]), 1);
-    log_probabilities.gather(1, targets.reshape([batch * seq, 1])).reshape([batch * seq]).neg()
+    log_probabilities
+        .gather(1, targets.reshape([batch * seq, 1]))
+        .reshape([batch * seq])
+        .neg()
 }
 
 fn read(value: Tensor<1>) -> Result<f32, Error> {
-    value.try_into_scalar::<f32>().map_err(|error| Error::Device(error.to_string()))
+    value
+        .try_into_scalar::<f32>()
+        .map_err(|error| Error::Device(error.to_string()))
 }
 
 /// AdamW with weight decay for matrices and none for the vectors of norms.
 fn optimizer(model: &LlamaModel) -> ModuleOptimizer {
-    let adamw = AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8);
+    let adamw = AdamWConfig::new()
+        .with_beta_1(0.9)
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8);
     let mut vectors = Vectors(Vec::new());
     model.visit(&mut vectors);
     ModuleOptimizer::from(adamw.clone().with_weight_decay(WEIGHT_DECAY).build()).with_group(
@@ -152,8 +201,14 @@ mod tests {
         let device = Device::flex();
         let logits = Tensor::<3>::from_floats([[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]], &device);
         let targets = Tensor::<2, Int>::from_ints([[2, 0]], &device);
-        let losses: Vec<f32> = token_losses(logits, targets).into_data().iter::<f32>().collect();
+        let losses: Vec<f32> = token_losses(logits, targets)
+            .into_data()
+            .iter::<f32>()
+            .collect();
         let first = (1f32.exp() + 2f32.exp() + 3f32.exp()).ln() - 3.0;
-        assert!((losses[0] - first).abs() < 1e-6 && (losses[1] - 3f32.ln()).abs() < 1e-6, "{losses:?}");
+        assert!(
+            (losses[0] - first).abs() < 1e-6 && (losses[1] - 3f32.ln()).abs() < 1e-6,
+            "{losses:?}"
+        );
     }
 }

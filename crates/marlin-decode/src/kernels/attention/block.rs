@@ -1,11 +1,12 @@
 //! The work of one block: the lengths of the problem, and the block's place in it.
 
-use super::plan::AttentionConfig;
+use super::config::AttentionConfig;
 use super::shape::AttentionPass;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
-/// Lengths of a problem as the kernel sees them; see [`AttentionShape`](super::AttentionShape) and [`AttentionPlan`](super::AttentionPlan).
+/// Lengths of a problem as the kernel sees them; see [`AttentionShape`](super::AttentionShape) and
+/// [`AttentionPlan`](super::AttentionPlan).
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lengths {
     pub heads: u32,
@@ -14,7 +15,8 @@ pub(super) struct Lengths {
     pub max_len: u32,
     /// Positions of the sliding window; `u32::MAX` without one.
     pub window: u32,
-    /// Divides by the planned number of splits of a sequence ([`AttentionPlan::splits`](super::AttentionPlan::splits)).
+    /// Divides by the planned number of splits of a sequence
+    /// ([`AttentionPlan::splits`](super::AttentionPlan::splits)).
     pub splits: FastDivmod<u32>,
     /// The fewest positions of a split.
     pub split_least: u32,
@@ -41,7 +43,8 @@ pub(super) struct Place {
     pub start: u32,
     /// One past the last cached position of the block's split.
     pub end: u32,
-    /// Cached positions that the row attends to, in the window: in a step those before the token's, of prompts that too.
+    /// Cached positions that the row attends to, in the window: in a step those before the token's,
+    /// of prompts that too.
     pub cached: u32,
     /// Positions of a split; the last split may have fewer.
     pub split_len: u32,
@@ -54,7 +57,13 @@ pub(super) struct Place {
 
 /// Returns the place of the current block and thread.
 #[cube]
-pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[comptime] config: AttentionConfig) -> Place {
+pub(super) fn place(
+    row: u32,
+    position: u32,
+    slot: u32,
+    lengths: &Lengths,
+    #[comptime] config: AttentionConfig,
+) -> Place {
     let kv_head = CUBE_POS_Y / comptime!(config.parts as u32);
     let own = comptime!(u32::from(config.pass == AttentionPass::Prompt));
     let cached = min(position, lengths.window - 1) + own;
@@ -66,7 +75,8 @@ pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[com
         head: CUBE_POS_Y * comptime!(config.heads as u32),
         kv_head,
         is_first: kv_head * comptime!(config.parts as u32) == CUBE_POS_Y,
-        cache: (slot * lengths.kv_heads + kv_head) as usize * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
+        cache: (slot * lengths.kv_heads + kv_head) as usize
+            * (lengths.max_len * comptime!(config.vectors() as u32)) as usize,
         start: first,
         end: after,
         cached,
@@ -77,7 +87,11 @@ pub(super) fn place(row: u32, position: u32, slot: u32, lengths: &Lengths, #[com
     };
     if comptime!(config.is_split) {
         let lane_groups = comptime!(config.lane_groups() as u32);
-        let split_len = clamp(lengths.splits.div(cached) + 1, lengths.split_least, lengths.split_most);
+        let split_len = clamp(
+            lengths.splits.div(cached) + 1,
+            lengths.split_least,
+            lengths.split_most,
+        );
         let split_len = split_len.div_ceil(lane_groups) * lane_groups;
         let before = min(CUBE_POS_X * split_len, cached);
         place.start = first + before;

@@ -1,13 +1,18 @@
-//! Adds the sums of the lane groups and of the splits, always in the same order, and writes the output.
+//! Adds the sums of the lane groups and of the splits, always in the same order, and writes the
+//! output.
 
 use super::block::{Lengths, Place};
-use super::lane_group::{F8, has_vector, lane_group_max, lane_group_sum, lane_vector, set_shared_vector};
-use super::plan::{AttentionConfig, MAX_SPLITS};
+use super::config::AttentionConfig;
+use super::lane_group::{
+    F8, has_vector, lane_group_max, lane_group_sum, lane_vector, set_shared_vector,
+};
+use super::plan::MAX_SPLITS;
 use super::softmax::{NONE, Sums};
 use cubecl::prelude::*;
 
-/// Adds the sums of the block's lane groups. Writes the output if the sequence has one split; otherwise writes the sums to `partials`, and the last
-/// block of the row to arrive adds those of all splits.
+/// Adds the sums of the block's lane groups. Writes the output if the sequence has one split;
+/// otherwise writes the sums to `partials`, and the last block of the row to arrive adds those of
+/// all splits.
 #[cube]
 pub(super) fn finish<F: Float>(
     sums: &Sums,
@@ -22,7 +27,10 @@ pub(super) fn finish<F: Float>(
     let outputs = comptime!(config.heads * config.head_dim);
     let mut best = Shared::<[f32]>::new_slice(comptime!(config.lane_groups() * config.heads));
     let mut total = Shared::<[f32]>::new_slice(comptime!(config.lane_groups() * config.heads));
-    let mut parts = Shared::<[f32]>::new_aligned_slice(comptime!(config.lane_groups() * config.heads * config.head_dim), 32usize);
+    let mut parts = Shared::<[f32]>::new_aligned_slice(
+        comptime!(config.lane_groups() * config.heads * config.head_dim),
+        32usize,
+    );
     let first_head = place.lane_group as usize * config.heads;
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
@@ -37,8 +45,14 @@ pub(super) fn finish<F: Float>(
         #[unroll(config.unrolls())]
         for j in 0..count {
             if has_vector(j, place, config) {
-                let vector = (first_head + head) * comptime!(config.vectors()) + lane_vector(j, place, config) as usize;
-                set_shared_vector(&mut parts, vector, sums.out[head * count + j] * F8::new(kept), config);
+                let vector = (first_head + head) * comptime!(config.vectors())
+                    + lane_vector(j, place, config) as usize;
+                set_shared_vector(
+                    &mut parts,
+                    vector,
+                    sums.out[head * count + j] * F8::new(kept),
+                    config,
+                );
             }
         }
     }
@@ -48,9 +62,11 @@ pub(super) fn finish<F: Float>(
     if comptime!(config.is_split) {
         splits = max(place.cached.div_ceil(place.split_len), splits);
     }
-    let first_output = ((place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32)) as usize;
+    let first_output =
+        ((place.row * lengths.heads + place.head) * comptime!(config.head_dim as u32)) as usize;
     let head_group = place.row * CUBE_COUNT_Y + CUBE_POS_Y;
-    let partial = ((head_group * CUBE_COUNT_X + CUBE_POS_X) * comptime!(config.partial() as u32)) as usize;
+    let partial =
+        ((head_group * CUBE_COUNT_X + CUBE_POS_X) * comptime!(config.partial() as u32)) as usize;
     for round in 0..comptime!(outputs.div_ceil(config.threads)) {
         let output = round * config.threads + UNIT_POS_X as usize;
         if output < outputs {
@@ -74,12 +90,22 @@ pub(super) fn finish<F: Float>(
     }
     if comptime!(config.is_split) {
         if splits > 1 {
-            combine(out, &*partials, tickets, first_output, head_group, splits, place, config);
+            combine(
+                out,
+                &*partials,
+                tickets,
+                first_output,
+                head_group,
+                splits,
+                place,
+                config,
+            );
         }
     }
 }
 
-/// Takes a ticket. The block with the last one adds the partial sums of all splits and writes the output.
+/// Takes a ticket. The block with the last one adds the partial sums of all splits and writes the
+/// output.
 #[cube]
 fn combine<F: Float>(
     out: &mut [F],
@@ -110,9 +136,13 @@ fn combine<F: Float>(
         let mut weights = Shared::<[f32]>::new_slice(comptime!(config.heads * MAX_SPLITS));
         let mut totals = Shared::<[f32]>::new_slice(config.heads);
         for round in 0..config.heads.div_ceil(config.lane_groups()) {
-            let head = min(round * config.lane_groups() + place.lane_group as usize, comptime!(config.heads - 1));
+            let head = min(
+                round * config.lane_groups() + place.lane_group as usize,
+                comptime!(config.heads - 1),
+            );
             let best = first + outputs + 2 * head;
-            // A lane without a split reads the last one again: all lanes of a plane take part in its shuffles, so they need equal rounds.
+            // A lane without a split reads the last one again: all lanes of a plane take part in
+            // its shuffles, so they need equal rounds.
             let rounds = splits.div_ceil(config.lanes);
             let mut most = NONE.runtime();
             for round in 0..rounds {
@@ -126,7 +156,11 @@ fn combine<F: Float>(
                 let split = min(own, splits - 1);
                 let weight = (partials[best + split * stride] - most).exp();
                 weights[head * MAX_SPLITS + split] = weight;
-                sum += select(own < splits, weight * partials[best + split * stride + 1], 0.0f32.runtime());
+                sum += select(
+                    own < splits,
+                    weight * partials[best + split * stride + 1],
+                    0.0f32.runtime(),
+                );
             }
             totals[head] = lane_group_sum(sum, config);
         }
@@ -136,7 +170,8 @@ fn combine<F: Float>(
             let head = output / config.head_dim;
             let mut sum = 0.0f32.runtime();
             for split in 0..splits {
-                sum += weights[head * MAX_SPLITS + split] * partials[first + split * stride + output];
+                sum +=
+                    weights[head * MAX_SPLITS + split] * partials[first + split * stride + output];
             }
             out[first_output + output] = F::cast_from(sum / totals[head]);
             output += config.threads;

@@ -1,9 +1,9 @@
 //! The attention kernel.
 
 use super::block::{Lengths, Place, place};
+use super::config::AttentionConfig;
 use super::finish::finish;
 use super::lane_group::{F8, load};
-use super::plan::AttentionConfig;
 use super::shape::AttentionPass;
 use super::softmax::{Sums, accumulate, score, start};
 use super::stage::{stage, stage_queries, write_token};
@@ -11,9 +11,10 @@ use crate::kernels::Row;
 use cubecl::prelude::*;
 use marlin_kernels::overlap::{start_next, wait};
 
-/// The kernel of [`attention`](super::attention()). Buffers are as in [`AttentionArgs`](super::AttentionArgs); keys and values are in vectors of
-/// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::plan::Held) defines. The grid is
-/// [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
+/// The kernel of [`attention`](super::attention()). Buffers are as in
+/// [`AttentionArgs`](super::AttentionArgs); keys and values are in vectors of
+/// [`VECTOR`](super::shape::VECTOR) elements, stored as [`Held`](super::config::Held) defines. The
+/// grid is [`AttentionPlan::blocks`](super::AttentionPlan::blocks).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     qkv: &[F],
@@ -33,14 +34,29 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     #[define(H)] _held: ElemType,
 ) {
     start_next(config.overlaps);
-    // What a step reads of its cache and of its state is there before the pass begins; the rows of prompts attend to what the kernel before has written.
+    // What a step reads of its cache and of its state is there before the pass begins; the rows of
+    // prompts attend to what the kernel before has written.
     let is_step = comptime!(config.pass == AttentionPass::Step);
     wait(comptime!(config.overlaps && !is_step));
     let row = CUBE_POS_Z;
-    let position = state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::POSITION as u32)) as usize];
-    let slot = u32::cast_from(state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::SLOT as u32)) as usize]);
-    let has_row = position >= 0 && u32::cast_from(position) < lengths.max_len && slot < lengths.slots;
-    let place = place(row, if has_row { u32::cast_from(position) } else { 0u32.runtime() }, slot, &lengths, config);
+    let position =
+        state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::POSITION as u32)) as usize];
+    let slot = u32::cast_from(
+        state[(row * comptime!(Row::WORDS as u32) + comptime!(Row::SLOT as u32)) as usize],
+    );
+    let has_row =
+        position >= 0 && u32::cast_from(position) < lengths.max_len && slot < lengths.slots;
+    let place = place(
+        row,
+        if has_row {
+            u32::cast_from(position)
+        } else {
+            0u32.runtime()
+        },
+        slot,
+        &lengths,
+        config,
+    );
 
     // The first keys and values are loaded before q is staged, so that the two overlap.
     let held = comptime!(config.positions * config.lane_vectors());
@@ -57,9 +73,22 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     }
 
     // The block's heads of q, then in a step the token's key and value.
-    let mut staged = Shared::<[f32]>::new_aligned_slice(comptime!(config.staged_heads() * config.head_dim), 32usize);
+    let mut staged = Shared::<[f32]>::new_aligned_slice(
+        comptime!(config.staged_heads() * config.head_dim),
+        32usize,
+    );
     if comptime!(is_step) {
-        stage(qkv, cos, sin, &q_norm, &k_norm, &mut staged, &place, &lengths, config);
+        stage(
+            qkv,
+            cos,
+            sin,
+            &q_norm,
+            &k_norm,
+            &mut staged,
+            &place,
+            &lengths,
+            config,
+        );
     } else {
         stage_queries(qkv, &mut staged, &place, &lengths, config);
     }
@@ -74,11 +103,14 @@ pub(super) fn attention<F: Float, H: Numeric, W: Size>(
     if comptime!(is_step) && place.has_token && place.is_first {
         write_token::<F, H, W>(keys, values, &staged, &place, config);
     }
-    attend::<F, H, W>(&*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config);
+    attend::<F, H, W>(
+        &*keys, &*values, &mut key, &mut value, &staged, &mut sums, &place, config,
+    );
     finish(&sums, out, partials, tickets, &place, &lengths, config);
 }
 
-/// Adds the cached positions of the block's split to the sums. `key` and `value` are those of the first tile.
+/// Adds the cached positions of the block's split to the sums. `key` and `value` are those of the
+/// first tile.
 #[cube]
 fn attend<F: Float, H: Numeric, W: Size>(
     keys: &[Vector<H, W>],
@@ -90,8 +122,8 @@ fn attend<F: Float, H: Numeric, W: Size>(
     place: &Place,
     #[comptime] config: AttentionConfig,
 ) {
-    // The next keys and values are loaded as soon as their registers are free. Past the end of the split this loads its last position again, whose
-    // result is not used.
+    // The next keys and values are loaded as soon as their registers are free. Past the end of the
+    // split this loads its last position again, whose result is not used.
     let tile = comptime!((config.lane_groups() * config.positions) as u32);
     let mut first = place.start;
     while first < place.end {

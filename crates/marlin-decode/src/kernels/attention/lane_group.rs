@@ -1,7 +1,7 @@
 //! The lane group: its lanes' parts of a head, and reductions over its lanes.
 
 use super::block::Place;
-use super::plan::AttentionConfig;
+use super::config::AttentionConfig;
 use super::shape::VECTOR;
 use cubecl::prelude::*;
 use marlin_kernels::planes::plane_total;
@@ -11,7 +11,8 @@ pub(super) type N = Const<VECTOR>;
 /// A vector in f32.
 pub(super) type F8 = Vector<f32, N>;
 
-/// Loads the lane's vectors of keys or values at the lane group's positions of a tile. Past the end of the split it loads the last position again.
+/// Loads the lane's vectors of keys or values at the lane group's positions of a tile. Past the end
+/// of the split it loads the last position again.
 #[cube]
 pub(super) fn load<H: Numeric, W: Size>(
     cache: &[Vector<H, W>],
@@ -23,7 +24,10 @@ pub(super) fn load<H: Numeric, W: Size>(
     let (vectors, count) = comptime!((config.vectors() as u32, config.lane_vectors()));
     #[unroll(config.unrolls())]
     for i in 0..config.positions {
-        let position = min(first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group, place.end - 1);
+        let position = min(
+            first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group,
+            place.end - 1,
+        );
         #[unroll(config.unrolls())]
         for j in 0..count {
             let vector = lane_vector(j, place, config);
@@ -32,23 +36,32 @@ pub(super) fn load<H: Numeric, W: Size>(
     }
 }
 
-/// Returns the index in a head of the lane's `j`th vector. A lane without such a vector reads the last one, and takes 0 for its part of q
-/// ([`staged_vector`]).
+/// Returns the index in a head of the lane's `j`th vector. A lane without such a vector reads the
+/// last one, and takes 0 for its part of q ([`staged_vector`]).
 #[cube]
 pub(super) fn lane_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> u32 {
     let vector = u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane;
-    if comptime!(config.is_even()) { vector } else { min(vector, comptime!(config.vectors() as u32 - 1)) }
+    if comptime!(config.is_even()) {
+        vector
+    } else {
+        min(vector, comptime!(config.vectors() as u32 - 1))
+    }
 }
 
 /// Returns true if the lane has a `j`th vector.
 #[cube]
 pub(super) fn has_vector(j: usize, place: &Place, #[comptime] config: AttentionConfig) -> bool {
-    u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane < comptime!(config.vectors() as u32)
+    u32::cast_from(j) * comptime!(config.lanes as u32) + place.lane
+        < comptime!(config.vectors() as u32)
 }
 
 /// Reads a vector of a buffer's elements, in f32.
 #[cube]
-pub(super) fn vector<F: Float>(buffer: &[F], vector: usize, #[comptime] config: AttentionConfig) -> F8 {
+pub(super) fn vector<F: Float>(
+    buffer: &[F],
+    vector: usize,
+    #[comptime] config: AttentionConfig,
+) -> F8 {
     let mut elements = F8::new(0.0);
     if comptime!(config.has_views) {
         elements = F8::cast_from(buffer.as_vectorized().with_vector_size::<N>()[vector]);
@@ -63,7 +76,11 @@ pub(super) fn vector<F: Float>(buffer: &[F], vector: usize, #[comptime] config: 
 
 /// Reads a vector from shared memory.
 #[cube]
-pub(super) fn shared_vector(shared: &Shared<[f32]>, vector: usize, #[comptime] config: AttentionConfig) -> F8 {
+pub(super) fn shared_vector(
+    shared: &Shared<[f32]>,
+    vector: usize,
+    #[comptime] config: AttentionConfig,
+) -> F8 {
     let mut elements = F8::new(0.0);
     if comptime!(config.has_views) {
         elements = shared.as_vectorized().with_vector_size::<N>()[vector];
@@ -78,7 +95,12 @@ pub(super) fn shared_vector(shared: &Shared<[f32]>, vector: usize, #[comptime] c
 
 /// Writes a vector to shared memory.
 #[cube]
-pub(super) fn set_shared_vector(shared: &mut Shared<[f32]>, vector: usize, elements: F8, #[comptime] config: AttentionConfig) {
+pub(super) fn set_shared_vector(
+    shared: &mut Shared<[f32]>,
+    vector: usize,
+    elements: F8,
+    #[comptime] config: AttentionConfig,
+) {
     if comptime!(config.has_views) {
         let shared = shared.as_vectorized_mut().with_vector_size_mut::<N>();
         shared[vector] = elements;
@@ -92,18 +114,33 @@ pub(super) fn set_shared_vector(shared: &mut Shared<[f32]>, vector: usize, eleme
 
 /// Reads the lane's `j`th vector of a staged head; zeros if it has none.
 #[cube]
-pub(super) fn staged_vector(staged: &Shared<[f32]>, head: usize, j: usize, place: &Place, #[comptime] config: AttentionConfig) -> F8 {
-    let vector = shared_vector(staged, head * comptime!(config.vectors()) + lane_vector(j, place, config) as usize, config);
-    if comptime!(config.is_even()) { vector } else { select(has_vector(j, place, config), vector, F8::new(0.0)) }
+pub(super) fn staged_vector(
+    staged: &Shared<[f32]>,
+    head: usize,
+    j: usize,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) -> F8 {
+    let vector = shared_vector(
+        staged,
+        head * comptime!(config.vectors()) + lane_vector(j, place, config) as usize,
+        config,
+    );
+    if comptime!(config.is_even()) {
+        vector
+    } else {
+        select(has_vector(j, place, config), vector, F8::new(0.0))
+    }
 }
 
-/// Converts a stored vector of keys or values ([`Held`](super::plan::Held)) to f32.
+/// Converts a stored vector of keys or values ([`Held`](super::config::Held)) to f32.
 #[cube]
 pub(super) fn widen<F: Float, H: Numeric, W: Size>(held: Vector<H, W>) -> F8 {
     F8::cast_from(Vector::<F, N>::reinterpret(held))
 }
 
-/// Rounds elements to the dtype of the cache and returns them as they are stored ([`Held`](super::plan::Held)).
+/// Rounds elements to the dtype of the cache and returns them as they are stored
+/// ([`Held`](super::config::Held)).
 #[cube]
 pub(super) fn narrow<F: Float, H: Numeric, W: Size>(elements: F8) -> Vector<H, W> {
     Vector::<H, W>::reinterpret(Vector::<F, N>::cast_from(elements))

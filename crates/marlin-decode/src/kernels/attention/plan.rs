@@ -1,261 +1,132 @@
 //! Divides an attention into blocks, from its shape and the device only.
 
-use super::shape::{AttentionPass, AttentionShape, MAX_HEAD_DIM, VECTOR};
-use crate::kernels::shape::shared_memory;
-use cubecl::client::Client;
-use cubecl::ir::{ElemType, UIntKind};
-use marlin_kernels::planes::Planes;
+use super::config::{AttentionConfig, AttentionTarget};
+use super::shape::{AttentionPass, AttentionShape};
+use marlin_kernels::KernelError;
 use marlin_kernels::problem::{MAX_ELEMENTS, expect_at_most};
-use marlin_kernels::{ActivationDtype, KernelError, Runtime, Target};
 
 /// The most splits of a sequence.
 pub(super) const MAX_SPLITS: usize = 128;
-/// The fewest positions of a split other than the last: two tiles. A step of Llama 2 7B on an H100, one sequence, mean of positions 64 to 576: 1.639 ms, with
-/// 192, 256 and 512 here 1.655, 1.672 and 1.685; of positions 64 to 320 there is no difference.
+/// The fewest positions of a split other than the last: two tiles. A step of Llama 2 7B on an H100,
+/// one sequence, mean of positions 64 to 576: 1.639 ms, with 192, 256 and 512 here 1.655, 1.672 and
+/// 1.685; of positions 64 to 320 there is no difference.
 const MIN_SPLIT_LEN: usize = 128;
-/// The most positions of a split, unless the sequence would then have more than [`MAX_SPLITS`]: so one long sequence in a large batch is split, too.
+/// The most positions of a split, unless the sequence would then have more than [`MAX_SPLITS`]: so
+/// one long sequence in a large batch is split, too.
 const MAX_SPLIT_LEN: usize = 8192;
 /// Registers of a multiprocessor of an NVIDIA card.
 const REGISTERS: usize = 65536;
-/// Registers per thread that the grid is planned for, in blocks of 256 threads and of fewer. These kernels use no more, so all blocks run at once.
+/// Registers per thread that the grid is planned for, in blocks of 256 threads and of fewer. These
+/// kernels use no more, so all blocks run at once.
 const THREAD_REGISTERS: [usize; 2] = [128, 168];
-/// The most vectors of f32 for the lane groups' outputs in shared memory: 32 KiB.
-const SHARED_VECTORS: usize = 1024;
-/// The most bytes of shared memory that a block uses.
-const WANTED_SHARED: usize = 48 * 1024;
-/// The most vectors of f32 that a lane holds as its output.
-const OUTPUT_VECTORS: usize = 8;
 
-/// The properties of a device that a plan depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttentionTarget {
-    /// Multiprocessors over which one launch can divide a sequence; 1 if the blocks of a launch cannot see each other's writes.
-    pub multiprocessors: usize,
-    /// Units of a plane, which exchange values by shuffles; 1 if the device has no planes.
-    pub plane: usize,
-    /// The most units of a block.
-    pub units: usize,
-}
-
-impl AttentionTarget {
-    /// Multiprocessors assumed for a device that does not report their number.
-    const DEFAULT_MULTIPROCESSORS: usize = 32;
-
-    /// Returns the target of a CubeCL client.
-    pub fn of(client: &Client) -> Self {
-        let properties = client.properties();
-        let (features, hardware) = (&properties.features, &properties.hardware);
-        let plane = Planes::of(client).size;
-        let multiprocessors = hardware.num_streaming_multiprocessors.map_or(Self::DEFAULT_MULTIPROCESSORS, |count| count as usize);
-        Self {
-            multiprocessors: if features.device_memory_scope { multiprocessors } else { 1 },
-            plane,
-            units: Self::units(hardware.max_units_per_cube as usize, shared_memory(client), plane),
-        }
-    }
-
-    /// Returns the most units of a block that has `shared` bytes of shared memory, of which the outputs of its lane groups take at most half.
-    fn units(most: usize, shared: usize, plane: usize) -> usize {
-        if shared >= WANTED_SHARED {
-            return most;
-        }
-        let vectors = if plane > 1 { OUTPUT_VECTORS } else { MAX_HEAD_DIM / VECTOR };
-        most.min(shared / 2 / (vectors * VECTOR * size_of::<f32>())).max(1)
-    }
-}
-
-/// The type as which keys and values are loaded, held in registers and stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
-    /// The type of one component.
-    pub elem: ElemType,
-    /// Components of a vector of [`VECTOR`] elements.
-    pub size: usize,
-}
-
-impl Held {
-    /// Words of 32 bits. With 16-bit elements CUDA's compiler unpacks the words right after the load, and so waits for it there.
-    pub(super) fn words(dtype: ActivationDtype) -> Self {
-        Self { elem: ElemType::UInt(UIntKind::U32), size: VECTOR * dtype.elem().size() / size_of::<u32>() }
-    }
-
-    /// The elements themselves, which need no reinterpretation as another type.
-    fn elements(dtype: ActivationDtype) -> Self {
-        Self { elem: dtype.elem(), size: VECTOR }
-    }
-
-    /// Returns the type for a client's runtime: words on CUDA, elements elsewhere.
-    pub(super) fn on(client: &Client, dtype: ActivationDtype) -> Self {
-        if Target::of(client).runtime == Runtime::Cuda { Self::words(dtype) } else { Self::elements(dtype) }
-    }
-}
-
-/// The compile-time parameters of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AttentionConfig {
-    /// Features of a head.
-    pub head_dim: usize,
-    /// Features of a head that rotary embedding applies to.
-    pub rotary_dim: usize,
-    /// Query heads of a block.
-    pub heads: usize,
-    /// Blocks that the query heads of one key head are divided among.
-    pub parts: usize,
-    /// Lanes of a lane group; a power of two.
-    pub lanes: usize,
-    /// Threads of a block.
-    pub threads: usize,
-    /// Positions that a lane group processes at a time.
-    pub positions: usize,
-    /// True if a sequence may have several splits.
-    pub is_split: bool,
-    /// What the launch does with its rows.
-    pub pass: AttentionPass,
-    /// True if buffers and shared memory of scalars are accessed through views as vectors. CubeCL 0.11.3 cannot compile such a view to a shader.
-    pub has_views: bool,
-    /// True if the kernel [overlaps](marlin_kernels::overlap) those before and after it: the launch sets it.
-    pub overlaps: bool,
-}
-
-impl AttentionConfig {
-    fn new(shape: &AttentionShape, target: &AttentionTarget, is_split: bool) -> Self {
-        let vectors = shape.head_dim / VECTOR;
-        let lanes = vectors.next_power_of_two().min(power_of_two_below(target.plane));
-        let lane_vectors = vectors.div_ceil(lanes);
-        let group = shape.heads / shape.kv_heads;
-        let most = (OUTPUT_VECTORS / lane_vectors).max(1);
-        // More heads than a block can hold are divided evenly, and each block reads the keys again.
-        let heads = (1..=group.min(most)).rev().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1);
-        let threads = if heads * lane_vectors <= 4 { 256 } else { 128 };
-        let threads = power_of_two_below(threads.min(target.units).min(SHARED_VECTORS / (lane_vectors * heads)));
-        let positions = if lanes == 1 {
-            1
-        } else if heads * lane_vectors <= 4 && shape.dtype != ActivationDtype::F32 {
-            4
-        } else {
-            2
-        };
-        Self {
-            head_dim: shape.head_dim,
-            rotary_dim: shape.rotary_dim,
-            heads,
-            parts: group / heads,
-            lanes: lanes.min(threads),
-            threads,
-            positions,
-            is_split,
-            pass: shape.pass,
-            has_views: true,
-            overlaps: false,
-        }
-    }
-
-    /// Returns the number of heads in shared memory: the block's query heads, and in a step the token's key and value.
-    pub(super) const fn staged_heads(&self) -> usize {
-        match self.pass {
-            AttentionPass::Step => self.heads + 2,
-            AttentionPass::Prompt => self.heads,
-        }
-    }
-
-    /// Returns the number of lane groups of a block.
-    pub(super) const fn lane_groups(&self) -> usize {
-        self.threads / self.lanes
-    }
-
-    /// Returns the number of vectors of a head.
-    pub(super) const fn vectors(&self) -> usize {
-        self.head_dim / VECTOR
-    }
-
-    /// Returns the most vectors of a head that a lane has.
-    pub(super) const fn lane_vectors(&self) -> usize {
-        self.vectors().div_ceil(self.lanes)
-    }
-
-    /// Returns true if every lane has the same number of vectors.
-    pub(super) const fn is_even(&self) -> bool {
-        self.vectors().is_multiple_of(self.lanes)
-    }
-
-    /// Returns true if loops over the values that a lane holds are unrolled, which keeps them in registers. Without planes a lane has whole heads,
-    /// and keeps them in memory.
-    pub(super) const fn unrolls(&self) -> bool {
-        self.heads * self.lane_vectors() <= OUTPUT_VECTORS
-    }
-
-    /// Returns the elements that a block writes to the workspace: the outputs of its heads, then a maximum and a sum of each.
-    pub(super) const fn partial(&self) -> usize {
-        self.heads * (self.head_dim + 2)
-    }
-}
-
-/// Returns the largest power of two that is at most `value`; 1 for 0.
-fn power_of_two_below(value: usize) -> usize {
-    1 << value.max(1).ilog2()
-}
-
-/// The configuration and the grid of an attention's launch. They do not depend on the lengths of the sequences, so a launch can be recorded in a
-/// graph.
+/// The configuration and the grid of an attention's launch. They do not depend on the lengths of
+/// the sequences, so a launch can be recorded in a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionPlan {
     /// The compile-time parameters of the kernel.
     pub config: AttentionConfig,
     /// The grid: splits, groups of query heads, rows.
     pub blocks: [usize; 3],
-    /// The planned number of splits of a sequence: a split has about 1 / `splits` of its positions, within [`AttentionPlan::split_len`].
+    /// The planned number of splits of a sequence: a split has about 1 / `splits` of its positions,
+    /// within [`AttentionPlan::split_len`].
     pub splits: usize,
-    /// The fewest and the most positions of a split. Shorter sequences have fewer splits than [`AttentionPlan::splits`]; longer ones have more, up
-    /// to the number in the grid.
+    /// The fewest and the most positions of a split. Shorter sequences have fewer splits than
+    /// [`AttentionPlan::splits`]; longer ones have more, up to the number in the grid.
     pub split_len: [usize; 2],
 }
 
 impl AttentionPlan {
     /// Plans an attention on a device.
     ///
-    /// Sequences are split so that the blocks of all rows fill the device once. If the rows fill it without splits, only long sequences are split.
+    /// Sequences are split so that the blocks of all rows fill the device once. If the rows fill it
+    /// without splits, only long sequences are split.
     ///
     /// # Errors
-    /// Returns an error if [`AttentionShape::check`] rejects the shape, or if there are 2^32 partial sums or more.
+    /// Returns an error if [`AttentionShape::check`] rejects the shape, or if there are 2^32
+    /// partial sums or more.
     pub fn new(shape: &AttentionShape, target: &AttentionTarget) -> Result<Self, KernelError> {
         shape.check()?;
         // Tokens of prompts are many, so that they fill the device without splits.
-        let config = AttentionConfig::new(shape, target, target.multiprocessors > 1 && shape.pass == AttentionPass::Step);
+        let config = AttentionConfig::new(
+            shape,
+            target,
+            target.multiprocessors > 1 && shape.pass == AttentionPass::Step,
+        );
         let groups = shape.heads / config.heads;
         let longest = shape.longest().max(1);
         if !config.is_split {
-            return Ok(Self { config, blocks: [1, groups, shape.rows], splits: 1, split_len: [longest, longest] });
+            return Ok(Self {
+                config,
+                blocks: [1, groups, shape.rows],
+                splits: 1,
+                split_len: [longest, longest],
+            });
         }
-        let registers = if config.threads >= 256 { THREAD_REGISTERS[0] } else { THREAD_REGISTERS[1] };
+        let registers = if config.threads >= 256 {
+            THREAD_REGISTERS[0]
+        } else {
+            THREAD_REGISTERS[1]
+        };
         let slots = target.multiprocessors * (REGISTERS / (registers * config.threads)).max(1);
         let splits = (slots / (groups * shape.rows).max(1)).clamp(1, MAX_SPLITS);
         let most = MAX_SPLIT_LEN.max(longest.div_ceil(MAX_SPLITS));
-        let grid = splits.min(longest.div_ceil(MIN_SPLIT_LEN)).max(longest.div_ceil(most));
-        let config = AttentionConfig { is_split: grid > 1, ..config };
-        let plan = Self { config, blocks: [grid, groups, shape.rows], splits, split_len: [MIN_SPLIT_LEN, most] };
+        let grid = splits
+            .min(longest.div_ceil(MIN_SPLIT_LEN))
+            .max(longest.div_ceil(most));
+        let config = AttentionConfig {
+            is_split: grid > 1,
+            ..config
+        };
+        let plan = Self {
+            config,
+            blocks: [grid, groups, shape.rows],
+            splits,
+            split_len: [MIN_SPLIT_LEN, most],
+        };
         expect_at_most(shape, plan.partials(), MAX_ELEMENTS)?;
         Ok(plan)
     }
 
-    /// Returns the length, in f32 elements, of the workspace for the partial sums of splits. It need not be initialised.
+    /// Returns the length, in f32 elements, of the workspace for the partial sums of splits. It
+    /// need not be initialised.
     pub fn partials(&self) -> usize {
         let [splits, groups, rows] = self.blocks;
-        if self.config.is_split { splits * groups * rows * self.config.partial() } else { 1 }
+        if self.config.is_split {
+            splits * groups * rows * self.config.partial()
+        } else {
+            1
+        }
     }
 
-    /// Returns the length, in u32 elements, of the buffer of tickets, which must be zero before the first launch and is zero after each.
+    /// Returns the length, in u32 elements, of the buffer of tickets, which must be zero before the
+    /// first launch and is zero after each.
     pub fn tickets(&self) -> usize {
         let [_, groups, rows] = self.blocks;
-        if self.config.is_split { groups * rows } else { 1 }
+        if self.config.is_split {
+            groups * rows
+        } else {
+            1
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::attention::shape::VECTOR;
+    use marlin_kernels::ActivationDtype;
 
-    const H200: AttentionTarget = AttentionTarget { multiprocessors: 132, plane: 32, units: 1024 };
-    const CPU: AttentionTarget = AttentionTarget { multiprocessors: 1, plane: 1, units: 2 };
+    const H200: AttentionTarget = AttentionTarget {
+        multiprocessors: 132,
+        plane: 32,
+        units: 1024,
+    };
+    const CPU: AttentionTarget = AttentionTarget {
+        multiprocessors: 1,
+        plane: 1,
+        units: 2,
+    };
 
     fn shape(rows: usize, heads: usize, kv_heads: usize, max_len: usize) -> AttentionShape {
         AttentionShape {
@@ -280,24 +151,41 @@ mod tests {
 
     /// The length and the number of splits, as the kernel computes them.
     fn splits(plan: &AttentionPlan, cached: usize) -> (usize, usize) {
-        let split_len = (cached / plan.splits + 1).clamp(plan.split_len[0], plan.split_len[1]).next_multiple_of(plan.config.lane_groups());
+        let split_len = (cached / plan.splits + 1)
+            .clamp(plan.split_len[0], plan.split_len[1])
+            .next_multiple_of(plan.config.lane_groups());
         (split_len, cached.div_ceil(split_len).max(1))
     }
 
     #[test]
     fn every_length_has_its_splits_in_the_grid() {
-        for target in [H200, AttentionTarget { multiprocessors: 3, ..H200 }, CPU] {
+        for target in [
+            H200,
+            AttentionTarget {
+                multiprocessors: 3,
+                ..H200
+            },
+            CPU,
+        ] {
             for rows in [1, 3, 16, 128] {
                 for (heads, kv_heads) in [(32, 32), (32, 8), (64, 8), (28, 4), (6, 6)] {
                     for max_len in [1, 2, 129, 576, 4096, 131_072, 2_000_000] {
                         for window in [None, Some(1), Some(1000)] {
-                            let shape = AttentionShape { window, ..shape(rows, heads, kv_heads, max_len) };
+                            let shape = AttentionShape {
+                                window,
+                                ..shape(rows, heads, kv_heads, max_len)
+                            };
                             let plan = plan(&shape, &target);
                             assert!(plan.blocks[0] <= MAX_SPLITS, "{shape}: {plan:?}");
                             let longest = shape.longest();
-                            for cached in (0..=longest.min(3000)).chain((0..=longest).rev().step_by(997)) {
+                            for cached in
+                                (0..=longest.min(3000)).chain((0..=longest).rev().step_by(997))
+                            {
                                 let (split_len, count) = splits(&plan, cached);
-                                assert!(count <= plan.blocks[0], "{shape}, {cached} cached: {count} splits of {split_len} in {plan:?}");
+                                assert!(
+                                    count <= plan.blocks[0],
+                                    "{shape}, {cached} cached: {count} splits of {split_len} in {plan:?}"
+                                );
                             }
                         }
                     }
@@ -308,7 +196,8 @@ mod tests {
 
     #[test]
     fn few_rows_are_split_and_many_are_not() {
-        let blocks = |rows, heads, max_len| plan(&shape(rows, heads, heads, max_len), &H200).blocks[0];
+        let blocks =
+            |rows, heads, max_len| plan(&shape(rows, heads, heads, max_len), &H200).blocks[0];
         assert_eq!(blocks(1, 32, 65_536), 8);
         assert_eq!(blocks(1, 8, 131_072), 33);
         assert_eq!(blocks(1, 32, 576), 5);
@@ -320,15 +209,16 @@ mod tests {
     #[test]
     fn a_runtime_without_visible_writes_has_one_split() {
         let plan = plan(&shape(1, 32, 8, 131_072), &CPU);
-        assert_eq!((plan.blocks, plan.config.is_split, plan.partials(), plan.tickets()), ([1, 32, 1], false, 1, 1));
+        assert_eq!(
+            (
+                plan.blocks,
+                plan.config.is_split,
+                plan.partials(),
+                plan.tickets()
+            ),
+            ([1, 32, 1], false, 1, 1)
+        );
         assert_eq!((plan.config.lanes, plan.config.threads), (1, 2));
-    }
-
-    #[test]
-    fn little_shared_memory_makes_small_blocks() {
-        assert_eq!(AttentionTarget::units(1024, 48 * 1024, 32), 1024);
-        assert_eq!(AttentionTarget::units(1024, 32 * 1024, 32), 64);
-        assert_eq!(AttentionTarget::units(1024, 32 * 1024, 1), 8);
     }
 
     #[test]
@@ -336,13 +226,24 @@ mod tests {
         for target in [H200, CPU] {
             for group in 1..=16 {
                 for head_dim in (8..=512).step_by(8) {
-                    let shape = AttentionShape { head_dim, rotary_dim: head_dim, ..shape(1, 2 * group, 2, 64) };
+                    let shape = AttentionShape {
+                        head_dim,
+                        rotary_dim: head_dim,
+                        ..shape(1, 2 * group, 2, 64)
+                    };
                     let config = plan(&shape, &target).config;
                     assert!(group.is_multiple_of(config.heads), "{shape}: {config:?}");
-                    assert!(config.lanes * config.lane_vectors() * VECTOR >= head_dim, "{shape}: {config:?}");
+                    assert!(
+                        config.lanes * config.lane_vectors() * VECTOR >= head_dim,
+                        "{shape}: {config:?}"
+                    );
                     let shared = 4 * config.lane_groups() * config.heads * head_dim;
                     assert!(shared <= 32 * 1024, "{shape}: {config:?}");
-                    assert!(config.threads.is_multiple_of(config.lanes) && config.threads >= target.plane, "{shape}: {config:?}");
+                    assert!(
+                        config.threads.is_multiple_of(config.lanes)
+                            && config.threads >= target.plane,
+                        "{shape}: {config:?}"
+                    );
                 }
             }
         }
@@ -353,24 +254,67 @@ mod tests {
         let good = shape(2, 8, 4, 64);
         assert_eq!(good.check(), Ok(()));
         for bad in [
-            AttentionShape { kv_heads: 3, ..good },
-            AttentionShape { kv_heads: 0, ..good },
-            AttentionShape { head_dim: 100, rotary_dim: 100, ..good },
-            AttentionShape { head_dim: 520, ..good },
-            AttentionShape { rotary_dim: 130, ..good },
-            AttentionShape { rotary_dim: 7, ..good },
-            AttentionShape { max_positions: 63, ..good },
-            AttentionShape { window: Some(0), ..good },
+            AttentionShape {
+                kv_heads: 3,
+                ..good
+            },
+            AttentionShape {
+                kv_heads: 0,
+                ..good
+            },
+            AttentionShape {
+                head_dim: 100,
+                rotary_dim: 100,
+                ..good
+            },
+            AttentionShape {
+                head_dim: 520,
+                ..good
+            },
+            AttentionShape {
+                rotary_dim: 130,
+                ..good
+            },
+            AttentionShape {
+                rotary_dim: 7,
+                ..good
+            },
+            AttentionShape {
+                max_positions: 63,
+                ..good
+            },
+            AttentionShape {
+                window: Some(0),
+                ..good
+            },
             AttentionShape { max_len: 0, ..good },
         ] {
-            assert!(matches!(bad.check(), Err(KernelError::Shape { .. })), "{bad}");
+            assert!(
+                matches!(bad.check(), Err(KernelError::Shape { .. })),
+                "{bad}"
+            );
         }
         for large in [
-            AttentionShape { max_len: 1 << 31, max_positions: 1 << 31, ..good },
-            AttentionShape { slots: usize::MAX, ..good },
-            AttentionShape { rows: 60_000, heads: 60_000, kv_heads: 60_000, ..good },
+            AttentionShape {
+                max_len: 1 << 31,
+                max_positions: 1 << 31,
+                ..good
+            },
+            AttentionShape {
+                slots: usize::MAX,
+                ..good
+            },
+            AttentionShape {
+                rows: 60_000,
+                heads: 60_000,
+                kv_heads: 60_000,
+                ..good
+            },
         ] {
-            assert!(matches!(large.check(), Err(KernelError::TooLarge { .. })), "{large}");
+            assert!(
+                matches!(large.check(), Err(KernelError::TooLarge { .. })),
+                "{large}"
+            );
         }
     }
 }

@@ -15,14 +15,17 @@ pub(super) const MAX_HEAD_DIM: usize = 512;
 /// What a launch does with its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionPass {
-    /// A decode step: writes the key and value of each row's token to the cache, and attends to the positions before it. No two rows have the same slot.
+    /// A decode step: writes the key and value of each row's token to the cache, and attends to the
+    /// positions before it. No two rows have the same slot.
     Step,
-    /// Tokens of prompts, several of a sequence: their queries are normalised and rotated, and their keys and values are in the cache
-    /// ([`rope_cache`](crate::kernels::rope_cache())). Attends to the positions up to each row's own.
+    /// Tokens of prompts, several of a sequence: their queries are normalised and rotated, and
+    /// their keys and values are in the cache ([`rope_cache`](crate::kernels::rope_cache())).
+    /// Attends to the positions up to each row's own.
     Prompt,
 }
 
-/// The shape of a decode attention. A model and its cache determine everything but `rows` and `pass`.
+/// The shape of a decode attention. A model and its cache determine everything but `rows` and
+/// `pass`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Tokens of the launch: one of each sequence of a step, any of prompts.
@@ -55,10 +58,26 @@ impl AttentionShape {
     /// Checks that the dimensions are valid, which the lengths of buffers do not show.
     ///
     /// # Errors
-    /// Returns an error if a dimension is 0 or violates the condition in its field's documentation, or if the kernel cannot address all elements.
+    /// Returns an error if a dimension is 0 or violates the condition in its field's documentation,
+    /// or if the kernel cannot address all elements.
     pub fn check(&self) -> Result<(), KernelError> {
-        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, max_positions, .. } = *self;
-        let refuse = |reason| Err(KernelError::Shape { problem: self.to_string(), reason });
+        let Self {
+            rows,
+            heads,
+            kv_heads,
+            head_dim,
+            rotary_dim,
+            slots,
+            max_len,
+            max_positions,
+            ..
+        } = *self;
+        let refuse = |reason| {
+            Err(KernelError::Shape {
+                problem: self.to_string(),
+                reason,
+            })
+        };
         if [heads, kv_heads, head_dim, slots, max_len].contains(&0) {
             return refuse("a dimension is 0");
         }
@@ -88,8 +107,16 @@ impl AttentionShape {
             slots.saturating_mul(kv_heads),
             self.window.unwrap_or(1),
         ];
-        expect_at_most(self, largest.into_iter().max().unwrap_or(0), i32::MAX as usize)?;
-        expect_at_most(self, self.cache_elements(), isize::MAX as usize / size_of::<f32>())
+        expect_at_most(
+            self,
+            largest.into_iter().max().unwrap_or(0),
+            i32::MAX as usize,
+        )?;
+        expect_at_most(
+            self,
+            self.cache_elements(),
+            isize::MAX as usize / size_of::<f32>(),
+        )
     }
 
     /// Returns the features of the qkv projection's output.
@@ -98,13 +125,19 @@ impl AttentionShape {
     }
 
     /// Checks the rows of a launch, and the caches of keys and of values.
-    pub(in crate::kernels) fn expect_cache(&self, state: &BufferArg, keys: &BufferArg, values: &BufferArg) -> Result<(), KernelError> {
+    pub(in crate::kernels) fn expect_cache(
+        &self,
+        state: &BufferArg,
+        keys: &BufferArg,
+        values: &BufferArg,
+    ) -> Result<(), KernelError> {
         expect_length(self, "state", self.rows * Row::WORDS, state.len())?;
         expect_length(self, "keys", self.cache_elements(), keys.len())?;
         expect_length(self, "values", self.cache_elements(), values.len())
     }
 
-    /// Checks the tables of cosines and sines, and the weights of the norms of the heads of q and k.
+    /// Checks the tables of cosines and sines, and the weights of the norms of the heads of q and
+    /// k.
     pub(in crate::kernels) fn expect_parameters(
         &self,
         [cos, sin]: [&BufferArg; 2],
@@ -122,14 +155,22 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// Returns the number of elements of the cache of keys, which is also that of the cache of values.
+    /// Returns the number of elements of the cache of keys, which is also that of the cache of
+    /// values.
     pub fn cache_elements(&self) -> usize {
-        [self.kv_heads, self.max_len, self.head_dim].into_iter().fold(self.slots, usize::saturating_mul)
+        [self.kv_heads, self.max_len, self.head_dim]
+            .into_iter()
+            .fold(self.slots, usize::saturating_mul)
     }
 
-    /// Returns the features of a row's queries, and of those beside them: the keys and values of a step.
+    /// Returns the features of a row's queries, and of those beside them: the keys and values of a
+    /// step.
     pub fn columns(&self) -> usize {
-        if self.pass == AttentionPass::Step { self.qkv_columns() } else { self.heads * self.head_dim }
+        if self.pass == AttentionPass::Step {
+            self.qkv_columns()
+        } else {
+            self.heads * self.head_dim
+        }
     }
 
     /// Returns the most positions that a row reads from the cache.
@@ -141,8 +182,21 @@ impl AttentionShape {
 
 impl fmt::Display for AttentionShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, heads, kv_heads, head_dim, rotary_dim, slots, max_len, dtype, .. } = self;
-        write!(f, "attention of {rows} rows, {heads} heads, {kv_heads} kv heads of {head_dim} ({rotary_dim} rotary), ")?;
+        let Self {
+            rows,
+            heads,
+            kv_heads,
+            head_dim,
+            rotary_dim,
+            slots,
+            max_len,
+            dtype,
+            ..
+        } = self;
+        write!(
+            f,
+            "attention of {rows} rows, {heads} heads, {kv_heads} kv heads of {head_dim} ({rotary_dim} rotary), "
+        )?;
         write!(f, "{slots} slots of {max_len} positions, {dtype}")
     }
 }

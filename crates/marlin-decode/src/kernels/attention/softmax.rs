@@ -1,12 +1,13 @@
 //! The online softmax (arXiv 1805.02867) of a lane group over its positions.
 
 use super::block::Place;
+use super::config::AttentionConfig;
 use super::lane_group::{F8, add_dot, lane_group_sum, staged_vector, widen};
-use super::plan::AttentionConfig;
 use super::shape::AttentionPass;
 use cubecl::prelude::*;
 
-/// The running maximum before the first score: less than every score, and finite, so that `NONE - NONE` is 0 and not NaN.
+/// The running maximum before the first score: less than every score, and finite, so that `NONE -
+/// NONE` is 0 and not NaN.
 pub(in crate::kernels) const NONE: f32 = -1e30;
 /// The score of a masked position: its exponential is 0 even relative to [`NONE`].
 pub(in crate::kernels) const MASKED: f32 = -3e38;
@@ -22,9 +23,15 @@ pub(super) struct Sums {
     pub out: Array<F8>,
 }
 
-/// Initialises the sums: to no positions, or to the token itself in the first lane group of the block that has it.
+/// Initialises the sums: to no positions, or to the token itself in the first lane group of the
+/// block that has it.
 #[cube]
-pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[comptime] config: AttentionConfig) {
+pub(super) fn start(
+    sums: &mut Sums,
+    staged: &Shared<[f32]>,
+    place: &Place,
+    #[comptime] config: AttentionConfig,
+) {
     let count = comptime!(config.lane_vectors());
     #[unroll(config.unrolls())]
     for head in 0..config.heads {
@@ -54,7 +61,8 @@ pub(super) fn start(sums: &mut Sums, staged: &Shared<[f32]>, place: &Place, #[co
     }
 }
 
-/// Computes the scores of the lane group's positions of a tile, for all of the block's heads. Positions past the end of the split are masked.
+/// Computes the scores of the lane group's positions of a tile, for all of the block's heads.
+/// Positions past the end of the split are masked.
 #[cube]
 pub(super) fn score<F: Float, H: Numeric, W: Size>(
     scores: &mut Array<f32>,
@@ -81,13 +89,16 @@ pub(super) fn score<F: Float, H: Numeric, W: Size>(
             let query = staged_vector(staged, head, j, place, config);
             #[unroll(config.unrolls())]
             for i in 0..positions {
-                scores[head * positions + i] = add_dot(scores[head * positions + i], query, wide[i]);
+                scores[head * positions + i] =
+                    add_dot(scores[head * positions + i], query, wide[i]);
             }
         }
     }
     #[unroll(config.unrolls())]
     for i in 0..positions {
-        let is_there = first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group < place.end;
+        let is_there =
+            first + u32::cast_from(i) * comptime!(config.lane_groups() as u32) + place.lane_group
+                < place.end;
         #[unroll(config.unrolls())]
         for head in 0..config.heads {
             let sum = lane_group_sum(scores[head * positions + i], config);

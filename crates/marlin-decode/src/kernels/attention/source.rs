@@ -2,8 +2,8 @@
 
 use super::AttentionConfig;
 use super::block::LengthsCompilationArg;
+use super::config::Held;
 use super::kernel::attention::Attention;
-use super::plan::Held;
 use cubecl::CompilationError;
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
@@ -14,8 +14,14 @@ use marlin_kernels::overlap;
 /// A divisor that the host precomputes for CubeCL.
 type Divmod = <FastDivmod<u32> as LaunchArg>::CompilationArg;
 
-/// Generates the CUDA source for `config` on a card of compute capability `capability` (80 for 8.0).
-pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+/// Generates the CUDA source for `config` on a card of compute capability `capability` (80 for
+/// 8.0).
+pub fn source(
+    config: &AttentionConfig,
+    has_norm: bool,
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<Source, CompilationError> {
     let held = Held::words(dtype);
     let norm = || optional(has_norm);
     let kernel = Attention::new(
@@ -45,7 +51,10 @@ pub fn source(config: &AttentionConfig, has_norm: bool, dtype: ActivationDtype, 
             epsilon: (),
         },
         held.size,
-        AttentionConfig { overlaps: overlap::is_supported_by(capability), ..*config },
+        AttentionConfig {
+            overlaps: overlap::is_supported_by(capability),
+            ..*config
+        },
         dtype.elem(),
         held.elem,
     );

@@ -1,8 +1,11 @@
-//! Normalises and rotates q and the token's key, and stores them and the token's value in shared memory and in the cache.
+//! Normalises and rotates q and the token's key, and stores them and the token's value in shared
+//! memory and in the cache.
 
 use super::block::{Lengths, Place};
-use super::lane_group::{F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector};
-use super::plan::AttentionConfig;
+use super::config::AttentionConfig;
+use super::lane_group::{
+    F8, add_dot, has_vector, lane_group_sum, lane_vector, narrow, shared_vector, vector,
+};
 use cubecl::prelude::*;
 
 /// Stores the block's heads of q of a token of prompts, times 1 / sqrt(head_dim), in shared memory.
@@ -25,8 +28,9 @@ pub(super) fn stage_queries<F: Float>(
     }
 }
 
-/// Stores the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value in shared memory. q and the key are normalised and rotated;
-/// the key is also rounded to the dtype of the cache.
+/// Stores the block's heads of q, times 1 / sqrt(head_dim), and the token's key and value in shared
+/// memory. q and the key are normalised and rotated; the key is also rounded to the dtype of the
+/// cache.
 #[cube]
 pub(super) fn stage<F: Float>(
     qkv: &[F],
@@ -47,19 +51,29 @@ pub(super) fn stage<F: Float>(
         norm(qkv, &mut norms, place, lengths, config);
         sync_cube();
     }
-    let elements = if place.has_token { comptime!((heads + 2) * head_dim).runtime() } else { comptime!(heads * head_dim).runtime() };
+    let elements = if place.has_token {
+        comptime!((heads + 2) * head_dim).runtime()
+    } else {
+        comptime!(heads * head_dim).runtime()
+    };
     let rounds = comptime!((config.heads + 2) * config.head_dim).div_ceil(config.threads);
-    // All loads are issued before the first result is used. Threads without an element repeat the last one.
+    // All loads are issued before the first result is used. Threads without an element repeat the
+    // last one.
     let mut x = Array::<f32>::new(rounds);
     let mut y = Array::<f32>::new(rounds);
     let mut rope_cos = Array::<f32>::new(rounds);
     let mut rope_sin = Array::<f32>::new(rounds);
     #[unroll(config.unrolls())]
     for round in 0..rounds {
-        let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
+        let index = min(
+            u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X,
+            elements - 1,
+        );
         let head = index / head_dim;
         let feature = index % head_dim;
-        let base = (place.row * (lengths.heads + 2 * lengths.kv_heads) + source(head, place, lengths, config)) * head_dim;
+        let base = (place.row * (lengths.heads + 2 * lengths.kv_heads)
+            + source(head, place, lengths, config))
+            * head_dim;
         x[round] = f32::cast_from(qkv[(base + feature) as usize]);
         if comptime!(half > 0) {
             let angle = (place.position * half + feature % half) as usize;
@@ -70,15 +84,30 @@ pub(super) fn stage<F: Float>(
     }
     #[unroll(config.unrolls())]
     for round in 0..rounds {
-        let index = min(u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X, elements - 1);
+        let index = min(
+            u32::cast_from(round) * comptime!(config.threads as u32) + UNIT_POS_X,
+            elements - 1,
+        );
         let head = index / head_dim;
         let feature = index % head_dim;
         let mut rotated = x[round] * norm_weight(q_norm, k_norm, &norms, head, feature, config);
         if comptime!(half > 0) {
-            let other = y[round] * norm_weight(q_norm, k_norm, &norms, head, partner(feature, config), config);
+            let other = y[round]
+                * norm_weight(
+                    q_norm,
+                    k_norm,
+                    &norms,
+                    head,
+                    partner(feature, config),
+                    config,
+                );
             let other = select(feature < half, -other, other);
             let is_rotated = feature < comptime!(2 * half);
-            rotated = select(is_rotated, rotated * rope_cos[round] + other * rope_sin[round], rotated);
+            rotated = select(
+                is_rotated,
+                rotated * rope_cos[round] + other * rope_sin[round],
+                rotated,
+            );
         }
         let key = f32::cast_from(F::cast_from(rotated));
         let token = select(head == heads, key, x[round]);
@@ -86,7 +115,8 @@ pub(super) fn stage<F: Float>(
     }
 }
 
-/// Returns the feature that is rotated together with this one, or the feature itself if it is not rotated.
+/// Returns the feature that is rotated together with this one, or the feature itself if it is not
+/// rotated.
 #[cube]
 fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
     let half = comptime!(config.rotary_dim as u32 / 2);
@@ -94,7 +124,8 @@ fn partner(feature: u32, #[comptime] config: AttentionConfig) -> u32 {
     select(feature < comptime!(2 * half), other, feature)
 }
 
-/// Returns the head of a row of qkv that a staged head is read from. The staged heads are the block's query heads, then the key and the value.
+/// Returns the head of a row of qkv that a staged head is read from. The staged heads are the
+/// block's query heads, then the key and the value.
 #[cube]
 fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) -> u32 {
     if head < comptime!(config.heads as u32) {
@@ -104,22 +135,39 @@ fn source(head: u32, place: &Place, lengths: &Lengths, #[comptime] config: Atten
     }
 }
 
-/// Stores 1 / sqrt(mean of squares + epsilon) of each of the block's heads of q, and of the token's key, in `norms`.
+/// Stores 1 / sqrt(mean of squares + epsilon) of each of the block's heads of q, and of the token's
+/// key, in `norms`.
 #[cube]
-fn norm<F: Float>(qkv: &[F], norms: &mut Shared<[f32]>, place: &Place, lengths: &Lengths, #[comptime] config: AttentionConfig) {
+fn norm<F: Float>(
+    qkv: &[F],
+    norms: &mut Shared<[f32]>,
+    place: &Place,
+    lengths: &Lengths,
+    #[comptime] config: AttentionConfig,
+) {
     let rows = place.row * (lengths.heads + 2 * lengths.kv_heads);
     #[unroll]
     for round in 0..comptime!((config.heads + 1).div_ceil(config.lane_groups())) {
-        // A lane group without a head repeats the last one, because all lanes of a plane must take part in a shuffle.
-        let head = min(comptime!((round * config.lane_groups()) as u32) + place.lane_group, comptime!(config.heads as u32));
-        let base = (rows + source(head, place, lengths, config)) * comptime!(config.vectors() as u32);
+        // A lane group without a head repeats the last one, because all lanes of a plane must take
+        // part in a shuffle.
+        let head = min(
+            comptime!((round * config.lane_groups()) as u32) + place.lane_group,
+            comptime!(config.heads as u32),
+        );
+        let base =
+            (rows + source(head, place, lengths, config)) * comptime!(config.vectors() as u32);
         let mut squares = 0.0f32.runtime();
         for j in 0..config.lane_vectors() {
             let x: F8 = vector(qkv, (base + lane_vector(j, place, config)) as usize, config);
-            squares = select(has_vector(j, place, config), add_dot(squares, x, x), squares);
+            squares = select(
+                has_vector(j, place, config),
+                add_dot(squares, x, x),
+                squares,
+            );
         }
         squares = lane_group_sum(squares, config);
-        norms[head as usize] = (squares * comptime!(1.0 / config.head_dim as f32) + lengths.epsilon).inverse_sqrt();
+        norms[head as usize] =
+            (squares * comptime!(1.0 / config.head_dim as f32) + lengths.epsilon).inverse_sqrt();
     }
 }
 
@@ -137,7 +185,11 @@ fn norm_weight<F: Float>(
     match (q_norm, k_norm) {
         (ComptimeOption::Some(q_norm), ComptimeOption::Some(k_norm)) => {
             let is_key = head == comptime!(config.heads as u32);
-            let weight = if is_key { k_norm[feature as usize] } else { q_norm[feature as usize] };
+            let weight = if is_key {
+                k_norm[feature as usize]
+            } else {
+                q_norm[feature as usize]
+            };
             norms[head as usize] * f32::cast_from(weight)
         }
         _ => 1.0f32.runtime(),
@@ -160,7 +212,8 @@ pub(super) fn write_token<F: Float, H: Numeric, W: Size>(
             let index = place.cache + (place.position * vectors + vector) as usize;
             let first = comptime!(config.heads as u32) * vectors + vector;
             keys[index] = narrow::<F, H, W>(shared_vector(staged, first as usize, config));
-            values[index] = narrow::<F, H, W>(shared_vector(staged, (first + vectors) as usize, config));
+            values[index] =
+                narrow::<F, H, W>(shared_vector(staged, (first + vectors) as usize, config));
         }
     }
 }

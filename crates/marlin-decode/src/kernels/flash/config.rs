@@ -66,10 +66,18 @@ impl TileRows {
         let words = first * comptime!(Row::WORDS as u32);
         let position = state[(words + comptime!(Row::POSITION as u32)) as usize];
         let slot = u32::cast_from(state[(words + comptime!(Row::SLOT as u32)) as usize]);
-        if position < 0 || u32::cast_from(position) + count > lengths.max_len || slot >= lengths.slots {
+        if position < 0
+            || u32::cast_from(position) + count > lengths.max_len
+            || slot >= lengths.slots
+        {
             count = 0u32.runtime();
         }
-        TileRows { first, count, position: u32::cast_from(position), slot }
+        TileRows {
+            first,
+            count,
+            position: u32::cast_from(position),
+            slot,
+        }
     }
 
     /// The first position that any row attends to, from a multiple of `keys` on.

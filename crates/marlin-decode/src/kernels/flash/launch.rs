@@ -20,7 +20,8 @@ pub struct FlashArgs {
     pub state: BufferArg,
     /// The tiles of the rows ([`tiles`](super::tiles())), i32 [tiles, [`TILE_WORDS`]].
     pub tiles: BufferArg,
-    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated, with those of the rows' own positions.
+    /// The cache of keys [slots, kv_heads, max_len, head_dim], normalised and rotated, with those
+    /// of the rows' own positions.
     pub keys: BufferArg,
     /// The cache of values, in the same shape.
     pub values: BufferArg,
@@ -36,47 +37,79 @@ pub fn takes(client: &Client, dtype: ActivationDtype, head_dim: usize) -> bool {
         && head_dim <= MAX_HEAD_DIM
 }
 
-/// Attends from each row of prompts to the positions of its slot up to its own. Skips rows in no tile, and tiles outside the cache.
+/// Attends from each row of prompts to the positions of its slot up to its own. Skips rows in no
+/// tile, and tiles outside the cache.
 ///
 /// # Errors
-/// Returns an error if [`AttentionShape::check`] rejects the shape, [`takes`] does not take it, or a buffer has the wrong length.
+/// Returns an error if [`AttentionShape::check`] rejects the shape, [`takes`] does not take it, or
+/// a buffer has the wrong length.
 pub fn flash(client: &Client, shape: &AttentionShape, args: FlashArgs) -> Result<(), KernelError> {
     shape.check()?;
     if !takes(client, shape.dtype, shape.head_dim) {
         let reason = "this attention needs CUDA, compute capability 8.0, f16 or bf16, and a head_dim of 16 to 256, a multiple of 16";
-        return Err(KernelError::Shape { problem: shape.to_string(), reason });
+        return Err(KernelError::Shape {
+            problem: shape.to_string(),
+            reason,
+        });
     }
     let outputs = shape.rows * shape.heads * shape.head_dim;
     let count = args.tiles.len() / TILE_WORDS;
     shape.expect_cache(&args.state, &args.keys, &args.values)?;
-    for (operand, expected, found) in
-        [("queries", outputs, &args.queries), ("tiles", count * TILE_WORDS, &args.tiles), ("output", outputs, &args.out)]
-    {
+    for (operand, expected, found) in [
+        ("queries", outputs, &args.queries),
+        ("tiles", count * TILE_WORDS, &args.tiles),
+        ("output", outputs, &args.out),
+    ] {
         expect_length(shape, operand, expected, found.len())?;
     }
     if count == 0 || shape.rows == 0 {
         return Ok(());
     }
-    let [heads, kv_heads, group, slots, max_len, tiles] =
-        [shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.slots, shape.max_len, count].map(|length| length as u32);
+    let [heads, kv_heads, group, slots, max_len, tiles] = [
+        shape.heads,
+        shape.kv_heads,
+        shape.heads / shape.kv_heads,
+        shape.slots,
+        shape.max_len,
+        count,
+    ]
+    .map(|length| length as u32);
     let window = shape.window.map_or(u32::MAX, |window| window as u32);
-    let config = FlashConfig { head_dim: shape.head_dim, bf16: shape.dtype == ActivationDtype::BF16 };
+    let config = FlashConfig {
+        head_dim: shape.head_dim,
+        bf16: shape.dtype == ActivationDtype::BF16,
+    };
     let lengths = FlashLengthsLaunch::new(heads, kv_heads, group, slots, max_len, window);
-    let FlashArgs { queries, state, tiles: table, keys, values, out } = args;
-    // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive their addresses from, and they skip tiles whose positions or slot
-    // are outside the cache. The rows of a tile are those of the table that `tiles` makes.
+    let FlashArgs {
+        queries,
+        state,
+        tiles: table,
+        keys,
+        values,
+        out,
+    } = args;
+    // SAFETY: the lengths of all buffers were checked against the shape that the kernels derive
+    // their addresses from, and they skip tiles whose positions or slot are outside the cache. The
+    // rows of a tile are those of the table that `tiles` makes.
     unsafe {
         if Card::of(client).is_some_and(|card| card.capability == WGMMA_CAPABILITY) {
             let map = |matrix, lengths, box_rows| {
                 let map = swizzled_map(matrix, lengths, box_rows, shape.dtype);
-                map.ok_or_else(|| KernelError::Alias { operand: "queries, keys or values", problem: shape.to_string() })
+                map.ok_or_else(|| KernelError::Alias {
+                    operand: "queries, keys or values",
+                    problem: shape.to_string(),
+                })
             };
             let cache = [shape.slots * shape.kv_heads * shape.max_len, shape.head_dim];
             wgmma::flash_wgmma::launch_unchecked(
                 client,
                 CubeCount::new_2d(heads, tiles),
                 CubeDim::new_1d(wgmma::THREADS as u32),
-                map(queries, [shape.rows, shape.heads * shape.head_dim], TILE_ROWS)?,
+                map(
+                    queries,
+                    [shape.rows, shape.heads * shape.head_dim],
+                    TILE_ROWS,
+                )?,
                 map(keys, cache, config.stage_keys())?,
                 map(values, cache, config.stage_keys())?,
                 state,

@@ -6,8 +6,8 @@ use super::tiles::TILE_ROWS;
 use cubecl::prelude::*;
 use marlin_kernels::overlap::start_next_and_wait;
 use marlin_kernels::ptx::{
-    F4, U4, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, global_address, global_address_mut, lane, ldmatrix_x4,
-    ldmatrix_x4_trans, mma_m16n8k16, shared_address,
+    F4, U4, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group, global_address,
+    global_address_mut, lane, ldmatrix_x4, ldmatrix_x4_trans, mma_m16n8k16, shared_address,
 };
 
 /// Rows of a block: half a tile.
@@ -30,13 +30,15 @@ impl FlashConfig {
         KEYS * self.row_bytes()
     }
 
-    /// Returns true if a warp keeps its queries in registers; otherwise it loads them for every product.
+    /// Returns true if a warp keeps its queries in registers; otherwise it loads them for every
+    /// product.
     const fn holds_queries(&self) -> bool {
         self.head_dim <= 64
     }
 }
 
-/// out = softmax(q kᵀ / sqrt(head_dim)) v for half a tile and one query head: see the module. The grid is heads by tiles by halves.
+/// out = softmax(q kᵀ / sqrt(head_dim)) v for half a tile and one query head: see the module. The
+/// grid is heads by tiles by halves.
 #[cube(launch_unchecked)]
 pub(super) fn flash<F: Float>(
     queries: &[F],
@@ -57,38 +59,77 @@ pub(super) fn flash<F: Float>(
     if tile.count <= skipped {
         terminate!();
     }
-    let (first_row, rows) = (tile.first + skipped, min(tile.count - skipped, comptime!(ROWS as u32)));
-    let tile = TileRows { first: first_row, count: rows, position: tile.position + skipped, slot: tile.slot };
+    let (first_row, rows) = (
+        tile.first + skipped,
+        min(tile.count - skipped, comptime!(ROWS as u32)),
+    );
+    let tile = TileRows {
+        first: first_row,
+        count: rows,
+        position: tile.position + skipped,
+        slot: tile.slot,
+    };
     let (position, end) = (tile.position, tile.end());
 
-    let (head_bytes, row_bytes, steps) = comptime!((config.head_bytes() as u32, config.row_bytes() as u32, config.steps()));
+    let (head_bytes, row_bytes, steps) = comptime!((
+        config.head_bytes() as u32,
+        config.row_bytes() as u32,
+        config.steps()
+    ));
     let tile_bytes = comptime!(config.tile_bytes() as u32);
-    let shared = Shared::<[u32]>::new_aligned_slice(comptime!(3 * config.tile_bytes() / 4), 16usize);
+    let shared =
+        Shared::<[u32]>::new_aligned_slice(comptime!(3 * config.tile_bytes() / 4), 16usize);
     let query_tile = shared_address::<u32>(&shared);
     let (key_tile, value_tile) = (query_tile + tile_bytes, query_tile + 2 * tile_bytes);
     let head = CUBE_POS_X;
     let q_stride = lengths.heads * head_bytes;
-    let q = global_address::<F>(queries) + u64::cast_from(first_row) * u64::cast_from(q_stride) + u64::cast_from(head * head_bytes);
-    let cache_head = u64::cast_from(tile.slot * lengths.kv_heads + head / lengths.group) * u64::cast_from(lengths.max_len * head_bytes);
-    let (keys, values) = (global_address::<F>(keys) + cache_head, global_address::<F>(values) + cache_head);
+    let q = global_address::<F>(queries)
+        + u64::cast_from(first_row) * u64::cast_from(q_stride)
+        + u64::cast_from(head * head_bytes);
+    let cache_head = u64::cast_from(tile.slot * lengths.kv_heads + head / lengths.group)
+        * u64::cast_from(lengths.max_len * head_bytes);
+    let (keys, values) = (
+        global_address::<F>(keys) + cache_head,
+        global_address::<F>(values) + cache_head,
+    );
 
     let mut first = tile.first_key(&lengths, comptime!(KEYS as u32));
     copy_rows(query_tile, q, q_stride, rows, config);
-    copy_rows(key_tile, keys + u64::cast_from(first * head_bytes), head_bytes, end - first, config);
+    copy_rows(
+        key_tile,
+        keys + u64::cast_from(first * head_bytes),
+        head_bytes,
+        end - first,
+        config,
+    );
     cp_async_commit_group();
-    copy_rows(value_tile, values + u64::cast_from(first * head_bytes), head_bytes, end - first, config);
+    copy_rows(
+        value_tile,
+        values + u64::cast_from(first * head_bytes),
+        head_bytes,
+        end - first,
+        config,
+    );
     cp_async_commit_group();
 
-    // Where a lane's rows of the matrices lie that `ldmatrix` reads: of fragments A, and of fragments B that are transposed, the second matrix has rows 8 to
-    // 15; of fragments B that are not, features 8 to 15.
+    // Where a lane's rows of the matrices lie that `ldmatrix` reads: of fragments A, and of
+    // fragments B that are transposed, the second matrix has rows 8 to 15; of fragments B that are
+    // not, features 8 to 15.
     let lane = lane();
-    let (by_rows, by_features) = (lane % 16 * row_bytes + lane / 16 * 16, (lane / 16 * 8 + lane % 8) * row_bytes + lane / 8 % 2 * 16);
+    let (by_rows, by_features) = (
+        lane % 16 * row_bytes + lane / 16 * 16,
+        (lane / 16 * 8 + lane % 8) * row_bytes + lane / 8 % 2 * 16,
+    );
     let warp_row = UNIT_POS_X / 32 * 16;
     let warp_queries = query_tile + warp_row * row_bytes + by_rows;
     // The positions of the lane's first row; its second is eight further.
     let own = position + warp_row + lane / 4;
 
-    let mut q_held = Array::<U4>::new(comptime!(if config.holds_queries() { config.steps() } else { 1 }));
+    let mut q_held = Array::<U4>::new(comptime!(if config.holds_queries() {
+        config.steps()
+    } else {
+        1
+    }));
     let mut sums = Array::<F4>::new(comptime!(config.head_dim / 8));
     #[unroll]
     for i in 0..comptime!(config.head_dim / 8) {
@@ -114,25 +155,57 @@ pub(super) fn flash<F: Float>(
         }
         #[unroll]
         for step in 0..steps {
-            let a = if comptime!(config.holds_queries()) { q_held[step] } else { ldmatrix_x4(warp_queries + comptime!(32 * step as u32)) };
+            let a = if comptime!(config.holds_queries()) {
+                q_held[step]
+            } else {
+                ldmatrix_x4(warp_queries + comptime!(32 * step as u32))
+            };
             #[unroll]
             for pair in 0..comptime!(SCORES / 2) {
-                let b = ldmatrix_x4(key_tile + by_features + comptime!((16 * pair) as u32 * row_bytes + 32 * step as u32));
+                let b = ldmatrix_x4(
+                    key_tile
+                        + by_features
+                        + comptime!((16 * pair) as u32 * row_bytes + 32 * step as u32),
+                );
                 let (left, right) = comptime!((2 * pair, 2 * pair + 1));
-                scores[left] = mma_m16n8k16(a, b.extract(0usize), b.extract(1usize), scores[left], config.bf16);
-                scores[right] = mma_m16n8k16(a, b.extract(2usize), b.extract(3usize), scores[right], config.bf16);
+                scores[left] = mma_m16n8k16(
+                    a,
+                    b.extract(0usize),
+                    b.extract(1usize),
+                    scores[left],
+                    config.bf16,
+                );
+                scores[right] = mma_m16n8k16(
+                    a,
+                    b.extract(2usize),
+                    b.extract(3usize),
+                    scores[right],
+                    config.bf16,
+                );
             }
         }
         sync_cube();
         if next < end {
-            copy_rows(key_tile, keys + u64::cast_from(next * head_bytes), head_bytes, end - next, config);
+            copy_rows(
+                key_tile,
+                keys + u64::cast_from(next * head_bytes),
+                head_bytes,
+                end - next,
+                config,
+            );
         }
         cp_async_commit_group();
 
         // Only at the diagonal and at the start of the window.
         let last = position + warp_row + 15;
         if next > position + warp_row + 1 || last - first >= lengths.window {
-            mask(&mut scores, own, first + lane % 4 * 2, lengths.window, SCORES);
+            mask(
+                &mut scores,
+                own,
+                first + lane % 4 * 2,
+                lengths.window,
+                SCORES,
+            );
         }
         let factors = exponentials(&mut scores, &mut softmax, SCORES, config);
         #[unroll]
@@ -147,25 +220,50 @@ pub(super) fn flash<F: Float>(
             let a = probabilities(&scores, step, config);
             #[unroll]
             for pair in 0..comptime!(config.head_dim / 16) {
-                let b = ldmatrix_x4_trans(value_tile + by_rows + comptime!((16 * step) as u32 * row_bytes + 32 * pair as u32));
+                let b = ldmatrix_x4_trans(
+                    value_tile
+                        + by_rows
+                        + comptime!((16 * step) as u32 * row_bytes + 32 * pair as u32),
+                );
                 let (left, right) = comptime!((2 * pair, 2 * pair + 1));
-                sums[left] = mma_m16n8k16(a, b.extract(0usize), b.extract(1usize), sums[left], config.bf16);
-                sums[right] = mma_m16n8k16(a, b.extract(2usize), b.extract(3usize), sums[right], config.bf16);
+                sums[left] = mma_m16n8k16(
+                    a,
+                    b.extract(0usize),
+                    b.extract(1usize),
+                    sums[left],
+                    config.bf16,
+                );
+                sums[right] = mma_m16n8k16(
+                    a,
+                    b.extract(2usize),
+                    b.extract(3usize),
+                    sums[right],
+                    config.bf16,
+                );
             }
         }
         sync_cube();
         if next < end {
-            copy_rows(value_tile, values + u64::cast_from(next * head_bytes), head_bytes, end - next, config);
+            copy_rows(
+                value_tile,
+                values + u64::cast_from(next * head_bytes),
+                head_bytes,
+                end - next,
+                config,
+            );
         }
         cp_async_commit_group();
         first = next;
     }
 
-    let out = global_address_mut::<F>(out) + u64::cast_from(first_row) * u64::cast_from(q_stride) + u64::cast_from(head * head_bytes);
+    let out = global_address_mut::<F>(out)
+        + u64::cast_from(first_row) * u64::cast_from(q_stride)
+        + u64::cast_from(head * head_bytes);
     write(&sums, &softmax, out, warp_row, rows, q_stride, config);
 }
 
-/// Starts the copies of up to [`KEYS`] rows of a head, `stride` bytes apart; rows from `count` on become zeros.
+/// Starts the copies of up to [`KEYS`] rows of a head, `stride` bytes apart; rows from `count` on
+/// become zeros.
 #[cube]
 fn copy_rows(to: u32, from: u64, stride: u32, count: u32, #[comptime] config: FlashConfig) {
     let vectors = comptime!(config.head_dim as u32 / 8);
@@ -173,8 +271,16 @@ fn copy_rows(to: u32, from: u64, stride: u32, count: u32, #[comptime] config: Fl
     for round in 0..comptime!(KEYS * config.head_dim / 8 / THREADS) {
         let vector = UNIT_POS_X + comptime!((round * THREADS) as u32);
         let (row, column) = (vector / vectors, vector % vectors);
-        let bytes = if row < count { 16u32.runtime() } else { 0u32.runtime() };
+        let bytes = if row < count {
+            16u32.runtime()
+        } else {
+            0u32.runtime()
+        };
         let source = from + u64::cast_from(min(row, count - 1) * stride + column * 16);
-        cp_async_16_or_zero(to + row * comptime!(config.row_bytes() as u32) + column * 16, source, bytes);
+        cp_async_16_or_zero(
+            to + row * comptime!(config.row_bytes() as u32) + column * 16,
+            source,
+            bytes,
+        );
     }
 }

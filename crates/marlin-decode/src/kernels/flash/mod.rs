@@ -1,40 +1,50 @@
-//! Attention of prompts on tensor cores: FlashAttention (arXiv 2205.14135, 2307.08691) over the KV cache, for batches of prompts of any lengths.
+//! Attention of prompts on tensor cores: FlashAttention (arXiv 2205.14135, 2307.08691) over the KV
+//! cache, for batches of prompts of any lengths.
 //!
-//! Queries come normalised and rotated, and keys and values are in the cache, from [`rope_cache`](super::rope_cache).
+//! Queries come normalised and rotated, and keys and values are in the cache, from
+//! [`rope_cache`](super::rope_cache).
 //!
-//! Supported: NVIDIA cards from compute capability 8.0 on; f16 and bf16; head_dim any multiple of 16 up to 256; any number of query heads per key head (GQA); a
-//! sliding window. Products and softmax are in f32; the exponentials are rounded to the dtype before they are multiplied with the values. The same inputs
-//! give the same bits. [`takes`] tells whether a device and a shape are among these; [`attention`](super::attention) computes the others.
+//! Supported: NVIDIA cards from compute capability 8.0 on; f16 and bf16; head_dim any multiple of
+//! 16 up to 256; any number of query heads per key head (GQA); a sliding window. Products and
+//! softmax are in f32; the exponentials are rounded to the dtype before they are multiplied with
+//! the values. The same inputs give the same bits. [`takes`] tells whether a device and a shape are
+//! among these; [`attention`](super::attention) computes the others.
 //!
 //! # How it works
 //!
-//! **Tiles.** The tokens of a launch are one batch, prompt after prompt. The host divides each prompt into tiles of up to 128 tokens ([`tiles`]), the longest
-//! first. The table of tiles is device memory, so that a launch can be recorded in a graph. Scores stay in registers: the accumulators of a product are,
-//! rounded and in pairs, the fragments A of the next (`softmax.rs`).
+//! **Tiles.** The tokens of a launch are one batch, prompt after prompt. The host divides each
+//! prompt into tiles of up to 128 tokens ([`tiles`]), the longest first. The table of tiles is
+//! device memory, so that a launch can be recorded in a graph. Scores stay in registers: the
+//! accumulators of a product are, rounded and in pairs, the fragments A of the next (`softmax.rs`).
 //!
-//! **Compute capability 9.0** (`wgmma.rs`). A block computes a tile for one query head: two warpgroups have 64 queries each, and a thread of a third starts the
-//! copies of queries, keys and values by the copy engine, two stages of 128 positions ahead. The products of the next keys are issued before those of
-//! these values, so that a warpgroup's softmax runs beside its products, and beside those of the other.
+//! **Compute capability 9.0** (`wgmma.rs`). A block computes a tile for one query head: two
+//! warpgroups have 64 queries each, and a thread of a third starts the copies of queries, keys and
+//! values by the copy engine, two stages of 128 positions ahead. The products of the next keys are
+//! issued before those of these values, so that a warpgroup's softmax runs beside its products, and
+//! beside those of the other.
 //!
 //! ```text
 //! products    S0 = Q K0^T |          S1 = Q K1^T | O += P0 V0 | S2 = Q K2^T | O += P1 V1 | ..
 //! softmax                 | P0 of S0 |           | P1 of S1   |             | P2 of S2   | ..
 //! ```
 //!
-//! **Other cards** (`mma_sync.rs`). A block computes half a tile for one query head. Each of four warps has 16 queries in registers, as fragments A of
-//! `mma.m16n8k16`. Keys and values are copied to shared memory 64 positions at a time: the next keys while values are multiplied, the next values while
-//! keys are.
+//! **Other cards** (`mma_sync.rs`). A block computes half a tile for one query head. Each of four
+//! warps has 16 queries in registers, as fragments A of `mma.m16n8k16`. Keys and values are copied
+//! to shared memory 64 positions at a time: the next keys while values are multiplied, the next
+//! values while keys are.
 //!
 //! ```text
 //! keys    | copy 0 |      wait | S = Q K^T | copy 1          ...     | wait
 //! values  | copy 0 |                       softmax | wait | O += P V | copy 1
 //! ```
 //!
-//! Shared rows are 16 bytes longer than a head, an odd number of 16 bytes, so the eight rows that `ldmatrix` reads at a time are in different banks.
+//! Shared rows are 16 bytes longer than a head, an odd number of 16 bytes, so the eight rows that
+//! `ldmatrix` reads at a time are in different banks.
 
 mod config;
 mod launch;
 mod mma_sync;
+mod pipeline;
 mod softmax;
 #[cfg(feature = "inspect")]
 mod source;

@@ -1,5 +1,5 @@
-//! The online softmax (arXiv 1805.02867) of a warp's scores, in the ownership of `mma.m16n8k16`'s accumulators: a lane has two rows of 16, and of every eight
-//! positions two.
+//! The online softmax (arXiv 1805.02867) of a warp's scores, in the ownership of `mma.m16n8k16`'s
+//! accumulators: a lane has two rows of 16, and of every eight positions two.
 
 use super::config::FlashConfig;
 use crate::kernels::attention::{MASKED, NONE};
@@ -20,7 +20,10 @@ pub(super) struct Softmax {
 impl Softmax {
     /// Of no positions.
     pub fn new() -> Softmax {
-        let mut softmax = Softmax { best: Array::<f32>::new(2usize), total: Array::<f32>::new(2usize) };
+        let mut softmax = Softmax {
+            best: Array::<f32>::new(2usize),
+            total: Array::<f32>::new(2usize),
+        };
         #[unroll]
         for row in 0..2usize {
             softmax.best[row] = NONE;
@@ -30,9 +33,16 @@ impl Softmax {
     }
 }
 
-/// Masks the scores of positions past a row's own or before its window. `own` is the position of the lane's first row, `key` that of its first score.
+/// Masks the scores of positions past a row's own or before its window. `own` is the position of
+/// the lane's first row, `key` that of its first score.
 #[cube]
-pub(super) fn mask(scores: &mut Array<F4>, own: u32, key: u32, window: u32, #[comptime] count: usize) {
+pub(super) fn mask(
+    scores: &mut Array<F4>,
+    own: u32,
+    key: u32,
+    window: u32,
+    #[comptime] count: usize,
+) {
     #[unroll]
     for i in 0..count {
         let mut four = scores[i];
@@ -41,16 +51,24 @@ pub(super) fn mask(scores: &mut Array<F4>, own: u32, key: u32, window: u32, #[co
             let row = own + comptime!((element / 2 * 8) as u32);
             let key = key + comptime!((8 * i + element % 2) as u32);
             let is_seen = key <= row && row - key < window;
-            four.insert(element, select(is_seen, four.extract(element), MASKED.runtime()));
+            four.insert(
+                element,
+                select(is_seen, four.extract(element), MASKED.runtime()),
+            );
         }
         scores[i] = four;
     }
 }
 
-/// Replaces `count` scores by their exponentials relative to the largest so far of their row. Returns the factors that the sums of the positions before take,
-/// in the order of an accumulator.
+/// Replaces `count` scores by their exponentials relative to the largest so far of their row.
+/// Returns the factors that the sums of the positions before take, in the order of an accumulator.
 #[cube]
-pub(super) fn exponentials(scores: &mut Array<F4>, softmax: &mut Softmax, #[comptime] count: usize, #[comptime] config: FlashConfig) -> F4 {
+pub(super) fn exponentials(
+    scores: &mut Array<F4>,
+    softmax: &mut Softmax,
+    #[comptime] count: usize,
+    #[comptime] config: FlashConfig,
+) -> F4 {
     let scale = comptime!(config.scale());
     let mut kept = Array::<f32>::new(2usize);
     let mut offset = Array::<f32>::new(2usize);
@@ -93,23 +111,44 @@ pub(super) fn exponentials(scores: &mut Array<F4>, softmax: &mut Softmax, #[comp
     factors
 }
 
-/// The exponentials of 16 positions as a fragment A: an accumulator has its rows and, for eight of its columns, the same lanes.
+/// The exponentials of 16 positions as a fragment A: an accumulator has its rows and, for eight of
+/// its columns, the same lanes.
 #[cube]
-pub(super) fn probabilities(scores: &Array<F4>, #[comptime] step: usize, #[comptime] config: FlashConfig) -> U4 {
+pub(super) fn probabilities(
+    scores: &Array<F4>,
+    #[comptime] step: usize,
+    #[comptime] config: FlashConfig,
+) -> U4 {
     let mut fragment = U4::new(0u32);
     #[unroll]
     for register in 0..4usize {
         let (accumulator, low) = comptime!((2 * step + register / 2, register % 2 * 2));
         let four = scores[accumulator];
-        fragment.insert(register, cvt_halves(four.extract(low), four.extract(comptime!(low + 1)), config.bf16));
+        fragment.insert(
+            register,
+            cvt_halves(
+                four.extract(low),
+                four.extract(comptime!(low + 1)),
+                config.bf16,
+            ),
+        );
     }
     fragment
 }
 
-/// Divides the sums by those of the exponentials, and writes those of rows below `rows`. `warp_row` is the warp's first row of the tile, `out` the address of the
-/// tile's first row in the head, `stride` the bytes between rows.
+/// Divides the sums by those of the exponentials, and writes those of rows below `rows`. `warp_row`
+/// is the warp's first row of the tile, `out` the address of the tile's first row in the head,
+/// `stride` the bytes between rows.
 #[cube]
-pub(super) fn write(sums: &Array<F4>, softmax: &Softmax, out: u64, warp_row: u32, rows: u32, stride: u32, #[comptime] config: FlashConfig) {
+pub(super) fn write(
+    sums: &Array<F4>,
+    softmax: &Softmax,
+    out: u64,
+    warp_row: u32,
+    rows: u32,
+    stride: u32,
+    #[comptime] config: FlashConfig,
+) {
     let out = out + u64::cast_from(lane() % 4 * 4);
     #[unroll]
     for half in 0..2usize {
@@ -120,7 +159,11 @@ pub(super) fn write(sums: &Array<F4>, softmax: &Softmax, out: u64, warp_row: u32
             #[unroll]
             for i in 0..comptime!(config.head_dim / 8) {
                 let (low, high) = comptime!((2 * half, 2 * half + 1));
-                let pair = cvt_halves(sums[i].extract(low) * total, sums[i].extract(high) * total, config.bf16);
+                let pair = cvt_halves(
+                    sums[i].extract(low) * total,
+                    sums[i].extract(high) * total,
+                    config.bf16,
+                );
                 st_global_4(out + comptime!(16 * i as u64), pair);
             }
         }

@@ -9,10 +9,25 @@ use marlin_kernels::device::WGMMA_CAPABILITY;
 use marlin_kernels::inspect::{Source, buffer, cuda_text, properties, settings, target};
 use marlin_kernels::overlap;
 
-/// Generates the CUDA source for heads of `head_dim` features on a card of compute capability `capability` (80 for 8.0).
-pub fn source(head_dim: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
-    let lengths = FlashLengthsCompilationArg { heads: (), kv_heads: (), group: (), slots: (), max_len: (), window: () };
-    let config = FlashConfig { head_dim, bf16: dtype == ActivationDtype::BF16 };
+/// Generates the CUDA source for heads of `head_dim` features on a card of compute capability
+/// `capability` (80 for 8.0).
+pub fn source(
+    head_dim: usize,
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<Source, CompilationError> {
+    let lengths = FlashLengthsCompilationArg {
+        heads: (),
+        kv_heads: (),
+        group: (),
+        slots: (),
+        max_len: (),
+        window: (),
+    };
+    let config = FlashConfig {
+        head_dim,
+        bf16: dtype == ActivationDtype::BF16,
+    };
     if capability == WGMMA_CAPABILITY {
         let kernel = wgmma::flash_wgmma::FlashWgmma::new(
             settings(wgmma::THREADS, ExecutionMode::Unchecked),

@@ -1,16 +1,17 @@
 //! The kernel of `wgmma`, for compute capability 9.0.
 
 use super::config::{FlashConfig, FlashLengths, TileRows};
+use super::pipeline::{ATOM_ROW, Memory, STAGES, produce, release};
 use super::softmax::{Softmax, exponentials, mask, probabilities, write};
 use super::tiles::TILE_ROWS;
 use cubecl::prelude::*;
 use marlin_kernels::overlap::start_next_and_wait;
 use marlin_kernels::ptx::{
-    F4, U4, bar_sync, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, global_address_mut, lane, mbarrier_arrive,
-    mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, prefetch_tensormap, setmaxnreg_dec,
-    setmaxnreg_inc, shared_address, st_shared_16, tensormap_address, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare,
-    wgmma_declare_shared, wgmma_descriptor, wgmma_descriptor_transposed, wgmma_fence, wgmma_more, wgmma_scale, wgmma_shared, wgmma_sum,
-    wgmma_transposed, wgmma_wait_group,
+    F4, U4, bar_sync, elect_sync, fence_proxy_async, global_address_mut, lane, mbarrier_init,
+    mbarrier_wait_parity_warp, setmaxnreg_dec, setmaxnreg_inc, shared_address, st_shared_16,
+    tensormap_address, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare,
+    wgmma_declare_shared, wgmma_descriptor, wgmma_descriptor_transposed, wgmma_fence, wgmma_more,
+    wgmma_scale, wgmma_shared, wgmma_sum, wgmma_transposed, wgmma_wait_group,
 };
 
 /// Warps that multiply: two warpgroups of 64 rows.
@@ -19,50 +20,15 @@ const WARPS: usize = TILE_ROWS / 16;
 pub(super) const THREADS: usize = 32 * WARPS + 128;
 /// Number of the named barrier of the warps that multiply.
 const CONSUMERS: usize = 1;
-/// Stages of keys, and of values.
-const STAGES: usize = 2;
-/// Features of a row that lie together in shared memory, in 128 bytes.
-const ATOM: usize = 64;
-/// Bytes of those.
-const ATOM_ROW: usize = 2 * ATOM;
-/// Registers of the thread that copies, and of those that multiply: together three times the 168 that three warpgroups start with.
+/// Registers of the thread that copies, and of those that multiply: together three times the 168
+/// that three warpgroups start with.
 const PRODUCER_REGISTERS: usize = 24;
 const CONSUMER_REGISTERS: usize = 240;
 
 impl FlashConfig {
-    /// Positions of keys and values in a stage.
-    pub(super) const fn stage_keys(&self) -> usize {
-        if self.head_dim <= 128 { 128 } else { 64 }
-    }
-
     /// Accumulators of a warp's scores, of eight positions each.
     const fn stage_scores(&self) -> usize {
         self.stage_keys() / 8
-    }
-
-    /// Atoms of a row.
-    const fn atoms(&self) -> usize {
-        self.head_dim.div_ceil(ATOM)
-    }
-
-    /// Bytes of an atom of all queries.
-    const fn query_atom(&self) -> usize {
-        TILE_ROWS * ATOM_ROW
-    }
-
-    /// Bytes of an atom of a stage.
-    const fn key_atom(&self) -> usize {
-        self.stage_keys() * ATOM_ROW
-    }
-
-    /// Bytes of a stage, of keys or of values.
-    const fn stage(&self) -> usize {
-        self.atoms() * self.key_atom()
-    }
-
-    /// Bytes of shared memory without the barriers: queries, stages of keys, stages of values.
-    const fn tiles_bytes(&self) -> usize {
-        self.atoms() * self.query_atom() + 2 * STAGES * self.stage()
     }
 
     /// The first register of the outputs' sums, after those of the scores.
@@ -71,30 +37,8 @@ impl FlashConfig {
     }
 }
 
-/// Shared addresses of a block.
-#[derive(CubeType, Clone, Copy)]
-struct Memory {
-    queries: u32,
-    keys: u32,
-    values: u32,
-    /// The barrier of the queries, then `full` and `empty` of every stage of keys, and of values.
-    barriers: u32,
-}
-
-#[cube]
-impl Memory {
-    /// The barrier `full` of a stage of keys, which `empty` follows.
-    fn keys_full(&self, stage: u32) -> u32 {
-        self.barriers + 16 + stage * 16
-    }
-
-    /// The barrier `full` of a stage of values, which `empty` follows.
-    fn values_full(&self, stage: u32) -> u32 {
-        self.barriers + comptime!(16 + 16 * STAGES as u32) + stage * 16
-    }
-}
-
-/// out = softmax(q kᵀ / sqrt(head_dim)) v for one tile and one query head: see the module. The grid is heads by tiles.
+/// out = softmax(q kᵀ / sqrt(head_dim)) v for one tile and one query head: see the module. The grid
+/// is heads by tiles.
 #[cube(launch_unchecked)]
 pub(super) fn flash_wgmma<F: Float>(
     queries: TensorMap<F, Tiled>,
@@ -122,7 +66,10 @@ pub(super) fn flash_wgmma<F: Float>(
         values: keys_start + comptime!((STAGES * config.stage()) as u32),
         barriers: shared_address::<u64>(&barriers),
     };
-    let (keys, values) = (tensormap_address::<F>(&keys), tensormap_address::<F>(&values));
+    let (keys, values) = (
+        tensormap_address::<F>(&keys),
+        tensormap_address::<F>(&values),
+    );
     // Broadcast from lane 0: the compiler then knows that it is uniform in a warp.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if warp == 0 && elect_sync() {
@@ -138,7 +85,15 @@ pub(super) fn flash_wgmma<F: Float>(
     if warp >= comptime!(WARPS as u32) {
         setmaxnreg_dec(PRODUCER_REGISTERS);
         if warp == comptime!(WARPS as u32) && elect_sync() {
-            produce(tensormap_address::<F>(&queries), keys, values, &tile, &memory, &lengths, config);
+            produce(
+                tensormap_address::<F>(&queries),
+                keys,
+                values,
+                &tile,
+                &memory,
+                &lengths,
+                config,
+            );
         }
         terminate!();
     }
@@ -152,7 +107,10 @@ pub(super) fn flash_wgmma<F: Float>(
     }
 
     let warp_row = warp * 16;
-    let query_rows = wgmma_descriptor(plane_broadcast(memory.queries + warp / 4 * comptime!(TILE_ROWS as u32 / 2 * ATOM_ROW as u32), 0u32));
+    let query_rows = wgmma_descriptor(plane_broadcast(
+        memory.queries + warp / 4 * comptime!(TILE_ROWS as u32 / 2 * ATOM_ROW as u32),
+        0u32,
+    ));
     let end = tile.end();
     let mut first = tile.first_key(&lengths, comptime!(config.stage_keys() as u32));
     let mut softmax = Softmax::new();
@@ -166,7 +124,15 @@ pub(super) fn flash_wgmma<F: Float>(
     multiply_keys(query_rows, memory.keys, config);
     wgmma_wait_group(0usize);
     release(memory.keys_full(0u32.runtime()));
-    let _factors = take_scores(&mut scores, &mut softmax, &tile, warp_row, first, &lengths, config);
+    let _factors = take_scores(
+        &mut scores,
+        &mut softmax,
+        &tile,
+        warp_row,
+        first,
+        &lengths,
+        config,
+    );
     round(&scores, &mut exponents, config);
     first += comptime!(config.stage_keys() as u32);
 
@@ -174,19 +140,39 @@ pub(super) fn flash_wgmma<F: Float>(
         let (stage, parity) = (number % 2, number / 2 % 2);
         let next = number + 1;
         let (next_stage, next_parity) = (next % 2, next / 2 % 2);
-        // The products of the next keys run before those of these values, so that their softmax runs beside the latter.
+        // The products of the next keys run before those of these values, so that their softmax
+        // runs beside the latter.
         mbarrier_wait_parity_warp(memory.keys_full(next_stage), next_parity);
-        multiply_keys(query_rows, memory.keys + next_stage * comptime!(config.stage() as u32), config);
+        multiply_keys(
+            query_rows,
+            memory.keys + next_stage * comptime!(config.stage() as u32),
+            config,
+        );
         mbarrier_wait_parity_warp(memory.values_full(stage), parity);
-        multiply_values(&exponents, memory.values + stage * comptime!(config.stage() as u32), config);
+        multiply_values(
+            &exponents,
+            memory.values + stage * comptime!(config.stage() as u32),
+            config,
+        );
         wgmma_wait_group(1usize);
         release(memory.keys_full(next_stage));
-        let factors = take_scores(&mut scores, &mut softmax, &tile, warp_row, first, &lengths, config);
+        let factors = take_scores(
+            &mut scores,
+            &mut softmax,
+            &tile,
+            warp_row,
+            first,
+            &lengths,
+            config,
+        );
         wgmma_wait_group(0usize);
         release(memory.values_full(stage));
         #[unroll]
         for i in 0..comptime!(config.head_dim / 2) {
-            wgmma_scale(comptime!(config.first_sum() + i), factors.extract(comptime!(i % 4)));
+            wgmma_scale(
+                comptime!(config.first_sum() + i),
+                factors.extract(comptime!(i % 4)),
+            );
         }
         round(&scores, &mut exponents, config);
         first += comptime!(config.stage_keys() as u32);
@@ -195,71 +181,24 @@ pub(super) fn flash_wgmma<F: Float>(
 
     let stage = memory.values + number % 2 * comptime!(config.stage() as u32);
     mbarrier_wait_parity_warp(memory.values_full(number % 2), number / 2 % 2);
-    clear_past(stage, end + comptime!(config.stage_keys() as u32) - first, config);
+    clear_past(
+        stage,
+        end + comptime!(config.stage_keys() as u32) - first,
+        config,
+    );
     multiply_values(&exponents, stage, config);
     wgmma_wait_group(0usize);
     let mut sums = Array::<F4>::new(comptime!(config.head_dim / 8));
-    read(&mut sums, comptime!(config.first_sum()), comptime!(config.head_dim / 8));
+    read(
+        &mut sums,
+        comptime!(config.first_sum()),
+        comptime!(config.head_dim / 8),
+    );
     let stride = lengths.heads * comptime!(config.head_bytes() as u32);
     let out = global_address_mut::<F>(out)
         + u64::cast_from(tile.first) * u64::cast_from(stride)
         + u64::cast_from(CUBE_POS_X * comptime!(config.head_bytes() as u32));
     write(&sums, &softmax, out, warp_row, tile.count, stride, config);
-}
-
-/// The thread that copies: the queries, then stage after stage of keys and values.
-#[cube]
-fn produce(
-    queries: u64,
-    keys: u64,
-    values: u64,
-    tile: &TileRows,
-    memory: &Memory,
-    lengths: &FlashLengths,
-    #[comptime] config: FlashConfig,
-) {
-    prefetch_tensormap(queries);
-    prefetch_tensormap(keys);
-    prefetch_tensormap(values);
-    mbarrier_arrive_expect_tx(memory.barriers, comptime!((config.atoms() * config.query_atom()) as u32).runtime());
-    let column = CUBE_POS_X * comptime!(config.head_dim as u32);
-    #[unroll]
-    for atom in 0..comptime!(config.atoms() as u32) {
-        let to = memory.queries + comptime!(atom * config.query_atom() as u32);
-        cp_async_bulk_tensor_2d(to, queries, column + comptime!(atom * ATOM as u32), tile.first, memory.barriers);
-    }
-    let row = (tile.slot * lengths.kv_heads + CUBE_POS_X / lengths.group) * lengths.max_len;
-    let end = tile.end();
-    let mut first = tile.first_key(lengths, comptime!(config.stage_keys() as u32));
-    let mut number = 0u32.runtime();
-    while first < end {
-        // The phase before a barrier's first counts as complete: the stages as empty.
-        let (stage, parity) = (number % 2, (number / 2 + 1) % 2);
-        copy_stage(memory.keys, keys, memory.keys_full(stage), row + first, stage, parity, config);
-        copy_stage(memory.values, values, memory.values_full(stage), row + first, stage, parity, config);
-        first += comptime!(config.stage_keys() as u32);
-        number += 1;
-    }
-}
-
-/// Copies a stage of the cache from row `row` on, once it is empty. What is past the cache becomes zeros.
-#[cube]
-fn copy_stage(stages: u32, map: u64, full: u32, row: u32, stage: u32, parity: u32, #[comptime] config: FlashConfig) {
-    mbarrier_wait_parity(full + 8, parity);
-    mbarrier_arrive_expect_tx(full, comptime!(config.stage() as u32).runtime());
-    #[unroll]
-    for atom in 0..comptime!(config.atoms() as u32) {
-        let to = stages + stage * comptime!(config.stage() as u32) + comptime!(atom * config.key_atom() as u32);
-        cp_async_bulk_tensor_2d(to, map, comptime!(atom * ATOM as u32).runtime(), row, full);
-    }
-}
-
-/// A warp is done with the stage whose barrier `full` this is.
-#[cube]
-fn release(full: u32) {
-    if lane() == 0 {
-        mbarrier_arrive(full + 8);
-    }
 }
 
 /// Starts the products of a warpgroup's queries with a stage of keys.
@@ -273,7 +212,13 @@ fn multiply_keys(queries: u32, keys: u32, #[comptime] config: FlashConfig) {
         let (atom, in_atom) = comptime!(((step / 4) as u32, (step % 4 * 2) as u32));
         let a = queries + comptime!(atom * (config.query_atom() / 16) as u32 + in_atom);
         wgmma_b(keys + comptime!(atom * (config.key_atom() / 16) as u32 + in_atom));
-        wgmma_shared(a, 0usize, comptime!(config.stage_keys()), comptime!(step == 0), config.bf16);
+        wgmma_shared(
+            a,
+            0usize,
+            comptime!(config.stage_keys()),
+            comptime!(step == 0),
+            config.bf16,
+        );
     }
     wgmma_commit_group();
 }
@@ -281,17 +226,24 @@ fn multiply_keys(queries: u32, keys: u32, #[comptime] config: FlashConfig) {
 /// Starts the products of the exponentials with a stage of values.
 #[cube]
 fn multiply_values(exponents: &Array<U4>, values: u32, #[comptime] config: FlashConfig) {
-    let values = wgmma_descriptor_transposed(plane_broadcast(values, 0u32), comptime!(config.key_atom()));
+    let values =
+        wgmma_descriptor_transposed(plane_broadcast(values, 0u32), comptime!(config.key_atom()));
     wgmma_fence();
     #[unroll]
     for step in 0..comptime!(config.stage_keys() / 16) {
         wgmma_b(values + comptime!((step * 16 * ATOM_ROW / 16) as u32));
-        wgmma_transposed(exponents[step], comptime!(config.first_sum()), config.head_dim, config.bf16);
+        wgmma_transposed(
+            exponents[step],
+            comptime!(config.first_sum()),
+            config.head_dim,
+            config.bf16,
+        );
     }
     wgmma_commit_group();
 }
 
-/// Reads the scores of the stage at position `first`, masks them, and replaces them by their exponentials. Returns the factors of the sums so far.
+/// Reads the scores of the stage at position `first`, masks them, and replaces them by their
+/// exponentials. Returns the factors of the sums so far.
 #[cube]
 fn take_scores(
     scores: &mut Array<F4>,
@@ -305,8 +257,15 @@ fn take_scores(
     read(scores, 0usize, comptime!(config.stage_scores()));
     // Only at the diagonal and at the start of the window.
     let row = tile.position + warp_row;
-    if first + comptime!(config.stage_keys() as u32) > row + 1 || row + 15 - first >= lengths.window {
-        mask(scores, row + lane() / 4, first + lane() % 4 * 2, lengths.window, comptime!(config.stage_scores()));
+    if first + comptime!(config.stage_keys() as u32) > row + 1 || row + 15 - first >= lengths.window
+    {
+        mask(
+            scores,
+            row + lane() / 4,
+            first + lane() % 4 * 2,
+            lengths.window,
+            comptime!(config.stage_scores()),
+        );
     }
     exponentials(scores, softmax, comptime!(config.stage_scores()), config)
 }
@@ -334,7 +293,8 @@ fn round(scores: &Array<F4>, exponents: &mut Array<U4>, #[comptime] config: Flas
     }
 }
 
-/// Clears the rows of a stage from `rows` on: the cache may hold anything there, and 0 times NaN is NaN.
+/// Clears the rows of a stage from `rows` on: the cache may hold anything there, and 0 times NaN is
+/// NaN.
 #[cube]
 fn clear_past(stage: u32, rows: u32, #[comptime] config: FlashConfig) {
     if rows < comptime!(config.stage_keys() as u32) {
@@ -342,7 +302,10 @@ fn clear_past(stage: u32, rows: u32, #[comptime] config: FlashConfig) {
         while vector < comptime!((config.key_atom() / 16) as u32) {
             #[unroll]
             for atom in 0..comptime!(config.atoms() as u32) {
-                st_shared_16(stage + comptime!(atom * config.key_atom() as u32) + vector * 16, U4::new(0u32));
+                st_shared_16(
+                    stage + comptime!(atom * config.key_atom() as u32) + vector * 16,
+                    U4::new(0u32),
+                );
             }
             vector += comptime!(32 * WARPS as u32);
         }

@@ -18,8 +18,9 @@ const LIMB: u64 = (1 << LIMB_BITS) - 1;
 
 /// Sums of 64 bits by bin, and the bin that a search ends in.
 ///
-/// A sum lies in words of 32 bits because atomics of 64 bits in shared memory are slow: in two with a carry, or with a loose compiler in three
-/// without. With carries, Vulkan on an H200 kept fewer tokens for top-p than the host.
+/// A sum lies in words of 32 bits because atomics of 64 bits in shared memory are slow: in two with
+/// a carry, or with a loose compiler in three without. With carries, Vulkan on an H200 kept fewer
+/// tokens for top-p than the host.
 #[derive(CubeType)]
 pub(super) struct Bins {
     low: Shared<[Atomic<u32>]>,
@@ -91,16 +92,26 @@ impl Bins {
     }
 
     fn get(&self, bin: usize) -> u64 {
-        let (low, high) = (u64::cast_from(self.low[bin].load()), u64::cast_from(self.high[bin].load()));
+        let (low, high) = (
+            u64::cast_from(self.low[bin].load()),
+            u64::cast_from(self.high[bin].load()),
+        );
         if comptime!(self.is_loose) {
-            low + (u64::cast_from(self.middle[bin].load()) << LIMB_BITS) + (high << comptime!(2 * LIMB_BITS))
+            low + (u64::cast_from(self.middle[bin].load()) << LIMB_BITS)
+                + (high << comptime!(2 * LIMB_BITS))
         } else {
             (high << 32) | low
         }
     }
 
-    /// The bin at which the sum of all up to it reaches `target`, or the total where that is less. There must be a sum above 0.
-    pub fn find(&mut self, target: u64, sums: &mut SharedValues, #[comptime] units: usize) -> Found {
+    /// The bin at which the sum of all up to it reaches `target`, or the total where that is less.
+    /// There must be a sum above 0.
+    pub fn find(
+        &mut self,
+        target: u64,
+        sums: &mut SharedValues,
+        #[comptime] units: usize,
+    ) -> Found {
         sync_cube();
         let each = comptime!(BINS / units);
         let first = UNIT_POS_X as usize * each;
@@ -124,13 +135,23 @@ impl Bins {
             self.found.set(2usize, sum);
         }
         sync_cube();
-        Found { bin: self.found.get(0usize), before: self.found.get(1usize), through: self.found.get(2usize), total }
+        Found {
+            bin: self.found.get(0usize),
+            before: self.found.get(1usize),
+            through: self.found.get(2usize),
+            total,
+        }
     }
 }
 
-/// The sums of the values of all units up to this one, and of all. `sums` has room for two values a unit.
+/// The sums of the values of all units up to this one, and of all. `sums` has room for two values a
+/// unit.
 #[cube]
-pub(super) fn prefix_sum(value: u64, sums: &mut SharedValues, #[comptime] units: usize) -> (u64, u64) {
+pub(super) fn prefix_sum(
+    value: u64,
+    sums: &mut SharedValues,
+    #[comptime] units: usize,
+) -> (u64, u64) {
     let unit = UNIT_POS_X as usize;
     let mut sum = value;
     // Every turn reads one half and writes the other.

@@ -1,13 +1,18 @@
-//! Top-k, top-p and min-p: the last token that they keep, in the order from the most likely to the least.
+//! Top-k, top-p and min-p: the last token that they keep, in the order from the most likely to the
+//! least.
 //!
-//! Tokens are ordered by place: how far the key of their logit is below the largest, then the token, in one integer. A token counts 1 for
-//! top-k, and for top-p its probability as an integer. The last token kept is the first at which the sum of all up to it reaches k, or p of
-//! the whole. It is found some bits of the place at a time: sums of tokens by these bits, the bits at which the sum is reached, and again
-//! with the next bits among the tokens that have them. Sums of integers are the same in any order. What min-p keeps follows from the largest logit alone:
-//! a probability of at least p times the largest is a logit of at least the largest + temperature * ln p.
+//! Tokens are ordered by place: how far the key of their logit is below the largest, then the
+//! token, in one integer. A token counts 1 for top-k, and for top-p its probability as an integer.
+//! The last token kept is the first at which the sum of all up to it reaches k, or p of the whole.
+//! It is found some bits of the place at a time: sums of tokens by these bits, the bits at which
+//! the sum is reached, and again with the next bits among the tokens that have them. Sums of
+//! integers are the same in any order. What min-p keeps follows from the largest logit alone: a
+//! probability of at least p times the largest is a logit of at least the largest + temperature *
+//! ln p.
 //!
-//! Blocks that cannot have kept tokens are skipped: each of k blocks has a token at least as likely as the least likely of the blocks' best tokens, and tokens
-//! whose probabilities add up to less than 1 - p are past the end. So the shortlist of most rows has few blocks.
+//! Blocks that cannot have kept tokens are skipped: each of k blocks has a token at least as likely
+//! as the least likely of the blocks' best tokens, and tokens whose probabilities add up to less
+//! than 1 - p are past the end. So the shortlist of most rows has few blocks.
 
 use super::bins::{BINS, Bins, DIGIT_BITS, FOUND, prefix_sum};
 use super::floats::{SharedValues, SharedWords};
@@ -61,7 +66,10 @@ pub(super) struct Shortlist {
 impl Shortlist {
     /// Room for so many.
     pub fn new(#[comptime] blocks: usize, #[comptime] is_loose: bool) -> Self {
-        Shortlist { blocks: SharedWords::new(blocks, is_loose), length: Shared::<[Atomic<u32>]>::new_slice(1usize) }
+        Shortlist {
+            blocks: SharedWords::new(blocks, is_loose),
+            length: Shared::<[Atomic<u32>]>::new_slice(1usize),
+        }
     }
 
     /// The number of runs of four tokens.
@@ -83,7 +91,8 @@ impl Filter {
         let key = key(logit);
         let mut place = NOWHERE.runtime();
         if key != 0 && key != BROKEN {
-            place = (u64::cast_from(self.largest - key) << comptime!(TOKEN_BITS as u64)) | u64::cast_from(token);
+            place = (u64::cast_from(self.largest - key) << comptime!(TOKEN_BITS as u64))
+                | u64::cast_from(token);
         }
         place
     }
@@ -97,11 +106,21 @@ impl Filter {
     /// The largest key of a block; 0 where none of its tokens can be chosen.
     fn block(&self, records: &[u32], block: u32) -> u32 {
         let chunk_blocks = comptime!(CHUNK_BLOCKS as u32);
-        records[(self.record + block / chunk_blocks) as usize * RECORD + 2 + (block % chunk_blocks) as usize]
+        records[(self.record + block / chunk_blocks) as usize * RECORD
+            + 2
+            + (block % chunk_blocks) as usize]
     }
 
-    /// An upper bound of the distance of the `k` most likely tokens' keys from the largest key, from the keys of blocks only.
-    fn span_of_k(&self, k: u32, records: &[u32], bins: &mut Bins, sums: &mut SharedValues, #[comptime] units: usize) -> u32 {
+    /// An upper bound of the distance of the `k` most likely tokens' keys from the largest key,
+    /// from the keys of blocks only.
+    fn span_of_k(
+        &self,
+        k: u32,
+        records: &[u32],
+        bins: &mut Bins,
+        sums: &mut SharedValues,
+        #[comptime] units: usize,
+    ) -> u32 {
         let mut known = 0u64.runtime();
         let mut target = u64::cast_from(k);
         let mut unknown = 32u64.runtime();
@@ -115,7 +134,10 @@ impl Filter {
                 let key = self.block(records, block);
                 let distance = u64::cast_from(self.largest - key);
                 if key != 0 && distance >> unknown == known {
-                    bins.add((distance >> shift) & comptime!(BINS as u64 - 1), 1u64.runtime());
+                    bins.add(
+                        (distance >> shift) & comptime!(BINS as u64 - 1),
+                        1u64.runtime(),
+                    );
                 }
                 block += comptime!(units as u32);
             }
@@ -134,12 +156,15 @@ impl Filter {
         span
     }
 
-    /// An upper bound of the distance of the kept tokens' keys from the largest key, where the tokens past the last kept one have a mass of `rest`.
+    /// An upper bound of the distance of the kept tokens' keys from the largest key, where the
+    /// tokens past the last kept one have a mass of `rest`.
     fn span_of_rest(&self, rest: u64) -> u32 {
-        // Tokens of less mass than this are less than the rest, all together. Half of it leaves room for rounding.
+        // Tokens of less mass than this are less than the rest, all together. Half of it leaves
+        // room for rounding.
         let least = max(rest / u64::cast_from(self.logits.vocab) / 2, 1u64.runtime());
         let largest = value(self.largest);
-        let depth = comptime!(MASS_BITS as f32 * core::f32::consts::LN_2).runtime() - ln(f32::cast_from(least), &self.logits.floats);
+        let depth = comptime!(MASS_BITS as f32 * core::f32::consts::LN_2).runtime()
+            - ln(f32::cast_from(least), &self.logits.floats);
         let margin = max(largest, -largest) * 1e-6f32;
         self.largest - key(largest - depth * self.temperature - margin)
     }
@@ -148,13 +173,24 @@ impl Filter {
     fn span_of_min_p(&self, min_p: f32) -> u32 {
         let mut span = u32::MAX.runtime();
         if min_p >= MIN_MIN_P {
-            span = self.largest - key(fma(self.temperature, ln(min_p, &self.logits.floats), value(self.largest)));
+            span = self.largest
+                - key(fma(
+                    self.temperature,
+                    ln(min_p, &self.logits.floats),
+                    value(self.largest),
+                ));
         }
         span
     }
 
     /// Puts the blocks on the shortlist whose largest key is no more than `span` below the row's.
-    fn list(&self, span: u32, records: &[u32], shortlist: &mut Shortlist, #[comptime] units: usize) {
+    fn list(
+        &self,
+        span: u32,
+        records: &[u32],
+        shortlist: &mut Shortlist,
+        #[comptime] units: usize,
+    ) {
         sync_cube();
         if UNIT_POS_X == 0 {
             shortlist.length[0].store(0u32);
@@ -179,7 +215,8 @@ fn last_within(span: u32) -> u64 {
     ((u64::cast_from(span) + 1) << comptime!(TOKEN_BITS as u64)) - 1
 }
 
-/// The place of the last token that top-k, then top-p and then min-p keep. The shortlist then has all tokens up to it.
+/// The place of the last token that top-k, then top-p and then min-p keep. The shortlist then has
+/// all tokens up to it.
 #[cube]
 pub(super) fn last_kept<F: Float, N: Size>(
     filter: &Filter,
@@ -206,7 +243,20 @@ pub(super) fn last_kept<F: Float, N: Size>(
     }
     filter.list(span, records, shortlist, units);
     if top_k > 0 && top_k < filter.logits.vocab {
-        last = reach::<F, N>(filter, u64::cast_from(top_k), span, last, logits, bitmaps, &*shortlist, &mut bins, sums, false, lanes, units);
+        last = reach::<F, N>(
+            filter,
+            u64::cast_from(top_k),
+            span,
+            last,
+            logits,
+            bitmaps,
+            &*shortlist,
+            &mut bins,
+            sums,
+            false,
+            lanes,
+            units,
+        );
     }
     if top_p < 1.0f32 {
         let mut own = 0u64.runtime();
@@ -230,13 +280,26 @@ pub(super) fn last_kept<F: Float, N: Size>(
         let target = max(fraction(total, top_p), 1u64.runtime());
         span = min(min(span, likely), filter.span_of_rest(total - target));
         filter.list(span, records, shortlist, units);
-        last = reach::<F, N>(filter, target, span, last, logits, bitmaps, &*shortlist, &mut bins, sums, true, lanes, units);
+        last = reach::<F, N>(
+            filter,
+            target,
+            span,
+            last,
+            logits,
+            bitmaps,
+            &*shortlist,
+            &mut bins,
+            sums,
+            true,
+            lanes,
+            units,
+        );
     }
     min(last, last_within(likely))
 }
 
-/// The place of the first token at which the sum of all up to it reaches `target`: a number of tokens, or a mass. Tokens past `end` or
-/// more than `span` below the largest are not looked at.
+/// The place of the first token at which the sum of all up to it reaches `target`: a number of
+/// tokens, or a mass. Tokens past `end` or more than `span` below the largest are not looked at.
 #[cube]
 fn reach<F: Float, N: Size>(
     filter: &Filter,
@@ -254,7 +317,8 @@ fn reach<F: Float, N: Size>(
 ) -> u64 {
     let token_bits = comptime!(TOKEN_BITS as u64);
     let end = min(end, last_within(span));
-    // The bits of the place that are known, how many are not, and what is left to reach among places with those bits.
+    // The bits of the place that are known, how many are not, and what is left to reach among
+    // places with those bits.
     let mut known = 0u64.runtime();
     let mut unknown = u64::cast_from(32 - span.leading_zeros()) + token_bits;
     let mut left = target;
@@ -292,7 +356,9 @@ fn reach<F: Float, N: Size>(
         if by_mass {
             each = 0u64.runtime();
             if unknown <= token_bits {
-                each = filter.mass(value(filter.largest - u32::cast_from(known >> (token_bits - unknown))));
+                each = filter.mass(value(
+                    filter.largest - u32::cast_from(known >> (token_bits - unknown)),
+                ));
             }
         }
         if left + each > found.through {

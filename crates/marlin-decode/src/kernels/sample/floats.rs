@@ -1,11 +1,14 @@
-//! Float arithmetic and shared memory under compilers that change them, for kernels that agree with the host to the last bit.
+//! Float arithmetic and shared memory under compilers that change them, for kernels that agree with
+//! the host to the last bit.
 
 use cubecl::prelude::*;
 
 /// Float arithmetic that rounds as it is written.
 ///
-/// A loose compiler, which is one of shaders, may take a quotient that is off by two and a half units in the last place (Vulkan, "Precision and
-/// Operation of SPIR-V Instructions"), make one operation of a product and a sum, and rearrange: 1 - (1 - x) is x. CubeCL 0.11.3 cannot forbid it.
+/// A loose compiler, which is one of shaders, may take a quotient that is off by two and a half
+/// units in the last place (Vulkan, "Precision and Operation of SPIR-V Instructions"), make one
+/// operation of a product and a sum, and rearrange: 1 - (1 - x) is x. CubeCL 0.11.3 cannot forbid
+/// it.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Floats {
     /// 0, a value that the compiler does not know.
@@ -19,12 +22,21 @@ pub(super) struct Floats {
 impl Floats {
     /// A value as it is: what is done with it is not rearranged with what it comes from.
     pub fn rounded(&self, value: f32) -> f32 {
-        if comptime!(self.is_loose) { f32::reinterpret(u32::reinterpret(value) ^ self.zero) } else { value }
+        if comptime!(self.is_loose) {
+            f32::reinterpret(u32::reinterpret(value) ^ self.zero)
+        } else {
+            value
+        }
     }
 
-    /// The quotient, rounded to the nearest. A loose one is 0 below the normal numbers; `b` is a normal number.
+    /// The quotient, rounded to the nearest. A loose one is 0 below the normal numbers; `b` is a
+    /// normal number.
     pub fn divide(&self, a: f32, b: f32) -> f32 {
-        if comptime!(self.is_loose) { quotient(a, b) } else { a / b }
+        if comptime!(self.is_loose) {
+            quotient(a, b)
+        } else {
+            a / b
+        }
     }
 }
 
@@ -44,14 +56,16 @@ fn quotient(a: f32, b: f32) -> f32 {
         if whole * denominator != numerator {
             digits |= 1u32;
         }
-        let mut exponent = i32::cast_from(a_exponent) - i32::cast_from((b_bits >> 23) & 0xffu32) + 127;
+        let mut exponent =
+            i32::cast_from(a_exponent) - i32::cast_from((b_bits >> 23) & 0xffu32) + 127;
         let mut dropped = 3u32.runtime();
         if digits < 0x0400_0000u32 {
             dropped = 2u32.runtime();
             exponent -= 1;
         }
         let kept = (digits + (1u32 << (dropped - 1)) - 1 + ((digits >> dropped) & 1u32)) >> dropped;
-        // The leading digit is the 1 that the exponent stands for; rounded up to 2^24, it goes over into it.
+        // The leading digit is the 1 that the exponent stands for; rounded up to 2^24, it goes over
+        // into it.
         let mut magnitude = (exponent << 23) + i32::cast_from(kept) - 0x0080_0000i32;
         if exponent < 1 {
             magnitude = 0i32.runtime();
@@ -66,8 +80,9 @@ fn quotient(a: f32, b: f32) -> f32 {
 
 /// Words that the units of a cube leave for each other.
 ///
-/// CubeCL 0.11.3 tells no compiler of SPIR-V that others see a plain store to shared memory (`NonPrivatePointer` of the Vulkan memory model): a loose
-/// one may keep a value in a register over barriers. Atomics are seen.
+/// CubeCL 0.11.3 tells no compiler of SPIR-V that others see a plain store to shared memory
+/// (`NonPrivatePointer` of the Vulkan memory model): a loose one may keep a value in a register
+/// over barriers. Atomics are seen.
 #[derive(CubeType)]
 pub(super) struct SharedWords {
     plain: Shared<[u32]>,
@@ -81,13 +96,21 @@ impl SharedWords {
     pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
         SharedWords {
             plain: Shared::<[u32]>::new_slice(comptime!(if is_loose { 1 } else { length })),
-            atomic: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { length } else { 1 })),
+            atomic: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose {
+                length
+            } else {
+                1
+            })),
             is_loose,
         }
     }
 
     pub fn get(&self, index: usize) -> u32 {
-        if comptime!(self.is_loose) { self.atomic[index].load() } else { self.plain[index] }
+        if comptime!(self.is_loose) {
+            self.atomic[index].load()
+        } else {
+            self.plain[index]
+        }
     }
 
     pub fn set(&mut self, index: usize, value: u32) {
@@ -114,14 +137,19 @@ impl SharedValues {
     pub fn new(#[comptime] length: usize, #[comptime] is_loose: bool) -> Self {
         SharedValues {
             plain: Shared::<[u64]>::new_slice(comptime!(if is_loose { 1 } else { length })),
-            halves: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose { 2 * length } else { 1 })),
+            halves: Shared::<[Atomic<u32>]>::new_slice(comptime!(if is_loose {
+                2 * length
+            } else {
+                1
+            })),
             is_loose,
         }
     }
 
     pub fn get(&self, index: usize) -> u64 {
         if comptime!(self.is_loose) {
-            (u64::cast_from(self.halves[2 * index + 1].load()) << 32) | u64::cast_from(self.halves[2 * index].load())
+            (u64::cast_from(self.halves[2 * index + 1].load()) << 32)
+                | u64::cast_from(self.halves[2 * index].load())
         } else {
             self.plain[index]
         }

@@ -42,13 +42,19 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
     let temperature = f32::reinterpret(state[words + comptime!(Row::TEMPERATURE)]);
     let top_p = f32::reinterpret(state[words + comptime!(Row::TOP_P)]);
     let min_p = f32::reinterpret(state[words + comptime!(Row::MIN_P)]);
-    let bitmap = u32::reinterpret(state[words + comptime!(Row::SLOT)]) * comptime!(BITMAPS as u32) * lengths.words;
+    let bitmap = u32::reinterpret(state[words + comptime!(Row::SLOT)])
+        * comptime!(BITMAPS as u32)
+        * lengths.words;
     let greedy = temperature < MIN_TEMPERATURE || top_k == 1;
     Options {
         position: state[words + comptime!(Row::POSITION)],
         seed: u32::reinterpret(state[words + comptime!(Row::SEED)]),
         temperature,
-        kept: Kept { top_k, top_p, min_p },
+        kept: Kept {
+            top_k,
+            top_p,
+            min_p,
+        },
         logits: Logits {
             first: row * lengths.vocab,
             vocab: lengths.vocab,
@@ -57,17 +63,22 @@ fn options(state: &[i32], row: u32, lengths: &Lengths, #[comptime] is_loose: boo
             suppresses: state[words + comptime!(Row::SUPPRESSES)] != 0,
             penalty: f32::reinterpret(state[words + comptime!(Row::REPETITION_PENALTY)]),
             // A vocabulary is far from 2^31 tokens.
-            floats: Floats { zero: lengths.vocab >> 31, is_loose },
+            floats: Floats {
+                zero: lengths.vocab >> 31,
+                is_loose,
+            },
         },
         greedy,
-        filtered: !greedy && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32 || min_p >= MIN_MIN_P),
+        filtered: !greedy
+            && ((top_k > 0 && top_k < lengths.vocab) || top_p < 1.0f32 || min_p >= MIN_MIN_P),
     }
 }
 
-/// Writes a chunk's record: [key, token] of its best token, then, where the row is filtered, the largest key of each of its blocks.
+/// Writes a chunk's record: [key, token] of its best token, then, where the row is filtered, the
+/// largest key of each of its blocks.
 ///
-/// The key is of the score, or of the logit where the row is greedy or filtered; it is 0 where no token can be chosen, [`BROKEN`] where a
-/// logit is. One cube a chunk of a row.
+/// The key is of the score, or of the logit where the row is greedy or filtered; it is 0 where no
+/// token can be chosen, [`BROKEN`] where a logit is. One cube a chunk of a row.
 #[cube(launch)]
 pub(super) fn score<F: Float, N: Size>(
     logits: &[Vector<F, N>],
@@ -90,7 +101,8 @@ pub(super) fn score<F: Float, N: Size>(
     }
     let fours = comptime!(CHUNK / 4);
     let mut best = SharedValues::new(fours, is_loose);
-    // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at the last.
+    // On the CPU cubes share this memory, and a unit goes on to the next cube while others are at
+    // the last.
     sync_cube();
 
     let random = !options.greedy && !options.filtered;
@@ -107,7 +119,8 @@ pub(super) fn score<F: Float, N: Size>(
         for j in 0..4usize {
             let mut score = four.extract(j);
             if random {
-                score = options.logits.floats.divide(score, options.temperature) + gumbel(words[j], &options.logits.floats);
+                score = options.logits.floats.divide(score, options.temperature)
+                    + gumbel(words[j], &options.logits.floats);
             }
             first = max(first, ranked(key(score), token + comptime!(j as u32)));
         }
@@ -121,7 +134,8 @@ pub(super) fn score<F: Float, N: Size>(
         if comptime!(distance == BLOCK / 4) && options.filtered {
             let mut block = UNIT_POS_X as usize;
             while block < CHUNK_BLOCKS {
-                records[CUBE_POS_X as usize * RECORD + 2 + block] = u32::cast_from(best.get(block * distance) >> 32);
+                records[CUBE_POS_X as usize * RECORD + 2 + block] =
+                    u32::cast_from(best.get(block * distance) >> 32);
                 block += units;
             }
             sync_cube();
@@ -185,7 +199,17 @@ pub(super) fn choose<F: Float, N: Size>(
             blocks: lengths.chunks * comptime!(CHUNK_BLOCKS as u32),
         };
         let mut shortlist = Shortlist::new(blocks, is_loose);
-        let last = last_kept::<F, N>(&filter, &options.kept, logits, &*bitmaps, records, &mut shortlist, &mut sums, lanes, units);
+        let last = last_kept::<F, N>(
+            &filter,
+            &options.kept,
+            logits,
+            &*bitmaps,
+            records,
+            &mut shortlist,
+            &mut sums,
+            lanes,
+            units,
+        );
 
         best = 0u64.runtime();
         let mut words = Array::<u32>::new(4usize);
@@ -199,7 +223,8 @@ pub(super) fn choose<F: Float, N: Size>(
                 let token = token + comptime!(j as u32);
                 if filter.place(four.extract(j), token) <= last {
                     let floats = &filter.logits.floats;
-                    let score = floats.divide(four.extract(j), options.temperature) + gumbel(words[j], floats);
+                    let score = floats.divide(four.extract(j), options.temperature)
+                        + gumbel(words[j], floats);
                     best = max(best, ranked(key(score), token));
                 }
             }

@@ -1,4 +1,5 @@
-//! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty, minus infinity for suppressed ones.
+//! A row's logits as the kernels read them: four tokens at a time, after the repetition penalty,
+//! minus infinity for suppressed ones.
 
 use super::floats::Floats;
 use cubecl::prelude::*;
@@ -26,8 +27,15 @@ pub(super) struct Logits {
 
 #[cube]
 impl Logits {
-    /// The logits of `token`, a multiple of 4, and of the three that follow; minus infinity for suppressed tokens and past the vocabulary.
-    pub fn four<F: Float, N: Size>(&self, logits: &[Vector<F, N>], bitmaps: &[u32], token: u32, #[comptime] lanes: usize) -> Four {
+    /// The logits of `token`, a multiple of 4, and of the three that follow; minus infinity for
+    /// suppressed tokens and past the vocabulary.
+    pub fn four<F: Float, N: Size>(
+        &self,
+        logits: &[Vector<F, N>],
+        bitmaps: &[u32],
+        token: u32,
+        #[comptime] lanes: usize,
+    ) -> Four {
         let never = f32::reinterpret(0xff80_0000u32.runtime());
         let mut four = Four::new(never);
         if token < self.vocab {
@@ -36,14 +44,24 @@ impl Logits {
                 let vector = logits[((self.first + token) / 4) as usize];
                 #[unroll]
                 for i in 0..4usize {
-                    four.insert(i, self.penalised(f32::cast_from(vector.extract(i)), word >> comptime!(i as u32)));
+                    four.insert(
+                        i,
+                        self.penalised(
+                            f32::cast_from(vector.extract(i)),
+                            word >> comptime!(i as u32),
+                        ),
+                    );
                 }
             } else {
                 #[unroll]
                 for i in 0..4usize {
                     if token + comptime!(i as u32) < self.vocab {
-                        let logit = logits[(self.first + token + comptime!(i as u32)) as usize].extract(0usize);
-                        four.insert(i, self.penalised(f32::cast_from(logit), word >> comptime!(i as u32)));
+                        let logit = logits[(self.first + token + comptime!(i as u32)) as usize]
+                            .extract(0usize);
+                        four.insert(
+                            i,
+                            self.penalised(f32::cast_from(logit), word >> comptime!(i as u32)),
+                        );
                     }
                 }
             }

@@ -1,12 +1,12 @@
-//! Arithmetic that rounds the same on every device: integers, single operations that [`Floats`] keeps apart, and multiply-adds that say so.
-//! `reference.rs` repeats it in Rust.
+//! Arithmetic that rounds the same on every device: integers, single operations that [`Floats`]
+//! keeps apart, and multiply-adds that say so. `reference.rs` repeats it in Rust.
 
 use super::floats::Floats;
 use super::{BROKEN, MASS_BITS};
 use cubecl::prelude::*;
 
-/// Orders values as unsigned integers: 0 for minus infinity, which is never chosen, [`BROKEN`] for NaN and plus infinity. Both zeros are
-/// equal.
+/// Orders values as unsigned integers: 0 for minus infinity, which is never chosen, [`BROKEN`] for
+/// NaN and plus infinity. Both zeros are equal.
 #[cube]
 pub(super) fn key(value: f32) -> u32 {
     let bits = u32::reinterpret(value);
@@ -54,7 +54,8 @@ pub(super) fn philox(words: &mut Array<u32>, counter: u32, position: u32, seed: 
 
 /// -ln(-ln(u)) of the u in (0, 1) that a random word stands for.
 ///
-/// The word stands for 1 - u, so that the noise of the likeliest tokens, whose u is close to 1, is fine.
+/// The word stands for 1 - u, so that the noise of the likeliest tokens, whose u is close to 1, is
+/// fine.
 #[cube]
 pub(super) fn gumbel(word: u32, floats: &Floats) -> f32 {
     let word = floats.rounded(f32::cast_from(word) + 0.5f32);
@@ -81,7 +82,11 @@ pub(super) fn ln(x: f32, floats: &Floats) -> f32 {
     sum = fma(z, sum, 1.0f32 / 5.0);
     sum = fma(z, sum, 1.0f32 / 3.0);
     sum = fma(z, sum, 1.0f32);
-    floats.rounded(fma(f32::cast_from(exponent), core::f32::consts::LN_2, floats.rounded((s + s) * sum)))
+    floats.rounded(fma(
+        f32::cast_from(exponent),
+        core::f32::consts::LN_2,
+        floats.rounded((s + s) * sum),
+    ))
 }
 
 /// exp(x) for x up to 0, as an integer: 2^[`MASS_BITS`] for 0.

@@ -2,8 +2,8 @@ use super::{BLOCK, BROKEN, MASS_BITS, MIN_MIN_P, MIN_TEMPERATURE};
 use crate::kernels::{Row, RowState};
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// The bitmap of the tokens that occur in a prompt, as [`sample`](super::sample) reads a slot's: bit `token % 32` of word `token / 32`. Tokens
-/// past the vocabulary are left out.
+/// The bitmap of the tokens that occur in a prompt, as [`sample`](super::sample) reads a slot's:
+/// bit `token % 32` of word `token / 32`. Tokens past the vocabulary are left out.
 pub fn bitmap(tokens: &[u32], vocab: usize) -> Vec<u32> {
     let mut words = vec![0; vocab.div_ceil(BLOCK)];
     for &token in tokens.iter().filter(|&&token| (token as usize) < vocab) {
@@ -12,12 +12,22 @@ pub fn bitmap(tokens: &[u32], vocab: usize) -> Vec<u32> {
     words
 }
 
-/// Chooses a row's next token on the host: the token that [`sample`](super::sample) chooses, and the same new state.
+/// Chooses a row's next token on the host: the token that [`sample`](super::sample) chooses, and
+/// the same new state.
 ///
-/// `logits` are the row's, `seen` and `suppressed` the bitmaps of its slot, `max_len` the positions of the window. A row that is not at a position stays
-/// as it is. A bitmap that is too short says of the tokens past it that they did not occur, or are not suppressed.
-pub fn sample_host(logits: &[f32], row: &mut Row, seen: &mut [u32], suppressed: &[u32], max_len: u32) {
-    let RowState::At(position) = row.state else { return };
+/// `logits` are the row's, `seen` and `suppressed` the bitmaps of its slot, `max_len` the positions
+/// of the window. A row that is not at a position stays as it is. A bitmap that is too short says
+/// of the tokens past it that they did not occur, or are not suppressed.
+pub fn sample_host(
+    logits: &[f32],
+    row: &mut Row,
+    seen: &mut [u32],
+    suppressed: &[u32],
+    max_len: u32,
+) {
+    let RowState::At(position) = row.state else {
+        return;
+    };
     let suppressed = if row.suppresses { suppressed } else { &[] };
     let Some(token) = choose(logits, row, position, [seen, suppressed]) else {
         row.state = RowState::Failed;
@@ -25,7 +35,11 @@ pub fn sample_host(logits: &[f32], row: &mut Row, seen: &mut [u32], suppressed: 
     };
     mark(seen, token);
     row.token = token;
-    row.state = if position + 1 < max_len { RowState::At(position + 1) } else { RowState::WindowFull };
+    row.state = if position + 1 < max_len {
+        RowState::At(position + 1)
+    } else {
+        RowState::WindowFull
+    };
 }
 
 fn mark(words: &mut [u32], token: u32) {
@@ -46,29 +60,51 @@ fn choose(logits: &[f32], row: &Row, position: u32, bitmaps: [&[u32]; 2]) -> Opt
     let mut candidates = candidates(logits, row.repetition_penalty, bitmaps)?;
     let greedy = row.temperature < MIN_TEMPERATURE || row.top_k == 1;
     if greedy {
-        return largest(candidates.into_iter().map(|candidate| (candidate.key, candidate.token)));
+        return largest(
+            candidates
+                .into_iter()
+                .map(|candidate| (candidate.key, candidate.token)),
+        );
     }
     if row.top_k > 0 || row.top_p < 1.0 || row.min_p >= MIN_MIN_P {
         filter(&mut candidates, row);
     }
-    largest(candidates.into_iter().map(|Candidate { token, logit, .. }| {
-        let word = philox([token / 4, position, 0, 0], row.seed)[token as usize % 4];
-        (key(logit / row.temperature + gumbel(word)), token)
-    }))
+    largest(
+        candidates
+            .into_iter()
+            .map(|Candidate { token, logit, .. }| {
+                let word = philox([token / 4, position, 0, 0], row.seed)[token as usize % 4];
+                (key(logit / row.temperature + gumbel(word)), token)
+            }),
+    )
 }
 
-/// The token of the largest key, and of equal ones the lowest; `None` where there is none, or none can be chosen.
+/// The token of the largest key, and of equal ones the lowest; `None` where there is none, or none
+/// can be chosen.
 fn largest(keys: impl Iterator<Item = (u32, u32)>) -> Option<u32> {
     let best = keys.max_by_key(|&(key, token)| (key, std::cmp::Reverse(token)));
-    best.filter(|&(key, _)| key != 0 && key != BROKEN).map(|(_, token)| token)
+    best.filter(|&(key, _)| key != 0 && key != BROKEN)
+        .map(|(_, token)| token)
 }
 
-/// The tokens above minus infinity that are not suppressed, with their logits after the repetition penalty; `None` where such a logit is NaN or plus
-/// infinity.
-pub(super) fn candidates(logits: &[f32], penalty: f32, [seen, suppressed]: [&[u32]; 2]) -> Option<Vec<Candidate>> {
-    let is_marked = |words: &[u32], token: usize| words.get(token / BLOCK).is_some_and(|word| word >> (token % BLOCK) & 1 == 1);
+/// The tokens above minus infinity that are not suppressed, with their logits after the repetition
+/// penalty; `None` where such a logit is NaN or plus infinity.
+pub(super) fn candidates(
+    logits: &[f32],
+    penalty: f32,
+    [seen, suppressed]: [&[u32]; 2],
+) -> Option<Vec<Candidate>> {
+    let is_marked = |words: &[u32], token: usize| {
+        words
+            .get(token / BLOCK)
+            .is_some_and(|word| word >> (token % BLOCK) & 1 == 1)
+    };
     let mut candidates = Vec::with_capacity(logits.len());
-    for (token, &logit) in logits.iter().enumerate().filter(|&(token, _)| !is_marked(suppressed, token)) {
+    for (token, &logit) in logits
+        .iter()
+        .enumerate()
+        .filter(|&(token, _)| !is_marked(suppressed, token))
+    {
         let logit = match is_marked(seen, token) {
             true if logit > 0.0 => logit / penalty,
             true => logit * penalty,
@@ -77,7 +113,11 @@ pub(super) fn candidates(logits: &[f32], penalty: f32, [seen, suppressed]: [&[u3
         match key(logit) {
             BROKEN => return None,
             0 => {}
-            key => candidates.push(Candidate { token: token as u32, logit, key }),
+            key => candidates.push(Candidate {
+                token: token as u32,
+                logit,
+                key,
+            }),
         }
     }
     Some(candidates)
@@ -85,13 +125,17 @@ pub(super) fn candidates(logits: &[f32], penalty: f32, [seen, suppressed]: [&[u3
 
 /// Leaves the tokens that top-k, then top-p and then min-p keep, the most likely first.
 pub(super) fn filter(candidates: &mut Vec<Candidate>, row: &Row) {
-    candidates.sort_unstable_by_key(|candidate| (std::cmp::Reverse(candidate.key), candidate.token));
+    candidates
+        .sort_unstable_by_key(|candidate| (std::cmp::Reverse(candidate.key), candidate.token));
     if row.top_k > 0 {
         candidates.truncate(row.top_k as usize);
     }
-    let Some(&Candidate { logit: largest, .. }) = candidates.first() else { return };
+    let Some(&Candidate { logit: largest, .. }) = candidates.first() else {
+        return;
+    };
     if row.top_p < 1.0 {
-        let mass = |candidate: &Candidate| mass((candidate.logit - largest) * (1.0 / row.temperature));
+        let mass =
+            |candidate: &Candidate| mass((candidate.logit - largest) * (1.0 / row.temperature));
         let target = fraction(candidates.iter().map(mass).sum(), row.top_p);
         let mut sum = 0;
         let kept = candidates.iter().take_while(|candidate| {
@@ -128,9 +172,18 @@ fn key(value: f32) -> u32 {
 fn philox(mut counter: [u32; 4], seed: u32) -> [u32; 4] {
     let mut key = [seed, 0u32];
     for _ in 0..10 {
-        let [first, second] = [(0xd251_1f53, counter[0]), (0xcd9e_8d57, counter[2])].map(|(a, b): (u32, u32)| u64::from(a) * u64::from(b));
-        counter = [(second >> 32) as u32 ^ counter[1] ^ key[0], second as u32, (first >> 32) as u32 ^ counter[3] ^ key[1], first as u32];
-        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+        let [first, second] = [(0xd251_1f53, counter[0]), (0xcd9e_8d57, counter[2])]
+            .map(|(a, b): (u32, u32)| u64::from(a) * u64::from(b));
+        counter = [
+            (second >> 32) as u32 ^ counter[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ counter[3] ^ key[1],
+            first as u32,
+        ];
+        key = [
+            key[0].wrapping_add(0x9e37_79b9),
+            key[1].wrapping_add(0xbb67_ae85),
+        ];
     }
     counter
 }
@@ -138,7 +191,11 @@ fn philox(mut counter: [u32; 4], seed: u32) -> [u32; 4] {
 fn gumbel(word: u32) -> f32 {
     let rest = ((word as f32 + 0.5) * 2f32.powi(-32)).min(1.0 - 2f32.powi(-24));
     let u = 1.0 - rest;
-    let exponential = if u < 1.0 { -ln(u) * (rest / (1.0 - u)) } else { rest };
+    let exponential = if u < 1.0 {
+        -ln(u) * (rest / (1.0 - u))
+    } else {
+        rest
+    };
     -ln(exponential)
 }
 
@@ -148,7 +205,9 @@ fn ln(x: f32) -> f32 {
     let m = f32::from_bits((bits - (exponent << 23)) as u32);
     let s = (m - 1.0) / (m + 1.0);
     let z = s * s;
-    let sum = [1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0].into_iter().fold(1.0 / 9.0, |sum: f32, term| z.mul_add(sum, term));
+    let sum = [1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0]
+        .into_iter()
+        .fold(1.0 / 9.0, |sum: f32, term| z.mul_add(sum, term));
     (exponent as f32).mul_add(LN_2, (s + s) * sum)
 }
 
@@ -158,8 +217,18 @@ fn mass(x: f32) -> u64 {
     }
     let n = x.mul_add(LOG2_E, 0.5).floor();
     let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
-    let terms = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
-    let sum = terms.into_iter().fold(1.0 / 5040.0, |sum: f32, term| r.mul_add(sum, term));
+    let terms = [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    let sum = terms
+        .into_iter()
+        .fold(1.0 / 5040.0, |sum: f32, term| r.mul_add(sum, term));
     (sum * 2f32.powi(n as i32 + MASS_BITS)) as u64
 }
 

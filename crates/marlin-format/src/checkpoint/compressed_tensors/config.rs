@@ -12,8 +12,8 @@ const MARLIN_24: &str = "marlin-24";
 /// The class of layers that is quantised, by its name in PyTorch.
 const TARGET: &str = "Linear";
 
-/// The quantisation of the linear layers of a checkpoint to write, the layers that differ from it, and the layers left as floats.
-/// [`Quantization`](crate::checkpoint::Quantization) reads it again.
+/// The quantisation of the linear layers of a checkpoint to write, the layers that differ from it,
+/// and the layers left as floats. [`Quantization`](crate::checkpoint::Quantization) reads it again.
 #[derive(Debug, Clone)]
 pub struct QuantizationConfig {
     spec: QuantSpec,
@@ -25,27 +25,42 @@ pub struct QuantizationConfig {
 }
 
 impl QuantizationConfig {
-    /// All linear layers in `spec`, except those that `ignore` names, each entry of it a [`LayerPattern`].
+    /// All linear layers in `spec`, except those that `ignore` names, each entry of it a
+    /// [`LayerPattern`].
     ///
     /// # Errors
     /// [`ConfigError::Pattern`] for an expression that is none, or that looks around.
     pub fn new(spec: QuantSpec, ignore: Vec<String>) -> Result<Self, ConfigError> {
-        let ignore = ignore.into_iter().map(LayerPattern::new).collect::<Result<_, _>>()?;
-        Ok(Self { spec, ignore, act_order: false, format: PACK_QUANTIZED, others: Vec::new() })
+        let ignore = ignore
+            .into_iter()
+            .map(LayerPattern::new)
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            spec,
+            ignore,
+            act_order: false,
+            format: PACK_QUANTIZED,
+            others: Vec::new(),
+        })
     }
 
-    /// The same, with a declaration that layers have a `weight_g_idx` (`actorder` is `group`), which versions of the package before 0.19 require, and later ones and
-    /// vLLM refuse. Layers of one group a channel have none.
+    /// The same, with a declaration that layers have a `weight_g_idx` (`actorder` is `group`),
+    /// which versions of the package before 0.19 require, and later ones and vLLM refuse. Layers of
+    /// one group a channel have none.
     pub fn with_act_order(self, act_order: bool) -> Self {
         Self { act_order, ..self }
     }
 
     /// The same, with weights stored as `marlin-24`, two of every four values.
     pub fn as_marlin_24(self) -> Self {
-        Self { format: MARLIN_24, ..self }
+        Self {
+            format: MARLIN_24,
+            ..self
+        }
     }
 
-    /// The same, with the layers of these names quantised otherwise: a group of their own in the config.
+    /// The same, with the layers of these names quantised otherwise: a group of their own in the
+    /// config.
     pub fn with_layers(mut self, spec: QuantSpec, act_order: bool, names: Vec<String>) -> Self {
         self.others.push((spec, act_order, names));
         self
@@ -56,7 +71,10 @@ impl QuantizationConfig {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_ignored(mut self, entries: Vec<String>) -> Result<Self, ConfigError> {
-        let entries = entries.into_iter().map(LayerPattern::new).collect::<Result<Vec<_>, _>>()?;
+        let entries = entries
+            .into_iter()
+            .map(LayerPattern::new)
+            .collect::<Result<Vec<_>, _>>()?;
         self.ignore.extend(entries);
         Ok(self)
     }
@@ -84,9 +102,14 @@ impl QuantizationConfig {
     /// The `quantization_config` object.
     pub fn to_json(&self) -> Value {
         let first = (&self.spec, self.act_order, json!([TARGET]));
-        let others = self.others.iter().map(|(spec, act_order, names)| (spec, *act_order, json!(names)));
+        let others = self
+            .others
+            .iter()
+            .map(|(spec, act_order, names)| (spec, *act_order, json!(names)));
         let groups = std::iter::once(first).chain(others).enumerate();
-        let groups = groups.map(|(index, (spec, act_order, targets))| (format!("group_{index}"), group(spec, act_order, targets)));
+        let groups = groups.map(|(index, (spec, act_order, targets))| {
+            (format!("group_{index}"), group(spec, act_order, targets))
+        });
         json!({
             "quant_method": METHOD,
             "format": self.format,

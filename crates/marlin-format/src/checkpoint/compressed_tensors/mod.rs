@@ -1,7 +1,8 @@
 //! compressed-tensors, format `pack-quantized`: the weights that vLLM and llm-compressor write.
 //!
-//! One linear layer of K input and N output features, in G groups, is these tensors, each named `{layer}.{tensor}`; a word is an i32 of V
-//! values, eight of 4 bits or four of 8 bits, the first lowest:
+//! One linear layer of K input and N output features, in G groups, is these tensors, each named
+//! `{layer}.{tensor}`; a word is an i32 of V values, eight of 4 bits or four of 8 bits, the first
+//! lowest:
 //!
 //! | tensor | dtype | shape | holds |
 //! |---|---|---|---|
@@ -11,11 +12,14 @@
 //! | `weight_zero_point`, where not symmetric | i32 | `[ceil(N/V), G]` | z: value `i` of row `r` is output feature `V*r + i` |
 //! | `weight_g_idx`, where activation-ordered in more groups than one | i32 | `[K]` | the group of each input feature |
 //!
-//! The package's integers are signed; q and z are theirs plus 8 (4 bits) or 128 (8 bits), 0..=15 or 0..=255.
+//! The package's integers are signed; q and z are theirs plus 8 (4 bits) or 128 (8 bits), 0..=15 or
+//! 0..=255.
 //!
-//! Versions of the package before 0.19 read `weight_g_idx` (`actorder: group`); later ones, and vLLM, refuse it.
+//! Versions of the package before 0.19 read `weight_g_idx` (`actorder: group`); later ones, and
+//! vLLM, refuse it.
 //!
-//! Source: the `compressed-tensors` Python package, `compressors/quantized_compressors/pack_quantized.py`.
+//! Source: the `compressed-tensors` Python package,
+//! `compressors/quantized_compressors/pack_quantized.py`.
 
 mod config;
 mod pattern;
@@ -27,8 +31,8 @@ use rayon::prelude::*;
 
 use super::layer_tensors::LayerTensors;
 use super::packed::{
-    FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, natural_words, pack_columns, permuted_words, plain_words, transpose_into,
-    transposed, unpack_columns,
+    FileWords, PERMUTED_COLUMNS, TRANSPOSE_ROWS, ascending, natural_words, pack_columns,
+    permuted_words, plain_words, transpose_into, transposed, unpack_columns,
 };
 use super::{Checkpoint, CheckpointError, Dtype, TensorData, TensorSpec, groups};
 use crate::layout::PlainLayout;
@@ -48,13 +52,18 @@ pub fn contains(checkpoint: &Checkpoint, layer: &str) -> bool {
 
 /// Reads the weight of `layer`, such as `model.layers.0.mlp.up_proj`.
 ///
-/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config has. A `weight_g_idx` that is not the natural order of groups
-/// becomes a row permutation.
+/// The scale tensor's dtype counts, not `spec.scale_dtype`, which no config has. A `weight_g_idx`
+/// that is not the natural order of groups becomes a row permutation.
 ///
 /// # Errors
-/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values make no sense; and for zero points that are
-/// there where `spec` is symmetric, or absent where it is not.
-pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Result<PlainWeight, CheckpointError> {
+/// [`CheckpointError`] for tensors that are missing, of another dtype or shape, or whose values
+/// make no sense; and for zero points that are there where `spec` is symmetric, or absent where it
+/// is not.
+pub fn to_plain(
+    checkpoint: &Checkpoint,
+    layer: &str,
+    spec: &QuantSpec,
+) -> Result<PlainWeight, CheckpointError> {
     let tensors = LayerTensors::new(checkpoint, layer);
     let bits = spec.bits;
     let weight = tensors.get(PACKED)?;
@@ -62,7 +71,11 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
 
     let shape = tensors.get(SHAPE)?.expect_shape(&[2])?;
     let extents = shape.to_i64()?;
-    let [n, k] = [0, 1].map(|axis| extents.get(axis).and_then(|&extent| usize::try_from(extent).ok()));
+    let [n, k] = [0, 1].map(|axis| {
+        extents
+            .get(axis)
+            .and_then(|&extent| usize::try_from(extent).ok())
+    });
     let (Some(n), Some(k)) = (n, k) else {
         return Err(shape.bad_values(format!("it says [N, K] = {extents:?}")));
     };
@@ -89,15 +102,37 @@ pub fn to_plain(checkpoint: &Checkpoint, layer: &str, spec: &QuantSpec) -> Resul
     };
 
     let layout = PlainLayout::new(k, n, bits);
-    let words = unpack_words(tensors.buffer(&layout), &layout, weight.words()?, row_permutation.as_deref());
+    let words = unpack_words(
+        tensors.buffer(&layout),
+        &layout,
+        weight.words()?,
+        row_permutation.as_deref(),
+    );
     let spec = spec.with_scale_dtype(scales.dtype());
-    PlainWeight::new(PlainParts { k, n, spec, words, metadata: None, scales, zero_points, row_permutation }).map_err(invalid)
+    PlainWeight::new(PlainParts {
+        k,
+        n,
+        spec,
+        words,
+        metadata: None,
+        scales,
+        zero_points,
+        row_permutation,
+    })
+    .map_err(invalid)
 }
 
-/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares them before the weight is quantised.
+/// The tensors of `layer`, without their bytes, in the order of [`tensors_of`]: a writer declares
+/// them before the weight is quantised.
 ///
 /// `act_order` is true if the weight has a row permutation.
-pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order: bool) -> Vec<TensorSpec> {
+pub fn tensor_specs(
+    layer: &str,
+    k: usize,
+    n: usize,
+    spec: &QuantSpec,
+    act_order: bool,
+) -> Vec<TensorSpec> {
     let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
     let mut specs = vec![
         TensorSpec::new(name(layer, PACKED), Dtype::I32, [n, k.div_ceil(per_word)]),
@@ -105,7 +140,11 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order
         TensorSpec::new(name(layer, SHAPE), Dtype::I64, [2]),
     ];
     if spec.zero_points {
-        specs.push(TensorSpec::new(name(layer, ZERO_POINT), Dtype::I32, [n.div_ceil(per_word), groups]));
+        specs.push(TensorSpec::new(
+            name(layer, ZERO_POINT),
+            Dtype::I32,
+            [n.div_ceil(per_word), groups],
+        ));
     }
     if has_group_index(act_order, groups) {
         specs.push(TensorSpec::new(name(layer, GROUP_INDEX), Dtype::I32, [k]));
@@ -113,8 +152,9 @@ pub fn tensor_specs(layer: &str, k: usize, n: usize, spec: &QuantSpec, act_order
     specs
 }
 
-/// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with the rows in their natural order. A weight of one
-/// group has none: rows are all in it, in whatever order they were rounded.
+/// The tensors that hold `weight` as `layer`. A row permutation is written as `weight_g_idx`, with
+/// the rows in their natural order. A weight of one group has none: rows are all in it, in whatever
+/// order they were rounded.
 pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
     let weight = weight.to_dense();
     let (k, n, spec) = (weight.k(), weight.n(), weight.spec());
@@ -132,13 +172,19 @@ pub fn tensors_of(layer: &str, weight: &PlainWeight) -> Vec<TensorData> {
         bytemuck::cast_slice(&[n as i64, k as i64]).to_vec(),
     ];
     if let Some(zero_points) = weight.zero_points() {
-        bytes.push(bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec());
+        bytes.push(
+            bytemuck::cast_slice(&pack_zero_points(zero_points, n, groups, spec.bits)).to_vec(),
+        );
     }
     if let Some(permutation) = permutation.filter(|_| has_group_index(true, groups)) {
         bytes.push(bytemuck::cast_slice(&groups::group_index(permutation, spec.group)).to_vec());
     }
     let specs = tensor_specs(layer, k, n, &spec, permutation.is_some());
-    specs.into_iter().zip(bytes).map(|(spec, bytes)| TensorData { spec, bytes }).collect()
+    specs
+        .into_iter()
+        .zip(bytes)
+        .map(|(spec, bytes)| TensorData { spec, bytes })
+        .collect()
 }
 
 /// Returns true if a weight has a `weight_g_idx`.
@@ -150,8 +196,14 @@ fn name(layer: &str, tensor: &str) -> String {
     format!("{layer}.{tensor}")
 }
 
-/// Words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order of the permutation.
-fn unpack_words(words: Vec<u32>, layout: &PlainLayout, packed: &FileWords, permutation: Option<&[u32]>) -> Vec<u32> {
+/// Words `[N, ceil(K / values in a word)]` to [`PlainLayout`], with the rows in the order of the
+/// permutation.
+fn unpack_words(
+    words: Vec<u32>,
+    layout: &PlainLayout,
+    packed: &FileWords,
+    permutation: Option<&[u32]>,
+) -> Vec<u32> {
     let (n, rows, columns) = (layout.n, layout.rows(), layout.columns());
     // Both hold a run of rows of K in a word: only the words are transposed.
     match permutation {
@@ -160,7 +212,14 @@ fn unpack_words(words: Vec<u32>, layout: &PlainLayout, packed: &FileWords, permu
         }),
         Some(permutation) => permuted_words(words, layout, permutation, |column, lines| {
             let width = PERMUTED_COLUMNS.min(n - column);
-            transpose_into(&packed[column * rows..], [width, rows], 0, lines.as_flattened_mut(), PERMUTED_COLUMNS, u32::from_le_bytes);
+            transpose_into(
+                &packed[column * rows..],
+                [width, rows],
+                0,
+                lines.as_flattened_mut(),
+                PERMUTED_COLUMNS,
+                u32::from_le_bytes,
+            );
         }),
     }
 }
@@ -172,14 +231,32 @@ fn pack_words(weight: &PlainWeight) -> Vec<u32> {
     let words = natural_words(weight);
     let last_mask = layout.rows_mask(rows - 1);
     let mut packed = vec![0u32; n * rows];
-    packed.par_chunks_mut(TRANSPOSE_ROWS * rows).enumerate().for_each(|(block, lines)| {
-        transpose_into(&words, [rows, columns], TRANSPOSE_ROWS * block, lines, rows, |word| word);
-        lines.iter_mut().skip(rows - 1).step_by(rows).for_each(|word| *word &= last_mask);
-    });
+    packed
+        .par_chunks_mut(TRANSPOSE_ROWS * rows)
+        .enumerate()
+        .for_each(|(block, lines)| {
+            transpose_into(
+                &words,
+                [rows, columns],
+                TRANSPOSE_ROWS * block,
+                lines,
+                rows,
+                |word| word,
+            );
+            lines
+                .iter_mut()
+                .skip(rows - 1)
+                .step_by(rows)
+                .for_each(|word| *word &= last_mask);
+        });
     packed
 }
 
 /// Zero points `[G, N]` to words `[ceil(N / values in a word), G]`, packed along N.
 fn pack_zero_points(zero_points: &[u8], n: usize, groups: usize, bits: Bits) -> Vec<u32> {
-    transposed(&pack_columns(zero_points, n, bits), groups, n.div_ceil(bits.per_word()))
+    transposed(
+        &pack_columns(zero_points, n, bits),
+        groups,
+        n.div_ceil(bits.per_word()),
+    )
 }

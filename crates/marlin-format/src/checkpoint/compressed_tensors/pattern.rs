@@ -22,7 +22,10 @@ impl LayerPattern {
     pub fn new(entry: impl Into<String>) -> Result<Self, ConfigError> {
         let entry = entry.into();
         let compile = |pattern: &str| {
-            let invalid = |source| ConfigError::Pattern { pattern: pattern.into(), source: Box::new(source) };
+            let invalid = |source| ConfigError::Pattern {
+                pattern: pattern.into(),
+                source: Box::new(source),
+            };
             Regex::new(&format!("^(?:{pattern})")).map_err(invalid)
         };
         let regex = entry.strip_prefix(PREFIX).map(compile).transpose()?;

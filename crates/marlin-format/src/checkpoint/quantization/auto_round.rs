@@ -9,7 +9,8 @@
 //!
 //! The output head is quantised only where `extra_config` has it by its name.
 //!
-//! Sources: AutoRound `export/export_to_autoround/export.py`, `inference/{convert_model,backend,utils}.py`; vLLM `quantization/auto_round.py`.
+//! Sources: AutoRound `export/export_to_autoround/export.py`,
+//! `inference/{convert_model,backend,utils}.py`; vLLM `quantization/auto_round.py`.
 
 use serde_json::Value;
 
@@ -25,7 +26,10 @@ const FLOAT_BITS: i64 = 16;
 /// The rules of an AutoRound config.
 pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     for transform in ["rotation_config", "spinquant_config"] {
-        if let Some(found) = root.get(transform).filter(|found| **found != Value::Object(Default::default())) {
+        if let Some(found) = root
+            .get(transform)
+            .filter(|found| **found != Value::Object(Default::default()))
+        {
             return Err(root.unsupported(transform, "null: no rotated activations", found));
         }
     }
@@ -41,7 +45,15 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
         }
     }
     rules.push(Selector::OutputHead, LayerFormat::Float)?;
-    push_outside_blocks(&mut rules, root, &["block_name_to_quantize", "to_quant_block_names", "quant_block_list"])?;
+    push_outside_blocks(
+        &mut rules,
+        root,
+        &[
+            "block_name_to_quantize",
+            "to_quant_block_names",
+            "quant_block_list",
+        ],
+    )?;
     for (path, key, format) in matched {
         rules.push(Selector::Pattern(Pattern::anywhere(path, key)?), format)?;
     }
@@ -50,18 +62,33 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
 }
 
 fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
-    const PACKINGS: &str = "`auto_round:auto_gptq`, `auto_round:auto_awq`, `auto_round:gptqmodel` or `auto_round`";
-    if fields.integer("bits")?.is_some_and(|bits| bits >= FLOAT_BITS) {
+    const PACKINGS: &str =
+        "`auto_round:auto_gptq`, `auto_round:auto_awq`, `auto_round:gptqmodel` or `auto_round`";
+    if fields
+        .integer("bits")?
+        .is_some_and(|bits| bits >= FLOAT_BITS)
+    {
         return Ok(LayerFormat::Float);
     }
     if let Some(found) = fields.get("data_type").filter(|kind| **kind != "int") {
         return Err(fields.unsupported("data_type", "`int`", found));
     }
-    if let Some(bits) = fields.integer("act_bits")?.filter(|&bits| bits < FLOAT_BITS) {
-        return Err(fields.unsupported("act_bits", "16 or more: activations in 16 or 32 bits", &bits.into()));
+    if let Some(bits) = fields
+        .integer("act_bits")?
+        .filter(|&bits| bits < FLOAT_BITS)
+    {
+        return Err(fields.unsupported(
+            "act_bits",
+            "16 or more: activations in 16 or 32 bits",
+            &bits.into(),
+        ));
     }
     let symmetric = fields.boolean("sym")?.unwrap_or(true);
-    let spec = spec::spec(spec::bits(fields, &["bits"])?, spec::group_size(fields, &["group_size"])?, symmetric);
+    let spec = spec::spec(
+        spec::bits(fields, &["bits"])?,
+        spec::group_size(fields, &["group_size"])?,
+        symmetric,
+    );
     let version = match fields.text("packing_format")? {
         // For symmetric weights, versions 1 and 2 are the same.
         None if !symmetric => return Err(fields.missing("packing_format", PACKINGS)),
@@ -69,9 +96,14 @@ fn layer_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
         Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::V2,
         Some("auto_round:auto_awq" | "auto_round:awq") => {
             // Its packer writes zero points where weights are symmetric, too.
-            return spec::check_awq(fields, &["bits"], spec).map(|()| LayerFormat::Awq(spec.with_zero_points()));
+            return spec::check_awq(fields, &["bits"], spec)
+                .map(|()| LayerFormat::Awq(spec.with_zero_points()));
         }
         Some(found) => return Err(fields.unsupported("packing_format", PACKINGS, &found.into())),
     };
-    Ok(LayerFormat::Gptq(GptqFormat { spec, version, act_order: false }))
+    Ok(LayerFormat::Gptq(GptqFormat {
+        spec,
+        version,
+        act_order: false,
+    }))
 }

@@ -10,9 +10,11 @@
 //! | `quantization_status` | `compressed`, or as older files have it `frozen` |
 //! | `sparsity_config.format` | how float weights are stored: `dense`, or where nothing is quantised `sparse-24-bitmask`, which [`Checkpoint`](super::super::Checkpoint) reads |
 //!
-//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is ignored.
+//! A layer that no target names is not quantised. A `kv_cache_scheme` concerns no weight and is
+//! ignored.
 //!
-//! Source: the `compressed-tensors` Python package, `quantization/{quant_config,quant_scheme,quant_args}.py`, `utils/match.py`.
+//! Source: the `compressed-tensors` Python package,
+//! `quantization/{quant_config,quant_scheme,quant_args}.py`, `utils/match.py`.
 
 use std::collections::BTreeMap;
 
@@ -46,17 +48,30 @@ pub(super) fn rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
         rules.push(selector(root.path("ignore"), entry)?, LayerFormat::Float)?;
     }
 
-    let groups = root.object("config_groups")?.ok_or_else(|| root.missing("config_groups", "an object"))?;
-    // By target: a later group overrides an earlier one's, as in the Python package, which sorts patterns, too.
+    let groups = root
+        .object("config_groups")?
+        .ok_or_else(|| root.missing("config_groups", "an object"))?;
+    // By target: a later group overrides an earlier one's, as in the Python package, which sorts
+    // patterns, too.
     let mut targets = BTreeMap::new();
     for (name, group) in groups.entries() {
         let group = Fields::new(group, groups.path(name))?;
         let format = group_format(root, &group)?;
-        let named = group.strings("targets")?.ok_or_else(|| group.missing("targets", "a list of strings"))?;
-        targets.extend(named.into_iter().map(|target| (target, (group.path("targets"), format))));
+        let named = group
+            .strings("targets")?
+            .ok_or_else(|| group.missing("targets", "a list of strings"))?;
+        targets.extend(
+            named
+                .into_iter()
+                .map(|target| (target, (group.path("targets"), format))),
+        );
     }
     if targets.is_empty() {
-        return Err(root.unsupported("config_groups", "at least one group with targets", &Value::Object(Default::default())));
+        return Err(root.unsupported(
+            "config_groups",
+            "at least one group with targets",
+            &Value::Object(Default::default()),
+        ));
     }
     let mut targets: Vec<_> = targets.into_iter().collect();
     targets.sort_by_key(|(target, _)| (*target == LINEAR, target.starts_with(PATTERN_PREFIX)));
@@ -78,11 +93,17 @@ fn selector(field: String, entry: &str) -> Result<Selector, ConfigError> {
 fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, ConfigError> {
     for activations in ["input_activations", "output_activations"] {
         if let Some(found) = group.get(activations) {
-            return Err(group.unsupported(activations, "null: activations in 16 or 32 bits", found));
+            return Err(group.unsupported(
+                activations,
+                "null: activations in 16 or 32 bits",
+                found,
+            ));
         }
     }
     // A group without weights names layers that stay as they are.
-    let Some(weights) = group.object("weights")? else { return Ok(LayerFormat::Float) };
+    let Some(weights) = group.object("weights")? else {
+        return Ok(LayerFormat::Float);
+    };
 
     let (fields, format) = match (group.text("format")?, root.text("format")?) {
         (Some(format), _) => (group, format),
@@ -92,10 +113,22 @@ fn group_format(root: &Fields<'_>, group: &Fields<'_>) -> Result<LayerFormat, Co
     };
     let (spec, act_order) = weights_spec(&weights)?;
     match format {
-        "pack-quantized" => Ok(LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order })),
+        "pack-quantized" => Ok(LayerFormat::PackQuantized(PackQuantizedFormat {
+            spec,
+            act_order,
+        })),
         "marlin-24" => {
-            spec::check_marlin(&weights, ["num_bits", "group_size", "symmetric", "actorder"], spec, act_order, false)?;
-            Ok(LayerFormat::Marlin24(spec, Marlin24Names::CompressedTensors))
+            spec::check_marlin(
+                &weights,
+                ["num_bits", "group_size", "symmetric", "actorder"],
+                spec,
+                act_order,
+                false,
+            )?;
+            Ok(LayerFormat::Marlin24(
+                spec,
+                Marlin24Names::CompressedTensors,
+            ))
         }
         found => Err(fields.unsupported("format", FORMATS, &found.into())),
     }
@@ -106,26 +139,43 @@ fn weights_spec(weights: &Fields<'_>) -> Result<(QuantSpec, bool), ConfigError> 
     if let Some(found) = weights.get("type").filter(|kind| **kind != "int") {
         return Err(weights.unsupported("type", "`int`", found));
     }
-    if let Some(found) = weights.get("dynamic").filter(|dynamic| **dynamic != Value::Bool(false)) {
+    if let Some(found) = weights
+        .get("dynamic")
+        .filter(|dynamic| **dynamic != Value::Bool(false))
+    {
         return Err(weights.unsupported("dynamic", "false", found));
     }
     let symmetric = weights.boolean("symmetric")?.unwrap_or(true);
-    // Rows in their natural order are `weight` or null; `group` (or its older name, true) comes with `weight_g_idx`.
+    // Rows in their natural order are `weight` or null; `group` (or its older name, true) comes
+    // with `weight_g_idx`.
     let act_order = match weights.get("actorder") {
         None | Some(Value::Bool(false)) => false,
         Some(Value::Bool(true)) => true,
         Some(Value::String(order)) if ["weight", "static"].contains(&order.as_str()) => false,
         Some(Value::String(order)) if ["group", "dynamic"].contains(&order.as_str()) => true,
-        Some(found) => return Err(weights.unsupported("actorder", "`group`, `weight` or null", found)),
+        Some(found) => {
+            return Err(weights.unsupported("actorder", "`group`, `weight` or null", found));
+        }
     };
-    Ok((spec::spec(spec::bits(weights, &["num_bits"])?, group_size(weights)?, symmetric), act_order))
+    Ok((
+        spec::spec(
+            spec::bits(weights, &["num_bits"])?,
+            group_size(weights)?,
+            symmetric,
+        ),
+        act_order,
+    ))
 }
 
 fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     const STRATEGIES: &str = "`group` or `channel`";
     match (weights.text("strategy")?, weights.integer("group_size")?) {
         (Some("channel"), None | Some(-1)) => Ok(GroupSize::Channel),
-        (Some("channel"), Some(size)) => Err(weights.unsupported("group_size", "null where the strategy is `channel`", &size.into())),
+        (Some("channel"), Some(size)) => Err(weights.unsupported(
+            "group_size",
+            "null where the strategy is `channel`",
+            &size.into(),
+        )),
         // Where no strategy is given, the group size implies one, as in the Python package.
         (Some("group") | None, Some(_)) => spec::group_size(weights, &["group_size"]),
         (Some("group"), None) => Err(weights.missing("group_size", "32, 64 or 128")),
@@ -134,13 +184,26 @@ fn group_size(weights: &Fields<'_>) -> Result<GroupSize, ConfigError> {
     }
 }
 
-/// Refuses weights that are stored in another way than their format declares. Returns true if the config says how float weights are stored.
+/// Refuses weights that are stored in another way than their format declares. Returns true if the
+/// config says how float weights are stored.
 fn check_sparsity(root: &Fields<'_>, is_quantized: bool) -> Result<bool, ConfigError> {
-    let Some(sparsity) = root.object("sparsity_config")? else { return Ok(false) };
+    let Some(sparsity) = root.object("sparsity_config")? else {
+        return Ok(false);
+    };
     match sparsity.get("format") {
         None => Ok(false),
-        Some(format) if *format == "dense" || *format == BITMASK_FORMAT && !is_quantized => Ok(true),
-        Some(found) => Err(sparsity.unsupported("format", if is_quantized { "`dense`" } else { "`dense` or `sparse-24-bitmask`" }, found)),
+        Some(format) if *format == "dense" || *format == BITMASK_FORMAT && !is_quantized => {
+            Ok(true)
+        }
+        Some(found) => Err(sparsity.unsupported(
+            "format",
+            if is_quantized {
+                "`dense`"
+            } else {
+                "`dense` or `sparse-24-bitmask`"
+            },
+            found,
+        )),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The fields of JSON objects, with the path to them for errors.
 //!
-//! The order of an object's entries counts: of a config's patterns, the first that matches does. `serde_json` keeps the file's order by its feature
-//! `preserve_order`. Of two entries with one key, it keeps the value of the later, as Python does.
+//! The order of an object's entries counts: of a config's patterns, the first that matches does.
+//! `serde_json` keeps the file's order by its feature `preserve_order`. Of two entries with one
+//! key, it keeps the value of the later, as Python does.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +14,8 @@ fn shown(value: &Value) -> String {
     excerpt(&value.to_string())
 }
 
-/// An object's fields. Null ones count as absent; absent ones are looked up in the fields that these override, where there are such.
+/// An object's fields. Null ones count as absent; absent ones are looked up in the fields that
+/// these override, where there are such.
 pub(super) struct Fields<'a> {
     object: &'a Map<String, Value>,
     path: String,
@@ -24,17 +26,32 @@ impl<'a> Fields<'a> {
     /// The fields of the value at `path`; the path is empty for the config itself.
     pub fn new(value: &'a Value, path: String) -> Result<Self, ConfigError> {
         match value {
-            Value::Object(object) => Ok(Self { object, path, overridden: None }),
+            Value::Object(object) => Ok(Self {
+                object,
+                path,
+                overridden: None,
+            }),
             found => {
-                let field = if path.is_empty() { "quantization_config".into() } else { path };
-                Err(ConfigError::Unsupported { field, expected: "an object", found: shown(found) })
+                let field = if path.is_empty() {
+                    "quantization_config".into()
+                } else {
+                    path
+                };
+                Err(ConfigError::Unsupported {
+                    field,
+                    expected: "an object",
+                    found: shown(found),
+                })
             }
         }
     }
 
     /// The same, with `overridden` for absent fields.
     pub fn overriding(self, overridden: &'a Fields<'a>) -> Self {
-        Self { overridden: Some(overridden), ..self }
+        Self {
+            overridden: Some(overridden),
+            ..self
+        }
     }
 
     /// All entries of the object itself, in the order of the file.
@@ -44,7 +61,10 @@ impl<'a> Fields<'a> {
 
     /// A field, or `None` if it is absent or null.
     pub fn get(&self, field: &str) -> Option<&'a Value> {
-        let own = self.object.get(field).filter(|value| **value != Value::Null);
+        let own = self
+            .object
+            .get(field)
+            .filter(|value| **value != Value::Null);
         own.or_else(|| self.overridden.and_then(|fields| fields.get(field)))
     }
 
@@ -56,18 +76,32 @@ impl<'a> Fields<'a> {
     /// The path of a field, present or not.
     pub fn path(&self, field: &str) -> String {
         match self.overridden {
-            Some(fields) if self.object.get(field).is_none_or(|value| *value == Value::Null) => fields.path(field),
+            Some(fields)
+                if self
+                    .object
+                    .get(field)
+                    .is_none_or(|value| *value == Value::Null) =>
+            {
+                fields.path(field)
+            }
             _ if self.path.is_empty() => excerpt(field),
             _ => format!("{}.{}", self.path, excerpt(field)),
         }
     }
 
     pub fn missing(&self, field: &str, expected: &'static str) -> ConfigError {
-        ConfigError::Missing { field: self.path(field), expected }
+        ConfigError::Missing {
+            field: self.path(field),
+            expected,
+        }
     }
 
     pub fn unsupported(&self, field: &str, expected: &'static str, found: &Value) -> ConfigError {
-        ConfigError::Unsupported { field: self.path(field), expected, found: shown(found) }
+        ConfigError::Unsupported {
+            field: self.path(field),
+            expected,
+            found: shown(found),
+        }
     }
 
     pub fn boolean(&self, field: &str) -> Result<Option<bool>, ConfigError> {
@@ -79,12 +113,20 @@ impl<'a> Fields<'a> {
     }
 
     pub fn integer(&self, field: &str) -> Result<Option<i64>, ConfigError> {
-        self.get(field).map(|found| found.as_i64().ok_or_else(|| self.unsupported(field, "an integer", found))).transpose()
+        self.get(field)
+            .map(|found| {
+                found
+                    .as_i64()
+                    .ok_or_else(|| self.unsupported(field, "an integer", found))
+            })
+            .transpose()
     }
 
     /// The fields of an object in this one.
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>, ConfigError> {
-        self.get(field).map(|value| Fields::new(value, self.path(field))).transpose()
+        self.get(field)
+            .map(|value| Fields::new(value, self.path(field)))
+            .transpose()
     }
 
     pub fn text(&self, field: &str) -> Result<Option<&'a str>, ConfigError> {
@@ -107,7 +149,9 @@ impl<'a> Fields<'a> {
                 _ => false,
             }
         }
-        let Some(found) = self.get(field) else { return Ok(None) };
+        let Some(found) = self.get(field) else {
+            return Ok(None);
+        };
         let mut strings = Vec::new();
         match found {
             Value::Array(_) if collect(found, &mut strings) => Ok(Some(strings)),

@@ -14,8 +14,9 @@
 //! | `modules_in_block_to_quantize` | GPTQ | names of modules; the others are not quantised |
 //! | `modules_to_not_convert` | AWQ | parts of names, or patterns: not quantised |
 //!
-//! Sources: GPTQModel `quantization/config.py`; AutoAWQ `models/_config.py`, `utils/module.py`; transformers `quantizers/quantizers_utils.py`;
-//! Optimum `gptq/quantizer.py`; vLLM `quantization/utils/gptq_utils.py`.
+//! Sources: GPTQModel `quantization/config.py`; AutoAWQ `models/_config.py`, `utils/module.py`;
+//! transformers `quantizers/quantizers_utils.py`; Optimum `gptq/quantizer.py`; vLLM
+//! `quantization/utils/gptq_utils.py`.
 
 use serde_json::Value;
 
@@ -31,7 +32,10 @@ pub(super) fn gptq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
     push_outside_blocks(&mut rules, root, &["block_name_to_quantize"])?;
-    if let Some(modules) = root.strings("modules_in_block_to_quantize")?.filter(|modules| !modules.is_empty()) {
+    if let Some(modules) = root
+        .strings("modules_in_block_to_quantize")?
+        .filter(|modules| !modules.is_empty())
+    {
         let modules = modules.into_iter().map(String::from).collect();
         rules.push(Selector::OutsideModules(modules), LayerFormat::Float)?;
     }
@@ -46,9 +50,13 @@ pub(super) fn awq_rules(root: &Fields<'_>) -> Result<Rules, ConfigError> {
     refuse_transforms(root)?;
     let mut rules = head_rule(root)?;
     for skipped in root.strings(SKIPPED)?.unwrap_or_default() {
-        // AutoAWQ takes entries as parts of names, transformers as patterns that end where a module's name does.
+        // AutoAWQ takes entries as parts of names, transformers as patterns that end where a
+        // module's name does.
         let selector = match is_pattern(skipped) {
-            true => Selector::Pattern(Pattern::from_start(root.path(SKIPPED), &format!(r"(?:{skipped})(?:(?<=\.)|(?=\.|$))"))?),
+            true => Selector::Pattern(Pattern::from_start(
+                root.path(SKIPPED),
+                &format!(r"(?:{skipped})(?:(?<=\.)|(?=\.|$))"),
+            )?),
             false => Selector::Containing(skipped.into()),
         };
         rules.push(selector, LayerFormat::Float)?;
@@ -64,7 +72,8 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
     let group = spec::group_size(fields, &["group_size"])?;
     let symmetric = fields.boolean("sym")?.unwrap_or(true);
     let act_order = fields.boolean("desc_act")?.unwrap_or(false);
-    let old_marlin = fields.text("quant_method")? == Some("marlin") || fields.boolean("is_marlin_format")?.unwrap_or(false);
+    let old_marlin = fields.text("quant_method")? == Some("marlin")
+        || fields.boolean("is_marlin_format")?.unwrap_or(false);
     let (name, format) = match fields.first(&["checkpoint_format", "format"]) {
         _ if old_marlin => ("is_marlin_format", "marlin".to_string()),
         None => ("checkpoint_format", "gptq".to_string()),
@@ -72,12 +81,32 @@ pub(super) fn gptq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigErro
         Some((name, found)) => return Err(fields.unsupported(name, FORMATS, found)),
     };
     // Some of the oldest Marlin checkpoints have only the group size.
-    let bits = if old_marlin && fields.get("bits").is_none() { Bits::Four } else { spec::bits(fields, &["bits"])? };
+    let bits = if old_marlin && fields.get("bits").is_none() {
+        Bits::Four
+    } else {
+        spec::bits(fields, &["bits"])?
+    };
     let spec = spec::spec(bits, group, symmetric);
-    let marlin = |dense| spec::check_marlin(fields, ["bits", "group_size", "sym", "desc_act"], spec, act_order, dense);
+    let marlin = |dense| {
+        spec::check_marlin(
+            fields,
+            ["bits", "group_size", "sym", "desc_act"],
+            spec,
+            act_order,
+            dense,
+        )
+    };
     match format.as_str() {
-        "gptq" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V1, act_order })),
-        "gptq_v2" => Ok(LayerFormat::Gptq(GptqFormat { spec, version: GptqVersion::V2, act_order })),
+        "gptq" => Ok(LayerFormat::Gptq(GptqFormat {
+            spec,
+            version: GptqVersion::V1,
+            act_order,
+        })),
+        "gptq_v2" => Ok(LayerFormat::Gptq(GptqFormat {
+            spec,
+            version: GptqVersion::V2,
+            act_order,
+        })),
         "marlin" => marlin(true).map(|()| LayerFormat::Marlin(spec)),
         "marlin_24" => marlin(false).map(|()| LayerFormat::Marlin24(spec, Marlin24Names::Gptq)),
         _ => Err(fields.unsupported(name, FORMATS, &Value::String(format))),
@@ -93,7 +122,10 @@ pub(super) fn awq_format(fields: &Fields<'_>) -> Result<LayerFormat, ConfigError
         Some((_, Value::String(version))) if version.eq_ignore_ascii_case("gemm") => {}
         Some((name, found)) => return Err(fields.unsupported(name, VERSIONS, found)),
     }
-    if let Some(found) = fields.get("backend").filter(|backend| **backend == "llm-awq") {
+    if let Some(found) = fields
+        .get("backend")
+        .filter(|backend| **backend == "llm-awq")
+    {
         return Err(fields.unsupported("backend", "the packing of AutoAWQ", found));
     }
     let group = spec::group_size(fields, &["group_size", "q_group_size"])?;
@@ -120,7 +152,9 @@ fn dynamic_rules(
     format: impl Fn(&Fields<'_>) -> Result<LayerFormat, ConfigError>,
     rules: &mut Rules,
 ) -> Result<(), ConfigError> {
-    let Some(dynamic) = root.object("dynamic")? else { return Ok(()) };
+    let Some(dynamic) = root.object("dynamic")? else {
+        return Ok(());
+    };
     for (key, overrides) in dynamic.entries() {
         let path = dynamic.path(key);
         let (skipped, pattern) = match (key.strip_prefix("-:"), key.strip_prefix("+:")) {
@@ -128,7 +162,11 @@ fn dynamic_rules(
             (None, pattern) => (false, pattern.unwrap_or(key)),
         };
         let selector = Selector::Pattern(Pattern::from_start(path.clone(), pattern)?);
-        let format = if skipped { LayerFormat::Float } else { format(&Fields::new(overrides, path)?.overriding(root))? };
+        let format = if skipped {
+            LayerFormat::Float
+        } else {
+            format(&Fields::new(overrides, path)?.overriding(root))?
+        };
         rules.push(selector, format)?;
     }
     Ok(())

@@ -6,7 +6,8 @@
 //! | `compressed-tensors` | [`compressed_tensors`] |
 //! | `auto-round` | [`auto_round`] |
 //!
-//! Each becomes a list of [rules]; everything that is not supported is refused with its field and value.
+//! Each becomes a list of [rules]; everything that is not supported is refused with its field and
+//! value.
 
 mod auto_round;
 mod compressed_tensors;
@@ -53,11 +54,13 @@ impl Quantization {
     /// The field of a model's config with that of its quantisation; older files have the second.
     pub const CONFIG_FIELDS: [&str; 2] = ["quantization_config", "compression_config"];
 
-    /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation, `quantize_config.json` or
-    /// `quant_config.json`. If several have one, `config.json` counts, as for other readers. `None` if nothing is quantised.
+    /// Reads the configs of a folder: `config.json`, or where that has nothing on quantisation,
+    /// `quantize_config.json` or `quant_config.json`. If several have one, `config.json` counts, as
+    /// for other readers. `None` if nothing is quantised.
     ///
     /// # Errors
-    /// [`CheckpointError::Config`] for a config that is not JSON or not read, and [`CheckpointError::Io`].
+    /// [`CheckpointError::Config`] for a config that is not JSON or not read, and
+    /// [`CheckpointError::Io`].
     pub fn read(dir: &Path) -> Result<Option<Self>, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
         let invalid = |path| move |source| CheckpointError::Config { path, source };
@@ -69,28 +72,37 @@ impl Quantization {
         for name in QUANTIZE_CONFIG_FILES {
             let path = dir.join(name);
             if let Some(text) = read_if_there(&path)? {
-                return Ok(Some(Self::from_quantize_config(&text).map_err(invalid(path))?));
+                return Ok(Some(
+                    Self::from_quantize_config(&text).map_err(invalid(path))?,
+                ));
             }
         }
         Ok(None)
     }
 
-    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`. `None` if there is neither.
+    /// Reads the text of a `config.json`: its `quantization_config`, or that of its `text_config`.
+    /// `None` if there is neither.
     ///
     /// # Errors
-    /// [`ConfigError`], with the field and its value, for every method, format or option that is not supported.
+    /// [`ConfigError`], with the field and its value, for every method, format or option that is
+    /// not supported.
     pub fn from_config(text: &[u8]) -> Result<Option<Self>, ConfigError> {
         let json: Value = serde_json::from_slice(text)?;
         let config = Fields::new(&json, String::new())?;
         let own = config.first(&Self::CONFIG_FIELDS);
         let found = match own {
             Some(found) => Some(found),
-            None => config.object("text_config")?.and_then(|text_config| text_config.first(&Self::CONFIG_FIELDS)),
+            None => config
+                .object("text_config")?
+                .and_then(|text_config| text_config.first(&Self::CONFIG_FIELDS)),
         };
-        found.map(|(_, quantization)| Self::new(quantization, None)).transpose()
+        found
+            .map(|(_, quantization)| Self::new(quantization, None))
+            .transpose()
     }
 
-    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older ones do not name their method.
+    /// Reads the text of a `quantize_config.json`, which is a quantization config for itself. Older
+    /// ones do not name their method.
     ///
     /// # Errors
     /// As [`from_config`](Self::from_config).
@@ -109,7 +121,9 @@ impl Quantization {
             (Some((name, Value::String(method))), _) => (name, method.to_lowercase()),
             (Some((name, found)), _) => return Err(root.unsupported(name, METHODS, found)),
             // The oldest of compressed-tensors.
-            (None, _) if root.get("config_groups").is_some() => ("quant_method", "compressed-tensors".into()),
+            (None, _) if root.get("config_groups").is_some() => {
+                ("quant_method", "compressed-tensors".into())
+            }
             (None, Some(method)) => ("quant_method", method.into()),
             (None, None) => return Err(root.missing("quant_method", METHODS)),
         };
@@ -125,7 +139,9 @@ impl Quantization {
 
     /// Returns true if no layer is quantised: the config only says how float weights are stored.
     pub fn is_float(&self) -> bool {
-        self.rules.formats().all(|format| format == LayerFormat::Float)
+        self.rules
+            .formats()
+            .all(|format| format == LayerFormat::Float)
     }
 
     /// Returns the format of the linear layer of this name, such as `model.layers.0.mlp.up_proj`.
@@ -138,7 +154,8 @@ impl Quantization {
 }
 
 impl fmt::Display for Quantization {
-    /// The formats of quantised layers, the most common first: `gptq v1 int4 g128 and gptq v1 int8 g64`.
+    /// The formats of quantised layers, the most common first: `gptq v1 int4 g128 and gptq v1 int8
+    /// g64`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut formats: Vec<LayerFormat> = Vec::new();
         // Rules go from single layers to all of them.
@@ -148,7 +165,14 @@ impl fmt::Display for Quantization {
             }
         }
         let texts: Vec<String> = formats.iter().map(LayerFormat::to_string).collect();
-        f.pad(if texts.is_empty() { "float".into() } else { texts.join(" and ") }.as_str())
+        f.pad(
+            if texts.is_empty() {
+                "float".into()
+            } else {
+                texts.join(" and ")
+            }
+            .as_str(),
+        )
     }
 }
 

@@ -8,7 +8,8 @@ use super::fields::Fields;
 use super::pattern::Pattern;
 use crate::checkpoint::{ConfigError, LayerFormat};
 
-/// Most patterns and other entries that are tried one by one for every layer: published configs have hundreds.
+/// Most patterns and other entries that are tried one by one for every layer: published configs
+/// have hundreds.
 const MAX_TRIED: usize = 4096;
 
 /// Rules in the order in which they count.
@@ -45,7 +46,9 @@ impl Rules {
         match selector {
             // Of two rules for a name the first counts.
             Selector::Name(name) => {
-                self.names.entry(name).or_insert((self.others.len(), format));
+                self.names
+                    .entry(name)
+                    .or_insert((self.others.len(), format));
             }
             selector => self.others.push(Rule { selector, format }),
         }
@@ -83,13 +86,15 @@ pub(super) enum Selector {
     Name(String),
     /// Layers whose name matches.
     Pattern(Pattern),
-    /// Layers whose name has this as a part, which need not begin or end where a module's name does.
+    /// Layers whose name has this as a part, which need not begin or end where a module's name
+    /// does.
     Containing(String),
     /// The output head.
     OutputHead,
     /// Layers, but for the output head, that lie in none of the modules of these names.
     OutsideBlocks(Vec<String>),
-    /// Layers, but for the output head, whose names have none of these in them. They are names without the prefix of their block.
+    /// Layers, but for the output head, whose names have none of these in them. They are names
+    /// without the prefix of their block.
     OutsideModules(Vec<String>),
     /// Every linear layer.
     Any,
@@ -102,23 +107,43 @@ impl Selector {
             Self::Pattern(pattern) => pattern.matches(layer)?,
             Self::Containing(part) => layer.contains(part.as_str()),
             Self::OutputHead => is_output_head(layer),
-            Self::OutsideBlocks(blocks) => !is_output_head(layer) && !blocks.iter().any(|block| starts_with_module(layer, block)),
-            Self::OutsideModules(modules) => !is_output_head(layer) && !modules.iter().any(|module| has_module(layer, module)),
+            Self::OutsideBlocks(blocks) => {
+                !is_output_head(layer)
+                    && !blocks.iter().any(|block| starts_with_module(layer, block))
+            }
+            Self::OutsideModules(modules) => {
+                !is_output_head(layer) && !modules.iter().any(|module| has_module(layer, module))
+            }
             Self::Any => true,
         })
     }
 }
 
-/// Adds the rule for layers outside of the blocks that one of these fields names, in a list or separated by commas.
-pub(super) fn push_outside_blocks(rules: &mut Rules, root: &Fields<'_>, fields: &[&str]) -> Result<(), ConfigError> {
-    let Some((name, found)) = root.first(fields) else { return Ok(()) };
+/// Adds the rule for layers outside of the blocks that one of these fields names, in a list or
+/// separated by commas.
+pub(super) fn push_outside_blocks(
+    rules: &mut Rules,
+    root: &Fields<'_>,
+    fields: &[&str],
+) -> Result<(), ConfigError> {
+    let Some((name, found)) = root.first(fields) else {
+        return Ok(());
+    };
     let blocks = match found {
         Value::String(names) => names.split(',').map(str::trim).collect(),
         _ => root.strings(name)?.unwrap_or_default(),
     };
-    let blocks: Vec<String> = blocks.into_iter().filter(|block| !block.is_empty()).map(String::from).collect();
+    let blocks: Vec<String> = blocks
+        .into_iter()
+        .filter(|block| !block.is_empty())
+        .map(String::from)
+        .collect();
     // No names are no restriction.
-    if blocks.is_empty() { Ok(()) } else { rules.push(Selector::OutsideBlocks(blocks), LayerFormat::Float) }
+    if blocks.is_empty() {
+        Ok(())
+    } else {
+        rules.push(Selector::OutsideBlocks(blocks), LayerFormat::Float)
+    }
 }
 
 fn is_output_head(layer: &str) -> bool {
@@ -127,11 +152,15 @@ fn is_output_head(layer: &str) -> bool {
 
 /// Returns true if the first parts of a layer's name are those of `module`.
 fn starts_with_module(layer: &str, module: &str) -> bool {
-    layer.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    layer
+        .strip_prefix(module)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns true if the parts of `module` are in a layer's name, one after the other.
 fn has_module(layer: &str, module: &str) -> bool {
     let starts = std::iter::once(0).chain(layer.match_indices('.').map(|(dot, _)| dot + 1));
-    starts.into_iter().any(|start| starts_with_module(&layer[start..], module))
+    starts
+        .into_iter()
+        .any(|start| starts_with_module(&layer[start..], module))
 }

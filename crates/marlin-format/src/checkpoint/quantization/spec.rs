@@ -12,34 +12,56 @@ pub(super) fn spec(bits: Bits, group: GroupSize, symmetric: bool) -> QuantSpec {
         Bits::Four => QuantSpec::int4(group),
         Bits::Eight => QuantSpec::int8(group),
     };
-    if symmetric { spec } else { spec.with_zero_points() }
+    if symmetric {
+        spec
+    } else {
+        spec.with_zero_points()
+    }
 }
 
 /// The width, under the first of these names that is there.
 pub(super) fn bits(fields: &Fields<'_>, names: &[&'static str]) -> Result<Bits, ConfigError> {
     const EXPECTED: &str = "4 or 8";
     let (name, found) = required(fields, names, EXPECTED)?;
-    let bits = found.as_i64().and_then(|number| Bits::try_from(number).ok());
+    let bits = found
+        .as_i64()
+        .and_then(|number| Bits::try_from(number).ok());
     bits.ok_or_else(|| fields.unsupported(name, EXPECTED, found))
 }
 
 /// The group size, under the first of these names that is there.
-pub(super) fn group_size(fields: &Fields<'_>, names: &[&'static str]) -> Result<GroupSize, ConfigError> {
+pub(super) fn group_size(
+    fields: &Fields<'_>,
+    names: &[&'static str],
+) -> Result<GroupSize, ConfigError> {
     const EXPECTED: &str = "-1, 32, 64 or 128";
     let (name, found) = required(fields, names, EXPECTED)?;
-    let size = found.as_i64().ok_or_else(|| fields.unsupported(name, EXPECTED, found))?;
-    GroupSize::try_from(size).map_err(|source| ConfigError::GroupSize { field: fields.path(name), source })
+    let size = found
+        .as_i64()
+        .ok_or_else(|| fields.unsupported(name, EXPECTED, found))?;
+    GroupSize::try_from(size).map_err(|source| ConfigError::GroupSize {
+        field: fields.path(name),
+        source,
+    })
 }
 
 /// Refuses specs that AWQ does not hold: it has 4 bits.
-pub(super) fn check_awq(fields: &Fields<'_>, names: &[&'static str], spec: QuantSpec) -> Result<(), ConfigError> {
+pub(super) fn check_awq(
+    fields: &Fields<'_>,
+    names: &[&'static str],
+    spec: QuantSpec,
+) -> Result<(), ConfigError> {
     const EXPECTED: &str = "4 for AWQ";
     let (name, found) = required(fields, names, EXPECTED)?;
-    if spec.bits == Bits::Four { Ok(()) } else { Err(fields.unsupported(name, EXPECTED, found)) }
+    if spec.bits == Bits::Four {
+        Ok(())
+    } else {
+        Err(fields.unsupported(name, EXPECTED, found))
+    }
 }
 
-/// Refuses specs that the formats of Marlin do not hold: they are symmetric, and have groups of 128 rows or one over all of K; the dense one has
-/// 4 bits.
+/// Refuses specs that the formats of Marlin do not hold: they are symmetric, and have groups of 128
+/// rows or one over all of K; the dense one has 4 bits.
 ///
 /// `names` are those of the bits, the group size, the symmetry and the activation order.
 pub(super) fn check_marlin(
@@ -53,16 +75,27 @@ pub(super) fn check_marlin(
     let ordered = act_order && spec.group != GroupSize::Channel;
     let checks = [
         (spec.bits == Bits::Four || !dense, "4 for Marlin"),
-        (matches!(spec.group, GroupSize::Channel | GroupSize::G128), "one group a channel or 128 for Marlin formats"),
+        (
+            matches!(spec.group, GroupSize::Channel | GroupSize::G128),
+            "one group a channel or 128 for Marlin formats",
+        ),
         (!spec.zero_points, "true for Marlin formats"),
         (!ordered, "rows in their natural order for Marlin formats"),
     ];
     match names.into_iter().zip(checks).find(|(_, (holds, _))| !holds) {
         None => Ok(()),
-        Some((name, (_, expected))) => Err(fields.unsupported(name, expected, fields.get(name).unwrap_or(&Value::Null))),
+        Some((name, (_, expected))) => {
+            Err(fields.unsupported(name, expected, fields.get(name).unwrap_or(&Value::Null)))
+        }
     }
 }
 
-fn required<'a>(fields: &Fields<'a>, names: &[&'static str], expected: &'static str) -> Result<(&'static str, &'a Value), ConfigError> {
-    fields.first(names).ok_or_else(|| fields.missing(names.first().copied().unwrap_or_default(), expected))
+fn required<'a>(
+    fields: &Fields<'a>,
+    names: &[&'static str],
+    expected: &'static str,
+) -> Result<(&'static str, &'a Value), ConfigError> {
+    fields
+        .first(names)
+        .ok_or_else(|| fields.missing(names.first().copied().unwrap_or_default(), expected))
 }

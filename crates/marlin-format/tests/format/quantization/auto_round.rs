@@ -20,32 +20,82 @@ fn the_packing_says_the_format() {
         (json!({}), INT4),
         (json!({ "packing_format": null }), INT4),
         (json!({ "packing_format": "auto_round:gptq" }), INT4),
-        (json!({ "packing_format": "auto_round:gptqmodel", "sym": false }), "gptq v2 int4 g128 zero-points"),
-        (json!({ "packing_format": "auto_round", "sym": false }), "gptq v2 int4 g128 zero-points"),
-        (json!({ "packing_format": "auto_round:auto_awq", "sym": false }), "awq int4 g128 zero-points"),
-        (json!({ "packing_format": "auto_round:auto_awq" }), "awq int4 g128 zero-points"),
-        (json!({ "bits": 8, "group_size": -1, "sym": null }), "gptq v1 int8 channel"),
-        (json!({ "act_bits": null, "data_type": null, "quant_method": "intel/auto-round" }), INT4),
+        (
+            json!({ "packing_format": "auto_round:gptqmodel", "sym": false }),
+            "gptq v2 int4 g128 zero-points",
+        ),
+        (
+            json!({ "packing_format": "auto_round", "sym": false }),
+            "gptq v2 int4 g128 zero-points",
+        ),
+        (
+            json!({ "packing_format": "auto_round:auto_awq", "sym": false }),
+            "awq int4 g128 zero-points",
+        ),
+        (
+            json!({ "packing_format": "auto_round:auto_awq" }),
+            "awq int4 g128 zero-points",
+        ),
+        (
+            json!({ "bits": 8, "group_size": -1, "sym": null }),
+            "gptq v1 int8 channel",
+        ),
+        (
+            json!({ "act_bits": null, "data_type": null, "quant_method": "intel/auto-round" }),
+            INT4,
+        ),
     ];
     for (fields, expected) in cases {
         let quantization = read(&changed(&published(), fields));
         assert_eq!(quantization.to_string(), expected);
-        expect_layers(&quantization, &[("model.layers.0.mlp.up_proj", expected), ("lm_head", "float")]);
+        expect_layers(
+            &quantization,
+            &[
+                ("model.layers.0.mlp.up_proj", expected),
+                ("lm_head", "float"),
+            ],
+        );
     }
 }
 
 #[test]
 fn layers_outside_the_blocks_are_not_quantised() {
-    let inside = [("model.layers.1.up_proj", INT4), ("model.layers.11.up_proj", INT4)];
-    for blocks in [json!("model.layers"), json!(["model.layers"]), json!("model.layers, visual.blocks")] {
-        let quantization = read(&changed(&published(), json!({ "block_name_to_quantize": blocks })));
+    let inside = [
+        ("model.layers.1.up_proj", INT4),
+        ("model.layers.11.up_proj", INT4),
+    ];
+    for blocks in [
+        json!("model.layers"),
+        json!(["model.layers"]),
+        json!("model.layers, visual.blocks"),
+    ] {
+        let quantization = read(&changed(
+            &published(),
+            json!({ "block_name_to_quantize": blocks }),
+        ));
         expect_layers(&quantization, &inside);
-        expect_layers(&quantization, &[("model.layers_2.0.up_proj", "float"), ("model.projector", "float"), ("lm_head", "float")]);
+        expect_layers(
+            &quantization,
+            &[
+                ("model.layers_2.0.up_proj", "float"),
+                ("model.projector", "float"),
+                ("lm_head", "float"),
+            ],
+        );
     }
     let listed = json!({ "block_name_to_quantize": null, "to_quant_block_names": [["model.layers.1", "model.layers.2"]] });
-    expect_layers(&read(&changed(&published(), listed)), &[("model.layers.1.up_proj", INT4), ("model.layers.11.up_proj", "float")]);
+    expect_layers(
+        &read(&changed(&published(), listed)),
+        &[
+            ("model.layers.1.up_proj", INT4),
+            ("model.layers.11.up_proj", "float"),
+        ],
+    );
     for nothing in [Value::Null, json!(""), json!([])] {
-        let all = read(&changed(&published(), json!({ "block_name_to_quantize": nothing })));
+        let all = read(&changed(
+            &published(),
+            json!({ "block_name_to_quantize": nothing }),
+        ));
         expect_layers(&all, &[("a.0.up_proj", INT4), ("lm_head", "float")]);
     }
 }
@@ -68,7 +118,10 @@ fn extra_config_overrides_names_before_patterns() {
             ("model.projector", INT4),
             ("model.projector_2", "float"),
             ("model.layers.0.mlp.gate", "float"),
-            ("model.layers.0.mlp.gate_proj", "gptq v1 int4 g128 zero-points"),
+            (
+                "model.layers.0.mlp.gate_proj",
+                "gptq v1 int4 g128 zero-points",
+            ),
             ("model.layers.0.mlp.up_proj", "gptq v1 int4 g64"),
             ("model.layers.0.mlp.down_proj", "gptq v1 int8 g128"),
             ("model.layers.1.mlp.up_proj", INT4),
@@ -82,24 +135,71 @@ fn what_is_not_read_is_refused_by_name() {
     let refused = |fields: Value, field: &str, found: &str, expected: &str| {
         expect_unsupported(&changed(&published(), fields), field, found, expected)
     };
-    const PACKINGS: &str = "`auto_round:auto_gptq`, `auto_round:auto_awq`, `auto_round:gptqmodel` or `auto_round`";
+    const PACKINGS: &str =
+        "`auto_round:auto_gptq`, `auto_round:auto_awq`, `auto_round:gptqmodel` or `auto_round`";
     refused(json!({ "bits": 2 }), "bits", "2", "4 or 8");
     refused(json!({ "bits": "4" }), "bits", "\"4\"", "an integer");
-    refused(json!({ "bits": 8, "packing_format": "auto_round:auto_awq" }), "bits", "8", "4 for AWQ");
-    refused(json!({ "data_type": "mx_fp" }), "data_type", "\"mx_fp\"", "`int`");
-    refused(json!({ "act_bits": 8 }), "act_bits", "8", "16 or more: activations in 16 or 32 bits");
-    refused(json!({ "packing_format": "auto_round:llm_compressor" }), "packing_format", "\"auto_round:llm_compressor\"", PACKINGS);
-    refused(json!({ "rotation_config": { "R1": true } }), "rotation_config", "{\"R1\":true}", "null: no rotated activations");
-    refused(json!({ "block_name_to_quantize": 3 }), "block_name_to_quantize", "3", "a list of strings");
-    refused(json!({ "extra_config": { "lm_head": 16 } }), "extra_config.lm_head", "16", "an object");
-    refused(json!({ "extra_config": { "lm_head": { "bits": 3 } } }), "extra_config.lm_head.bits", "3", "4 or 8");
+    refused(
+        json!({ "bits": 8, "packing_format": "auto_round:auto_awq" }),
+        "bits",
+        "8",
+        "4 for AWQ",
+    );
+    refused(
+        json!({ "data_type": "mx_fp" }),
+        "data_type",
+        "\"mx_fp\"",
+        "`int`",
+    );
+    refused(
+        json!({ "act_bits": 8 }),
+        "act_bits",
+        "8",
+        "16 or more: activations in 16 or 32 bits",
+    );
+    refused(
+        json!({ "packing_format": "auto_round:llm_compressor" }),
+        "packing_format",
+        "\"auto_round:llm_compressor\"",
+        PACKINGS,
+    );
+    refused(
+        json!({ "rotation_config": { "R1": true } }),
+        "rotation_config",
+        "{\"R1\":true}",
+        "null: no rotated activations",
+    );
+    refused(
+        json!({ "block_name_to_quantize": 3 }),
+        "block_name_to_quantize",
+        "3",
+        "a list of strings",
+    );
+    refused(
+        json!({ "extra_config": { "lm_head": 16 } }),
+        "extra_config.lm_head",
+        "16",
+        "an object",
+    );
+    refused(
+        json!({ "extra_config": { "lm_head": { "bits": 3 } } }),
+        "extra_config.lm_head.bits",
+        "3",
+        "4 or 8",
+    );
     expect_refused(
         &changed(&published(), json!({ "group_size": null })),
         "the quantization config has no `group_size`; expected -1, 32, 64 or 128",
     );
     expect_refused(
-        &changed(&published(), json!({ "packing_format": null, "sym": false })),
+        &changed(
+            &published(),
+            json!({ "packing_format": null, "sym": false }),
+        ),
         &format!("the quantization config has no `packing_format`; expected {PACKINGS}"),
     );
-    expect_refused(&changed(&published(), json!({ "bits": null })), "the quantization config has no `bits`; expected 4 or 8");
+    expect_refused(
+        &changed(&published(), json!({ "bits": null })),
+        "the quantization config has no `bits`; expected 4 or 8",
+    );
 }

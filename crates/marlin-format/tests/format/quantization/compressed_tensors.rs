@@ -34,7 +34,11 @@ fn published() -> Value {
 }
 
 fn weights(bits: u32, group_size: Value) -> Value {
-    let strategy = if group_size.is_null() { "channel" } else { "group" };
+    let strategy = if group_size.is_null() {
+        "channel"
+    } else {
+        "group"
+    };
     json!({ "num_bits": bits, "group_size": group_size, "strategy": strategy, "symmetric": true, "type": "int", "dynamic": false })
 }
 
@@ -63,11 +67,20 @@ fn one_group_for_all_linear_layers() {
     let spec = QuantSpec::int4(GroupSize::G128);
     assert_eq!(
         quantization.layer("model.layers.0.mlp.up_proj").unwrap(),
-        LayerFormat::PackQuantized(PackQuantizedFormat { spec, act_order: false })
+        LayerFormat::PackQuantized(PackQuantizedFormat {
+            spec,
+            act_order: false
+        })
     );
     expect_layers(
         &quantization,
-        &[("lm_head", "float"), ("model.lm_head", INT4), ("layers.3.mlp.gate", "float"), ("layers.3.mlp.gate_proj", INT4), ("", INT4)],
+        &[
+            ("lm_head", "float"),
+            ("model.lm_head", INT4),
+            ("layers.3.mlp.gate", "float"),
+            ("layers.3.mlp.gate_proj", INT4),
+            ("", INT4),
+        ],
     );
 }
 
@@ -76,22 +89,50 @@ fn fields_say_the_format() {
     let group = "/config_groups/group_0";
     let cases = [
         ("weights/num_bits", json!(8), "pack-quantized int8 g128"),
-        ("weights/symmetric", json!(false), "pack-quantized int4 g128 zero-points"),
+        (
+            "weights/symmetric",
+            json!(false),
+            "pack-quantized int4 g128 zero-points",
+        ),
         ("weights/symmetric", Value::Null, INT4),
         ("weights/group_size", json!(32), "pack-quantized int4 g32"),
         ("weights/strategy", Value::Null, INT4),
-        ("weights", json!({ "num_bits": 8, "group_size": -1 }), "pack-quantized int8 channel"),
-        ("weights", json!({ "num_bits": 4, "strategy": "channel", "symmetric": false }), "pack-quantized int4 channel zero-points"),
-        ("weights/actorder", json!("group"), "pack-quantized int4 g128 act-order"),
-        ("weights/actorder", json!("dynamic"), "pack-quantized int4 g128 act-order"),
-        ("weights/actorder", json!(true), "pack-quantized int4 g128 act-order"),
+        (
+            "weights",
+            json!({ "num_bits": 8, "group_size": -1 }),
+            "pack-quantized int8 channel",
+        ),
+        (
+            "weights",
+            json!({ "num_bits": 4, "strategy": "channel", "symmetric": false }),
+            "pack-quantized int4 channel zero-points",
+        ),
+        (
+            "weights/actorder",
+            json!("group"),
+            "pack-quantized int4 g128 act-order",
+        ),
+        (
+            "weights/actorder",
+            json!("dynamic"),
+            "pack-quantized int4 g128 act-order",
+        ),
+        (
+            "weights/actorder",
+            json!(true),
+            "pack-quantized int4 g128 act-order",
+        ),
         ("weights/actorder", json!("weight"), INT4),
         ("weights/actorder", json!("static"), INT4),
         ("weights/actorder", json!(false), INT4),
         ("format", json!("marlin-24"), "marlin-24 int4 g128"),
     ];
     for (field, value, expected) in cases {
-        let quantization = read(&changed_at(&published(), &format!("{group}/{field}"), value));
+        let quantization = read(&changed_at(
+            &published(),
+            &format!("{group}/{field}"),
+            value,
+        ));
         expect_layers(&quantization, &[("model.layers.0.mlp.up_proj", expected)]);
     }
     let sparse = read(&changed(
@@ -100,18 +141,37 @@ fn fields_say_the_format() {
     ));
     assert_eq!(
         sparse.layer("layers.0.up_proj").unwrap(),
-        LayerFormat::Marlin24(QuantSpec::int4(GroupSize::G128), Marlin24Names::CompressedTensors)
+        LayerFormat::Marlin24(
+            QuantSpec::int4(GroupSize::G128),
+            Marlin24Names::CompressedTensors
+        )
     );
     let sparse = changed_at(
         &published(),
         "/config_groups/group_0",
         json!({ "targets": ["Linear"], "weights": weights(8, Value::Null), "format": "marlin-24" }),
     );
-    expect_layers(&read(&sparse), &[("layers.0.up_proj", "marlin-24 int8 channel")]);
+    expect_layers(
+        &read(&sparse),
+        &[("layers.0.up_proj", "marlin-24 int8 channel")],
+    );
     // Older files do not name the method, and are `frozen`.
-    assert_eq!(read(&changed(&published(), json!({ "quant_method": null, "quantization_status": "frozen" }))).to_string(), INT4);
     assert_eq!(
-        read(&changed(&published(), json!({ "ignore": null, "quantization_status": null }))).layer("lm_head").unwrap().to_string(),
+        read(&changed(
+            &published(),
+            json!({ "quant_method": null, "quantization_status": "frozen" })
+        ))
+        .to_string(),
+        INT4
+    );
+    assert_eq!(
+        read(&changed(
+            &published(),
+            json!({ "ignore": null, "quantization_status": null })
+        ))
+        .layer("lm_head")
+        .unwrap()
+        .to_string(),
         INT4
     );
 }
@@ -119,7 +179,10 @@ fn fields_say_the_format() {
 #[test]
 fn of_targets_names_count_before_patterns_before_classes() {
     let quantization = read(&mixed());
-    assert_eq!(quantization.to_string(), "pack-quantized int4 g128 and pack-quantized int8 channel and marlin-24 int4 g128");
+    assert_eq!(
+        quantization.to_string(),
+        "pack-quantized int4 g128 and pack-quantized int8 channel and marlin-24 int4 g128"
+    );
     let int8 = "pack-quantized int8 channel";
     expect_layers(
         &quantization,
@@ -135,10 +198,24 @@ fn of_targets_names_count_before_patterns_before_classes() {
             ("lm_head", "float"),
         ],
     );
-    // Without a class, the rest stays as it is; of one target twice, the later group counts; an ignored class is every layer.
-    let named = changed_at(&mixed(), "/config_groups/group_0/targets", json!(["re:.*down_proj", "LlamaAttention"]));
-    expect_layers(&read(&named), &[("model.layers.0.mlp.up_proj", "float"), ("model.layers.1.mlp.down_proj", int8)]);
-    expect_layers(&read(&changed(&mixed(), json!({ "ignore": ["Linear"] }))), &[("model.layers.0.mlp.down_proj", "float")]);
+    // Without a class, the rest stays as it is; of one target twice, the later group counts; an
+    // ignored class is every layer.
+    let named = changed_at(
+        &mixed(),
+        "/config_groups/group_0/targets",
+        json!(["re:.*down_proj", "LlamaAttention"]),
+    );
+    expect_layers(
+        &read(&named),
+        &[
+            ("model.layers.0.mlp.up_proj", "float"),
+            ("model.layers.1.mlp.down_proj", int8),
+        ],
+    );
+    expect_layers(
+        &read(&changed(&mixed(), json!({ "ignore": ["Linear"] }))),
+        &[("model.layers.0.mlp.down_proj", "float")],
+    );
 }
 
 #[test]
@@ -146,9 +223,21 @@ fn what_is_not_read_is_refused_by_name() {
     const FORMATS: &str = "`pack-quantized` or `marlin-24`";
     let refused = |pointer: &str, value: Value, expected| {
         let (field, found) = (pointer[1..].replace('/', "."), value.to_string());
-        expect_unsupported(&changed_at(&published(), pointer, value), &field, &found, expected);
+        expect_unsupported(
+            &changed_at(&published(), pointer, value),
+            &field,
+            &found,
+            expected,
+        );
     };
-    for format in ["float-quantized", "int-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense"] {
+    for format in [
+        "float-quantized",
+        "int-quantized",
+        "naive-quantized",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+        "dense",
+    ] {
         refused("/format", json!(format), FORMATS);
         refused("/config_groups/group_0/format", json!(format), FORMATS);
     }
@@ -156,21 +245,73 @@ fn what_is_not_read_is_refused_by_name() {
     refused("/ignore", json!("lm_head"), "a list of strings");
     refused("/sparsity_config", json!([]), "an object");
     refused("/config_groups", json!([]), "an object");
-    refused("/config_groups", json!({}), "at least one group with targets");
+    refused(
+        "/config_groups",
+        json!({}),
+        "at least one group with targets",
+    );
     refused("/config_groups/group_0", json!(["Linear"]), "an object");
-    refused("/config_groups/group_0/targets", json!("Linear"), "a list of strings");
+    refused(
+        "/config_groups/group_0/targets",
+        json!("Linear"),
+        "a list of strings",
+    );
     refused("/config_groups/group_0/weights", json!(4), "an object");
-    refused("/config_groups/group_0/weights/num_bits", json!(2), "4 or 8");
-    refused("/config_groups/group_0/weights/type", json!("float"), "`int`");
-    refused("/config_groups/group_0/weights/dynamic", json!("local"), "false");
-    refused("/config_groups/group_0/weights/symmetric", json!("yes"), "true or false");
-    refused("/config_groups/group_0/weights/strategy", json!("block"), "`group` or `channel`");
-    refused("/config_groups/group_0/weights/strategy", json!("tensor_group"), "`group` or `channel`");
-    refused("/config_groups/group_0/weights/strategy", json!(1), "a string");
-    refused("/config_groups/group_0/weights/actorder", json!("row"), "`group`, `weight` or null");
-    refused("/config_groups/group_0/weights/group_size", json!("128"), "an integer");
-    refused("/config_groups/group_0/input_activations", json!({ "num_bits": 8 }), "null: activations in 16 or 32 bits");
-    refused("/config_groups/group_0/output_activations", json!({ "num_bits": 8 }), "null: activations in 16 or 32 bits");
+    refused(
+        "/config_groups/group_0/weights/num_bits",
+        json!(2),
+        "4 or 8",
+    );
+    refused(
+        "/config_groups/group_0/weights/type",
+        json!("float"),
+        "`int`",
+    );
+    refused(
+        "/config_groups/group_0/weights/dynamic",
+        json!("local"),
+        "false",
+    );
+    refused(
+        "/config_groups/group_0/weights/symmetric",
+        json!("yes"),
+        "true or false",
+    );
+    refused(
+        "/config_groups/group_0/weights/strategy",
+        json!("block"),
+        "`group` or `channel`",
+    );
+    refused(
+        "/config_groups/group_0/weights/strategy",
+        json!("tensor_group"),
+        "`group` or `channel`",
+    );
+    refused(
+        "/config_groups/group_0/weights/strategy",
+        json!(1),
+        "a string",
+    );
+    refused(
+        "/config_groups/group_0/weights/actorder",
+        json!("row"),
+        "`group`, `weight` or null",
+    );
+    refused(
+        "/config_groups/group_0/weights/group_size",
+        json!("128"),
+        "an integer",
+    );
+    refused(
+        "/config_groups/group_0/input_activations",
+        json!({ "num_bits": 8 }),
+        "null: activations in 16 or 32 bits",
+    );
+    refused(
+        "/config_groups/group_0/output_activations",
+        json!({ "num_bits": 8 }),
+        "null: activations in 16 or 32 bits",
+    );
     for status in ["initialized", "calibration", "decompressed"] {
         refused("/quantization_status", json!(status), "`compressed`");
     }
@@ -192,12 +333,28 @@ fn what_is_not_read_is_refused_by_name() {
 
     let sparse = changed(&published(), json!({ "format": "marlin-24" }));
     let refused = |field: &str, value: Value, expected| {
-        let (pointer, found) = (format!("/config_groups/group_0/weights/{field}"), value.to_string());
-        expect_unsupported(&changed_at(&sparse, &pointer, value), &pointer[1..].replace('/', "."), &found, expected);
+        let (pointer, found) = (
+            format!("/config_groups/group_0/weights/{field}"),
+            value.to_string(),
+        );
+        expect_unsupported(
+            &changed_at(&sparse, &pointer, value),
+            &pointer[1..].replace('/', "."),
+            &found,
+            expected,
+        );
     };
     refused("symmetric", json!(false), "true for Marlin formats");
-    refused("actorder", json!("group"), "rows in their natural order for Marlin formats");
-    refused("group_size", json!(32), "one group a channel or 128 for Marlin formats");
+    refused(
+        "actorder",
+        json!("group"),
+        "rows in their natural order for Marlin formats",
+    );
+    refused(
+        "group_size",
+        json!(32),
+        "one group a channel or 128 for Marlin formats",
+    );
 
     let missing = |pointer: &str, expected: &str| {
         let field = pointer[1..].replace('/', ".");
@@ -210,21 +367,36 @@ fn what_is_not_read_is_refused_by_name() {
     missing("/config_groups/group_0/weights/num_bits", "4 or 8");
     missing("/config_groups/group_0/weights/group_size", "32, 64 or 128");
     expect_refused(
-        &changed(&mixed(), json!({ "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights(4, json!(128)) } } })),
+        &changed(
+            &mixed(),
+            json!({ "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights(4, json!(128)) } } }),
+        ),
         "the quantization config has no `config_groups.group_0.format`; expected `pack-quantized` or `marlin-24`",
     );
     expect_unsupported(
-        &changed_at(&published(), "/config_groups/group_0/weights", json!({ "num_bits": 4, "strategy": "channel", "group_size": 128 })),
+        &changed_at(
+            &published(),
+            "/config_groups/group_0/weights",
+            json!({ "num_bits": 4, "strategy": "channel", "group_size": 128 }),
+        ),
         "config_groups.group_0.weights.group_size",
         "128",
         "null where the strategy is `channel`",
     );
     expect_refused(
-        &changed_at(&published(), "/config_groups/group_0/weights", json!({ "num_bits": 4 })),
+        &changed_at(
+            &published(),
+            "/config_groups/group_0/weights",
+            json!({ "num_bits": 4 }),
+        ),
         "the quantization config has no `config_groups.group_0.weights.strategy`; expected `group` or `channel`",
     );
     expect_refused(
-        &changed_at(&published(), "/config_groups/group_0/weights/group_size", json!(256)),
+        &changed_at(
+            &published(),
+            "/config_groups/group_0/weights/group_size",
+            json!(256),
+        ),
         "the quantization config's `config_groups.group_0.weights.group_size`: group size 256 is not supported; use -1 (one group per output \
          channel), 32, 64 or 128",
     );
@@ -244,9 +416,17 @@ fn float_weights_may_be_stored_with_a_bitmask() {
         });
         let quantization = read(&config);
         assert!(quantization.is_float());
-        assert_eq!(quantization.layer("model.layers.0.mlp.up_proj").unwrap(), LayerFormat::Float);
+        assert_eq!(
+            quantization.layer("model.layers.0.mlp.up_proj").unwrap(),
+            LayerFormat::Float
+        );
     }
     assert!(!read(&published()).is_float());
     let config = json!({ "quant_method": "compressed-tensors", "sparsity_config": { "format": "sparse-bitmask" } });
-    expect_unsupported(&config, "sparsity_config.format", "\"sparse-bitmask\"", "`dense` or `sparse-24-bitmask`");
+    expect_unsupported(
+        &config,
+        "sparsity_config.format",
+        "\"sparse-bitmask\"",
+        "`dense` or `sparse-24-bitmask`",
+    );
 }

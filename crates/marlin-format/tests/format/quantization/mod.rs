@@ -13,8 +13,11 @@ use crate::common::message;
 
 /// A `config.json` with this `quantization_config`.
 fn try_read(quantization: &Value) -> Result<Quantization, ConfigError> {
-    let config = json!({ "architectures": ["LlamaForCausalLM"], "quantization_config": quantization }).to_string();
-    Quantization::from_config(config.as_bytes()).map(|found| found.expect("it has a quantization config"))
+    let config =
+        json!({ "architectures": ["LlamaForCausalLM"], "quantization_config": quantization })
+            .to_string();
+    Quantization::from_config(config.as_bytes())
+        .map(|found| found.expect("it has a quantization config"))
 }
 
 fn read(quantization: &Value) -> Quantization {
@@ -25,7 +28,11 @@ fn read(quantization: &Value) -> Quantization {
 #[track_caller]
 fn expect_layers(quantization: &Quantization, expected: &[(&str, &str)]) {
     for (layer, format) in expected {
-        assert_eq!(quantization.layer(layer).unwrap().to_string(), *format, "{layer}");
+        assert_eq!(
+            quantization.layer(layer).unwrap().to_string(),
+            *format,
+            "{layer}"
+        );
     }
 }
 

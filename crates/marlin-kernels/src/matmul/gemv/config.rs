@@ -37,8 +37,24 @@ pub struct Config {
 impl Config {
     /// The configuration of a format, where K is split among `blocks` blocks.
     pub(crate) fn new(blocks: usize, format: &Format, prologue: Prologue) -> Self {
-        let Format { group, bits, zero_points, bf16, sparsity, epilogue } = *format;
-        Self { blocks, group, bits, zero_points, bf16, sparsity, prologue, epilogue }
+        let Format {
+            group,
+            bits,
+            zero_points,
+            bf16,
+            sparsity,
+            epilogue,
+        } = *format;
+        Self {
+            blocks,
+            group,
+            bits,
+            zero_points,
+            bf16,
+            sparsity,
+            prologue,
+            epilogue,
+        }
     }
 
     /// Returns true if the activations are normalised first.
@@ -46,7 +62,8 @@ impl Config {
         self.prologue == Prologue::AddRmsNorm
     }
 
-    /// Returns true if gates and ups are multiplied: a cluster has a tile of gates and the tile of ups that belongs to it.
+    /// Returns true if gates and ups are multiplied: a cluster has a tile of gates and the tile of
+    /// ups that belongs to it.
     pub(super) fn is_gated(&self) -> bool {
         self.epilogue == Epilogue::SwiGlu
     }
@@ -61,10 +78,11 @@ impl Config {
         self.sparsity == Sparsity::TwoFour
     }
 
-    /// Chunks along K of which a step consists, 64 stored rows each. For two of 8 bits, or of a 2:4 weight in small groups or with zero points, there
-    /// are too few registers.
+    /// Chunks along K of which a step consists, 64 stored rows each. For two of 8 bits, or of a 2:4
+    /// weight in small groups or with zero points, there are too few registers.
     pub(super) fn chunks(&self) -> usize {
-        let is_large = self.bits == Bits::Eight || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
+        let is_large = self.bits == Bits::Eight
+            || self.is_sparse() && (self.group != GroupSize::G128 || self.zero_points);
         if is_large { 1 } else { 2 }
     }
 
@@ -90,14 +108,38 @@ impl Config {
 
     /// Tiles of words and of metadata in a step.
     pub(super) fn loads(&self) -> usize {
-        self.tiles() + if self.is_sparse() { self.chunks() * METADATA_ROWS } else { 0 }
+        self.tiles()
+            + if self.is_sparse() {
+                self.chunks() * METADATA_ROWS
+            } else {
+                0
+            }
     }
 
-    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight of 4 bits stored values are multiplied.
+    /// The format as `fragment.rs` knows it: sums are scaled, and of a dense weight of 4 bits
+    /// stored values are multiplied.
     pub(super) fn products(&self) -> tile::Config {
-        let product = if self.is_sparse() { Product::SparseMmaSync } else { Product::MmaSync };
-        let tile = Tile { batch_tiles: 1, warps_n: 1, warps_k: 1, cluster: 1, stages: 1, product };
-        tile::Config { tile, group: self.group, bits: self.bits, zero_points: self.zero_points, bf16: self.bf16, epilogue: self.epilogue }
+        let product = if self.is_sparse() {
+            Product::SparseMmaSync
+        } else {
+            Product::MmaSync
+        };
+        let tile = Tile {
+            batch_tiles: 1,
+            warps_n: 1,
+            warps_k: 1,
+            cluster: 1,
+            stages: 1,
+            product,
+        };
+        tile::Config {
+            tile,
+            group: self.group,
+            bits: self.bits,
+            zero_points: self.zero_points,
+            bf16: self.bf16,
+            epilogue: self.epilogue,
+        }
     }
 
     pub(super) fn cluster_dim(&self) -> CubeDim {

@@ -17,7 +17,11 @@ pub(super) struct RawInput<F: Float, N: Size> {
 impl<F: Float, N: Size> RawInput<F, N> {
     pub fn new() -> Self {
         let zero = Vector::<F, N>::new(F::from_int(0));
-        RawInput::<F, N> { x: zero, residual: zero, norm: zero }
+        RawInput::<F, N> {
+            x: zero,
+            residual: zero,
+            norm: zero,
+        }
     }
 
     /// Issues the loads of the values of a step.
@@ -36,12 +40,20 @@ impl<F: Float, N: Size> RawInput<F, N> {
         self.x = if is_there { x[place as usize] } else { zero };
         #[comptime]
         match residual {
-            ComptimeOption::Some(residual) => self.residual = if is_there { residual[place as usize] } else { zero },
+            ComptimeOption::Some(residual) => {
+                self.residual = if is_there {
+                    residual[place as usize]
+                } else {
+                    zero
+                }
+            }
             ComptimeOption::None => {}
         }
         #[comptime]
         match norm {
-            ComptimeOption::Some(norm) => self.norm = if is_there { norm[place as usize] } else { zero },
+            ComptimeOption::Some(norm) => {
+                self.norm = if is_there { norm[place as usize] } else { zero }
+            }
             ComptimeOption::None => {}
         }
     }
@@ -53,11 +65,13 @@ fn place(step: u32) -> u32 {
     step * 32 + lane()
 }
 
-/// Stores a warp's step in its shared memory, and the sum with the residual stream in global memory; returns the root that the values were divided by,
-/// and the sum of their squares. Without a norm the values are stored as they are.
+/// Stores a warp's step in its shared memory, and the sum with the residual stream in global
+/// memory; returns the root that the values were divided by, and the sum of their squares. Without
+/// a norm the values are stored as they are.
 ///
-/// The mean square of the row is known only when all of it was read. Until then a step is divided by the root of its own mean square, which brings it to
-/// the middle of f16's range whatever the row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
+/// The mean square of the row is known only when all of it was read. Until then a step is divided
+/// by the root of its own mean square, which brings it to the middle of f16's range whatever the
+/// row's is; its products are multiplied by that root in f32, and at the end divided by the row's.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
     raw: &RawInput<F, N>,
@@ -88,9 +102,11 @@ pub(super) fn stage<F: Float, N: Size>(
             square += squares.extract(i);
         }
         square = plane_total(square, 32usize);
-        // The added constant prevents a division by zero for a step of zeros, and is negligible beside the square of any f16.
+        // The added constant prevents a division by zero for a step of zeros, and is negligible
+        // beside the square of any f16.
         root = (square / comptime!(config.step_k() as f32) + 1e-30).sqrt();
-        staged[UNIT_POS_X as usize] = Vector::<F, N>::cast_from(wide * Vector::<f32, N>::new(1.0 / root)) * raw.norm;
+        staged[UNIT_POS_X as usize] =
+            Vector::<F, N>::cast_from(wide * Vector::<f32, N>::new(1.0 / root)) * raw.norm;
     } else {
         staged[UNIT_POS_X as usize] = raw.x;
     }

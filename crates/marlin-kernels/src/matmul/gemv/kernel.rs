@@ -4,18 +4,21 @@ use super::output::{PART, expect_sums, leave_in_first_block, write};
 use super::weight::{WeightLoads, Words};
 use crate::overlap::{start_next, wait};
 use crate::ptx::{
-    F4, U4, bar_warp_sync, lane, ldmatrix_x4, mbarrier_wait_first_phase_cluster, mma_m16n8k16, mma_sp_m16n8k32, shared_address,
+    F4, U4, bar_warp_sync, lane, ldmatrix_x4, mbarrier_wait_first_phase_cluster, mma_m16n8k16,
+    mma_sp_m16n8k32, shared_address,
 };
 use crate::tile::fragment::{column_scales, column_zeros, dequantize, stored, stored_ones};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// sum = x + residual; out = norm(sum) W + bias, or without a norm out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
+/// sum = x + residual; out = norm(sum) W + bias, or without a norm out = x W + bias, W in
+/// [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
 /// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
 ///
-/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of its part in turn. With SwiGLU a cluster has 64 gates and
-/// their ups, and as many blocks for each. The product is computed
-/// transposed, as that of many rows is: fragment A holds 16 columns of the weight, and all eight rows of fragment B are the one row.
+/// A cluster has 64 columns, each of its blocks a part of K, and a block's warps take the steps of
+/// its part in turn. With SwiGLU a cluster has 64 gates and their ups, and as many blocks for each.
+/// The product is computed transposed, as that of many rows is: fragment A holds 16 columns of the
+/// weight, and all eight rows of fragment B are the one row.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(super) fn gemv<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -42,9 +45,16 @@ pub(super) fn gemv<F: Float, N: Size>(
     expect_sums(barrier, config);
 
     let blocks = comptime!(config.blocks as u32);
-    let (place, rank) = (CUBE_POS_X / comptime!(config.cluster() as u32), CUBE_POS_X % comptime!(config.cluster() as u32));
+    let (place, rank) = (
+        CUBE_POS_X / comptime!(config.cluster() as u32),
+        CUBE_POS_X % comptime!(config.cluster() as u32),
+    );
     let part = rank % blocks;
-    let tile_n = if comptime!(config.is_gated()) { place + rank / blocks * (lengths.tiles_n / 2) } else { place };
+    let tile_n = if comptime!(config.is_gated()) {
+        place + rank / blocks * (lengths.tiles_n / 2)
+    } else {
+        place
+    };
     let steps = lengths.tiles_k.div_ceil(comptime!(config.tiles() as u32));
     let end = steps * (part + 1) / blocks;
     let mut step = steps * part / blocks + UNIT_POS_X / 32;
@@ -67,21 +77,33 @@ pub(super) fn gemv<F: Float, N: Size>(
     let mut raw = RawInput::<F, N>::new();
     raw.load(x, &residual, &norm, step, &lengths, config);
     // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: eight times the same row.
-    let matrices = shared_address::<Vector<F, N>>(&staged) + UNIT_POS_X / 32 * comptime!(2 * config.step_k() as u32) + lane() / 8 * 16;
+    let matrices = shared_address::<Vector<F, N>>(&staged)
+        + UNIT_POS_X / 32 * comptime!(2 * config.step_k() as u32)
+        + lane() / 8 * 16;
 
     let mut square = 0.0f32;
-    // Of an accumulator's elements the odd ones are the even ones once more: totals j and 4 + j are columns 16j + lane / 4 and the eighth from it.
+    // Of an accumulator's elements the odd ones are the even ones once more: totals j and 4 + j are
+    // columns 16j + lane / 4 and the eighth from it.
     let mut totals = Array::<f32>::new(8usize);
     #[unroll]
     for i in 0..8usize {
         totals[i] = 0.0;
     }
     let ones = stored_ones(false, comptime!(config.products()));
-    // A warp loads its next step as the registers of this one become free, so that the bytes in flight stay constant.
+    // A warp loads its next step as the registers of this one become free, so that the bytes in
+    // flight stay constant.
     while step < end {
         let next = step + comptime!(WARPS as u32);
         let more = next < end;
-        let (root, step_square) = stage::<F, N>(&raw, &mut sum, &mut staged, step, tile_n == 0, &lengths, config);
+        let (root, step_square) = stage::<F, N>(
+            &raw,
+            &mut sum,
+            &mut staged,
+            step,
+            tile_n == 0,
+            &lengths,
+            config,
+        );
         square += step_square;
         raw.load(x, &residual, &norm, next, &lengths, config);
         loads.aim(&words, next, &lengths, config);
@@ -94,14 +116,23 @@ pub(super) fn gemv<F: Float, N: Size>(
             for j in 0..4usize {
                 products[j] = F4::new(0.0);
             }
-            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows, or of one of a 2:4 weight.
+            // A part is 32 rows of K: the B fragments of two steps of 16 stored rows, or of one of
+            // a 2:4 weight.
             let parts = comptime!(config.step_k() / 32 / config.groups_in_step());
             #[unroll]
             for part in 0..parts {
                 let part = comptime!(group * parts + part);
                 let b = ldmatrix_x4(matrices + comptime!(64 * part as u32));
                 if comptime!(config.is_sparse()) {
-                    multiply_sparse(&loads, group, b, &mut products, &lengths.masks, part, config);
+                    multiply_sparse(
+                        &loads,
+                        group,
+                        b,
+                        &mut products,
+                        &lengths.masks,
+                        part,
+                        config,
+                    );
                     if more {
                         loads.load_k16(&words, part, config);
                         // A tile of metadata is that of two parts.
@@ -113,14 +144,23 @@ pub(super) fn gemv<F: Float, N: Size>(
                     #[unroll]
                     for half in 0..2usize {
                         let k16 = comptime!(2 * part + half);
-                        let (b0, b1) = (b.extract(comptime!(2 * half)), b.extract(comptime!(2 * half + 1)));
+                        let (b0, b1) = (
+                            b.extract(comptime!(2 * half)),
+                            b.extract(comptime!(2 * half + 1)),
+                        );
                         #[unroll]
                         for j in 0..4usize {
                             let words = loads.sub_tile(k16, j, config);
                             let a = if comptime!(config.products().multiplies_stored()) {
                                 stored(words.0, &lengths.masks, false, comptime!(config.products()))
                             } else {
-                                dequantize(words, &loads.group(group, config), &lengths.masks, j, comptime!(config.products()))
+                                dequantize(
+                                    words,
+                                    &loads.group(group, config),
+                                    &lengths.masks,
+                                    j,
+                                    comptime!(config.products()),
+                                )
                             };
                             products[j] = mma_m16n8k16(a, b0, b1, products[j], config.bf16);
                         }
@@ -142,7 +182,11 @@ pub(super) fn gemv<F: Float, N: Size>(
                 for half in 0..2usize {
                     let element = comptime!(2 * half);
                     let product = if comptime!(config.products().multiplies_stored()) {
-                        fma(x_sums.extract(element), zeros.extract(element), products[j].extract(element))
+                        fma(
+                            x_sums.extract(element),
+                            zeros.extract(element),
+                            products[j].extract(element),
+                        )
                     } else {
                         products[j].extract(element)
                     };
@@ -166,7 +210,8 @@ pub(super) fn gemv<F: Float, N: Size>(
     }
 }
 
-/// Adds the products of a part of a 2:4 weight's step: 32 rows of K, of which 16 are stored, and half of a tile of metadata.
+/// Adds the products of a part of a 2:4 weight's step: 32 rows of K, of which 16 are stored, and
+/// half of a tile of metadata.
 #[cube]
 fn multiply_sparse(
     loads: &WeightLoads,
@@ -180,8 +225,17 @@ fn multiply_sparse(
     let weights = loads.group(group, config);
     #[unroll]
     for j in 0..4usize {
-        let a = dequantize(loads.sub_tile(part, j, config), &weights, masks, j, comptime!(config.products()));
-        let places = loads.word(comptime!(config.tiles() + part / 2), comptime!(part % 2 * 2 + j / 2));
+        let a = dequantize(
+            loads.sub_tile(part, j, config),
+            &weights,
+            masks,
+            j,
+            comptime!(config.products()),
+        );
+        let places = loads.word(
+            comptime!(config.tiles() + part / 2),
+            comptime!(part % 2 * 2 + j / 2),
+        );
         products[j] = mma_sp_m16n8k32(a, b, products[j], places, comptime!(j % 2), config.bf16);
     }
 }

@@ -9,28 +9,56 @@ use crate::{KernelError, NormOperands, Operands, Prologue, QuantProblem, overlap
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Launches the kernel with K split among `blocks` blocks, on operands that were checked but for those of the norm.
+/// Launches the kernel with K split among `blocks` blocks, on operands that were checked but for
+/// those of the norm.
 ///
 /// # Errors
-/// Not one row, a norm without its operands, a single group, act-order, a K that is no multiple of 8, blocks that are no cluster, and buffers of the wrong length.
-pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, operands: Operands) -> Result<(), KernelError> {
+/// Not one row, a norm without its operands, a single group, act-order, a K that is no multiple of
+/// 8, blocks that are no cluster, and buffers of the wrong length.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    blocks: usize,
+    operands: Operands,
+) -> Result<(), KernelError> {
     let (n, k) = (problem.outputs(), problem.k());
     let config = Config::new(blocks, &format(problem), problem.prologue);
-    let takes =
-        problem.m == 1 && k.is_multiple_of(8) && !problem.weight.format.permuted && problem.fills(2 * COLUMNS) && takes_format(&config);
-    let Operands { x, norm, weight, bias, out } = operands;
+    let takes = problem.m == 1
+        && k.is_multiple_of(8)
+        && !problem.weight.format.permuted
+        && problem.fills(2 * COLUMNS)
+        && takes_format(&config);
+    let Operands {
+        x,
+        norm,
+        weight,
+        bias,
+        out,
+    } = operands;
     if !takes
         || norm.is_some() != (problem.prologue == Prologue::AddRmsNorm)
         || !CLUSTERS.contains(&blocks)
         || !fits_cluster(problem, blocks)
     {
-        return Err(KernelError::NoGemv { problem: problem.to_string(), blocks });
+        return Err(KernelError::NoGemv {
+            problem: problem.to_string(),
+            blocks,
+        });
     }
     expect_length(problem, "activations", k, x.len())?;
     let epsilon = norm.as_ref().map_or(0.0, |norm| norm.epsilon);
     let [residual, norm, sum] = match norm {
-        Some(NormOperands { residual, weight, sum, .. }) => {
-            for (operand, buffer) in [("residual", &residual), ("norm weight", &weight), ("sum", &sum)] {
+        Some(NormOperands {
+            residual,
+            weight,
+            sum,
+            ..
+        }) => {
+            for (operand, buffer) in [
+                ("residual", &residual),
+                ("norm weight", &weight),
+                ("sum", &sum),
+            ] {
                 expect_length(problem, operand, k, buffer.len())?;
             }
             [residual, weight, sum].map(Some)
@@ -38,7 +66,14 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, blocks: usize, ope
         None => [(); 3].map(|()| None),
     };
     let tiles = problem.weight.tiles();
-    let lengths = [n, k, tiles.n_padded() / COLUMNS, tiles.shape()[0], problem.weight.groups()].map(|length| length as u32);
+    let lengths = [
+        n,
+        k,
+        tiles.n_padded() / COLUMNS,
+        tiles.shape()[0],
+        problem.weight.groups(),
+    ]
+    .map(|length| length as u32);
     let [n, k, tiles_n, tiles_k, groups] = lengths;
     // SAFETY: lengths were checked against what the kernel derives its addresses from.
     unsafe {

@@ -1,8 +1,11 @@
-//! One row: `x W`, or with an addition to the residual stream and an RMSNorm before it `norm(x + residual) W`, in one launch.
+//! One row: `x W`, or with an addition to the residual stream and an RMSNorm before it `norm(x +
+//! residual) W`, in one launch.
 //!
-//! A decode step of one sequence is a chain of small launches, each of which costs three to five microseconds besides reading its bytes. A norm is
-//! almost only that overhead, so it is fused into the matmul of its output, and so is SwiGLU after gate and up. Microseconds of norm and product in a step on
-//! an H200, f16, groups of 128, for one row, which runs this routine, and for two, which run the norm's kernel and then the [tile kernels](crate::tile)
+//! A decode step of one sequence is a chain of small launches, each of which costs three to five
+//! microseconds besides reading its bytes. A norm is almost only that overhead, so it is fused into
+//! the matmul of its output, and so is SwiGLU after gate and up. Microseconds of norm and product
+//! in a step on an H200, f16, groups of 128, for one row, which runs this routine, and for two,
+//! which run the norm's kernel and then the [tile kernels](crate::tile)
 //! (`benches/records/decode-*-h200.log`, before kernels overlapped):
 //!
 //! | norm, and projection of | K x N | one row | two rows |
@@ -14,29 +17,37 @@
 //! | Llama 2 70B, q, k and v | 8192 x 10240 | 14.9 | 18.9 |
 //! | Llama 2 70B, gate and up | 8192 x 57344 | 63.7 | 67.2 |
 //!
-//! A 2:4 weight takes 9.5, 12.8, 12.4 and 49.1 us for the projections of 7B and of 70B (`benches/records/decode-24-h200.log`).
+//! A 2:4 weight takes 9.5, 12.8, 12.4 and 49.1 us for the projections of 7B and of 70B
+//! (`benches/records/decode-24-h200.log`).
 //!
-//! Every cluster normalises the whole input, so more rows cost more. A version for several rows took 0.7 to 2.5 us less for two rows than a separate norm on
-//! 7B and 8B, but 2.7 us more on 70B's gate and up; for four rows it gained only on 8B's q, k and v. SiLU of the gates before an MLP's last matmul, fused in
-//! the same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So neither is here.
+//! Every cluster normalises the whole input, so more rows cost more. A version for several rows
+//! took 0.7 to 2.5 us less for two rows than a separate norm on 7B and 8B, but 2.7 us more on 70B's
+//! gate and up; for four rows it gained only on 8B's q, k and v. SiLU of the gates before an MLP's
+//! last matmul, fused in the same way, gained 0.1 to 0.4 us on 7B and 8B and lost 1.2 us on 70B. So
+//! neither is here.
 //!
 //! # How it works
 //!
-//! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps take the steps of 128 stored rows of K in turn
-//! (`kernel.rs`). K is split only within the cluster, so sums are added in its shared memory and never in global memory (`output.rs`): blocks
-//! store theirs in the first one with `st.async`, which counts the bytes at an `mbarrier` there; a barrier of the cluster would first wait for all writes of
-//! every thread. A launch has as many warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and the 64 ups that belong
-//! to them.
+//! **Work.** A cluster of blocks has 64 columns of the weight, a tile of the layout, and its warps
+//! take the steps of 128 stored rows of K in turn (`kernel.rs`). K is split only within the
+//! cluster, so sums are added in its shared memory and never in global memory (`output.rs`): blocks
+//! store theirs in the first one with `st.async`, which counts the bytes at an `mbarrier` there; a
+//! barrier of the cluster would first wait for all writes of every thread. A launch has as many
+//! warps as can be resident on the card at once (`plan.rs`). With SwiGLU a cluster has 64 gates and
+//! the 64 ups that belong to them.
 //!
-//! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next load into a register is issued as soon as its value
-//! was multiplied (`weight.rs`). No other warp needs them, so staging in shared memory would gain nothing. In a recorded pass the first of them are loaded while
-//! the kernel before still runs ([`overlap`](crate::overlap)): of a weight of one step a warp, that is all of it.
+//! **Weights** go from memory to registers, a lane's 16 bytes of a tile at a time, and the next
+//! load into a register is issued as soon as its value was multiplied (`weight.rs`). No other warp
+//! needs them, so staging in shared memory would gain nothing. In a recorded pass the first of them
+//! are loaded while the kernel before still runs ([`overlap`](crate::overlap)): of a weight of one
+//! step a warp, that is all of it.
 //!
-//! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies, while its weights are being loaded (`input.rs`): some
-//! kilobytes from the second-level cache. The division by the root mean square of the whole row is deferred to the end.
+//! **Input.** Every cluster repeats the norm of the row, each warp for the part that it multiplies,
+//! while its weights are being loaded (`input.rs`): some kilobytes from the second-level cache. The
+//! division by the root mean square of the whole row is deferred to the end.
 //!
-//! **Products** are those of `fragment.rs` for few rows: stored weights as f16 subnormals, one further product for the zero points, a group's sums scaled
-//! in f32.
+//! **Products** are those of `fragment.rs` for few rows: stored weights as f16 subnormals, one
+//! further product for the zero points, a group's sums scaled in f32.
 
 mod config;
 mod input;

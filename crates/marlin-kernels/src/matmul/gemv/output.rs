@@ -1,9 +1,10 @@
-//! From the warps' sums to the output: added along K in a block, then in the cluster, then normalised, biased and written.
+//! From the warps' sums to the output: added along K in a block, then in the cluster, then
+//! normalised, biased and written.
 
 use super::config::{COLUMNS, Config, Lengths, WARPS};
 use crate::ptx::{
-    cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, lane, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init,
-    shared_address, st_async_first_block, st_shared_f32,
+    cluster_arrive_relaxed, cluster_wait, fence_mbarrier_init, lane, mbarrier_arrive,
+    mbarrier_arrive_expect_tx, mbarrier_init, shared_address, st_async_first_block, st_shared_f32,
 };
 use crate::tile::epilogue::swiglu;
 use crate::tile::fragment::stored_units;
@@ -12,14 +13,18 @@ use cubecl::prelude::*;
 /// Floats of a part of K: a sum for each column, and the sum of the squares of the row.
 pub(super) const PART: usize = COLUMNS + 1;
 
-/// Makes the `barrier` that tells, in the first block of a cluster, that the sums of all blocks are there: it counts the bytes that they store, or, in a block by
-/// itself, the threads that have stored one.
+/// Makes the `barrier` that tells, in the first block of a cluster, that the sums of all blocks are
+/// there: it counts the bytes that they store, or, in a block by itself, the threads that have
+/// stored one.
 #[cube]
 pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
     if UNIT_POS_X == 0 {
         if comptime!(config.cluster() > 1) {
             mbarrier_init(barrier, 1usize);
-            mbarrier_arrive_expect_tx(barrier, comptime!((config.cluster() * PART * 4) as u32).runtime());
+            mbarrier_arrive_expect_tx(
+                barrier,
+                comptime!((config.cluster() * PART * 4) as u32).runtime(),
+            );
         } else {
             mbarrier_init(barrier, PART);
         }
@@ -29,8 +34,8 @@ pub(super) fn expect_sums(barrier: u32, #[comptime] config: Config) {
     cluster_arrive_relaxed();
 }
 
-/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's first block: `sums` are `[rank, PART]` there, and `barrier` counts
-/// their bytes.
+/// Adds the sums of a block's warps, always in the same order, and leaves them in the cluster's
+/// first block: `sums` are `[rank, PART]` there, and `barrier` counts their bytes.
 #[cube]
 pub(super) fn leave_in_first_block(
     totals: &Array<f32>,
@@ -42,7 +47,8 @@ pub(super) fn leave_in_first_block(
     #[comptime] config: Config,
 ) {
     let (low_unit, high_unit) = comptime!(stored_units(&config.products()));
-    // All eight rows of the product are the one row, and so the four lanes of a column have the same.
+    // All eight rows of the product are the one row, and so the four lanes of a column have the
+    // same.
     let own = UNIT_POS_X / 32 * comptime!(PART as u32);
     if lane().is_multiple_of(4) {
         #[unroll]
@@ -94,7 +100,11 @@ pub(super) fn write<F: Float>(
         }
         let mut value = biased::<F>(add_parts(sums, UNIT_POS_X, config) / root, bias, column);
         if comptime!(config.is_gated()) {
-            let ups = add_parts(sums, UNIT_POS_X + comptime!((config.blocks * PART) as u32), config);
+            let ups = add_parts(
+                sums,
+                UNIT_POS_X + comptime!((config.blocks * PART) as u32),
+                config,
+            );
             value = swiglu(value, biased::<F>(ups / root, bias, column + lengths.n));
         }
         out[column as usize] = F::cast_from(value);

@@ -7,20 +7,30 @@ use crate::tile::cost::format;
 use crate::{ActivationDtype, Card, Prologue, QuantProblem};
 use marlin_format::{Bits, GroupSize, Sparsity, WeightLayout};
 
-/// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this many.
+/// Warps of a multiprocessor that load weights at the same time: the kernel's registers allow this
+/// many.
 const RESIDENT_WARPS: usize = 16;
 /// The numbers of blocks among which K can be split.
 pub const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
 
-/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one row of f16 or bf16, a weight in more than one
-/// group, without act-order and with a K that is a multiple of 8, on a card with clusters.
+/// Returns the number of blocks that split K for 64 columns, if this routine takes the problem: one
+/// row of f16 or bf16, a weight in more than one group, without act-order and with a K that is a
+/// multiple of 8, on a card with clusters.
 ///
-/// The most blocks that are resident on the card at once: then they use its memory's rate evenly, and end together. On an H200 that is the fastest
-/// cluster for the joined projections of Llama 2 7B, Llama 3 8B and Llama 2 70B.
+/// The most blocks that are resident on the card at once: then they use its memory's rate evenly,
+/// and end together. On an H200 that is the fastest cluster for the joined projections of Llama 2
+/// 7B, Llama 3 8B and Llama 2 70B.
 ///
-/// Without a norm it takes weights of which a warp has less than four steps; for others the [tile kernels](crate::tile) are the faster.
+/// Without a norm it takes weights of which a warp has less than four steps; for others the [tile
+/// kernels](crate::tile) are the faster.
 pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
-    let QuantProblem { m, weight, activations, scales, .. } = *problem;
+    let QuantProblem {
+        m,
+        weight,
+        activations,
+        scales,
+        ..
+    } = *problem;
     let config = Config::new(1, &format(problem), problem.prologue);
     let takes = m == 1
         && card.capability >= CLUSTER_CAPABILITY
@@ -35,37 +45,64 @@ pub fn plan(problem: &QuantProblem, card: &Card) -> Option<usize> {
     let tiles = layout.n_padded() / COLUMNS;
     let steps = (layout.k_padded() / CHUNK_K).div_ceil(config.chunks());
     let fits = |&blocks: &usize| {
-        blocks * WARPS <= steps && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors && fits_cluster(problem, blocks)
+        blocks * WARPS <= steps
+            && tiles * blocks * WARPS <= RESIDENT_WARPS * card.multiprocessors
+            && fits_cluster(problem, blocks)
     };
-    let blocks = CLUSTERS.into_iter().rev().find(fits).unwrap_or_else(|| least_blocks(problem));
+    let blocks = CLUSTERS
+        .into_iter()
+        .rev()
+        .find(fits)
+        .unwrap_or_else(|| least_blocks(problem));
     let is_short = problem.prologue == Prologue::AddRmsNorm || steps < MOST_STEPS * blocks * WARPS;
     (takes && is_short).then_some(blocks)
 }
 
-/// Steps of a warp from which on a weight without a norm before it is left to the tile kernels. A decode step of Llama 2 7B on an H200 takes 1.45 ms with o and
-/// down here (1 and 2.7 steps), 1.53 in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped 10.68.
+/// Steps of a warp from which on a weight without a norm before it is left to the tile kernels. A
+/// decode step of Llama 2 7B on an H200 takes 1.45 ms with o and down here (1 and 2.7 steps), 1.53
+/// in tiles; one of Llama 2 70B (4 and 14 steps) 10.81, and in tiles before kernels overlapped
+/// 10.68.
 const MOST_STEPS: usize = 4;
 
-/// The fewest blocks among which K is split. Without a norm two: of one ptxas (13.5) spills a few registers, and one is for weights of few steps alone.
+/// The fewest blocks among which K is split. Without a norm two: of one ptxas (13.5) spills a few
+/// registers, and one is for weights of few steps alone.
 fn least_blocks(problem: &QuantProblem) -> usize {
-    if problem.prologue == Prologue::AddRmsNorm { 1 } else { 2 }
+    if problem.prologue == Prologue::AddRmsNorm {
+        1
+    } else {
+        2
+    }
 }
 
 /// Returns true if a cluster can have the blocks for K to be split among so many.
 pub(super) fn fits_cluster(problem: &QuantProblem, blocks: usize) -> bool {
-    (least_blocks(problem)..=ClustersAtOnce::MOST_BLOCKS / problem.epilogue.columns()).contains(&blocks)
+    (least_blocks(problem)..=ClustersAtOnce::MOST_BLOCKS / problem.epilogue.columns())
+        .contains(&blocks)
 }
 
-/// Returns true for more than one group, but for formats of which ptxas (13.5) spills a few registers: a 2:4 weight with zero points in groups of 32, and in bf16 a
-/// dense one in groups of 32, with zero points of 4 bits after a norm and without them of 8 bits without, and one of 4 bits in groups of 64 without.
+/// Returns true for more than one group, but for formats of which ptxas (13.5) spills a few
+/// registers: a 2:4 weight with zero points in groups of 32, and in bf16 a dense one in groups of
+/// 32, with zero points of 4 bits after a norm and without them of 8 bits without, and one of 4
+/// bits in groups of 64 without.
 pub fn takes_format(config: &Config) -> bool {
-    let Config { group, bits, zero_points, bf16, sparsity, .. } = *config;
+    let Config {
+        group,
+        bits,
+        zero_points,
+        bf16,
+        sparsity,
+        ..
+    } = *config;
     match (sparsity, group) {
         (_, GroupSize::Channel) => false,
         (Sparsity::TwoFour, GroupSize::G32) => !zero_points,
-        (Sparsity::Dense, GroupSize::G32) if config.has_norm() => bits == Bits::Eight || !zero_points || !bf16,
+        (Sparsity::Dense, GroupSize::G32) if config.has_norm() => {
+            bits == Bits::Eight || !zero_points || !bf16
+        }
         (Sparsity::Dense, GroupSize::G32) => bits == Bits::Four || zero_points || !bf16,
-        (Sparsity::Dense, GroupSize::G64) => config.has_norm() || bits == Bits::Eight || zero_points || !bf16,
+        (Sparsity::Dense, GroupSize::G64) => {
+            config.has_norm() || bits == Bits::Eight || zero_points || !bf16
+        }
         _ => true,
     }
 }
@@ -78,7 +115,8 @@ mod tests {
     const H200: Card = Card::assumed(90, 132, 227 * 1024);
 
     fn problem(m: usize, k: usize, n: usize) -> QuantProblem {
-        let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n).in_layout(WeightLayout::Tile);
+        let weight = WeightDescriptor::plain(QuantSpec::int4(GroupSize::G128), k, n)
+            .in_layout(WeightLayout::Tile);
         QuantProblem::new(m, weight, ActivationDtype::F16)
     }
 
@@ -89,7 +127,11 @@ mod tests {
         assert_eq!(blocks(4096, 22016), Some(1));
         assert_eq!(blocks(4096, 6144), Some(4));
         assert_eq!(blocks(4096, 4096), Some(8));
-        assert_eq!(blocks(1024, 4096), Some(2), "a block's warps have a step each");
+        assert_eq!(
+            blocks(1024, 4096),
+            Some(2),
+            "a block's warps have a step each"
+        );
         assert_eq!(blocks(8192, 57344), Some(1));
         assert_eq!(blocks(256, 1), Some(1));
     }
@@ -100,7 +142,11 @@ mod tests {
         assert_eq!(blocks(4096, 4096), Some(8));
         assert_eq!(blocks(11008, 4096), Some(8));
         assert_eq!(blocks(14336, 4096), Some(8));
-        assert_eq!(blocks(512, 4096), Some(2), "two blocks at least, with or without steps for all of their warps");
+        assert_eq!(
+            blocks(512, 4096),
+            Some(2),
+            "two blocks at least, with or without steps for all of their warps"
+        );
         assert_eq!(blocks(8192, 8192), None);
         assert_eq!(blocks(28672, 8192), None);
     }
@@ -109,7 +155,16 @@ mod tests {
     fn what_it_does_not_take_has_no_blocks() {
         let taken = problem(1, 4096, 4096);
         assert!(plan(&taken, &H200).is_some());
-        assert_eq!(plan(&taken, &Card { capability: 89, ..H200 }), None);
+        assert_eq!(
+            plan(
+                &taken,
+                &Card {
+                    capability: 89,
+                    ..H200
+                }
+            ),
+            None
+        );
         let of = |spec: QuantSpec| {
             let weight = WeightDescriptor::plain(spec, 4096, 4096).in_layout(WeightLayout::Tile);
             QuantProblem { weight, ..taken }
@@ -117,7 +172,10 @@ mod tests {
         assert!(plan(&of(QuantSpec::int8(GroupSize::G128)), &H200).is_some());
         let column = of(QuantSpec::int4(GroupSize::Channel));
         let bf16_scales = taken.with_scales(ActivationDtype::BF16);
-        let f32 = QuantProblem { activations: ActivationDtype::F32, ..taken };
+        let f32 = QuantProblem {
+            activations: ActivationDtype::F32,
+            ..taken
+        };
         let mut permuted = taken;
         permuted.weight.format.permuted = true;
         let sparse = |spec: QuantSpec| of(spec).with_sparsity(Sparsity::TwoFour);

@@ -7,8 +7,8 @@ use crate::tile::fragment::Group;
 use cubecl::prelude::*;
 use marlin_format::Bits;
 
-/// The position of a weight, and in it of a lane's part of 64 columns: as 32-bit offsets, so that the addresses, which all threads share, take none
-/// of their registers.
+/// The position of a weight, and in it of a lane's part of 64 columns: as 32-bit offsets, so that
+/// the addresses, which all threads share, take none of their registers.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Words {
     words: u64,
@@ -19,7 +19,8 @@ pub(super) struct Words {
     row: u64,
     /// Bytes before the lane's words of the first row.
     place: u32,
-    /// Runs of eight columns before the lane's: the lanes of a column in eight have its eight scales and its eight zero points.
+    /// Runs of eight columns before the lane's: the lanes of a column in eight have its eight
+    /// scales and its eight zero points.
     eights: u32,
 }
 
@@ -53,7 +54,8 @@ impl Words {
     }
 }
 
-/// A lane's words of a step, after them its metadata where the weight is 2:4, with the scales and zero points to dequantise them.
+/// A lane's words of a step, after them its metadata where the weight is 2:4, with the scales and
+/// zero points to dequantise them.
 #[derive(CubeType)]
 pub(super) struct WeightLoads {
     tiles: Array<U4>,
@@ -64,7 +66,8 @@ pub(super) struct WeightLoads {
     /// The words of the first and of the second chunk of the step to load.
     first: u64,
     second: u64,
-    /// The chunks to load. Of a 2:4 weight addresses are computed where they are loaded from: kept, they would take registers that are not there.
+    /// The chunks to load. Of a 2:4 weight addresses are computed where they are loaded from: kept,
+    /// they would take registers that are not there.
     chunk: u32,
     second_chunk: u32,
 }
@@ -86,18 +89,25 @@ impl WeightLoads {
         }
     }
 
-    /// Sets the step to load. If K ends in its middle, the first half is loaded twice: the second time it is multiplied by zeros.
+    /// Sets the step to load. If K ends in its middle, the first half is loaded twice: the second
+    /// time it is multiplied by zeros.
     pub fn aim(&mut self, words: &Words, step: u32, lengths: &Lengths, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
             self.chunk = step * comptime!(config.chunks() as u32);
-            let is_whole = (self.chunk + 1) * comptime!(config.word_rows() as u32) < lengths.tiles_k;
+            let is_whole =
+                (self.chunk + 1) * comptime!(config.word_rows() as u32) < lengths.tiles_k;
             self.second_chunk = if is_whole { self.chunk + 1 } else { self.chunk };
         } else {
             let tile = step * comptime!(config.tiles() as u32);
-            self.first = words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
+            self.first =
+                words.words + u64::cast_from(words.place) + words.row * u64::cast_from(tile);
             let rows = comptime!(config.word_rows() as u32);
             let is_whole = tile + rows < lengths.tiles_k;
-            let half = if is_whole { rows.runtime() } else { 0u32.runtime() };
+            let half = if is_whole {
+                rows.runtime()
+            } else {
+                0u32.runtime()
+            };
             self.second = self.first + words.row * u64::cast_from(half);
         }
     }
@@ -106,14 +116,32 @@ impl WeightLoads {
     pub fn load_tile(&mut self, words: &Words, #[comptime] i: usize, #[comptime] config: Config) {
         if comptime!(config.is_sparse()) {
             let is_words = comptime!(i < config.tiles());
-            let start = if is_words { words.words } else { words.metadata };
-            let (rows, tile) = comptime!(if is_words { (config.word_rows(), i) } else { (METADATA_ROWS, i - config.tiles()) });
-            let chunk = if comptime!(tile < rows) { self.chunk } else { self.second_chunk };
+            let start = if is_words {
+                words.words
+            } else {
+                words.metadata
+            };
+            let (rows, tile) = comptime!(if is_words {
+                (config.word_rows(), i)
+            } else {
+                (METADATA_ROWS, i - config.tiles())
+            });
+            let chunk = if comptime!(tile < rows) {
+                self.chunk
+            } else {
+                self.second_chunk
+            };
             let row = chunk * comptime!(rows as u32) + comptime!((tile % rows) as u32);
-            self.tiles[i] = ld_global_once_16(start + u64::cast_from(words.place) + words.row * u64::cast_from(row));
+            self.tiles[i] = ld_global_once_16(
+                start + u64::cast_from(words.place) + words.row * u64::cast_from(row),
+            );
         } else {
             let rows = comptime!(config.word_rows());
-            let half = if comptime!(i < rows) { self.first } else { self.second };
+            let half = if comptime!(i < rows) {
+                self.first
+            } else {
+                self.second
+            };
             self.tiles[i] = ld_global_once_16(half + words.row * comptime!((i % rows) as u64));
         }
     }
@@ -128,18 +156,28 @@ impl WeightLoads {
     }
 
     /// Issues the load of group `i` of a step; past K, of the last one again.
-    pub fn load_group(&mut self, words: &Words, step: u32, #[comptime] i: usize, lengths: &Lengths, #[comptime] config: Config) {
+    pub fn load_group(
+        &mut self,
+        words: &Words,
+        step: u32,
+        #[comptime] i: usize,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
         let first = if comptime!(config.steps_in_group() > 1) {
             step / comptime!(config.steps_in_group() as u32)
         } else {
             step * comptime!(config.groups_in_step() as u32)
         };
         let group = min(first + comptime!(i as u32), lengths.groups - 1) * lengths.tiles_n;
-        self.scales[i] = ld_global_once_16(words.scales + u64::cast_from((8 * group + words.eights) * 16));
+        self.scales[i] =
+            ld_global_once_16(words.scales + u64::cast_from((8 * group + words.eights) * 16));
         if comptime!(config.zero_points && config.bits == Bits::Four) {
-            self.zeros[i] = ld_global_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
+            self.zeros[i] =
+                ld_global_once_4(words.zeros + u64::cast_from((8 * group + words.eights) * 4));
         } else if comptime!(config.zero_points) {
-            let both = ld_global_once_8(words.zeros + u64::cast_from((8 * group + words.eights) * 8));
+            let both =
+                ld_global_once_8(words.zeros + u64::cast_from((8 * group + words.eights) * 8));
             self.zeros[i] = both.extract(0usize);
             self.more_zeros[i] = both.extract(1usize);
         }
@@ -150,16 +188,37 @@ impl WeightLoads {
         self.tiles[i].extract(j)
     }
 
-    /// Returns a lane's words of sub-tile `j` in step `i` of 16 stored rows, as [`dequantize`](crate::tile::fragment::dequantize) takes them.
-    pub fn sub_tile(&self, #[comptime] i: usize, #[comptime] j: usize, #[comptime] config: Config) -> (u32, u32) {
+    /// Returns a lane's words of sub-tile `j` in step `i` of 16 stored rows, as
+    /// [`dequantize`](crate::tile::fragment::dequantize) takes them.
+    pub fn sub_tile(
+        &self,
+        #[comptime] i: usize,
+        #[comptime] j: usize,
+        #[comptime] config: Config,
+    ) -> (u32, u32) {
         let tiles = comptime!(config.products().tiles_in_step());
-        (self.word(comptime!(i * tiles), j), self.word(comptime!(i * tiles + tiles - 1), j))
+        (
+            self.word(comptime!(i * tiles), j),
+            self.word(comptime!(i * tiles + tiles - 1), j),
+        )
     }
 
     /// Returns the scales and zero points that dequantise the words of group `i`.
     pub fn group(&self, #[comptime] i: usize, #[comptime] config: Config) -> Group {
-        let zeros = if comptime!(config.zero_points) { self.zeros[i] } else { 0u32.runtime() };
-        let more_zeros = if comptime!(config.zero_points && config.bits == Bits::Eight) { self.more_zeros[i] } else { 0u32.runtime() };
-        Group { scales: self.scales[i], zeros, more_zeros }
+        let zeros = if comptime!(config.zero_points) {
+            self.zeros[i]
+        } else {
+            0u32.runtime()
+        };
+        let more_zeros = if comptime!(config.zero_points && config.bits == Bits::Eight) {
+            self.more_zeros[i]
+        } else {
+            0u32.runtime()
+        };
+        Group {
+            scales: self.scales[i],
+            zeros,
+            more_zeros,
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The head's product: few rows of activations with a float weight [N, K] whose columns are contiguous, which is how checkpoints hold it.
+//! The head's product: few rows of activations with a float weight [N, K] whose columns are
+//! contiguous, which is how checkpoints hold it.
 //!
 //! | file | holds |
 //! |---|---|
@@ -20,8 +21,9 @@ use crate::{ActivationDtype, FloatProblem, Kernel, KernelError, Target, overlap}
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8 rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul
-/// takes 131 for 16 and 177 for 64. The weight's bytes take 60.
+/// Most rows on tensor cores. Measured on an H200, 4096 features, 32,000 columns: 71 us for up to 8
+/// rows, 78 for 16, at most 118 for 32, 121 for 64; Burn's matmul takes 131 for 16 and 177 for 64.
+/// The weight's bytes take 60.
 const MAX_ROWS: usize = 64;
 /// Most rows without: 64 us for one row, 75 for two, 104 for four, 263 for eight.
 const MAX_PLANE_ROWS: usize = 4;
@@ -39,8 +41,12 @@ pub enum HeadKernel {
 
 /// The kernel that takes a problem; `None` if it has too many rows.
 pub fn plan(problem: &FloatProblem, target: &Target) -> Option<HeadKernel> {
-    let is_card = target.card.is_some_and(|card| card.capability >= MIN_CAPABILITY);
-    let tensor_cores = is_card && problem.dtype != ActivationDtype::F32 && problem.k.is_multiple_of(tensor_cores::STEP);
+    let is_card = target
+        .card
+        .is_some_and(|card| card.capability >= MIN_CAPABILITY);
+    let tensor_cores = is_card
+        && problem.dtype != ActivationDtype::F32
+        && problem.k.is_multiple_of(tensor_cores::STEP);
     match problem.m {
         MIN_TENSOR_CORE_ROWS..=MAX_ROWS if tensor_cores => Some(HeadKernel::TensorCores),
         0..=MAX_PLANE_ROWS => Some(HeadKernel::Planes),
@@ -61,16 +67,31 @@ pub struct HeadOperands {
 /// Launches a kernel of the head: `x` times the transposed weight, in f32 and rounded once.
 ///
 /// # Errors
-/// A buffer of the wrong length, a kernel that does not take the problem, or a dtype that the device lacks.
-pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, operands: HeadOperands) -> Result<(), KernelError> {
+/// A buffer of the wrong length, a kernel that does not take the problem, or a dtype that the
+/// device lacks.
+pub fn launch(
+    client: &Client,
+    problem: &FloatProblem,
+    kernel: HeadKernel,
+    operands: HeadOperands,
+) -> Result<(), KernelError> {
     let FloatProblem { m, k, n, dtype } = *problem;
     dtype.expect_on(client)?;
     expect_length(problem, "activations", m * k, operands.x.len())?;
     expect_length(problem, "weight", n * k, operands.weight.len())?;
     expect_length(problem, "output", m * n, operands.out.len())?;
-    let most = if kernel == HeadKernel::TensorCores { MAX_ROWS } else { MAX_PLANE_ROWS };
+    let most = if kernel == HeadKernel::TensorCores {
+        MAX_ROWS
+    } else {
+        MAX_PLANE_ROWS
+    };
     if m > most {
-        return Err(KernelError::Outside { what: "rows", problem: problem.to_string(), end: m, limit: most });
+        return Err(KernelError::Outside {
+            what: "rows",
+            problem: problem.to_string(),
+            end: m,
+            limit: most,
+        });
     }
     Kernel::Head(kernel).trace(problem);
     let HeadOperands { x, weight, out } = operands;
@@ -84,19 +105,52 @@ pub fn launch(client: &Client, problem: &FloatProblem, kernel: HeadKernel, opera
             let count = CubeCount::Static(n.div_ceil(config.columns()) as u32, 1, 1);
             let dim = CubeDim::new_1d(32 * tensor_cores::WARPS as u32);
             let address = AddressType::from_len(n * k / 8);
-            // SAFETY: the lengths of all buffers were checked; columns and rows past the last are read as the last, and not written.
+            // SAFETY: the lengths of all buffers were checked; columns and rows past the last are
+            // read as the last, and not written.
             unsafe {
-                tensor_cores::head::launch_unchecked(client, count, dim, address, x, weight, out, n, m, config, overlaps, dtype.elem())
+                tensor_cores::head::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    address,
+                    x,
+                    weight,
+                    out,
+                    n,
+                    m,
+                    config,
+                    overlaps,
+                    dtype.elem(),
+                )
             };
         }
         HeadKernel::Planes => {
             let size = vector_size(client, k, dtype);
             let plane = Planes::of(client);
             let most = client.properties().hardware.max_units_per_cube as usize / plane.size;
-            let planes = if plane.size == 1 { 1 } else { planes::PLANES.min(most) };
+            let planes = if plane.size == 1 {
+                1
+            } else {
+                planes::PLANES.min(most)
+            };
             let dim = CubeDim::new_1d((plane.size * planes) as u32);
             let count = CubeCount::Static(n.div_ceil(planes) as u32, 1, 1);
-            planes::head_columns::launch(client, count, dim, size, x, weight, out, n, k, k / size, m, plane, overlaps, dtype.elem());
+            planes::head_columns::launch(
+                client,
+                count,
+                dim,
+                size,
+                x,
+                weight,
+                out,
+                n,
+                k,
+                k / size,
+                m,
+                plane,
+                overlaps,
+                dtype.elem(),
+            );
         }
     }
     overlap::follow(client);

@@ -1,4 +1,5 @@
-//! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any dtype, on any runtime.
+//! One plane a column, so that a column is read once for all rows, 16 bytes a unit at a time. Any
+//! dtype, on any runtime.
 
 use crate::overlap::start_next_and_wait;
 use crate::planes::{Planes, plane_total};

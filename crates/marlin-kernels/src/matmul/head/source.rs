@@ -6,11 +6,17 @@ use crate::overlap;
 use cubecl::prelude::*;
 use cubecl_runtime::compiler::CompilationError;
 
-/// The CUDA text of the product of `rows` rows of f16 or bf16 with a weight of `features` input features, a multiple of 32.
+/// The CUDA text of the product of `rows` rows of f16 or bf16 with a weight of `features` input
+/// features, a multiple of 32.
 ///
 /// # Errors
 /// CubeCL refuses the kernel.
-pub fn source(rows: usize, features: usize, dtype: ActivationDtype, capability: u32) -> Result<Source, CompilationError> {
+pub fn source(
+    rows: usize,
+    features: usize,
+    dtype: ActivationDtype,
+    capability: u32,
+) -> Result<Source, CompilationError> {
     let kernel = Head::new(
         settings(32 * WARPS, ExecutionMode::Unchecked),
         properties(capability),

@@ -1,8 +1,9 @@
-//! On tensor cores: a block has some groups of 16 columns and all rows, and its warps take turns along K. Weights are the fragment A of `mma.m16n8k16`,
-//! activations its fragment B.
+//! On tensor cores: a block has some groups of 16 columns and all rows, and its warps take turns
+//! along K. Weights are the fragment A of `mma.m16n8k16`, activations its fragment B.
 //!
-//! The sum over K may go in any order as long as both fragments use the same one, so a lane loads contiguous values: 16 bytes, eight features of one
-//! column or row, are its part of two products. With `groupID = lane / 4` and `t = lane % 4`:
+//! The sum over K may go in any order as long as both fragments use the same one, so a lane loads
+//! contiguous values: 16 bytes, eight features of one column or row, are its part of two products.
+//! With `groupID = lane / 4` and `t = lane % 4`:
 //!
 //! | features of a step | product | in A, columns `groupID` and `groupID + 8` | in B, row `groupID` |
 //! |---|---|---|---|
@@ -11,7 +12,8 @@
 //! | `8t + 4`, `8t + 5` | second | `a0`, `a1` | `b0` |
 //! | `8t + 6`, `8t + 7` | second | `a2`, `a3` | `b1` |
 //!
-//! Nothing is staged in shared memory: many small warps on each multiprocessor keep enough loads in flight.
+//! Nothing is staged in shared memory: many small warps on each multiprocessor keep enough loads in
+//! flight.
 //!
 //! Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 
@@ -26,8 +28,8 @@ pub(super) const STEP: usize = 32;
 const COLUMNS: usize = 16;
 /// Most tiles of rows of which a block has one group of columns.
 const FEW_TILES: usize = 4;
-/// Groups of columns of more: each block reads all activations from the second-level cache. 64 rows on an H200, 4096 features, 32,000 columns: 176 us in one group, 147
-/// in two, 121 in four.
+/// Groups of columns of more: each block reads all activations from the second-level cache. 64 rows
+/// on an H200, 4096 features, 32,000 columns: 176 us in one group, 147 in two, 121 in four.
 const MANY_ROWS_GROUPS: usize = 4;
 /// Warps of a block.
 pub(super) const WARPS: usize = 4;
@@ -49,8 +51,17 @@ impl Config {
     /// For `rows` rows in f16 or bf16.
     pub fn new(rows: usize, features: usize, dtype: ActivationDtype) -> Self {
         let tiles = rows.div_ceil(8);
-        let groups = if tiles <= FEW_TILES { 1 } else { MANY_ROWS_GROUPS };
-        Self { features, tiles, groups, bf16: dtype == ActivationDtype::BF16 }
+        let groups = if tiles <= FEW_TILES {
+            1
+        } else {
+            MANY_ROWS_GROUPS
+        };
+        Self {
+            features,
+            tiles,
+            groups,
+            bf16: dtype == ActivationDtype::BF16,
+        }
     }
 
     /// Columns of a block.
@@ -81,7 +92,8 @@ pub(super) fn head<F: Float>(
     let mut column_starts = Array::<usize>::new(comptime!(2 * config.groups));
     #[unroll]
     for half in 0..comptime!(2 * config.groups) {
-        column_starts[half] = min(first + comptime!(8 * half) + group_id, columns - 1) * vectors + t;
+        column_starts[half] =
+            min(first + comptime!(8 * half) + group_id, columns - 1) * vectors + t;
     }
     let mut sums = Array::<F4>::new(comptime!(config.groups * config.tiles));
     #[unroll]
@@ -107,15 +119,31 @@ pub(super) fn head<F: Float>(
             for group in 0..config.groups {
                 let (upper, lower) = (words[comptime!(2 * group)], words[comptime!(2 * group + 1)]);
                 let index = comptime!(group * config.tiles + tile);
-                let (first_part, second_part) = (fragment(upper, lower, 0usize), fragment(upper, lower, 2usize));
-                let sum = mma_m16n8k16(first_part, row.extract(0usize), row.extract(1usize), sums[index], comptime!(config.bf16));
-                sums[index] = mma_m16n8k16(second_part, row.extract(2usize), row.extract(3usize), sum, comptime!(config.bf16));
+                let (first_part, second_part) = (
+                    fragment(upper, lower, 0usize),
+                    fragment(upper, lower, 2usize),
+                );
+                let sum = mma_m16n8k16(
+                    first_part,
+                    row.extract(0usize),
+                    row.extract(1usize),
+                    sums[index],
+                    comptime!(config.bf16),
+                );
+                sums[index] = mma_m16n8k16(
+                    second_part,
+                    row.extract(2usize),
+                    row.extract(3usize),
+                    sum,
+                    comptime!(config.bf16),
+                );
             }
         }
         place += comptime!(4 * WARPS);
     }
 
-    // Of a group [tile, register, warp, lane]; a lane's registers are rows 2t and 2t + 1 of its first column, then of its second.
+    // Of a group [tile, register, warp, lane]; a lane's registers are rows 2t and 2t + 1 of its
+    // first column, then of its second.
     let mut parts = Shared::<[f32]>::new_slice(comptime!(config.tiles * 4 * WARPS * 32));
     #[unroll]
     for group in 0..config.groups {
@@ -152,7 +180,8 @@ pub(super) fn head<F: Float>(
     }
 }
 
-/// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache, so that the activations stay there.
+/// Loads the 16 bytes of a vector of the weight, bypassing the first-level cache, so that the
+/// activations stay there.
 #[cube]
 fn load_once(weight: &[U4], place: usize) -> U4 {
     ld_global_once_16(global_address(weight) + 16u64 * u64::cast_from(place))

@@ -12,7 +12,9 @@ pub fn current() -> Option<usize> {
 /// Moves the calling thread to another core, of those that it may run on.
 #[cfg(target_os = "linux")]
 pub fn leave(core: usize) {
-    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let Ok(allowed) = sched_getaffinity(None) else {
+        return;
+    };
     let mut others = allowed;
     others.unset(core);
     if others.count() > 0 && sched_setaffinity(None, &others).is_ok() {

@@ -1,8 +1,10 @@
-//! Up to eight rows of activations: the weight streams from memory through registers, and is unpacked there.
+//! Up to eight rows of activations: the weight streams from memory through registers, and is
+//! unpacked there.
 //!
-//! Of a word, value `i` is masked in place, `q 2^(bits i)`, and converted to float; its activation carries the factor `2^(-bits i)`. So a
-//! value costs a mask, a conversion and a multiply-add for a vector of columns, and no shift. Zero points are taken away a chunk of K at a time:
-//! `sum x (q - zero) = sum x q - zero sum x`.
+//! Of a word, value `i` is masked in place, `q 2^(bits i)`, and converted to float; its activation
+//! carries the factor `2^(-bits i)`. So a value costs a mask, a conversion and a multiply-add for a
+//! vector of columns, and no shift. Zero points are taken away a chunk of K at a time: `sum x (q -
+//! zero) = sum x q - zero sum x`.
 
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -14,7 +16,8 @@ use std::ops::Range;
 pub const MAX_ROWS: usize = 8;
 /// Most columns of a task.
 const STRIP: usize = 256;
-/// Rows of K by which words are prefetched, if chunks are shorter: a strip's rows lie apart in memory, which hinders the processor's own prefetching.
+/// Rows of K by which words are prefetched, if chunks are shorter: a strip's rows lie apart in
+/// memory, which hinders the processor's own prefetching.
 const AHEAD: usize = 128;
 
 /// Activations in the order of the stored rows, prepared for words of `per_word` values.
@@ -29,16 +32,34 @@ pub struct Activations {
 
 impl Activations {
     /// Of `x` [rows, k].
-    pub fn new(x: &[f32], k: usize, permutation: Option<&[u32]>, chunk: usize, per_word: usize) -> Self {
+    pub fn new(
+        x: &[f32],
+        k: usize,
+        permutation: Option<&[u32]>,
+        chunk: usize,
+        per_word: usize,
+    ) -> Self {
         let (words, chunks) = (k.div_ceil(per_word), k.div_ceil(chunk));
         let rows = x.len() / k.max(1);
         let bits = 32 / per_word;
-        // The topmost value is shifted down: as it lies a signed conversion would take it for negative.
-        let factors: Vec<f32> = (0..per_word).map(|i| if i + 1 == per_word { 1.0 } else { (-((bits * i) as f32)).exp2() }).collect();
+        // The topmost value is shifted down: as it lies a signed conversion would take it for
+        // negative.
+        let factors: Vec<f32> = (0..per_word)
+            .map(|i| {
+                if i + 1 == per_word {
+                    1.0
+                } else {
+                    (-((bits * i) as f32)).exp2()
+                }
+            })
+            .collect();
         let mut scaled = vec![0.0; rows * words * per_word];
         let mut sums = Vec::with_capacity(rows * chunks);
         let mut gathered = Vec::new();
-        for (scaled, row) in scaled.chunks_exact_mut((words * per_word).max(1)).zip(x.chunks_exact(k.max(1))) {
+        for (scaled, row) in scaled
+            .chunks_exact_mut((words * per_word).max(1))
+            .zip(x.chunks_exact(k.max(1)))
+        {
             let row = match permutation {
                 Some(permutation) => {
                     gathered.clear();
@@ -48,11 +69,19 @@ impl Activations {
                 None => row,
             };
             for (scaled, x) in scaled.chunks_exact_mut(per_word).zip(row.chunks(per_word)) {
-                scaled.iter_mut().zip(x.iter().zip(&factors)).for_each(|(scaled, (x, factor))| *scaled = x * factor);
+                scaled
+                    .iter_mut()
+                    .zip(x.iter().zip(&factors))
+                    .for_each(|(scaled, (x, factor))| *scaled = x * factor);
             }
             sums.extend(row.chunks(chunk).map(|chunk| chunk.iter().sum::<f32>()));
         }
-        Self { scaled, sums, words, chunks }
+        Self {
+            scaled,
+            sums,
+            words,
+            chunks,
+        }
     }
 }
 
@@ -64,8 +93,20 @@ pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut
     for_each(n.div_ceil(strip), x.scaled.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
         match per_word {
-            8 => dispatch(Strip::<8> { reader, x, out: &out, columns, rows }),
-            _ => dispatch(Strip::<4> { reader, x, out: &out, columns, rows }),
+            8 => dispatch(Strip::<8> {
+                reader,
+                x,
+                out: &out,
+                columns,
+                rows,
+            }),
+            _ => dispatch(Strip::<4> {
+                reader,
+                x,
+                out: &out,
+                columns,
+                rows,
+            }),
         }
     });
 }
@@ -84,7 +125,8 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // Half the registers, or eight: with fewer sums additions would wait for each other, with more rows nothing is gained.
+        // Half the registers, or eight: with fewer sums additions would wait for each other, with
+        // more rows nothing is gained.
         let most_sums = (S::REGISTERS / 2).min(MAX_ROWS);
         let most_vectors = (most_sums / self.rows.next_power_of_two()).clamp(1, most_sums / 2);
         for chunk in 0..self.x.chunks {
@@ -113,7 +155,14 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 
 impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
     #[inline(always)]
-    fn rows<S: Simd, const ROWS: usize>(&self, simd: S, chunk: usize, column: usize, row: usize, vectors: usize) {
+    fn rows<S: Simd, const ROWS: usize>(
+        &self,
+        simd: S,
+        chunk: usize,
+        column: usize,
+        row: usize,
+        vectors: usize,
+    ) {
         match vectors {
             4 if ROWS <= 2 => self.block::<S, ROWS, 4>(simd, chunk, column, row),
             2 if ROWS <= 4 => self.block::<S, ROWS, 2>(simd, chunk, column, row),
@@ -121,18 +170,29 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         }
     }
 
-    /// Adds a chunk's products of `ROWS` rows from `row` on with `C` vectors of columns from `column` on.
+    /// Adds a chunk's products of `ROWS` rows from `row` on with `C` vectors of columns from
+    /// `column` on.
     #[inline(always)]
-    fn block<S: Simd, const ROWS: usize, const C: usize>(&self, simd: S, chunk: usize, column: usize, row: usize) {
+    fn block<S: Simd, const ROWS: usize, const C: usize>(
+        &self,
+        simd: S,
+        chunk: usize,
+        column: usize,
+        row: usize,
+    ) {
         let (reader, x) = (self.reader, self.x);
         let start = chunk * reader.chunk / PER_WORD;
         let end = x.words.min(((chunk + 1) * reader.chunk).div_ceil(PER_WORD));
         let ahead = reader.chunk.max(AHEAD) / PER_WORD;
-        let rows: [&[[f32; PER_WORD]]; ROWS] =
-            std::array::from_fn(|i| &x.scaled[(row + i) * x.words * PER_WORD..][..x.words * PER_WORD].as_chunks().0[start..end]);
+        let rows: [&[[f32; PER_WORD]]; ROWS] = std::array::from_fn(|i| {
+            &x.scaled[(row + i) * x.words * PER_WORD..][..x.words * PER_WORD]
+                .as_chunks()
+                .0[start..end]
+        });
         let mut products = [[simd.splat(0.0); C]; ROWS];
         for word_row in 0..end - start {
-            // No closures around vectors: they would be functions that are compiled without these instructions.
+            // No closures around vectors: they would be functions that are compiled without these
+            // instructions.
             let mut words = [simd.splat_word(0); C];
             for (c, words) in words.iter_mut().enumerate() {
                 reader.prefetch(simd, start + word_row + ahead, column + LANES * c);
@@ -153,7 +213,10 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
         }
         let mut scaling = [(simd.splat(0.0), simd.splat(0.0)); C];
         for (c, scaling) in scaling.iter_mut().enumerate() {
-            *scaling = (reader.scales(simd, chunk, column + LANES * c), reader.zeros(simd, chunk, column + LANES * c));
+            *scaling = (
+                reader.scales(simd, chunk, column + LANES * c),
+                reader.zeros(simd, chunk, column + LANES * c),
+            );
         }
         for (i, products) in products.into_iter().enumerate() {
             let minus_sum = simd.splat(-x.sums[(row + i) * x.chunks + chunk]);
@@ -161,7 +224,10 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
                 let column = column + LANES * c;
                 let centred = simd.mul_add(zeros, minus_sum, product);
                 // SAFETY: no other task has these columns.
-                let out = unsafe { self.out.part(row + i, column, LANES.min(self.columns.end - column)) };
+                let out = unsafe {
+                    self.out
+                        .part(row + i, column, LANES.min(self.columns.end - column))
+                };
                 add_product(simd, scales, centred, out);
             }
         }

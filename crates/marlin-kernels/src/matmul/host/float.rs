@@ -92,7 +92,9 @@ pub(super) fn add_product<S: Simd>(simd: S, a: S::F32, b: S::F32, to: &mut [f32]
         None => {
             let mut products = [0.0; LANES];
             simd.store(simd.mul(a, b), &mut products);
-            to.iter_mut().zip(products).for_each(|(to, product)| *to += product);
+            to.iter_mut()
+                .zip(products)
+                .for_each(|(to, product)| *to += product);
         }
     }
 }

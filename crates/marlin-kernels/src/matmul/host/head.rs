@@ -7,21 +7,31 @@ use super::threads::{Columns, for_each};
 /// Rows of activations up to which [`head`] reads the weight once for all of them.
 pub const MAX_HEAD_ROWS: usize = 8;
 
-/// Rows `x` [rows, features] times the transpose of `table` [columns, features]: [rows, columns]. At most [`MAX_HEAD_ROWS`] rows.
+/// Rows `x` [rows, features] times the transpose of `table` [columns, features]: [rows, columns].
+/// At most [`MAX_HEAD_ROWS`] rows.
 ///
 /// # Panics
 /// Panics if there are more rows.
 pub fn head<T: HostFloat>(x: &[T], table: &[T], features: usize) -> Vec<T> {
     const STRIP: usize = 256;
     let (rows, columns) = (x.len() / features.max(1), table.len() / features.max(1));
-    assert!(rows <= MAX_HEAD_ROWS, "{rows} rows of at most {MAX_HEAD_ROWS}");
+    assert!(
+        rows <= MAX_HEAD_ROWS,
+        "{rows} rows of at most {MAX_HEAD_ROWS}"
+    );
     let x: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
     let mut out = vec![T::default(); rows * columns];
     let parts = Columns::new(&mut out, columns);
     for_each(columns.div_ceil(STRIP), rows * table.len(), |task| {
         let first = task * STRIP;
         let table = &table[first * features..table.len().min((first + STRIP) * features)];
-        dispatch(Dots { x: &x, table, features, out: &parts, first });
+        dispatch(Dots {
+            x: &x,
+            table,
+            features,
+            out: &parts,
+            first,
+        });
     });
     out
 }

@@ -1,4 +1,5 @@
-//! Many rows of activations: a panel of the weight is unpacked into the first-level cache, and multiplied from there with all rows.
+//! Many rows of activations: a panel of the weight is unpacked into the first-level cache, and
+//! multiplied from there with all rows.
 
 use super::float::add_product;
 use super::simd::{Kernel, LANES, Simd, dispatch};
@@ -9,12 +10,14 @@ use std::ops::Range;
 
 /// Rows of K in a panel, a multiple of every chunk's: 16 KiB, half a first-level cache.
 const DEPTH: usize = 256;
-/// Most rows of activations whose sums are in registers: with twelve, every instruction but one in thirteen is a multiply-add.
+/// Most rows of activations whose sums are in registers: with twelve, every instruction but one in
+/// thirteen is a multiply-add.
 const BLOCK: usize = 12;
 /// Most columns of a task.
 const STRIP: usize = 256;
 
-/// Activations in the order of the stored rows, block by block of rows, as the innermost loop reads them.
+/// Activations in the order of the stored rows, block by block of rows, as the innermost loop reads
+/// them.
 pub struct Activations {
     /// For each block [k, rows of the block].
     packed: Vec<f32>,
@@ -29,7 +32,9 @@ impl Activations {
     pub fn new(x: &[f32], k: usize, permutation: Option<&[u32]>) -> Self {
         let rows = x.len() / k.max(1);
         // Blocks of about the same size: one of few rows does as many loads as one of many.
-        let block = rows.div_ceil(rows.div_ceil(dispatch(BlockRows)).max(1)).max(1);
+        let block = rows
+            .div_ceil(rows.div_ceil(dispatch(BlockRows)).max(1))
+            .max(1);
         let mut packed = vec![0.0; x.len()];
         let blocks = Columns::new(&mut packed, x.len());
         for_each(rows.div_ceil(block), 4 * x.len(), |index| {
@@ -40,12 +45,19 @@ impl Activations {
             for (row, x) in x.chunks_exact(k).enumerate() {
                 let packed = packed.iter_mut().skip(row).step_by(count);
                 match permutation {
-                    Some(permutation) => packed.zip(permutation).for_each(|(packed, &natural)| *packed = x[natural as usize]),
+                    Some(permutation) => packed
+                        .zip(permutation)
+                        .for_each(|(packed, &natural)| *packed = x[natural as usize]),
                     None => packed.zip(x).for_each(|(packed, x)| *packed = *x),
                 }
             }
         });
-        Self { packed, rows, k, block }
+        Self {
+            packed,
+            rows,
+            k,
+            block,
+        }
     }
 }
 
@@ -56,13 +68,24 @@ pub fn multiply(reader: &Reader<'_>, per_word: usize, x: &Activations, out: &mut
     for_each(n.div_ceil(strip), x.packed.len() * n, |task| {
         let columns = task * strip..n.min((task + 1) * strip);
         match per_word {
-            8 => dispatch(Strip::<8> { reader, x, out: &out, columns }),
-            _ => dispatch(Strip::<4> { reader, x, out: &out, columns }),
+            8 => dispatch(Strip::<8> {
+                reader,
+                x,
+                out: &out,
+                columns,
+            }),
+            _ => dispatch(Strip::<4> {
+                reader,
+                x,
+                out: &out,
+                columns,
+            }),
         }
     });
 }
 
-/// Rows of activations whose sums are in registers, beside a vector of the weight and one of activations.
+/// Rows of activations whose sums are in registers, beside a vector of the weight and one of
+/// activations.
 struct BlockRows;
 
 impl Kernel for BlockRows {
@@ -118,16 +141,29 @@ impl<const PER_WORD: usize> Kernel for Strip<'_, PER_WORD> {
 }
 
 impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
-    /// Unpacks rows of K, the first of which begins a chunk, of the columns from `column` on: garbage past K and N.
+    /// Unpacks rows of K, the first of which begins a chunk, of the columns from `column` on:
+    /// garbage past K and N.
     #[inline(always)]
-    fn unpack<S: Simd>(&self, simd: S, rows: Range<usize>, column: usize, panel: &mut [[f32; LANES]; DEPTH]) {
+    fn unpack<S: Simd>(
+        &self,
+        simd: S,
+        rows: Range<usize>,
+        column: usize,
+        panel: &mut [[f32; LANES]; DEPTH],
+    ) {
         let (reader, panel) = (self.reader, panel.as_chunks_mut::<PER_WORD>().0);
         for start in rows.clone().step_by(reader.chunk) {
             let (chunk, end) = (start / reader.chunk, rows.end.min(start + reader.chunk));
             let (scales, offsets) = reader.scale_and_offset(simd, chunk, column);
-            let of_chunk = &mut panel[(start - rows.start) / PER_WORD..(end - rows.start).div_ceil(PER_WORD)];
+            let of_chunk =
+                &mut panel[(start - rows.start) / PER_WORD..(end - rows.start).div_ceil(PER_WORD)];
             for (row, panel) in of_chunk.iter_mut().enumerate() {
-                let values = unpack::<S, PER_WORD>(simd, reader.words(simd, start / PER_WORD + row, column), scales, offsets);
+                let values = unpack::<S, PER_WORD>(
+                    simd,
+                    reader.words(simd, start / PER_WORD + row, column),
+                    scales,
+                    offsets,
+                );
                 for (panel, value) in panel.iter_mut().zip(values) {
                     simd.store(value, panel);
                 }
@@ -137,7 +173,14 @@ impl<const PER_WORD: usize> Strip<'_, PER_WORD> {
 
     /// Adds the product of `ROWS` rows of activations, from `first` on, with a panel.
     #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(&self, simd: S, x: &[f32], panel: &[[f32; LANES]; DEPTH], first: usize, columns: Range<usize>) {
+    fn tile<S: Simd, const ROWS: usize>(
+        &self,
+        simd: S,
+        x: &[f32],
+        panel: &[[f32; LANES]; DEPTH],
+        first: usize,
+        columns: Range<usize>,
+    ) {
         let mut sums = [simd.splat(0.0); ROWS];
         for (x, weights) in x.as_chunks::<ROWS>().0.iter().zip(panel) {
             let weights = simd.load(weights);

@@ -1,6 +1,8 @@
-//! W4A16 and W8A16 on the CPU, straight from the packed weight: for Burn's Flex backend, which runs no CubeCL.
+//! W4A16 and W8A16 on the CPU, straight from the packed weight: for Burn's Flex backend, which runs
+//! no CubeCL.
 //!
-//! Supported and refused: as [`crate::matmul::portable`]. Activations come as f32, whatever the tensors hold, and stay f32; scales are read as they are stored.
+//! Supported and refused: as [`crate::matmul::portable`]. Activations come as f32, whatever the
+//! tensors hold, and stay f32; scales are read as they are stored.
 //!
 //! | file | holds |
 //! |---|---|
@@ -18,7 +20,10 @@ mod float;
 pub mod head;
 mod many;
 mod pool;
-#[allow(missing_docs, reason = "each function is named as the operation that it is")]
+#[allow(
+    missing_docs,
+    reason = "each function is named as the operation that it is"
+)]
 pub mod simd;
 pub mod threads;
 mod unpack;
@@ -37,7 +42,12 @@ pub use weight::{Floats, FloatsMut, HostWeight};
 ///
 /// # Errors
 /// A buffer of the wrong length, or an operand that does not fit the format.
-pub fn matmul(problem: &QuantProblem, x: &[f32], weight: HostWeight<'_>, bias: Option<&[f32]>) -> Result<Vec<f32>, KernelError> {
+pub fn matmul(
+    problem: &QuantProblem,
+    x: &[f32],
+    weight: HostWeight<'_>,
+    bias: Option<&[f32]>,
+) -> Result<Vec<f32>, KernelError> {
     let (m, n, k, spec) = (problem.m, problem.n(), problem.k(), problem.spec());
     Kernel::Host.trace(problem);
     weight.check(problem)?;
@@ -65,11 +75,16 @@ pub fn matmul(problem: &QuantProblem, x: &[f32], weight: HostWeight<'_>, bias: O
 
 /// Writes the float weight [K, N] to `out`, in natural row order. `m` of the problem is not used.
 ///
-/// Like [`matmul`] it is no generic function, whose loops the calling crate would compile, at its own level of optimisation.
+/// Like [`matmul`] it is no generic function, whose loops the calling crate would compile, at its
+/// own level of optimisation.
 ///
 /// # Errors
 /// As [`matmul`].
-pub fn dequantize(problem: &QuantProblem, weight: HostWeight<'_>, out: FloatsMut<'_>) -> Result<(), KernelError> {
+pub fn dequantize(
+    problem: &QuantProblem,
+    weight: HostWeight<'_>,
+    out: FloatsMut<'_>,
+) -> Result<(), KernelError> {
     let (n, k, per_word) = (problem.n(), problem.k(), problem.spec().bits.per_word());
     weight.check(problem)?;
     expect_length(problem, "weight", k * n, out.len())?;

@@ -1,5 +1,5 @@
-//! Sixteen lanes of f32 at a time: one trait of what the kernels need. AVX-512 holds them in a register, AVX2 with FMA and F16C in two, NEON in four; elsewhere
-//! they are plain Rust on arrays.
+//! Sixteen lanes of f32 at a time: one trait of what the kernels need. AVX-512 holds them in a
+//! register, AVX2 with FMA and F16C in two, NEON in four; elsewhere they are plain Rust on arrays.
 
 use half::{bf16, f16};
 
@@ -8,8 +8,9 @@ pub const LANES: usize = 16;
 
 /// Vectors of [`LANES`] lanes. A value is a proof that the processor has the instructions.
 ///
-/// Every method is inlined into [`dispatch`]'s function, which is compiled for these instructions: a [`Kernel`] and what it calls are
-/// `#[inline(always)]`, and no closure handles vectors, since it would be a function of its own.
+/// Every method is inlined into [`dispatch`]'s function, which is compiled for these instructions:
+/// a [`Kernel`] and what it calls are `#[inline(always)]`, and no closure handles vectors, since it
+/// would be a function of its own.
 pub trait Simd: Copy {
     /// Floats.
     type F32: Copy;
@@ -176,7 +177,8 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn sum(self, vector: Self::F32) -> f32 {
-        let [a, b, c, d, e, f, g, h] = std::array::from_fn(|lane| vector[lane] + vector[lane + LANES / 2]);
+        let [a, b, c, d, e, f, g, h] =
+            std::array::from_fn(|lane| vector[lane] + vector[lane + LANES / 2]);
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 
@@ -239,7 +241,8 @@ pub mod tests {
         BEST.get()
     }
 
-    /// Sets the instruction sets that this thread's kernels may use from now on. Its helper threads use all.
+    /// Sets the instruction sets that this thread's kernels may use from now on. Its helper threads
+    /// use all.
     pub fn set_best(best: Best) {
         BEST.set(best);
     }

@@ -25,20 +25,37 @@ struct Case {
     bias: Vec<f32>,
     /// [K, N] in natural order.
     natural: Vec<f64>,
-    /// The size of what each of these is a difference of: the kernels sum products with values and with zero points separately.
+    /// The size of what each of these is a difference of: the kernels sum products with values and
+    /// with zero points separately.
     terms: Vec<f64>,
 }
 
 impl Case {
-    fn random(m: usize, n: usize, k: usize, spec: QuantSpec, permuted: bool, rng: &mut StdRng) -> Self {
+    fn random(
+        m: usize,
+        n: usize,
+        k: usize,
+        spec: QuantSpec,
+        permuted: bool,
+        rng: &mut StdRng,
+    ) -> Self {
         let max = spec.bits.max();
         let (groups, per_word) = (spec.group.count(k), spec.bits.per_word());
         let q: Vec<u8> = (0..k * n).map(|_| rng.random_range(0..=max)).collect();
-        let scales: Vec<f16> = (0..groups * n).map(|_| f16::from_f32(rng.random_range(-0.1f32..0.1))).collect();
+        let scales: Vec<f16> = (0..groups * n)
+            .map(|_| f16::from_f32(rng.random_range(-0.1f32..0.1)))
+            .collect();
         let zeros: Vec<u8> = (0..groups * n).map(|_| rng.random_range(0..=max)).collect();
         let zero_points = spec.zero_points.then(|| {
-            let word = |zeros: &[u8]| zeros.iter().rev().fold(0u32, |word, &zero| (word << spec.bits.count()) | u32::from(zero));
-            zeros.chunks(n).flat_map(|row| row.chunks(per_word).map(word)).collect()
+            let word = |zeros: &[u8]| {
+                zeros.iter().rev().fold(0u32, |word, &zero| {
+                    (word << spec.bits.count()) | u32::from(zero)
+                })
+            };
+            zeros
+                .chunks(n)
+                .flat_map(|row| row.chunks(per_word).map(word))
+                .collect()
         });
         let mut rows: Vec<u32> = (0..k as u32).collect();
         if permuted {
@@ -48,14 +65,23 @@ impl Case {
         for (stored, &row) in rows.iter().enumerate() {
             let group = stored / spec.group.rows(k);
             for column in 0..n {
-                let zero = if spec.zero_points { zeros[group * n + column] } else { spec.bits.midpoint() };
+                let zero = if spec.zero_points {
+                    zeros[group * n + column]
+                } else {
+                    spec.bits.midpoint()
+                };
                 let scale = f64::from(scales[group * n + column].to_f32());
-                let (value, zero, place) = (f64::from(q[stored * n + column]), f64::from(zero), row as usize * n + column);
+                let (value, zero, place) = (
+                    f64::from(q[stored * n + column]),
+                    f64::from(zero),
+                    row as usize * n + column,
+                );
                 natural[place] = (value - zero) * scale;
                 terms[place] = (value + zero) * scale.abs();
             }
         }
-        let weight = WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(permuted), k, n);
+        let weight =
+            WeightDescriptor::plain(WeightFormat::dense(spec).with_permutation(permuted), k, n);
         let problem = QuantProblem::new(m, weight, ActivationDtype::F32);
         Self {
             problem,
@@ -87,9 +113,14 @@ impl Case {
             for column in 0..n {
                 let x = |i: usize| f64::from(self.x[row * k + i]);
                 let sum: f64 = (0..k).map(|i| x(i) * self.natural[i * n + column]).sum();
-                let magnitude: f64 = (0..k).map(|i| x(i).abs() * self.terms[i * n + column]).sum();
+                let magnitude: f64 = (0..k)
+                    .map(|i| x(i).abs() * self.terms[i * n + column])
+                    .sum();
                 let bias = f64::from(self.bias[column]);
-                worst = worst.max((f64::from(found[row * n + column]) - sum - bias).abs() / (magnitude + bias.abs()));
+                worst = worst.max(
+                    (f64::from(found[row * n + column]) - sum - bias).abs()
+                        / (magnitude + bias.abs()),
+                );
             }
         }
         worst
@@ -97,9 +128,18 @@ impl Case {
 }
 
 fn specs() -> Vec<QuantSpec> {
-    let int4 = [GroupSize::G32, GroupSize::G64, GroupSize::G128, GroupSize::Channel].map(QuantSpec::int4);
+    let int4 = [
+        GroupSize::G32,
+        GroupSize::G64,
+        GroupSize::G128,
+        GroupSize::Channel,
+    ]
+    .map(QuantSpec::int4);
     let int8 = [GroupSize::G32, GroupSize::Channel].map(QuantSpec::int8);
-    int4.into_iter().chain(int8).flat_map(|spec| [spec, spec.with_zero_points()]).collect()
+    int4.into_iter()
+        .chain(int8)
+        .flat_map(|spec| [spec, spec.with_zero_points()])
+        .collect()
 }
 
 #[test]
@@ -107,15 +147,26 @@ fn products_agree_with_f64_for_any_rows_and_shapes() {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        let ks: &[usize] = if spec.group == GroupSize::Channel { &[1, 7, 129, 300, 513] } else { &[33, 128, 200, 344, 384] };
+        let ks: &[usize] = if spec.group == GroupSize::Channel {
+            &[1, 7, 129, 300, 513]
+        } else {
+            &[33, 128, 200, 344, 384]
+        };
         for &k in ks {
             for n in [1, 7, 8, 9, 33, 129] {
                 for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 31] {
                     let case = Case::random(m, n, k, spec, (m + n) % 3 == 0, rng);
                     for best in ALL {
                         set_best(best);
-                        let error = case.error(&matmul(&case.problem, &case.x, case.weight(), Some(&case.bias)).unwrap());
-                        assert!(error < 1e-5, "{}, {best:?}, seed {seed}: {error:e}", case.problem);
+                        let error = case.error(
+                            &matmul(&case.problem, &case.x, case.weight(), Some(&case.bias))
+                                .unwrap(),
+                        );
+                        assert!(
+                            error < 1e-5,
+                            "{}, {best:?}, seed {seed}: {error:e}",
+                            case.problem
+                        );
                     }
                 }
             }
@@ -129,8 +180,16 @@ fn threads_share_the_columns() {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for m in [1, 8, 40] {
-        let case = Case::random(m, 1000, 512, QuantSpec::int4(GroupSize::G64).with_zero_points(), true, rng);
-        let error = case.error(&matmul(&case.problem, &case.x, case.weight(), Some(&case.bias)).unwrap());
+        let case = Case::random(
+            m,
+            1000,
+            512,
+            QuantSpec::int4(GroupSize::G64).with_zero_points(),
+            true,
+            rng,
+        );
+        let error =
+            case.error(&matmul(&case.problem, &case.x, case.weight(), Some(&case.bias)).unwrap());
         assert!(error < 1e-5, "{}, seed {seed}: {error:e}", case.problem);
     }
 }
@@ -140,18 +199,39 @@ fn the_float_weight_is_in_natural_order() {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for spec in specs() {
-        for (k, n) in [(128, 9), (256, 64), (384, 301), (1024, 17), (128, 2100), (344, 33), (100, 9), (33, 70)] {
+        for (k, n) in [
+            (128, 9),
+            (256, 64),
+            (384, 301),
+            (1024, 17),
+            (128, 2100),
+            (344, 33),
+            (100, 9),
+            (33, 70),
+        ] {
             for permuted in [false, true] {
                 let case = Case::random(1, n, k, spec, permuted, rng);
-                let (mut single, mut half, mut brain) = (vec![0f32; k * n], vec![f16::ZERO; k * n], vec![bf16::ZERO; k * n]);
+                let (mut single, mut half, mut brain) = (
+                    vec![0f32; k * n],
+                    vec![f16::ZERO; k * n],
+                    vec![bf16::ZERO; k * n],
+                );
                 set_best(ALL[(n + usize::from(permuted)) % 3]);
                 dequantize(&case.problem, case.weight(), FloatsMut::F32(&mut single)).unwrap();
                 dequantize(&case.problem, case.weight(), FloatsMut::F16(&mut half)).unwrap();
                 dequantize(&case.problem, case.weight(), FloatsMut::BF16(&mut brain)).unwrap();
                 for (i, &expected) in case.natural.iter().enumerate() {
-                    let close = |found: f32, digits: f64| (f64::from(found) - expected).abs() <= digits * (expected.abs() + 1.0);
-                    let all = close(single[i], 2e-6) && close(half[i].to_f32(), 1e-3) && close(brain[i].to_f32(), 8e-3);
-                    assert!(all, "{}, seed {seed}, value {i}: {expected}, {} {} {}", case.problem, single[i], half[i], brain[i]);
+                    let close = |found: f32, digits: f64| {
+                        (f64::from(found) - expected).abs() <= digits * (expected.abs() + 1.0)
+                    };
+                    let all = close(single[i], 2e-6)
+                        && close(half[i].to_f32(), 1e-3)
+                        && close(brain[i].to_f32(), 8e-3);
+                    assert!(
+                        all,
+                        "{}, seed {seed}, value {i}: {expected}, {} {} {}",
+                        case.problem, single[i], half[i], brain[i]
+                    );
                 }
             }
         }
@@ -160,19 +240,39 @@ fn the_float_weight_is_in_natural_order() {
 
 #[test]
 fn wrong_buffers_are_refused() {
-    let case = Case::random(1, 8, 128, QuantSpec::int4(GroupSize::G32), false, &mut StdRng::seed_from_u64(1));
-    let short = HostWeight { words: &case.words[1..], ..case.weight() };
+    let case = Case::random(
+        1,
+        8,
+        128,
+        QuantSpec::int4(GroupSize::G32),
+        false,
+        &mut StdRng::seed_from_u64(1),
+    );
+    let short = HostWeight {
+        words: &case.words[1..],
+        ..case.weight()
+    };
     assert!(matmul(&case.problem, &case.x, short, None).is_err());
     assert!(matmul(&case.problem, &case.x[1..], case.weight(), None).is_err());
     assert!(dequantize(&case.problem, case.weight(), FloatsMut::F32(&mut [0.0; 8])).is_err());
 }
 
-/// Checks that the entries are no generic functions: of those, the calling crate would compile the loops, at its own level of optimisation. A type parameter
-/// could not be inferred here, from nothing.
+/// Checks that the entries are no generic functions: of those, the calling crate would compile the
+/// loops, at its own level of optimisation. A type parameter could not be inferred here, from
+/// nothing.
 #[test]
 fn the_loops_are_compiled_in_this_crate() {
-    let names = [std::any::type_name_of_val(&matmul), std::any::type_name_of_val(&dequantize)];
-    assert_eq!(names, ["marlin_kernels::matmul::host::matmul", "marlin_kernels::matmul::host::dequantize"]);
+    let names = [
+        std::any::type_name_of_val(&matmul),
+        std::any::type_name_of_val(&dequantize),
+    ];
+    assert_eq!(
+        names,
+        [
+            "marlin_kernels::matmul::host::matmul",
+            "marlin_kernels::matmul::host::dequantize"
+        ]
+    );
 }
 
 /// The result of every method, as bits.
@@ -216,13 +316,23 @@ fn plain_rust_gives_what_vector_instructions_give() {
     let seed = seed();
     let rng = &mut StdRng::seed_from_u64(seed);
     for _ in 0..1000 {
-        let (floats, words) = (std::array::from_fn(|_| rng.random_range(-100f32..100.0)), std::array::from_fn(|_| rng.random()));
+        let (floats, words) = (
+            std::array::from_fn(|_| rng.random_range(-100f32..100.0)),
+            std::array::from_fn(|_| rng.random()),
+        );
         let expected = Methods { floats, words }.run(Scalar);
         for best in ALL {
             set_best(best);
-            for (found, expected) in dispatch(Methods { floats, words }).as_flattened().iter().zip(expected.as_flattened()) {
+            for (found, expected) in dispatch(Methods { floats, words })
+                .as_flattened()
+                .iter()
+                .zip(expected.as_flattened())
+            {
                 // A fused multiply-add rounds once.
-                assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{best:?}, seed {seed}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+                    "{best:?}, seed {seed}: {found} {expected}"
+                );
             }
         }
     }
@@ -235,12 +345,20 @@ fn a_loop_runs_every_iteration_once_whoever_else_runs_one() {
             scope.spawn(|| {
                 for tasks in [0, 1, 2, 7, 1000] {
                     for threads in [1, 2, 3, 100] {
-                        let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                        let counts: Vec<AtomicUsize> =
+                            (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                         // A loop inside a loop runs on its own thread.
                         pool::for_each(tasks, threads, &|index| {
-                            pool::for_each(2, 2, &|_| _ = counts[index].fetch_add(1, Ordering::Relaxed))
+                            pool::for_each(2, 2, &|_| {
+                                _ = counts[index].fetch_add(1, Ordering::Relaxed)
+                            })
                         });
-                        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2), "{tasks} tasks, {threads} threads");
+                        assert!(
+                            counts
+                                .iter()
+                                .all(|count| count.load(Ordering::Relaxed) == 2),
+                            "{tasks} tasks, {threads} threads"
+                        );
                     }
                 }
             });
@@ -251,7 +369,9 @@ fn a_loop_runs_every_iteration_once_whoever_else_runs_one() {
 #[test]
 fn a_panic_comes_out_of_the_loop_and_the_next_one_runs() {
     for _ in 0..100 {
-        let panicked = std::panic::catch_unwind(|| pool::for_each(50, 8, &|index| assert!(index != 20, "twenty")));
+        let panicked = std::panic::catch_unwind(|| {
+            pool::for_each(50, 8, &|index| assert!(index != 20, "twenty"))
+        });
         let message = panicked.unwrap_err();
         assert_eq!(message.downcast_ref::<&str>(), Some(&"twenty"));
         let sum = AtomicUsize::new(0);

@@ -3,10 +3,12 @@
 use super::pool;
 use std::marker::PhantomData;
 
-/// Multiplications and additions below which another thread costs more than it does: it begins about a microsecond late.
+/// Multiplications and additions below which another thread costs more than it does: it begins
+/// about a microsecond late.
 const WORK: usize = 1 << 17;
 
-/// Runs `task` for `0..tasks`, on as many threads as the number of multiplications justifies. The calling thread takes part.
+/// Runs `task` for `0..tasks`, on as many threads as the number of multiplications justifies. The
+/// calling thread takes part.
 pub fn for_each(tasks: usize, work: usize, task: impl Fn(usize) + Sync) {
     pool::for_each(tasks, pool::threads().min(work / WORK), &task);
 }
@@ -32,7 +34,12 @@ unsafe impl<T: Send> Sync for Columns<'_, T> {}
 impl<'a, T> Columns<'a, T> {
     /// Of a matrix of rows of `n`.
     pub fn new(matrix: &'a mut [T], n: usize) -> Self {
-        Self { start: matrix.as_mut_ptr(), rows: matrix.len() / n.max(1), n, matrix: PhantomData }
+        Self {
+            start: matrix.as_mut_ptr(),
+            rows: matrix.len() / n.max(1),
+            n,
+            matrix: PhantomData,
+        }
     }
 
     /// Returns a pointer to column `first` of a row; `width` columns follow.
@@ -41,7 +48,10 @@ impl<'a, T> Columns<'a, T> {
     /// Outside the matrix.
     #[inline(always)]
     pub fn start(&self, row: usize, first: usize, width: usize) -> *mut T {
-        assert!(row < self.rows && first <= self.n && width <= self.n - first, "outside the matrix");
+        assert!(
+            row < self.rows && first <= self.n && width <= self.n - first,
+            "outside the matrix"
+        );
         // SAFETY: inside the matrix.
         unsafe { self.start.add(row * self.n + first) }
     }

@@ -9,9 +9,15 @@ use std::ops::Range;
 /// Most columns of a task, whose scales are at hand.
 const STRIP: usize = 2048;
 
-/// The lowest value of each word, `q scale + offset`, where the offset is `-zero scale`; the next value takes its place.
+/// The lowest value of each word, `q scale + offset`, where the offset is `-zero scale`; the next
+/// value takes its place.
 #[inline(always)]
-fn take<S: Simd, const PER_WORD: usize>(simd: S, words: &mut S::U32, scales: S::F32, offsets: S::F32) -> S::F32 {
+fn take<S: Simd, const PER_WORD: usize>(
+    simd: S,
+    words: &mut S::U32,
+    scales: S::F32,
+    offsets: S::F32,
+) -> S::F32 {
     let lowest = simd.and(*words, (1u32 << (32 / PER_WORD)) - 1);
     *words = match PER_WORD {
         8 => simd.shift_right::<4>(*words),
@@ -22,7 +28,12 @@ fn take<S: Simd, const PER_WORD: usize>(simd: S, words: &mut S::U32, scales: S::
 
 /// The values of words, row by row: `q scale + offset`.
 #[inline(always)]
-pub fn unpack<S: Simd, const PER_WORD: usize>(simd: S, mut words: S::U32, scales: S::F32, offsets: S::F32) -> [S::F32; PER_WORD] {
+pub fn unpack<S: Simd, const PER_WORD: usize>(
+    simd: S,
+    mut words: S::U32,
+    scales: S::F32,
+    offsets: S::F32,
+) -> [S::F32; PER_WORD] {
     let mut values = [offsets; PER_WORD];
     for value in &mut values {
         *value = take::<S, PER_WORD>(simd, &mut words, scales, offsets);
@@ -44,18 +55,39 @@ fn store_part<S: Simd, T: HostFloat>(simd: S, vector: S::F32, to: &mut [T]) {
 }
 
 /// Writes the float weight [K, N] to `out`, in natural row order.
-pub fn dequantize<T: HostFloat>(reader: &Reader<'_>, per_word: usize, permutation: Option<&[u32]>, out: &mut [T], n: usize) {
+pub fn dequantize<T: HostFloat>(
+    reader: &Reader<'_>,
+    per_word: usize,
+    permutation: Option<&[u32]>,
+    out: &mut [T],
+    n: usize,
+) {
     let (k, elements) = (out.len() / n.max(1), out.len());
-    // A task is a chunk of K, so that threads write far from each other: with columns of the same rows they took each other's cache lines
-    // (two threads were three times slower than one). Only wide rows are split, pages apart.
+    // A task is a chunk of K, so that threads write far from each other: with columns of the same
+    // rows they took each other's cache lines (two threads were three times slower than one). Only
+    // wide rows are split, pages apart.
     let strips = n.div_ceil(STRIP);
     let out = Columns::new(out, n);
     for_each(k.div_ceil(reader.chunk) * strips, elements, |task| {
         let (chunk, start) = (task / strips, task % strips * STRIP);
         let columns = start..n.min(start + STRIP);
         match per_word {
-            8 => dispatch(Strip::<T, 8> { reader, permutation, out: &out, k, chunk, columns }),
-            _ => dispatch(Strip::<T, 4> { reader, permutation, out: &out, k, chunk, columns }),
+            8 => dispatch(Strip::<T, 8> {
+                reader,
+                permutation,
+                out: &out,
+                k,
+                chunk,
+                columns,
+            }),
+            _ => dispatch(Strip::<T, 4> {
+                reader,
+                permutation,
+                out: &out,
+                k,
+                chunk,
+                columns,
+            }),
         }
     });
 }
@@ -78,7 +110,9 @@ impl<T: HostFloat, const PER_WORD: usize> Kernel for Strip<'_, T, PER_WORD> {
         let mut scaling = [(simd.splat(0.0), simd.splat(0.0)); STRIP / LANES];
         let scaling = &mut scaling[..self.columns.len().div_ceil(LANES)];
         for (i, scaling) in scaling.iter_mut().enumerate() {
-            *scaling = self.reader.scale_and_offset(simd, self.chunk, self.columns.start + i * LANES);
+            *scaling =
+                self.reader
+                    .scale_and_offset(simd, self.chunk, self.columns.start + i * LANES);
         }
         let start = self.chunk * self.reader.chunk;
         let end = self.k.min(start + self.reader.chunk);
@@ -89,7 +123,8 @@ impl<T: HostFloat, const PER_WORD: usize> Kernel for Strip<'_, T, PER_WORD> {
 }
 
 impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
-    /// Writes the rows of K below `end` that a row of words has, from `first` on, with the scale and offset of every vector of columns.
+    /// Writes the rows of K below `end` that a row of words has, from `first` on, with the scale
+    /// and offset of every vector of columns.
     #[inline(always)]
     fn word_row<S: Simd>(&self, simd: S, first: usize, end: usize, scaling: &[(S::F32, S::F32)]) {
         let (start, width) = (self.columns.start, self.columns.len());
@@ -103,7 +138,8 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         }
         let rows = &rows[..PER_WORD.min(end - first)];
         let mut i = 0;
-        // Many columns of a row at once: a tenth faster than stores that go from row to row with each vector.
+        // Many columns of a row at once: a tenth faster than stores that go from row to row with
+        // each vector.
         while S::REGISTERS >= 32 && (i + 8) * LANES <= width {
             self.block::<S, 8>(simd, first, i, rows, scaling);
             i += 8;
@@ -118,9 +154,17 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
         }
     }
 
-    /// Writes `V` vectors of columns, from number `i` of the strip on, to `rows`. A single vector may be the last one, of fewer columns.
+    /// Writes `V` vectors of columns, from number `i` of the strip on, to `rows`. A single vector
+    /// may be the last one, of fewer columns.
     #[inline(always)]
-    fn block<S: Simd, const V: usize>(&self, simd: S, first: usize, i: usize, rows: &[*mut T], scaling: &[(S::F32, S::F32)]) {
+    fn block<S: Simd, const V: usize>(
+        &self,
+        simd: S,
+        first: usize,
+        i: usize,
+        rows: &[*mut T],
+        scaling: &[(S::F32, S::F32)],
+    ) {
         let mut words = [simd.splat_word(0); V];
         for (v, words) in words.iter_mut().enumerate() {
             let column = self.columns.start + (i + v) * LANES;
@@ -128,12 +172,21 @@ impl<T: HostFloat, const PER_WORD: usize> Strip<'_, T, PER_WORD> {
             self.reader.prefetch(simd, first / PER_WORD + 1, column);
             *words = self.reader.words(simd, first / PER_WORD, column);
         }
-        let width = if V == 1 { LANES.min(self.columns.len() - i * LANES) } else { LANES };
+        let width = if V == 1 {
+            LANES.min(self.columns.len() - i * LANES)
+        } else {
+            LANES
+        };
         for row in rows {
-            for (v, (words, &(scales, offsets))) in words.iter_mut().zip(&scaling[i..i + V]).enumerate() {
+            for (v, (words, &(scales, offsets))) in
+                words.iter_mut().zip(&scaling[i..i + V]).enumerate()
+            {
                 let value = take::<S, PER_WORD>(simd, words, scales, offsets);
-                // SAFETY: the row has these columns, which no other task has; nothing else borrows them.
-                store_part(simd, value, unsafe { std::slice::from_raw_parts_mut(row.add((i + v) * LANES), width) });
+                // SAFETY: the row has these columns, which no other task has; nothing else borrows
+                // them.
+                store_part(simd, value, unsafe {
+                    std::slice::from_raw_parts_mut(row.add((i + v) * LANES), width)
+                });
             }
         }
     }

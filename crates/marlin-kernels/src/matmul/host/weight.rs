@@ -74,7 +74,8 @@ pub struct HostWeight<'a> {
     pub words: &'a [u32],
     /// [G, N].
     pub scales: Floats<'a>,
-    /// [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where symmetric.
+    /// [G, N/8 up], eight zero points a word along N (of 8 bits [G, N/4 up], four); absent where
+    /// symmetric.
     pub zero_points: Option<&'a [u32]>,
     /// `[K]`: the natural row of each stored row; absent where rows are in order.
     pub row_permutation: Option<&'a [u32]>,
@@ -106,16 +107,26 @@ pub struct Reader<'a> {
     pub chunk: usize,
 }
 
-/// Most rows of K that share a sum: where a whole column shares a scale, the part of the zero point, taken away from the sum of products
-/// afterwards, would cost digits.
+/// Most rows of K that share a sum: where a whole column shares a scale, the part of the zero
+/// point, taken away from the sum of products afterwards, would cost digits.
 const MAX_CHUNK: usize = 128;
 
 impl<'a> Reader<'a> {
     pub fn new(problem: &QuantProblem, weight: HostWeight<'a>) -> Self {
         let (n, k, spec) = (problem.n(), problem.k(), problem.spec());
-        let (group, columns) = (spec.group.rows(k), PlainLayout::new(k, n, spec.bits).columns());
+        let (group, columns) = (
+            spec.group.rows(k),
+            PlainLayout::new(k, n, spec.bits).columns(),
+        );
         // Groups of 32, 64 and 128 rows are chunks.
-        Self { weight, n, columns, bits: spec.bits, group, chunk: group.clamp(1, MAX_CHUNK) }
+        Self {
+            weight,
+            n,
+            columns,
+            bits: spec.bits,
+            group,
+            chunk: group.clamp(1, MAX_CHUNK),
+        }
     }
 
     /// The words of a vector of columns from `column` on, which is below N.
@@ -133,25 +144,43 @@ impl<'a> Reader<'a> {
     /// The scales of a vector of columns in a chunk; any past N.
     #[inline(always)]
     pub fn scales<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
-        self.weight.scales.load(simd, self.group_of(chunk) * self.n + column)
+        self.weight
+            .scales
+            .load(simd, self.group_of(chunk) * self.n + column)
     }
 
     /// The zero points of a vector of columns in a chunk; any past N.
     #[inline(always)]
     pub fn zeros<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> S::F32 {
-        let Some(words) = self.weight.zero_points else { return simd.splat(f32::from(self.bits.midpoint())) };
+        let Some(words) = self.weight.zero_points else {
+            return simd.splat(f32::from(self.bits.midpoint()));
+        };
         let (bits, per_word) = (self.bits.count(), self.bits.per_word());
         let row = self.group_of(chunk) * self.n.div_ceil(per_word);
         // Vectors begin with a word.
-        let word = |lane: usize| words.get(row + column / per_word + lane / per_word).copied().unwrap_or_default();
+        let word = |lane: usize| {
+            words
+                .get(row + column / per_word + lane / per_word)
+                .copied()
+                .unwrap_or_default()
+        };
         let words = simd.load_words(&std::array::from_fn(word));
-        let shifted = simd.shift_right_each(words, &std::array::from_fn(|lane| (lane % per_word * bits) as u32));
+        let shifted = simd.shift_right_each(
+            words,
+            &std::array::from_fn(|lane| (lane % per_word * bits) as u32),
+        );
         simd.to_f32(simd.and(shifted, u32::from(self.bits.max())))
     }
 
-    /// The scales of a vector of columns in a chunk, and what is added to their products with the stored values: `-zero scale`.
+    /// The scales of a vector of columns in a chunk, and what is added to their products with the
+    /// stored values: `-zero scale`.
     #[inline(always)]
-    pub fn scale_and_offset<S: Simd>(&self, simd: S, chunk: usize, column: usize) -> (S::F32, S::F32) {
+    pub fn scale_and_offset<S: Simd>(
+        &self,
+        simd: S,
+        chunk: usize,
+        column: usize,
+    ) -> (S::F32, S::F32) {
         let scales = self.scales(simd, chunk, column);
         let minus_zeros = simd.mul(self.zeros(simd, chunk, column), simd.splat(-1.0));
         (scales, simd.mul(minus_zeros, scales))

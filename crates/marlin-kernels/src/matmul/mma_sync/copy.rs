@@ -1,9 +1,10 @@
-//! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the stages.
+//! The copy pipeline of `mma.sync`: every warp copies with `cp.async`, from global memory into the
+//! stages.
 
 use crate::overlap::wait;
 use crate::ptx::{
-    bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero, cp_async_commit_group, cp_async_wait_group,
-    lane, opaque, prefetch_l2,
+    bar_sync_numbered, bar_warp_sync, cp_async_4, cp_async_8, cp_async_16, cp_async_16_or_zero,
+    cp_async_commit_group, cp_async_wait_group, lane, opaque, prefetch_l2,
 };
 use crate::tile::config::{CHUNK_N, Config, METADATA_ROWS, TILE_BYTES};
 use crate::tile::fragment::group_of;
@@ -26,7 +27,8 @@ pub(super) struct Source {
     pub zeros: u64,
 }
 
-/// The copies of a stripe, which run ahead of its products by all stages but the one that is being multiplied.
+/// The copies of a stripe, which run ahead of its products by all stages but the one that is being
+/// multiplied.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CopyAhead {
     /// The next copies.
@@ -43,33 +45,63 @@ pub(super) struct CopyAhead {
 impl CopyAhead {
     /// At the start of a stripe of at least one unit.
     pub fn new(start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> CopyAhead {
-        CopyAhead { copies: Copies::new(lengths, config), part: TilePart::last(lengths, start, end), start, to_copy: end - start }
+        CopyAhead {
+            copies: Copies::new(lengths, config),
+            part: TilePart::last(lengths, start, end),
+            start,
+            to_copy: end - start,
+        }
     }
 
-    /// Starts the copies of the first steps, into all stages but the last. If the kernel `overlaps` the one before, which makes the activations, the weight is
-    /// on its way to the second-level cache by then: groups of `cp.async` end in their order, so copies of the weight of all stages before those of the
-    /// activations of the first would delay its products by them all.
-    pub fn fill(&mut self, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config, #[comptime] overlaps: bool) {
-        self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
+    /// Starts the copies of the first steps, into all stages but the last. If the kernel `overlaps`
+    /// the one before, which makes the activations, the weight is on its way to the second-level
+    /// cache by then: groups of `cp.async` end in their order, so copies of the weight of all
+    /// stages before those of the activations of the first would delay its products by them all.
+    pub fn fill(
+        &mut self,
+        stages: u32,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+        #[comptime] overlaps: bool,
+    ) {
+        self.copies
+            .enter(self.part.tile, self.part.first, source, lengths, config);
         if overlaps {
-            let steps = min(self.part.end - self.part.first, comptime!(config.tile.stages as u32 - 1));
+            let steps = min(
+                self.part.end - self.part.first,
+                comptime!(config.tile.stages as u32 - 1),
+            );
             self.copies.prefetch(steps, lengths, config);
             wait(true);
         }
         let mut stage = stages;
         // A loop that the compiler cannot unroll: less code to fetch before the first copy.
-        while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+        while stage != stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32)
+        {
             self.copy(stage, source, lengths, config);
             stage = opaque(stage + comptime!(config.stage_bytes() as u32));
         }
     }
 
-    /// Waits until a team's part of a stage has arrived and its warps are done with the stage before, and refills the latter.
-    pub fn step(&mut self, stage: u32, stages: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    /// Waits until a team's part of a stage has arrived and its warps are done with the stage
+    /// before, and refills the latter.
+    pub fn step(
+        &mut self,
+        stage: u32,
+        stages: u32,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
         cp_async_wait_group(comptime!(config.tile.stages - 2));
         sync_team(config);
         let stage_bytes = comptime!(config.stage_bytes() as u32);
-        let before = if stage == stages { stage + comptime!((config.tile.stages as u32 - 1) * stage_bytes) } else { stage - stage_bytes };
+        let before = if stage == stages {
+            stage + comptime!((config.tile.stages as u32 - 1) * stage_bytes)
+        } else {
+            stage - stage_bytes
+        };
         self.copy(before, source, lengths, config);
     }
 
@@ -81,15 +113,17 @@ impl CopyAhead {
             self.part.first += 1;
             if self.part.first == self.part.end {
                 self.part.next(lengths, self.start, config);
-                self.copies.enter(self.part.tile, self.part.first, source, lengths, config);
+                self.copies
+                    .enter(self.part.tile, self.part.first, source, lengths, config);
             }
         }
         cp_async_commit_group();
     }
 }
 
-/// Barrier of a team: the warps side by side along N, which read the same activations. Teams share nothing in a stage, and each goes at its own
-/// pace: on an H200 that takes 4 to 8 % off a launch of one row on Llama 2 7B's weights, against a barrier of the block.
+/// Barrier of a team: the warps side by side along N, which read the same activations. Teams share
+/// nothing in a stage, and each goes at its own pace: on an H200 that takes 4 to 8 % off a launch
+/// of one row on Llama 2 7B's weights, against a barrier of the block.
 #[cube]
 fn sync_team(#[comptime] config: Config) {
     if comptime!(config.tile.warps_n == 1) {
@@ -98,7 +132,10 @@ fn sync_team(#[comptime] config: Config) {
         sync_cube();
     } else {
         // Barrier 0 is that of the block.
-        bar_sync_numbered(1 + UNIT_POS_X / comptime!(team_threads(&config)), comptime!(team_threads(&config) as usize));
+        bar_sync_numbered(
+            1 + UNIT_POS_X / comptime!(team_threads(&config)),
+            comptime!(team_threads(&config) as usize),
+        );
     }
 }
 
@@ -109,8 +146,9 @@ const fn team_threads(config: &Config) -> u32 {
 
 /// The next copies of a thread: its part of one step of a tile, and the offsets of the next step.
 ///
-/// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own words. The activations of a chunk are copied
-/// by the threads of a team together, in runs of eight values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so
+/// A warp copies the chunk that it will multiply: a lane's 16 bytes of a tile are the lane's own
+/// words. The activations of a chunk are copied by the threads of a team together, in runs of eight
+/// values (16 bytes). Run `c` of row `r` goes to place `c ^ (r % 8)` of the eight it is among, so
 /// that `ldmatrix` reads eight rows without conflict.
 #[derive(CubeType, Clone, Copy)]
 struct Copies {
@@ -143,7 +181,8 @@ const fn runs(config: &Config) -> u32 {
     (config.tile.depth() / 8) as u32
 }
 
-/// Runs of activations in a row of a chunk, of which a thread of a team copies one in every few rows.
+/// Runs of activations in a row of a chunk, of which a thread of a team copies one in every few
+/// rows.
 const fn chunk_runs(config: &Config) -> u32 {
     (config.tile.chunk_rows() / 8) as u32
 }
@@ -156,7 +195,10 @@ const fn row_step(config: &Config) -> u32 {
 /// The row of activations, and the run of it in a step, that a thread copies first.
 #[cube]
 fn first_run(#[comptime] config: Config) -> (u32, u32) {
-    let (team, thread) = (UNIT_POS_X / comptime!(team_threads(&config)), UNIT_POS_X % comptime!(team_threads(&config)));
+    let (team, thread) = (
+        UNIT_POS_X / comptime!(team_threads(&config)),
+        UNIT_POS_X % comptime!(team_threads(&config)),
+    );
     let runs = comptime!(chunk_runs(&config));
     (thread / runs, team * runs + thread % runs)
 }
@@ -182,17 +224,29 @@ impl Copies {
     }
 
     /// Goes to step `first` of a tile.
-    fn enter(&mut self, tile: u32, first: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+    fn enter(
+        &mut self,
+        tile: u32,
+        first: u32,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
         let lane = lane();
         let warp = UNIT_POS_X / 32;
         let warps_n = comptime!(config.tile.warps_n as u32);
         let (column, row_block) = lengths.by_row_blocks.div_mod(tile);
         let chunk_n = weight_chunk(column, warp % warps_n, lengths, config);
         self.chunk = first * comptime!(config.tile.warps_k as u32) + warp / warps_n;
-        self.chunks = if chunk_n < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() };
+        self.chunks = if chunk_n < lengths.chunks_n {
+            lengths.chunks_k
+        } else {
+            0u32.runtime()
+        };
         let rows = self.chunk * comptime!(config.word_rows() as u32);
-        self.words =
-            source.words + u64::cast_from(rows) * self.words_row + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
+        self.words = source.words
+            + u64::cast_from(rows) * self.words_row
+            + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
         if comptime!(config.tile.is_sparse()) {
             let rows = self.chunk * comptime!(METADATA_ROWS as u32);
             self.metadata = source.metadata
@@ -200,33 +254,49 @@ impl Copies {
                 + u64::cast_from(chunk_n * comptime!(TILE_BYTES as u32) + lane * 16);
         }
         self.scales = source.scales + u64::cast_from((chunk_n * 8 + lane % 8) * 16);
-        self.zeros = source.zeros + u64::cast_from((chunk_n * 8 + lane % 8) * comptime!(config.group_zeros_bytes() as u32 / 8));
+        self.zeros = source.zeros
+            + u64::cast_from(
+                (chunk_n * 8 + lane % 8) * comptime!(config.group_zeros_bytes() as u32 / 8),
+            );
 
         let (row, run) = first_run(config);
         let row = row_block * comptime!(config.tile.rows() as u32) + row;
         self.k = first * comptime!(config.tile.depth() as u32) + run * 8;
-        self.x = source.x + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64 + u64::cast_from(self.k * 2);
-        self.rows = if row < lengths.m { lengths.m - row } else { 0u32.runtime() };
+        self.x = source.x
+            + u64::cast_from(row) * u64::cast_from(lengths.k) * 2u64
+            + u64::cast_from(self.k * 2);
+        self.rows = if row < lengths.m {
+            lengths.m - row
+        } else {
+            0u32.runtime()
+        };
     }
 
-    /// Asks for the weight of the next steps in the second-level cache: a lane for each 128 bytes of the words, of the metadata, and for each group's scales and
-    /// zero points.
+    /// Asks for the weight of the next steps in the second-level cache: a lane for each 128 bytes
+    /// of the words, of the metadata, and for each group's scales and zero points.
     fn prefetch(&self, steps: u32, lengths: &Lengths, #[comptime] config: Config) {
         let lane = lane();
         let groups = comptime!(config.groups_in_chunk() as u32);
-        let line = self.words - u64::cast_from(lane * 16) + u64::cast_from(lane / 4) * self.words_row + u64::cast_from(lane % 4 * 128);
-        let metadata =
-            self.metadata - u64::cast_from(lane * 16) + u64::cast_from(lane / 4) * self.words_row + u64::cast_from(lane % 4 * 128);
+        let line = self.words - u64::cast_from(lane * 16)
+            + u64::cast_from(lane / 4) * self.words_row
+            + u64::cast_from(lane % 4 * 128);
+        let metadata = self.metadata - u64::cast_from(lane * 16)
+            + u64::cast_from(lane / 4) * self.words_row
+            + u64::cast_from(lane % 4 * 128);
         let mut chunk = self.chunk;
         let mut step = 0u32.runtime();
         while step < steps && chunk < self.chunks {
             let rows = u64::cast_from(step) * self.words_row;
             if lane < comptime!(4 * config.word_rows() as u32) {
-                prefetch_l2(line + rows * comptime!((config.word_rows() * config.tile.warps_k) as u64));
+                prefetch_l2(
+                    line + rows * comptime!((config.word_rows() * config.tile.warps_k) as u64),
+                );
             }
             if comptime!(config.tile.is_sparse()) {
                 if lane < comptime!(4 * METADATA_ROWS as u32) {
-                    prefetch_l2(metadata + rows * comptime!((METADATA_ROWS * config.tile.warps_k) as u64));
+                    prefetch_l2(
+                        metadata + rows * comptime!((METADATA_ROWS * config.tile.warps_k) as u64),
+                    );
                 }
             }
             if lane < comptime!(8 * groups) && lane.is_multiple_of(8) {
@@ -250,18 +320,29 @@ impl Copies {
         }
         self.chunk += comptime!(config.tile.warps_k as u32);
         self.words += self.words_row * comptime!((config.word_rows() * config.tile.warps_k) as u64);
-        self.metadata += self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
+        self.metadata +=
+            self.words_row * comptime!((config.tile.metadata_rows() * config.tile.warps_k) as u64);
 
         // Past K nothing is read, and zeros cancel the padded rows of the weight.
-        let bytes = if self.k < lengths.k { 16u32.runtime() } else { 0u32.runtime() };
+        let bytes = if self.k < lengths.k {
+            16u32.runtime()
+        } else {
+            0u32.runtime()
+        };
         let (row, run) = first_run(config);
         #[unroll]
         for i in 0..comptime!((config.tile.rows() as u32).div_ceil(row_step(&config))) {
-            if comptime!(i * row_step(&config)) < self.rows && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
+            if comptime!(i * row_step(&config)) < self.rows
+                && row + comptime!(i * row_step(&config)) < comptime!(config.tile.rows() as u32)
             {
                 let row = row + comptime!(i * row_step(&config));
-                let offset = comptime!(config.activations_offset() as u32) + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
-                cp_async_16_or_zero(stage + offset, self.x + self.x_row * comptime!(i as u64), bytes);
+                let offset = comptime!(config.activations_offset() as u32)
+                    + (row * comptime!(runs(&config)) + (run ^ (row % 8))) * 16;
+                cp_async_16_or_zero(
+                    stage + offset,
+                    self.x + self.x_row * comptime!(i as u64),
+                    bytes,
+                );
             }
         }
         self.k += comptime!(config.tile.depth() as u32);
@@ -275,25 +356,49 @@ impl Copies {
         let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
         #[unroll]
         for i in 0..comptime!(config.word_rows() as u32) {
-            cp_async_16(words + comptime!(i * TILE_BYTES as u32), self.words + self.words_row * comptime!(i as u64));
+            cp_async_16(
+                words + comptime!(i * TILE_BYTES as u32),
+                self.words + self.words_row * comptime!(i as u64),
+            );
         }
-        let metadata =
-            stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32) + lane * 16;
+        let metadata = stage
+            + comptime!(config.metadata_offset() as u32)
+            + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32)
+            + lane * 16;
         #[unroll]
         for i in 0..comptime!(config.tile.metadata_rows() as u32) {
-            cp_async_16(metadata + comptime!(i * TILE_BYTES as u32), self.metadata + self.words_row * comptime!(i as u64));
+            cp_async_16(
+                metadata + comptime!(i * TILE_BYTES as u32),
+                self.metadata + self.words_row * comptime!(i as u64),
+            );
         }
-        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight runs of eight zero points.
-        if lane < comptime!(if config.grouped() || config.zero_points { 8 * config.groups_in_chunk() as u32 } else { 0 }) {
+        // Eight lanes take the eight 16-byte runs of a group's 64 scales, and its eight runs of
+        // eight zero points.
+        if lane
+            < comptime!(if config.grouped() || config.zero_points {
+                8 * config.groups_in_chunk() as u32
+            } else {
+                0
+            })
+        {
             let group = group_of(self.chunk, lane / 8, config) * lengths.chunks_n;
             if comptime!(config.grouped()) {
-                let offset = comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32) + lane * 16;
-                cp_async_16(stage + offset, self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64));
+                let offset = comptime!(config.scales_offset() as u32)
+                    + warp * comptime!(config.scales_bytes() as u32)
+                    + lane * 16;
+                cp_async_16(
+                    stage + offset,
+                    self.scales + u64::cast_from(group) * comptime!(2 * CHUNK_N as u64),
+                );
             }
             if comptime!(config.zero_points) {
                 let run = comptime!(config.group_zeros_bytes() as u32 / 8);
-                let to = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32) + lane * run;
-                let from = self.zeros + u64::cast_from(group) * comptime!(config.group_zeros_bytes() as u64);
+                let to = stage
+                    + comptime!(config.zeros_offset() as u32)
+                    + warp * comptime!(config.zeros_bytes() as u32)
+                    + lane * run;
+                let from = self.zeros
+                    + u64::cast_from(group) * comptime!(config.group_zeros_bytes() as u64);
                 if comptime!(run == 4) {
                     cp_async_4(to, from);
                 } else {

@@ -11,11 +11,11 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, units_of_block};
 use cubecl::prelude::*;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
-/// padded to chunks.
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks.
 ///
-/// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight rows of activations, so a tile of few
-/// rows wastes at most seven.
+/// The product is computed transposed: fragment A holds 16 columns of the weight, fragment B eight
+/// rows of activations, so a tile of few rows wastes at most seven.
 #[cube(launch_unchecked)]
 pub(super) fn matmul<F: Float>(
     x: &[F],
@@ -36,7 +36,8 @@ pub(super) fn matmul<F: Float>(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
     );
-    let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
+    let mut reduce =
+        Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
     let stages = shared_address::<u32>(&shared);
     let source = Source {
         x: global_address::<F>(x),
@@ -79,7 +80,11 @@ pub(super) fn matmul<F: Float>(
         }
         let column = lengths.by_row_blocks.div(part.tile) * warps_n + warp % warps_n;
         // Opaque, or the compiler recomputes it for every step.
-        let chunks = opaque(if column < lengths.chunks_n { lengths.chunks_k } else { 0u32.runtime() });
+        let chunks = opaque(if column < lengths.chunks_n {
+            lengths.chunks_k
+        } else {
+            0u32.runtime()
+        });
         let mut chunk = part.first * warps_k + warp / warps_n;
         for _ in part.first..part.end {
             ahead.step(stage, stages, &source, &lengths, config);
@@ -93,9 +98,24 @@ pub(super) fn matmul<F: Float>(
             }
             chunk += warps_k;
             let last = stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32);
-            stage = if stage == last { stages } else { stage + comptime!(config.stage_bytes() as u32) };
+            stage = if stage == last {
+                stages
+            } else {
+                stage + comptime!(config.stage_bytes() as u32)
+            };
         }
-        finish::<F>(&sums, &mut reduce, &receiver, scales, &bias, out, workspace, &part, &lengths, config);
+        finish::<F>(
+            &sums,
+            &mut reduce,
+            &receiver,
+            scales,
+            &bias,
+            out,
+            workspace,
+            &part,
+            &lengths,
+            config,
+        );
         to_multiply -= part.end - part.first;
         part.next(&lengths, start, config);
     }

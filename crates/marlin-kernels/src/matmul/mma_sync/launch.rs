@@ -7,11 +7,24 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 /// Launches the kernel on checked operands, whose activations are in the order of the stored rows.
-pub(crate) fn launch(client: &Client, card: &Card, problem: &QuantProblem, launch: &Launch, operands: Operands) -> Result<(), KernelError> {
+pub(crate) fn launch(
+    client: &Client,
+    card: &Card,
+    problem: &QuantProblem,
+    launch: &Launch,
+    operands: Operands,
+) -> Result<(), KernelError> {
     let config = cost::format(problem).config(launch.tile);
     let workspace = Workspace::of_stream(client, card).area(problem, &config, launch.blocks)?;
-    let Operands { x, weight, bias, out, .. } = operands;
-    // SAFETY: lengths were checked against what the kernel derives its addresses from, and the workspace has room for `blocks` parts of tiles.
+    let Operands {
+        x,
+        weight,
+        bias,
+        out,
+        ..
+    } = operands;
+    // SAFETY: lengths were checked against what the kernel derives its addresses from, and the
+    // workspace has room for `blocks` parts of tiles.
     unsafe {
         kernel::matmul::launch_unchecked(
             client,

@@ -2,36 +2,58 @@
 
 use crate::ptx::{F4, U4, lane, ldmatrix_x4, mma_m16n8k16};
 use crate::tile::config::{CHUNK_N, CHUNK_STEPS, Config, TILE_BYTES};
-use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile};
+use crate::tile::fragment::{
+    Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
+};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` are the columns `16j..16j + 16` of the warp's 64 and the rows
-/// `8b..8b + 8`, in the ownership of `mma.m16n8k16`'s accumulators:
+/// Adds the products of a warp's chunk to its sums. `sums[j * batch_tiles + b]` are the columns
+/// `16j..16j + 16` of the warp's 64 and the rows `8b..8b + 8`, in the ownership of `mma.m16n8k16`'s
+/// accumulators:
 ///
 /// | element | column in 16 | row in 8 |
 /// |---|---|---|
 /// | 0, 1 | `lane / 4`     | `2 (lane % 4)`, `2 (lane % 4) + 1` |
 /// | 2, 3 | `lane / 4 + 8` | `2 (lane % 4)`, `2 (lane % 4) + 1` |
 #[cube]
-pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &NibbleMasks, #[comptime] config: Config) {
+pub(super) fn multiply(
+    stage: u32,
+    sums: &mut Array<F4>,
+    ones: U4,
+    masks: &NibbleMasks,
+    #[comptime] config: Config,
+) {
     let lane = lane();
     let warp = UNIT_POS_X / 32;
     let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
-    let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
-    let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
+    let scales = stage
+        + comptime!(config.scales_offset() as u32)
+        + warp * comptime!(config.scales_bytes() as u32);
+    let zeros = stage
+        + comptime!(config.zeros_offset() as u32)
+        + warp * comptime!(config.zeros_bytes() as u32);
 
-    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads. With one batch tile the four matrices are 32 rows of K; with
-    // more, they are 16 rows of K of two batch tiles.
+    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads. With one batch tile the
+    // four matrices are 32 rows of K; with more, they are 16 rows of K of two batch tiles.
     let batch_tiles = comptime!(config.tile.batch_tiles);
     let matrix = lane / 8;
-    let (row, run) = if comptime!(batch_tiles == 1) { (lane % 8, matrix) } else { (lane % 8 + matrix / 2 * 8, matrix % 2) };
+    let (row, run) = if comptime!(batch_tiles == 1) {
+        (lane % 8, matrix)
+    } else {
+        (lane % 8 + matrix / 2 * 8, matrix % 2)
+    };
     let runs = comptime!((config.tile.depth() / 8) as u32);
-    let activations = comptime!(config.activations_offset() as u32) + (row * runs + warp / comptime!(config.tile.warps_n as u32) * 8) * 16;
+    let activations = comptime!(config.activations_offset() as u32)
+        + (row * runs + warp / comptime!(config.tile.warps_n as u32) * 8) * 16;
     let swizzle = run ^ (lane % 8);
 
     // The next step's fragments are loaded while this step's are multiplied.
-    let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 { 8 } else { 4 * batch_tiles }));
+    let mut b = Array::<u32>::new(comptime!(if batch_tiles == 1 {
+        8
+    } else {
+        4 * batch_tiles
+    }));
     let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut group_sums = Array::<F4>::new(comptime!(4 * batch_tiles));
     // Sums of the activations themselves.
@@ -50,8 +72,20 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
             let step = comptime!(part * CHUNK_STEPS / config.groups_in_chunk() + in_part);
             let is_first = comptime!(in_part == 0);
             if comptime!(step + 1 < CHUNK_STEPS) {
-                load_words(&mut a_words, words, comptime!(step + 1), TILE_BYTES as u32, config);
-                load_activations(stage + activations, swizzle, &mut b, comptime!(step + 1), config);
+                load_words(
+                    &mut a_words,
+                    words,
+                    comptime!(step + 1),
+                    TILE_BYTES as u32,
+                    config,
+                );
+                load_activations(
+                    stage + activations,
+                    swizzle,
+                    &mut b,
+                    comptime!(step + 1),
+                    config,
+                );
             }
             #[unroll]
             for j in 0..4usize {
@@ -66,10 +100,21 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
                     let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
                     let i = comptime!(j * batch_tiles + tile);
                     if comptime!(config.scales_sums()) {
-                        let before = if is_first { F4::new(0.0) } else { group_sums[i] };
-                        group_sums[i] = mma_m16n8k16(a, b[first], b[comptime!(first + 1)], before, config.bf16);
+                        let before = if is_first {
+                            F4::new(0.0)
+                        } else {
+                            group_sums[i]
+                        };
+                        group_sums[i] =
+                            mma_m16n8k16(a, b[first], b[comptime!(first + 1)], before, config.bf16);
                     } else {
-                        sums[i] = mma_m16n8k16(a, b[first], b[comptime!(first + 1)], sums[i], config.bf16);
+                        sums[i] = mma_m16n8k16(
+                            a,
+                            b[first],
+                            b[comptime!(first + 1)],
+                            sums[i],
+                            config.bf16,
+                        );
                     }
                 }
             }
@@ -78,7 +123,8 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
                 for tile in 0..batch_tiles {
                     let first = comptime!(b_set(step, batch_tiles) + 2 * tile);
                     let before = if is_first { F4::new(0.0) } else { x_sums[tile] };
-                    x_sums[tile] = mma_m16n8k16(ones, b[first], b[comptime!(first + 1)], before, config.bf16);
+                    x_sums[tile] =
+                        mma_m16n8k16(ones, b[first], b[comptime!(first + 1)], before, config.bf16);
                 }
             }
         }
@@ -90,7 +136,13 @@ pub(super) fn multiply(stage: u32, sums: &mut Array<F4>, ones: U4, masks: &Nibbl
 
 /// Adds a group's products to the sums, scaled.
 #[cube]
-pub(super) fn add_group(sums: &mut Array<F4>, group_sums: &Array<F4>, x_sums: &Array<F4>, group: &Group, #[comptime] config: Config) {
+pub(super) fn add_group(
+    sums: &mut Array<F4>,
+    group_sums: &Array<F4>,
+    x_sums: &Array<F4>,
+    group: &Group,
+    #[comptime] config: Config,
+) {
     let batch_tiles = comptime!(config.tile.batch_tiles);
     #[unroll]
     for j in 0..4usize {
@@ -99,20 +151,36 @@ pub(super) fn add_group(sums: &mut Array<F4>, group_sums: &Array<F4>, x_sums: &A
         #[unroll]
         for tile in 0..batch_tiles {
             let i = comptime!(j * batch_tiles + tile);
-            let products = if comptime!(config.multiplies_stored()) { fma(x_sums[tile], zero, group_sums[i]) } else { group_sums[i] };
+            let products = if comptime!(config.multiplies_stored()) {
+                fma(x_sums[tile], zero, group_sums[i])
+            } else {
+                group_sums[i]
+            };
             sums[i] = fma(products, scale, sums[i]);
         }
     }
 }
 
-/// The register set of a step's B fragments: two sets alternate. One batch tile loads two steps at once, and has four separate sets.
+/// The register set of a step's B fragments: two sets alternate. One batch tile loads two steps at
+/// once, and has four separate sets.
 fn b_set(step: usize, batch_tiles: usize) -> usize {
-    if batch_tiles == 1 { 2 * step } else { step % 2 * 2 * batch_tiles }
+    if batch_tiles == 1 {
+        2 * step
+    } else {
+        step % 2 * 2 * batch_tiles
+    }
 }
 
-/// Loads the B fragments of one step of 16 rows of K: for each batch tile the two registers that `mma.m16n8k16` takes.
+/// Loads the B fragments of one step of 16 rows of K: for each batch tile the two registers that
+/// `mma.m16n8k16` takes.
 #[cube]
-fn load_activations(address: u32, swizzle: u32, b: &mut Array<u32>, #[comptime] step: usize, #[comptime] config: Config) {
+fn load_activations(
+    address: u32,
+    swizzle: u32,
+    b: &mut Array<u32>,
+    #[comptime] step: usize,
+    #[comptime] config: Config,
+) {
     let batch_tiles = comptime!(config.tile.batch_tiles);
     let place = address + (swizzle ^ comptime!(2 * step as u32)) * 16;
     if comptime!(batch_tiles > 1) {

@@ -7,20 +7,36 @@ use crate::tile::fragment::{dequantize, load_group, load_words, sub_tile};
 use crate::tile::lengths::NibbleMasks;
 use cubecl::prelude::*;
 
-/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which are those of `multiply`.
+/// Adds the products of a warp's chunk, 128 rows of K of which 64 are stored, to its sums, which
+/// are those of `multiply`.
 ///
-/// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's tiles of words, or two, and half of one of its two tiles of metadata
-/// ([`SparseLayout`](marlin_format::layout::SparseLayout)). Fragment B is 32 rows of K for eight rows of activations: one `ldmatrix.x4`.
+/// A step multiplies 32 rows of K: 16 stored rows of the weight, one of the chunk's tiles of words,
+/// or two, and half of one of its two tiles of metadata
+/// ([`SparseLayout`](marlin_format::layout::SparseLayout)). Fragment B is 32 rows of K for eight
+/// rows of activations: one `ldmatrix.x4`.
 #[cube]
-pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMasks, #[comptime] config: Config) {
+pub(super) fn multiply_sparse(
+    stage: u32,
+    sums: &mut Array<F4>,
+    masks: &NibbleMasks,
+    #[comptime] config: Config,
+) {
     let lane = lane();
     let warp = UNIT_POS_X / 32;
     let words = stage + warp * comptime!((config.word_rows() * TILE_BYTES) as u32) + lane * 16;
-    let metadata = stage + comptime!(config.metadata_offset() as u32) + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32) + lane * 16;
-    let scales = stage + comptime!(config.scales_offset() as u32) + warp * comptime!(config.scales_bytes() as u32);
-    let zeros = stage + comptime!(config.zeros_offset() as u32) + warp * comptime!(config.zeros_bytes() as u32);
+    let metadata = stage
+        + comptime!(config.metadata_offset() as u32)
+        + warp * comptime!((METADATA_ROWS * TILE_BYTES) as u32)
+        + lane * 16;
+    let scales = stage
+        + comptime!(config.scales_offset() as u32)
+        + warp * comptime!(config.scales_bytes() as u32);
+    let zeros = stage
+        + comptime!(config.zeros_offset() as u32)
+        + warp * comptime!(config.zeros_bytes() as u32);
 
-    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: run i of a step's four runs of K.
+    // Lane 8i + r addresses row r of the matrix i that ldmatrix.x4 loads: run i of a step's four
+    // runs of K.
     let batch_tiles = comptime!(config.tile.batch_tiles);
     let runs = comptime!((config.tile.depth() / 8) as u32);
     let warp_k = warp / comptime!(config.tile.warps_n as u32);
@@ -29,7 +45,8 @@ pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMa
         + (lane % 8 * runs + warp_k * comptime!((config.tile.chunk_rows() / 8) as u32)) * 16;
     let swizzle = (lane / 8) ^ (lane % 8);
 
-    // The fragments of the next eight rows of activations are loaded while these are multiplied, and the next words while this step's are.
+    // The fragments of the next eight rows of activations are loaded while these are multiplied,
+    // and the next words while this step's are.
     let mut b = Array::<U4>::new(2usize);
     let mut a_words = Array::<U4>::new(comptime!(2 * config.tiles_in_step()));
     let mut places = Array::<U4>::new(METADATA_ROWS);
@@ -51,31 +68,52 @@ pub(super) fn multiply_sparse(stage: u32, sums: &mut Array<F4>, masks: &NibbleMa
         for in_part in 0..comptime!(CHUNK_STEPS / config.groups_in_chunk()) {
             let step = comptime!(part * CHUNK_STEPS / config.groups_in_chunk() + in_part);
             if comptime!(step + 1 < CHUNK_STEPS) {
-                load_words(&mut a_words, words, comptime!(step + 1), TILE_BYTES as u32, config);
+                load_words(
+                    &mut a_words,
+                    words,
+                    comptime!(step + 1),
+                    TILE_BYTES as u32,
+                    config,
+                );
             }
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..4usize {
-                a[j] = dequantize(sub_tile(&a_words, step, j, config), &group, masks, j, config);
+                a[j] = dequantize(
+                    sub_tile(&a_words, step, j, config),
+                    &group,
+                    masks,
+                    j,
+                    config,
+                );
             }
             #[unroll]
             for tile in 0..batch_tiles {
                 let index = comptime!(step * batch_tiles + tile);
                 if comptime!(index + 1 < CHUNK_STEPS * batch_tiles) {
-                    let (next_step, next_tile) = comptime!(((index + 1) / batch_tiles, (index + 1) % batch_tiles));
+                    let (next_step, next_tile) =
+                        comptime!(((index + 1) / batch_tiles, (index + 1) % batch_tiles));
                     let rows = comptime!((next_tile * 8 * config.tile.depth() * 2) as u32);
-                    b[comptime!((index + 1) % 2)] = ldmatrix_x4(row + rows + (swizzle ^ comptime!(4 * next_step as u32)) * 16);
+                    b[comptime!((index + 1) % 2)] =
+                        ldmatrix_x4(row + rows + (swizzle ^ comptime!(4 * next_step as u32)) * 16);
                 }
                 let b = b[comptime!(index % 2)];
                 #[unroll]
                 for j in 0..4usize {
-                    let place = places[comptime!(step / 2)].extract(comptime!(step % 2 * 2 + j / 2));
+                    let place =
+                        places[comptime!(step / 2)].extract(comptime!(step % 2 * 2 + j / 2));
                     let i = comptime!(j * batch_tiles + tile);
                     if comptime!(config.scales_sums()) {
-                        let before = if comptime!(in_part == 0) { F4::new(0.0) } else { group_sums[i] };
-                        group_sums[i] = mma_sp_m16n8k32(a[j], b, before, place, comptime!(j % 2), config.bf16);
+                        let before = if comptime!(in_part == 0) {
+                            F4::new(0.0)
+                        } else {
+                            group_sums[i]
+                        };
+                        group_sums[i] =
+                            mma_sp_m16n8k32(a[j], b, before, place, comptime!(j % 2), config.bf16);
                     } else {
-                        sums[i] = mma_sp_m16n8k32(a[j], b, sums[i], place, comptime!(j % 2), config.bf16);
+                        sums[i] =
+                            mma_sp_m16n8k32(a[j], b, sums[i], place, comptime!(j % 2), config.bf16);
                     }
                 }
             }

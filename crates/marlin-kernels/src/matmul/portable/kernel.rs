@@ -25,7 +25,13 @@ fn unpack(word: u32, slot: usize, #[comptime] bits: Bits) -> f32 {
 
 /// The zero point of a group and column: the midpoint where the format is symmetric.
 #[cube]
-fn zero_point(zero_points: &ComptimeOption<&[u32]>, group: usize, column: usize, lengths: &Lengths, #[comptime] bits: Bits) -> f32 {
+fn zero_point(
+    zero_points: &ComptimeOption<&[u32]>,
+    group: usize,
+    column: usize,
+    lengths: &Lengths,
+    #[comptime] bits: Bits,
+) -> f32 {
     #[comptime]
     match zero_points {
         ComptimeOption::Some(words) => {
@@ -49,8 +55,8 @@ fn natural_row(row_permutation: &ComptimeOption<&[u32]>, row: usize) -> usize {
 
 /// out[m, n] = sum over k of x[m, k] * (q[k, n] - z[g, n]) * s[g, n] + bias[n].
 ///
-/// One unit computes `rows` rows of one column, so that a word of weights is unpacked once for all of them. Units of neighbouring
-/// columns are neighbours.
+/// One unit computes `rows` rows of one column, so that a word of weights is unpacked once for all
+/// of them. Units of neighbouring columns are neighbours.
 #[cube(launch)]
 pub(super) fn matmul<F: Float, S: Float>(
     x: &[F],
@@ -120,7 +126,10 @@ pub(super) fn matmul<F: Float, S: Float>(
         if row < lengths.m {
             #[comptime]
             match &bias {
-                ComptimeOption::Some(bias) => out[row * lengths.n + column] = F::cast_from(sum[r] + f32::cast_from(bias[column])),
+                ComptimeOption::Some(bias) => {
+                    out[row * lengths.n + column] =
+                        F::cast_from(sum[r] + f32::cast_from(bias[column]))
+                }
                 ComptimeOption::None => out[row * lengths.n + column] = F::cast_from(sum[r]),
             }
         }
@@ -147,7 +156,11 @@ pub(super) fn dequantize<F: Float, S: Float>(
     let column = ABSOLUTE_POS % lengths.n;
     let group = row / lengths.group;
     let per_word = comptime!(bits.per_word());
-    let q = unpack(words[(row / per_word) * lengths.columns + column], row % per_word, bits);
+    let q = unpack(
+        words[(row / per_word) * lengths.columns + column],
+        row % per_word,
+        bits,
+    );
     let zero = zero_point(&zero_points, group, column, &lengths, bits);
     let scale = f32::cast_from(scales[group * lengths.n + column]);
     out[natural_row(&row_permutation, row) * lengths.n + column] = F::cast_from((q - zero) * scale);

@@ -9,9 +9,21 @@ use marlin_format::layout::PlainLayout;
 /// Multiplies activations [M, K] with a weight in the plain layout, `rows` rows a unit (1 to 8).
 ///
 /// # Errors
-/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the device lacks.
-pub(crate) fn launch(client: &Client, problem: &QuantProblem, rows: usize, operands: Operands) -> Result<(), KernelError> {
-    let Operands { x, weight, bias, out, .. } = operands;
+/// A buffer of the wrong length, an operand that does not fit the format, or a dtype that the
+/// device lacks.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &QuantProblem,
+    rows: usize,
+    operands: Operands,
+) -> Result<(), KernelError> {
+    let Operands {
+        x,
+        weight,
+        bias,
+        out,
+        ..
+    } = operands;
     let lengths = check(client, problem, &weight)?;
     expect_length(problem, "activations", problem.m * problem.k(), x.len())?;
     problem.expect_outputs(out.len(), bias.as_ref().map(BufferArg::len))?;
@@ -40,11 +52,17 @@ pub(crate) fn launch(client: &Client, problem: &QuantProblem, rows: usize, opera
     Ok(())
 }
 
-/// Writes the float weight [K, N] of a weight in the plain layout, in natural row order and the problem's activation dtype.
+/// Writes the float weight [K, N] of a weight in the plain layout, in natural row order and the
+/// problem's activation dtype.
 ///
 /// # Errors
 /// As [`launch`].
-pub(crate) fn dequantize(client: &Client, problem: &QuantProblem, weight: WeightBuffers, out: BufferArg) -> Result<(), KernelError> {
+pub(crate) fn dequantize(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: WeightBuffers,
+    out: BufferArg,
+) -> Result<(), KernelError> {
     let lengths = check(client, problem, &weight)?;
     let units = problem.k() * problem.n();
     expect_length(problem, "output", units, out.len())?;
@@ -67,7 +85,11 @@ pub(crate) fn dequantize(client: &Client, problem: &QuantProblem, weight: Weight
 }
 
 /// Checks everything that both kernels assume of the weight and the device.
-fn check(client: &Client, problem: &QuantProblem, weight: &WeightBuffers) -> Result<LengthsLaunch, KernelError> {
+fn check(
+    client: &Client,
+    problem: &QuantProblem,
+    weight: &WeightBuffers,
+) -> Result<LengthsLaunch, KernelError> {
     problem.expect_addressable()?;
     for dtype in [problem.activations, problem.scales] {
         dtype.expect_on(client)?;
@@ -75,5 +97,11 @@ fn check(client: &Client, problem: &QuantProblem, weight: &WeightBuffers) -> Res
     problem.expect_weight(&weight.as_ref().map(|_, buffer| buffer.len()))?;
     let (k, n, spec) = (problem.k(), problem.n(), problem.spec());
     let columns = PlainLayout::new(k, n, spec.bits).columns();
-    Ok(LengthsLaunch::new(problem.m, n, k, columns, spec.group.rows(k)))
+    Ok(LengthsLaunch::new(
+        problem.m,
+        n,
+        k,
+        columns,
+        spec.group.rows(k),
+    ))
 }

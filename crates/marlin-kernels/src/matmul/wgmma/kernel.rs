@@ -1,8 +1,10 @@
-use super::pipeline::{PipelineState, Producer, Source, fill_ahead, meet_producer, produce};
+use super::pipeline::{PipelineState, fill_ahead, meet_producer, produce};
+use super::producer::{Producer, Source};
 use super::warpgroup;
 use crate::overlap::{start_next, wait};
 use crate::ptx::{
-    F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec, setmaxnreg_inc, shared_address, tensormap_address,
+    F4, bar_warp_sync, cluster_wait, global_address, global_address_mut, setmaxnreg_dec,
+    setmaxnreg_inc, shared_address, tensormap_address,
 };
 use crate::tile::cluster::Receiver;
 use crate::tile::config::Config;
@@ -12,14 +14,16 @@ use crate::tile::lengths::Lengths;
 use crate::tile::stripe::{TilePart, tile_place, units_of_block};
 use cubecl::prelude::*;
 
-/// Registers of a producer where it gives the others away, and of the threads of the two warpgroups that multiply: together the 168 of three.
+/// Registers of a producer where it gives the others away, and of the threads of the two warpgroups
+/// that multiply: together the 168 of three.
 const PRODUCER_REGISTERS: usize = 24;
 const CONSUMER_REGISTERS: usize = 240;
 
-/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in [`SparseLayout`](marlin_format::layout::SparseLayout),
-/// padded to chunks, x behind a tensor map.
+/// out = x W + bias, W in [`MarlinLayout`](marlin_format::layout::MarlinLayout), or if it is 2:4 in
+/// [`SparseLayout`](marlin_format::layout::SparseLayout), padded to chunks, x behind a tensor map.
 ///
-/// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's rows of activations.
+/// The product is computed transposed: the fragments A hold 64 columns of the weight, B a tile's
+/// rows of activations.
 #[cube(launch_unchecked, cluster_dim = config.cluster_dim())]
 pub(super) fn matmul<F: Float>(
     x: TensorMap<F, Tiled>,
@@ -39,9 +43,16 @@ pub(super) fn matmul<F: Float>(
         comptime!(config.tile.stages * config.stage_bytes() / 4),
         comptime!(config.alignment().max(128)),
     );
-    let mut reduce = Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
-    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(config.tile.stages * config.barrier_bytes() / 8), 8usize);
-    let (stages, barriers) = (shared_address::<u32>(&shared), shared_address::<u64>(&barriers));
+    let mut reduce =
+        Shared::<[f32]>::new_aligned_slice(comptime!(config.reduce_floats()), 128usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(
+        comptime!(config.tile.stages * config.barrier_bytes() / 8),
+        8usize,
+    );
+    let (stages, barriers) = (
+        shared_address::<u32>(&shared),
+        shared_address::<u64>(&barriers),
+    );
     let source = Source {
         x_map: tensormap_address::<F>(&x),
         words: global_address::<u32>(words),
@@ -64,12 +75,14 @@ pub(super) fn matmul<F: Float>(
         terminate!();
     }
 
-    // Consumers wait for the phase of parity 0, the producer for that of parity 1, which counts as complete.
+    // Consumers wait for the phase of parity 0, the producer for that of parity 1, which counts as
+    // complete.
     let mut state = PipelineState::first(stages, barriers, 0u32.runtime());
     let mut part = TilePart::last(&lengths, start, end);
     let first = PipelineState::first(stages, barriers, 1u32.runtime());
     let mut producer = Producer::new(first, start, end, &lengths, config);
-    // Broadcast from lane 0: the compiler then knows that it is uniform in a warp, and keeps what its lanes share in uniform registers.
+    // Broadcast from lane 0: the compiler then knows that it is uniform in a warp, and keeps what
+    // its lanes share in uniform registers.
     let warp = plane_broadcast(UNIT_POS_X / 32, 0u32);
     if comptime!(config.has_producer()) {
         if warp >= comptime!(config.tile.warps() as u32) {
@@ -109,8 +122,12 @@ pub(super) fn matmul<F: Float>(
             warpgroup::clear(config);
         }
         // Chunks of the tile along N: where it reaches past N, some warps have none.
-        let chunk_n = tile_place(part.tile, &lengths, config).0 * comptime!(config.tile.chunks_n() as u32);
-        let chunks = min(lengths.chunks_n - chunk_n, comptime!(config.tile.chunks_n() as u32));
+        let chunk_n =
+            tile_place(part.tile, &lengths, config).0 * comptime!(config.tile.chunks_n() as u32);
+        let chunks = min(
+            lengths.chunks_n - chunk_n,
+            comptime!(config.tile.chunks_n() as u32),
+        );
         state.agree();
         for step in part.first..part.end {
             if comptime!(!config.has_producer()) {
@@ -119,12 +136,32 @@ pub(super) fn matmul<F: Float>(
             if comptime!(config.tile.is_sparse()) {
                 warpgroup::multiply_sparse(&state, warp, chunks, &lengths.masks, config);
             } else {
-                warpgroup::multiply(&state, warp, step, &part, ones, &mut sums, &lengths.masks, config);
+                warpgroup::multiply(
+                    &state,
+                    warp,
+                    step,
+                    &part,
+                    ones,
+                    &mut sums,
+                    &lengths.masks,
+                    config,
+                );
             }
             state.next(config);
         }
         warpgroup::end(&mut sums, config);
-        finish::<F>(&sums, &mut reduce, &receiver, scales, &bias, out, workspace, &part, &lengths, config);
+        finish::<F>(
+            &sums,
+            &mut reduce,
+            &receiver,
+            scales,
+            &bias,
+            out,
+            workspace,
+            &part,
+            &lengths,
+            config,
+        );
         to_multiply -= part.end - part.first;
         part.next(&lengths, start, config);
     }

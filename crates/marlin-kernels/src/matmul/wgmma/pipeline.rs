@@ -7,48 +7,37 @@
 //! consumers   release s - 1  <- first products of s  <- wait full[s]  <- s, s + 1, ...
 //! ```
 //!
-//! The producer is one thread of a warp of its own. It starts bulk copies, which the copy engine carries out and counts in bytes on the
-//! stage's barrier `full`; it waits only for a stage to be `empty`, and continues across tiles while the consumers write theirs.
-//! Consumers copy nothing, compute no address of global memory, and synchronise only at the end of a tile.
+//! The producer is one thread of a warp of its own. It starts bulk copies, which the copy engine
+//! carries out and counts in bytes on the stage's barrier `full`; it waits only for a stage to be
+//! `empty`, and continues across tiles while the consumers write theirs. Consumers copy nothing,
+//! compute no address of global memory, and synchronise only at the end of a tile.
 //!
-//! An additional warp would take registers from all others ([`Config::has_producer`]). Some tiles whose sums need those have no producer: before a step each
-//! warp starts its share of the copies of a later one, into a stage that it released a step ago, so it rarely waits for the others. With 128 rows of activations
-//! the producer is a warp of a third warpgroup, which keeps 24 registers a thread and leaves 240 to the other two ([`Config::moves_registers`]).
+//! An additional warp would take registers from all others ([`Config::has_producer`]). Some tiles
+//! whose sums need those have no producer: before a step each warp starts its share of the copies
+//! of a later one, into a stage that it released a step ago, so it rarely waits for the others.
+//! With 128 rows of activations the producer is a warp of a third warpgroup, which keeps 24
+//! registers a thread and leaves 240 to the other two ([`Config::moves_registers`]).
 //!
-//! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage once the first products of the next are issued and all
-//! before them are done.
+//! `wgmma` reads a stage's activations asynchronously, so a warp releases a stage once the first
+//! products of the next are issued and all before them are done.
 //!
-//! Each barrier completes one phase a pass over the stages. A wait for the phase of parity p ends once that phase is complete, so consumers start
-//! with 0, and the producer with 1: the phase before a barrier's first counts as complete, and so the stages as empty.
+//! Each barrier completes one phase a pass over the stages. A wait for the phase of parity p ends
+//! once that phase is complete, so consumers start with 0, and the producer with 1: the phase
+//! before a barrier's first counts as complete, and so the stages as empty.
 
+use super::producer::{Operand, Producer, Source};
 use crate::overlap::wait;
 use crate::ptx::{
-    bar_arrive, bar_sync, bar_warp_sync, cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
-    mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_parity, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
+    bar_arrive, bar_sync, bar_warp_sync, elect_sync, fence_proxy_async, lane, mbarrier_arrive,
+    mbarrier_init, mbarrier_wait_parity_warp, opaque, prefetch_tensormap,
 };
-use crate::tile::config::{ATOM_K, ATOM_ROW_BYTES, BARRIER_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
-use crate::tile::fragment::group_of;
+use crate::tile::config::{BARRIER_BYTES, Config};
 use crate::tile::lengths::Lengths;
 use crate::tile::outputs::CONSUMERS;
-use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
 use cubecl::prelude::*;
 
-/// Global addresses of the operands.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Source {
-    /// The tensor map of activations.
-    pub x_map: u64,
-    /// Packed values.
-    pub words: u64,
-    /// Metadata of a 2:4 weight.
-    pub metadata: u64,
-    /// Scales.
-    pub scales: u64,
-    /// Zero points.
-    pub zeros: u64,
-}
-
-/// A position in the ring of stages: a stage, its barriers, and the parity of the phase that is waited for.
+/// A position in the ring of stages: a stage, its barriers, and the parity of the phase that is
+/// waited for.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct PipelineState {
     /// The first stage.
@@ -58,9 +47,9 @@ pub(super) struct PipelineState {
     /// The stage.
     pub stage: u32,
     /// Its barrier `full`, which `empty` follows.
-    full: u32,
+    pub full: u32,
     /// The parity of the pass.
-    parity: u32,
+    pub parity: u32,
     /// The barrier `full` of the stage before, which is not released yet; 0 before the first.
     held: u32,
 }
@@ -69,13 +58,22 @@ pub(super) struct PipelineState {
 impl PipelineState {
     /// The first stage of the first pass.
     pub fn first(stages: u32, barriers: u32, parity: u32) -> PipelineState {
-        PipelineState { stages, barriers, stage: stages, full: barriers, parity, held: 0u32.runtime() }
+        PipelineState {
+            stages,
+            barriers,
+            stage: stages,
+            full: barriers,
+            parity,
+            held: 0u32.runtime(),
+        }
     }
 
     /// To the next stage, of the next pass after the last.
     pub fn next(&mut self, #[comptime] config: Config) {
         self.held = self.full;
-        if self.stage == self.stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32) {
+        if self.stage
+            == self.stages + comptime!(((config.tile.stages - 1) * config.stage_bytes()) as u32)
+        {
             self.stage = self.stages;
             self.full = self.barriers;
             self.parity ^= 1;
@@ -85,7 +83,8 @@ impl PipelineState {
         }
     }
 
-    /// Broadcast from lane 0 to the warp: the compiler then keeps it in uniform registers, which `wgmma` takes it from.
+    /// Broadcast from lane 0 to the warp: the compiler then keeps it in uniform registers, which
+    /// `wgmma` takes it from.
     pub fn agree(&mut self) {
         bar_warp_sync();
         self.stage = plane_broadcast(self.stage, 0u32);
@@ -101,8 +100,10 @@ impl PipelineState {
 
     /// A warp of consumers is done with the stage before.
     ///
-    /// The barrier of the warp in [`agree`](Self::agree) puts all lanes' reads before this arrival of one of them. `compute-sanitizer --tool racecheck` does not
-    /// follow that order through the arrival: it reports the reads of all lanes but 0 against the next copies. It reports none where every lane arrives.
+    /// The barrier of the warp in [`agree`](Self::agree) puts all lanes' reads before this arrival
+    /// of one of them. `compute-sanitizer --tool racecheck` does not follow that order through the
+    /// arrival: it reports the reads of all lanes but 0 against the next copies. It reports none
+    /// where every lane arrives.
     pub fn release_last(&self) {
         if lane() == 0 && self.held != 0 {
             mbarrier_arrive(self.held + 8);
@@ -125,9 +126,16 @@ fn set_up(barriers: u32, #[comptime] config: Config) {
 
 /// The producer's warp: sets up the barriers, then copies the block's units, which end at `end`.
 ///
-/// NVRTC cannot unroll its loops, whose counters are [`opaque()`]: less code to fetch, and fewer registers, of which a producer has few.
+/// NVRTC cannot unroll its loops, whose counters are [`opaque()`]: less code to fetch, and fewer
+/// registers, of which a producer has few.
 #[cube]
-pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn produce(
+    producer: &mut Producer,
+    end: u32,
+    source: &Source,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) {
     let elected = elect_sync();
     if elected {
         prefetch_tensormap(source.x_map);
@@ -136,8 +144,13 @@ pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, length
     bar_warp_sync();
     bar_arrive(CONSUMERS, comptime!(config.tile.threads() + 32));
     if elected {
-        // The weights of the first steps, into all stages; their activations once the kernel before has made them.
-        let first = PipelineState::first(producer.state.stages, producer.state.barriers, producer.state.parity);
+        // The weights of the first steps, into all stages; their activations once the kernel before
+        // has made them.
+        let first = PipelineState::first(
+            producer.state.stages,
+            producer.state.barriers,
+            producer.state.parity,
+        );
         let mut ahead = Producer::new(first, producer.start, end, lengths, config);
         let mut filled = 0u32.runtime();
         while ahead.left > 0 && filled < comptime!(config.tile.stages as u32) {
@@ -161,23 +174,22 @@ pub(super) fn produce(producer: &mut Producer, end: u32, source: &Source, length
     }
 }
 
-/// What is copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Operand {
-    Weight,
-    Activations,
-    Both,
-}
-
 /// A consumer waits until the producer has set up the barriers.
 #[cube]
 pub(super) fn meet_producer(#[comptime] config: Config) {
     bar_sync(CONSUMERS, comptime!(config.tile.threads() + 32));
 }
 
-/// The start of warps without a producer: one sets up the barriers, then all fill all stages but two.
+/// The start of warps without a producer: one sets up the barriers, then all fill all stages but
+/// two.
 #[cube]
-pub(super) fn fill_ahead(producer: &mut Producer, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
+pub(super) fn fill_ahead(
+    producer: &mut Producer,
+    warp: u32,
+    source: &Source,
+    lengths: &Lengths,
+    #[comptime] config: Config,
+) {
     if warp == 0 && elect_sync() {
         prefetch_tensormap(source.x_map);
         set_up(producer.state.barriers, config);
@@ -187,173 +199,5 @@ pub(super) fn fill_ahead(producer: &mut Producer, warp: u32, source: &Source, le
     while filled != comptime!(config.tile.stages as u32 - 2) {
         producer.share(warp, source, lengths, config);
         filled = opaque(filled + 1);
-    }
-}
-
-/// Fills stage after stage with the steps of a stripe.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Producer {
-    /// The first unit of the stripe.
-    start: u32,
-    /// The stage that is filled next.
-    state: PipelineState,
-    /// The part of the tile that it belongs to, from the next step on.
-    part: TilePart,
-    /// Steps that are not copied yet.
-    left: u32,
-    /// The tile's first chunk along N.
-    chunk_n: u32,
-    /// Its chunks along N: fewer than others have where it reaches past N.
-    chunks: u32,
-    /// Its first row of activations.
-    row: u32,
-}
-
-#[cube]
-impl Producer {
-    /// At the start of a stripe of at least one unit.
-    pub fn new(first: PipelineState, start: u32, end: u32, lengths: &Lengths, #[comptime] config: Config) -> Producer {
-        let mut producer = Producer {
-            start,
-            state: first,
-            part: TilePart::last(lengths, start, end),
-            left: end - start + lengths.waves * lengths.depth,
-            chunk_n: 0u32.runtime(),
-            chunks: 0u32.runtime(),
-            row: 0u32.runtime(),
-        };
-        producer.enter(lengths, config);
-        producer
-    }
-
-    /// Goes to the tile of its place.
-    fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
-        let (column, row_block) = tile_place(self.part.tile, lengths, config);
-        self.chunk_n = weight_chunk(column, 0u32.runtime(), lengths, config);
-        self.chunks = min(lengths.chunks_n - self.chunk_n, comptime!(config.tile.chunks_n() as u32));
-        self.row = row_block * comptime!(config.tile.rows() as u32);
-    }
-
-    /// To the next step.
-    fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
-        self.state.next(config);
-        self.left = opaque(self.left - 1);
-        self.part.first += 1;
-        if self.part.first == self.part.end {
-            self.part.next(lengths, self.start, config);
-            self.enter(lengths, config);
-        }
-    }
-
-    /// One of all warps starts its share of the copies of the next step. The stage is the one before the stage before that which it multiplies:
-    /// it rarely waits for others.
-    pub fn share(&mut self, warp: u32, source: &Source, lengths: &Lengths, #[comptime] config: Config) {
-        if self.left > 0 {
-            let warps_n = comptime!(config.tile.warps_n as u32);
-            if elect_sync() {
-                self.wait_empty();
-                if warp == 0 {
-                    self.expect_bytes(config);
-                }
-                if comptime!(config.tile.warps_n == CHUNK_STEPS) || warp % warps_n < comptime!(CHUNK_STEPS as u32) {
-                    self.start(warp / warps_n, warp % warps_n, source, lengths, Operand::Both, config);
-                }
-            }
-            self.next(lengths, config);
-        }
-    }
-
-    /// Starts the copies of a step.
-    fn start_all(&self, source: &Source, lengths: &Lengths, #[comptime] operand: Operand, #[comptime] config: Config) {
-        #[unroll]
-        for warp_k in 0..comptime!(config.tile.warps_k as u32) {
-            #[unroll]
-            for part in 0..comptime!(CHUNK_STEPS as u32) {
-                self.start(warp_k, part, source, lengths, operand, config);
-            }
-        }
-    }
-
-    /// Waits until the stage is empty.
-    fn wait_empty(&self) {
-        mbarrier_wait_parity(self.state.full + 8, self.state.parity);
-    }
-
-    /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
-    fn expect_bytes(&self, #[comptime] config: Config) {
-        let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
-            + comptime!((2 * config.tile.rows() * config.tile.depth()) as u32);
-        mbarrier_arrive_expect_tx(self.state.full, bytes);
-    }
-
-    /// Starts one of four parts of the copies of a row of chunks, each the tiles of a step and what goes with the chunks: chunks that are side by
-    /// side follow each other in memory.
-    ///
-    /// Past N nothing is copied: the contents of the stage there become outputs that no thread writes. Past K the last chunk is copied again, since what
-    /// a stage has there may be no numbers; the activations are zeros there, and past M.
-    fn start(&self, warp_k: u32, part: u32, source: &Source, lengths: &Lengths, #[comptime] operand: Operand, #[comptime] config: Config) {
-        let chunks_n = comptime!(config.tile.chunks_n() as u32);
-        let (stage, full) = (self.state.stage, self.state.full);
-        let step = self.part.first;
-        let chunk_k = if comptime!(config.pairs_steps()) {
-            step / 2 * comptime!(2 * config.tile.warps_k as u32) + 2 * warp_k + step % 2
-        } else {
-            step * comptime!(config.tile.warps_k as u32) + warp_k
-        };
-        let chunk = min(chunk_k, lengths.chunks_k - 1);
-        if comptime!(operand != Operand::Weight) && part == 0 {
-            let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
-            let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
-            #[unroll]
-            for atom in 0..atoms {
-                let to = comptime!(config.activations_offset() as u32) + (warp_k * atoms + atom) * atom_bytes;
-                let column = (chunk_k * atoms + atom) * comptime!(ATOM_K as u32);
-                cp_async_bulk_tensor_2d(stage + to, source.x_map, column, self.row, full);
-            }
-        }
-        if comptime!(operand != Operand::Activations) {
-            #[unroll]
-            for i in 0..comptime!(config.tiles_in_step() as u32) {
-                let (rows, row) = (comptime!(config.word_rows() as u32), part * comptime!(config.tiles_in_step() as u32) + i);
-                let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
-                self.copy_row(to, source.words, chunk * rows + row, TILE_BYTES as u32, lengths, config);
-            }
-            if comptime!(config.tile.is_sparse()) && part >= 2 {
-                let row = part - 2;
-                let to = comptime!(config.metadata_offset() as u32)
-                    + (warp_k * comptime!(METADATA_ROWS as u32) + row) * comptime!(chunks_n * TILE_BYTES as u32);
-                let row = chunk * comptime!(METADATA_ROWS as u32) + row;
-                self.copy_row(stage + to, source.metadata, row, TILE_BYTES as u32, lengths, config);
-            }
-            #[unroll]
-            for i in 0..comptime!(config.groups_in_chunk() as u32) {
-                let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + comptime!(i * chunks_n);
-                let group = group_of(chunk, i, config);
-                if comptime!(config.grouped()) && part == 1 {
-                    let bytes = comptime!(CHUNK_N as u32 * 2);
-                    let to = comptime!(config.scales_offset() as u32) + at * bytes;
-                    self.copy_row(stage + to, source.scales, group, bytes, lengths, config);
-                }
-                if comptime!(config.zero_points) && part == 2 {
-                    let bytes = comptime!(config.group_zeros_bytes() as u32);
-                    let to = comptime!(config.zeros_offset() as u32) + at * bytes;
-                    self.copy_row(stage + to, source.zeros, group, bytes, lengths, config);
-                }
-            }
-        }
-    }
-
-    /// Starts the copy of row `row` of an array at `start` that has `bytes` of each chunk: of all chunks of the tile at once, but with SwiGLU of those of the
-    /// gates and of the ups by themselves.
-    fn copy_row(&self, to: u32, start: u64, row: u32, #[comptime] bytes: u32, lengths: &Lengths, #[comptime] config: Config) {
-        let first = u64::cast_from(row * lengths.chunks_n + self.chunk_n);
-        if comptime!(config.is_gated()) {
-            let half = comptime!(config.tile.chunks_n() as u32 / 2 * bytes);
-            let ups = first + u64::cast_from(lengths.chunks_n / 2);
-            cp_async_bulk(to, start + first * comptime!(bytes as u64), half.runtime(), self.state.full);
-            cp_async_bulk(to + half, start + ups * comptime!(bytes as u64), half.runtime(), self.state.full);
-        } else {
-            cp_async_bulk(to, start + first * comptime!(bytes as u64), self.chunks * bytes, self.state.full);
-        }
     }
 }

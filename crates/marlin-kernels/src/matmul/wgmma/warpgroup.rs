@@ -1,23 +1,30 @@
-//! Products of a warpgroup: `wgmma`, with the weight in registers and the activations in shared memory.
+//! Products of a warpgroup: `wgmma`, with the weight in registers and the activations in shared
+//! memory.
 //!
-//! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four has its rows `16w..16w + 16` in the ownership of `mma.m16n8k16`, so each
-//! warp passes the fragment that it would pass to `mma.sync`: 16 columns of its own chunk. One instruction replaces those of all n8 tiles
-//! of activations in four warps, and no warp loads activations into registers.
+//! A is 64 columns of the weight by 16 rows of K. Warp `w` of the four has its rows `16w..16w + 16`
+//! in the ownership of `mma.m16n8k16`, so each warp passes the fragment that it would pass to
+//! `mma.sync`: 16 columns of its own chunk. One instruction replaces those of all n8 tiles of
+//! activations in four warps, and no warp loads activations into registers.
 
 use super::pipeline::PipelineState;
 use crate::ptx::{
-    F4, U2, U4, lane, ld_shared_4, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group, wgmma_declare, wgmma_descriptor,
-    wgmma_fence, wgmma_more, wgmma_sp, wgmma_sum, wgmma_wait_group,
+    F4, U2, U4, lane, ld_shared_4, ld_shared_8, wgmma, wgmma_b, wgmma_clear, wgmma_commit_group,
+    wgmma_declare, wgmma_descriptor, wgmma_fence, wgmma_more, wgmma_sp, wgmma_sum,
+    wgmma_wait_group,
 };
-use crate::tile::config::{ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES};
-use crate::tile::fragment::{Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile};
+use crate::tile::config::{
+    ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES,
+};
+use crate::tile::fragment::{
+    Group, column_scales, column_zeros, dequantize, load_group, load_words, stored, sub_tile,
+};
 use crate::tile::lengths::NibbleMasks;
 use crate::tile::stripe::TilePart;
 use cubecl::prelude::*;
 
 impl Config {
-    /// Accumulators of four registers, in the order of `fragment.rs`: the products', then where weights are multiplied as they are stored those
-    /// of the activations' sums.
+    /// Accumulators of four registers, in the order of `fragment.rs`: the products', then where
+    /// weights are multiplied as they are stored those of the activations' sums.
     fn accumulators(&self) -> usize {
         self.tile.batch_tiles * (self.tile.sub_tiles() + usize::from(self.multiplies_stored()))
     }
@@ -78,13 +85,18 @@ fn add_group(sums: &mut Array<F4>, group: &Group, #[comptime] config: Config) {
         #[unroll]
         for tile in 0..batch_tiles {
             let i = comptime!(j * batch_tiles + tile);
-            let products = fma(accumulator(comptime!(config.x_sums() + tile)), zero, accumulator(i));
+            let products = fma(
+                accumulator(comptime!(config.x_sums() + tile)),
+                zero,
+                accumulator(i),
+            );
             sums[i] = fma(products, scale, sums[i]);
         }
     }
 }
 
-/// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by row.
+/// Bytes of a row of tiles of words in a stage: chunks that are side by side along N lie row by
+/// row.
 #[cube]
 fn words_row(#[comptime] config: Config) -> comptime_type!(u32) {
     comptime!(config.tile.chunks_n() as u32 * TILE_BYTES as u32)
@@ -105,12 +117,20 @@ struct WarpPlace {
 impl WarpPlace {
     fn new(warp: u32, #[comptime] config: Config) -> Self {
         let in_chunk = comptime!((config.tile.warps_n / config.tile.chunks_n()) as u32);
-        let (warp_n, warp_k) = (warp % comptime!(config.tile.warps_n as u32), warp / comptime!(config.tile.warps_n as u32));
-        WarpPlace { chunk: warp_n / in_chunk, part: warp_n % in_chunk, warp_k }
+        let (warp_n, warp_k) = (
+            warp % comptime!(config.tile.warps_n as u32),
+            warp / comptime!(config.tile.warps_n as u32),
+        );
+        WarpPlace {
+            chunk: warp_n / in_chunk,
+            part: warp_n % in_chunk,
+            warp_k,
+        }
     }
 }
 
-/// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of the scales and of the zero points.
+/// Where a warp's chunk of the weight lies in a stage: shared addresses of a lane's first words, of
+/// the scales and of the zero points.
 #[derive(CubeType)]
 struct Chunk {
     words: u32,
@@ -123,7 +143,11 @@ impl Chunk {
     fn new(stage: u32, warp: u32, #[comptime] config: Config) -> Self {
         let chunks_n = comptime!(config.tile.chunks_n() as u32);
         let words_row = words_row(config);
-        let WarpPlace { chunk, part, warp_k } = WarpPlace::new(warp, config);
+        let WarpPlace {
+            chunk,
+            part,
+            warp_k,
+        } = WarpPlace::new(warp, config);
         let group = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n) + chunk;
         Chunk {
             words: stage
@@ -131,7 +155,10 @@ impl Chunk {
                 + chunk * comptime!(TILE_BYTES as u32)
                 + lane() * 16
                 + part * 8,
-            scales: stage + comptime!(config.scales_offset() as u32) + group * comptime!(CHUNK_N as u32 * 2) + part * 8,
+            scales: stage
+                + comptime!(config.scales_offset() as u32)
+                + group * comptime!(CHUNK_N as u32 * 2)
+                + part * 8,
             zeros: stage
                 + comptime!(config.zeros_offset() as u32)
                 + group * comptime!(config.group_zeros_bytes() as u32)
@@ -140,14 +167,14 @@ impl Chunk {
     }
 }
 
-/// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its last 16 rows of K only by the next call, and
-/// releases the stage before.
+/// Waits for a step's stage, adds the products of a warp's chunk to its accumulators, those of its
+/// last 16 rows of K only by the next call, and releases the stage before.
 ///
-/// If weights are multiplied as they are stored, a group's first products replace what the accumulators held, and after its last they are
-/// added to `sums`.
+/// If weights are multiplied as they are stored, a group's first products replace what the
+/// accumulators held, and after its last they are added to `sums`.
 ///
-/// The fragments of 16 rows of K are converted while those of the 16 rows before are multiplied. Registers of a fragment may change once its products
-/// are done, so two sets alternate.
+/// The fragments of 16 rows of K are converted while those of the 16 rows before are multiplied.
+/// Registers of a fragment may change once its products are done, so two sets alternate.
 #[cube]
 pub(super) fn multiply(
     state: &PipelineState,
@@ -159,17 +186,27 @@ pub(super) fn multiply(
     masks: &NibbleMasks,
     #[comptime] config: Config,
 ) {
-    let (warps_n, chunks_n) = comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
+    let (warps_n, chunks_n) =
+        comptime!((config.tile.warps_n as u32, config.tile.chunks_n() as u32));
     let words_row = words_row(config);
-    let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
+    let Chunk {
+        words,
+        scales,
+        zeros,
+    } = Chunk::new(state.stage, warp, config);
     let warp_k = warp / warps_n;
-    let activations = comptime!(config.activations_offset() as u32) + warp_k * comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
+    let activations = comptime!(config.activations_offset() as u32)
+        + warp_k * comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
     let descriptor = wgmma_descriptor(plane_broadcast(state.stage + activations, 0u32));
 
     let mut continues_group = 0u32.runtime();
     let mut ends_group = true.runtime();
     if comptime!(config.pairs_steps()) {
-        continues_group = if unit == part.first { 0u32.runtime() } else { unit % 2 };
+        continues_group = if unit == part.first {
+            0u32.runtime()
+        } else {
+            unit % 2
+        };
         ends_group = unit % 2 == 1 || unit + 1 == part.end;
     }
     wgmma_more(continues_group);
@@ -203,10 +240,22 @@ pub(super) fn multiply(
             #[unroll]
             for j in 0..config.tile.sub_tiles() {
                 let sums = comptime!(4 * config.tile.batch_tiles);
-                wgmma(a[j], comptime!(j * sums), comptime!(config.tile.rows()), starts, config.bf16);
+                wgmma(
+                    a[j],
+                    comptime!(j * sums),
+                    comptime!(config.tile.rows()),
+                    starts,
+                    config.bf16,
+                );
             }
             if comptime!(config.multiplies_stored()) {
-                wgmma(ones, comptime!(4 * config.x_sums()), comptime!(config.tile.rows()), starts, config.bf16);
+                wgmma(
+                    ones,
+                    comptime!(4 * config.x_sums()),
+                    comptime!(config.tile.rows()),
+                    starts,
+                    config.bf16,
+                );
             }
             wgmma_commit_group();
             wgmma_wait_group(1usize);
@@ -222,17 +271,36 @@ pub(super) fn multiply(
     }
 }
 
-/// [`multiply`] of a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are stored, in four steps of 32.
+/// [`multiply`] of a 2:4 weight, by `wgmma.sp`: 128 rows of K, of which 64 are stored, in four
+/// steps of 32.
 ///
-/// `chunks` are those of the tile along N. Past them a stage holds anything, and of metadata not everything is defined: there a warp takes those of
-/// the first, for sums that no thread writes.
+/// `chunks` are those of the tile along N. Past them a stage holds anything, and of metadata not
+/// everything is defined: there a warp takes those of the first, for sums that no thread writes.
 #[cube]
-pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, masks: &NibbleMasks, #[comptime] config: Config) {
+pub(super) fn multiply_sparse(
+    state: &PipelineState,
+    warp: u32,
+    chunks: u32,
+    masks: &NibbleMasks,
+    #[comptime] config: Config,
+) {
     let chunks_n = comptime!(config.tile.chunks_n() as u32);
     let words_row = words_row(config);
-    let Chunk { words, scales, zeros } = Chunk::new(state.stage, warp, config);
-    let WarpPlace { chunk, part, warp_k } = WarpPlace::new(warp, config);
-    let chunk = if chunk < chunks { chunk } else { 0u32.runtime() };
+    let Chunk {
+        words,
+        scales,
+        zeros,
+    } = Chunk::new(state.stage, warp, config);
+    let WarpPlace {
+        chunk,
+        part,
+        warp_k,
+    } = WarpPlace::new(warp, config);
+    let chunk = if chunk < chunks {
+        chunk
+    } else {
+        0u32.runtime()
+    };
     let metadata = state.stage
         + comptime!(config.metadata_offset() as u32)
         + warp_k * comptime!(METADATA_ROWS as u32 * words_row)
@@ -259,14 +327,27 @@ pub(super) fn multiply_sparse(state: &PipelineState, warp: u32, chunks: u32, mas
             }
             // A register of metadata for every two sub-tiles.
             let at = metadata + comptime!((step / 2) as u32 * words_row + (step % 2 * 8) as u32);
-            let places = if comptime!(config.tile.sub_tiles() == 4) { ld_shared_8(at) } else { U2::new(ld_shared_4(at)) };
+            let places = if comptime!(config.tile.sub_tiles() == 4) {
+                ld_shared_8(at)
+            } else {
+                U2::new(ld_shared_4(at))
+            };
             let mut a = Array::<U4>::new(4usize);
             #[unroll]
             for j in 0..config.tile.sub_tiles() {
-                a[j] = dequantize(sub_tile(&a_words, step, j, config), &group, masks, j, config);
+                a[j] = dequantize(
+                    sub_tile(&a_words, step, j, config),
+                    &group,
+                    masks,
+                    j,
+                    config,
+                );
             }
             // 32 rows of K are 64 bytes of an atom's row, four of the descriptor's units.
-            wgmma_b(descriptor + comptime!((step / 2) as u32 * (atom_bytes / 16) + (step % 2 * 4) as u32));
+            wgmma_b(
+                descriptor
+                    + comptime!((step / 2) as u32 * (atom_bytes / 16) + (step % 2 * 4) as u32),
+            );
             wgmma_fence();
             #[unroll]
             for j in 0..config.tile.sub_tiles() {

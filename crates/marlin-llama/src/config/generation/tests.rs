@@ -8,7 +8,8 @@ fn fields(config: Value) -> Vec<String> {
 
 #[test]
 fn fields_that_are_not_applied_are_named_unless_they_change_nothing() {
-    // As transformers 5.24 writes its defaults, the fields that are applied, and those of other steps than the choice of a token.
+    // As transformers 5.24 writes its defaults, the fields that are applied, and those of other
+    // steps than the choice of a token.
     let neutral = json!({
         "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "num_beams": 1,
         "num_return_sequences": 1, "encoder_repetition_penalty": 1.0, "guidance_scale": null, "remove_invalid_values": false,
@@ -44,7 +45,13 @@ fn fields_that_are_not_applied_are_named_unless_they_change_nothing() {
         ("typical_p", json!(0.95)),
         ("watermarking_config", json!({ "bias": 2.0 })),
     ] {
-        assert_eq!(fields(json!({ "top_k": 3, field: value })), [format!("{field}: {value}")]);
+        assert_eq!(
+            fields(json!({ "top_k": 3, field: value })),
+            [format!("{field}: {value}")]
+        );
     }
-    assert_eq!(fields(json!({ "typical_p": 0.5, "num_beams": 2 })), ["num_beams: 2", "typical_p: 0.5"]);
+    assert_eq!(
+        fields(json!({ "typical_p": 0.5, "num_beams": 2 })),
+        ["num_beams: 2", "typical_p: 0.5"]
+    );
 }

@@ -5,8 +5,9 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::values::float_text;
 
-/// The filter `tojson` of transformers: `json.dumps` with `ensure_ascii` false by default, and without the escapes that Jinja's own filter makes for
-/// HTML. Takes `ensure_ascii`, `indent`, `separators` and `sort_keys`, in this order or by name.
+/// The filter `tojson` of transformers: `json.dumps` with `ensure_ascii` false by default, and
+/// without the escapes that Jinja's own filter makes for HTML. Takes `ensure_ascii`, `indent`,
+/// `separators` and `sort_keys`, in this order or by name.
 pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     const NAMES: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];
     if args.len() > NAMES.len() {
@@ -27,14 +28,29 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
         _ => Some(" ".repeat(usize::try_from(i64::try_from(indent)?).unwrap_or(0))),
     };
     let separators = match separators.kind() {
-        ValueKind::Undefined | ValueKind::None => [if indent.is_some() { "," } else { ", " }, ": "].map(String::from),
+        ValueKind::Undefined | ValueKind::None => {
+            [if indent.is_some() { "," } else { ", " }, ": "].map(String::from)
+        }
         _ => {
-            let texts: Vec<String> = separators.try_iter()?.filter_map(|text| text.as_str().map(String::from)).collect();
-            texts.try_into().map_err(|_| Error::new(ErrorKind::InvalidOperation, "the separators of tojson are two texts"))?
+            let texts: Vec<String> = separators
+                .try_iter()?
+                .filter_map(|text| text.as_str().map(String::from))
+                .collect();
+            texts.try_into().map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidOperation,
+                    "the separators of tojson are two texts",
+                )
+            })?
         }
     };
-    let mut writer =
-        Writer { out: String::new(), ensure_ascii: ensure_ascii.is_true(), sort_keys: sort_keys.is_true(), indent, separators };
+    let mut writer = Writer {
+        out: String::new(),
+        ensure_ascii: ensure_ascii.is_true(),
+        sort_keys: sort_keys.is_true(),
+        indent,
+        separators,
+    };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
@@ -53,17 +69,24 @@ impl Writer {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         match value.kind() {
             ValueKind::String => self.text(value.as_str().unwrap_or_default()),
-            ValueKind::None | ValueKind::Bool | ValueKind::Number => self.out.push_str(&scalar(value)),
+            ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                self.out.push_str(&scalar(value))
+            }
             ValueKind::Seq | ValueKind::Iterable => {
                 let values = value.try_iter()?;
-                self.container(['[', ']'], values, depth, |writer, value| writer.value(&value, depth + 1))?;
+                self.container(['[', ']'], values, depth, |writer, value| {
+                    writer.value(&value, depth + 1)
+                })?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
                     let comparable = |pair: &[Value]| pair[0].kind() == pair[1].kind();
                     if !keys.windows(2).all(comparable) {
-                        return Err(Error::new(ErrorKind::InvalidOperation, "keys of several types have no order"));
+                        return Err(Error::new(
+                            ErrorKind::InvalidOperation,
+                            "keys of several types have no order",
+                        ));
                     }
                     keys.sort();
                 }
@@ -71,7 +94,9 @@ impl Writer {
                 self.container(['{', '}'], keys.into_iter(), depth, |writer, key| {
                     match key.kind() {
                         ValueKind::String => writer.text(key.as_str().unwrap_or_default()),
-                        ValueKind::None | ValueKind::Bool | ValueKind::Number => writer.text(&scalar(&key)),
+                        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                            writer.text(&scalar(&key))
+                        }
                         kind => {
                             return Err(Error::new(
                                 ErrorKind::BadSerialization,
@@ -83,7 +108,12 @@ impl Writer {
                     writer.value(&value.get_item(&key)?, depth + 1)
                 })?;
             }
-            kind => return Err(Error::new(ErrorKind::BadSerialization, format!("JSON has no value of type {kind}"))),
+            kind => {
+                return Err(Error::new(
+                    ErrorKind::BadSerialization,
+                    format!("JSON has no value of type {kind}"),
+                ));
+            }
         }
         Ok(())
     }
@@ -151,7 +181,12 @@ fn scalar(value: &Value) -> String {
         _ if value.is_integer() => value.to_string(),
         _ => match f64::try_from(value.clone()) {
             Ok(number) if number.is_nan() => "NaN".into(),
-            Ok(number) if number.is_infinite() => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+            Ok(number) if number.is_infinite() => if number > 0.0 {
+                "Infinity"
+            } else {
+                "-Infinity"
+            }
+            .into(),
             Ok(number) => float_text(number),
             Err(_) => value.to_string(),
         },

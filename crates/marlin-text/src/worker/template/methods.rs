@@ -1,4 +1,5 @@
-//! Python's methods of texts, lists and dictionaries, but for those that change them, which transformers refuses.
+//! Python's methods of texts, lists and dictionaries, but for those that change them, which
+//! transformers refuses.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Tuple, ValueKind};
@@ -11,7 +12,12 @@ fn invalid(message: impl Into<String>) -> Error {
 }
 
 /// The result of `value.name(args)`.
-pub(super) fn call(_state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn call(
+    _state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     if let ("format", Some(pattern)) = (name, value.as_str()) {
         return format(FormatStyle::StrFormat, pattern, args).map(Value::from);
     }
@@ -35,10 +41,15 @@ struct Arguments {
 impl Arguments {
     fn new(args: &[Value]) -> Result<Self, Error> {
         let (positional, named) = match args.split_last() {
-            Some((last, positional)) if last.is_kwargs() => (positional, Some(Kwargs::try_from(last.clone())?)),
+            Some((last, positional)) if last.is_kwargs() => {
+                (positional, Some(Kwargs::try_from(last.clone())?))
+            }
             _ => (args, None),
         };
-        Ok(Self { positional: Vec::from(positional).into_iter(), named })
+        Ok(Self {
+            positional: Vec::from(positional).into_iter(),
+            named,
+        })
     }
 
     /// The next argument; `none` counts as none.
@@ -50,7 +61,9 @@ impl Arguments {
     fn next_or(&mut self, name: &str) -> Result<Option<Value>, Error> {
         match (self.positional.next(), &self.named) {
             (Some(value), _) => Ok(Some(value).filter(|value| !value.is_none())),
-            (None, Some(named)) if named.has(name) => named.get(name).map(|value: Value| Some(value).filter(|value| !value.is_none())),
+            (None, Some(named)) if named.has(name) => named
+                .get(name)
+                .map(|value: Value| Some(value).filter(|value| !value.is_none())),
             (None, _) => Ok(None),
         }
     }
@@ -67,7 +80,11 @@ impl Arguments {
     fn bounds(&mut self, length: usize) -> Result<std::ops::Range<usize>, Error> {
         let clipped = |bound: i64| {
             let distance = usize::try_from(bound.unsigned_abs()).unwrap_or(usize::MAX);
-            if bound < 0 { length.saturating_sub(distance) } else { distance }
+            if bound < 0 {
+                length.saturating_sub(distance)
+            } else {
+                distance
+            }
         };
         let start = self.integer()?.map_or(0, clipped);
         let end = self.integer()?.map_or(length, clipped);
@@ -76,7 +93,10 @@ impl Arguments {
 
     fn end(mut self, name: &str) -> Result<(), Error> {
         if self.positional.next().is_some() {
-            return Err(Error::new(ErrorKind::TooManyArguments, format!("{name}() has too many arguments")));
+            return Err(Error::new(
+                ErrorKind::TooManyArguments,
+                format!("{name}() has too many arguments"),
+            ));
         }
         self.named.map_or(Ok(()), |named| named.assert_all_used())
     }
@@ -84,7 +104,12 @@ impl Arguments {
 
 fn as_text(value: Option<Value>) -> Result<String, Error> {
     let value = value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-    value.as_str().map(String::from).ok_or_else(|| invalid(format!("a text is needed, not a value of type {}", value.kind())))
+    value.as_str().map(String::from).ok_or_else(|| {
+        invalid(format!(
+            "a text is needed, not a value of type {}",
+            value.kind()
+        ))
+    })
 }
 
 fn list<T: Into<Value>>(values: impl IntoIterator<Item = T>) -> Value {
@@ -102,16 +127,42 @@ fn of_text(value: &str, name: &str, args: &mut Arguments) -> Result<Value, Error
         "swapcase" => text::swapcase(value).into(),
         "strip" | "lstrip" | "rstrip" => {
             let characters = args.next().map(|value| as_text(Some(value))).transpose()?;
-            let stripped = |character: char| characters.as_ref().map_or(text::is_space(character), |stripped| stripped.contains(character));
-            let value = if name == "rstrip" { value } else { value.trim_start_matches(stripped) };
-            if name == "lstrip" { value } else { value.trim_end_matches(stripped) }.into()
+            let stripped = |character: char| {
+                characters
+                    .as_ref()
+                    .map_or(text::is_space(character), |stripped| {
+                        stripped.contains(character)
+                    })
+            };
+            let value = if name == "rstrip" {
+                value
+            } else {
+                value.trim_start_matches(stripped)
+            };
+            if name == "lstrip" {
+                value
+            } else {
+                value.trim_end_matches(stripped)
+            }
+            .into()
         }
-        "removeprefix" => value.strip_prefix(args.text()?.as_str()).unwrap_or(value).into(),
-        "removesuffix" => value.strip_suffix(args.text()?.as_str()).unwrap_or(value).into(),
+        "removeprefix" => value
+            .strip_prefix(args.text()?.as_str())
+            .unwrap_or(value)
+            .into(),
+        "removesuffix" => value
+            .strip_suffix(args.text()?.as_str())
+            .unwrap_or(value)
+            .into(),
         "split" | "rsplit" => {
-            let separator = args.next_or("sep")?.map(|value| as_text(Some(value))).transpose()?;
+            let separator = args
+                .next_or("sep")?
+                .map(|value| as_text(Some(value)))
+                .transpose()?;
             let most = args.next_or("maxsplit")?.map(i64::try_from).transpose()?;
-            let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX - 1);
+            let most = most
+                .and_then(|most| usize::try_from(most).ok())
+                .unwrap_or(usize::MAX - 1);
             list(match (separator.as_deref(), name) {
                 (Some(""), _) => return Err(invalid("an empty separator")),
                 (Some(separator), "split") => value.splitn(most + 1, separator).collect(),
@@ -130,15 +181,32 @@ fn of_text(value: &str, name: &str, args: &mut Arguments) -> Result<Value, Error
                 return Err(invalid("an empty separator"));
             }
             let parts = match name {
-                "partition" => value.split_once(&separator).map_or([value, "", ""], |(before, after)| [before, &separator, after]),
-                _ => value.rsplit_once(&separator).map_or(["", "", value], |(before, after)| [before, &separator, after]),
+                "partition" => value
+                    .split_once(&separator)
+                    .map_or([value, "", ""], |(before, after)| {
+                        [before, &separator, after]
+                    }),
+                _ => value
+                    .rsplit_once(&separator)
+                    .map_or(["", "", value], |(before, after)| {
+                        [before, &separator, after]
+                    }),
             };
             Value::from(Tuple::from(parts.map(Value::from)))
         }
-        "splitlines" => list(text::lines(value, args.next_or("keepends")?.is_some_and(|keep| keep.is_true()))),
+        "splitlines" => list(text::lines(
+            value,
+            args.next_or("keepends")?.is_some_and(|keep| keep.is_true()),
+        )),
         "join" => {
-            let values = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-            let texts = values.try_iter()?.map(|value| as_text(Some(value))).collect::<Result<Vec<String>, Error>>()?;
+            let values = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let texts = values
+                .try_iter()?
+                .map(|value| as_text(Some(value)))
+                .collect::<Result<Vec<String>, Error>>()?;
             texts.join(value).into()
         }
         "replace" => {
@@ -150,7 +218,10 @@ fn of_text(value: &str, name: &str, args: &mut Arguments) -> Result<Value, Error
         }
         "find" | "rfind" | "index" | "rindex" => {
             let (part, bounds) = (args.text()?, args.bounds(length())?);
-            match (text::find(value, &part, bounds, name.starts_with('r')), name) {
+            match (
+                text::find(value, &part, bounds, name.starts_with('r')),
+                name,
+            ) {
                 (Some(at), _) => at.into(),
                 (None, "find" | "rfind") => (-1).into(),
                 (None, _) => return Err(invalid("the text does not contain this one")),
@@ -158,29 +229,58 @@ fn of_text(value: &str, name: &str, args: &mut Arguments) -> Result<Value, Error
         }
         "count" => {
             let (part, bounds) = (args.text()?, args.bounds(length())?);
-            text::part(value, bounds).map_or(0, |value| value.matches(part.as_str()).count()).into()
+            text::part(value, bounds)
+                .map_or(0, |value| value.matches(part.as_str()).count())
+                .into()
         }
         "startswith" | "endswith" => {
-            let affix = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-            let affixes = if affix.is_tuple() { affix.try_iter()?.map(Some).collect() } else { vec![Some(affix)] };
-            let affixes = affixes.into_iter().map(as_text).collect::<Result<Vec<String>, Error>>()?;
+            let affix = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let affixes = if affix.is_tuple() {
+                affix.try_iter()?.map(Some).collect()
+            } else {
+                vec![Some(affix)]
+            };
+            let affixes = affixes
+                .into_iter()
+                .map(as_text)
+                .collect::<Result<Vec<String>, Error>>()?;
             let part = text::part(value, args.bounds(length())?);
             let is_there = |value: &str| {
-                affixes.iter().any(|affix| if name == "endswith" { value.ends_with(affix) } else { value.starts_with(affix) })
+                affixes.iter().any(|affix| {
+                    if name == "endswith" {
+                        value.ends_with(affix)
+                    } else {
+                        value.starts_with(affix)
+                    }
+                })
             };
             part.is_some_and(is_there).into()
         }
         "center" | "ljust" | "rjust" => {
-            let width = args.integer()?.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-            let fill = args.positional.next().map_or(Ok(" ".into()), |fill| as_text(Some(fill)))?;
+            let width = args
+                .integer()?
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let fill = args
+                .positional
+                .next()
+                .map_or(Ok(" ".into()), |fill| as_text(Some(fill)))?;
             let mut characters = fill.chars();
-            let (Some(fill), None) = (characters.next(), characters.next()) else { return Err(invalid("one character fills")) };
+            let (Some(fill), None) = (characters.next(), characters.next()) else {
+                return Err(invalid("one character fills"));
+            };
             text::justify(value, usize::try_from(width).unwrap_or(0), fill, name).into()
         }
         "zfill" => {
-            let width = args.integer()?.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let width = args
+                .integer()?
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
             let (sign, digits) = value.split_at(usize::from(value.starts_with(['-', '+'])));
-            let width = usize::try_from(width).unwrap_or(0).saturating_sub(sign.len());
+            let width = usize::try_from(width)
+                .unwrap_or(0)
+                .saturating_sub(sign.len());
             format!("{sign}{}", text::justify(digits, width, '0', "rjust")).into()
         }
         "expandtabs" => {
@@ -188,11 +288,23 @@ fn of_text(value: &str, name: &str, args: &mut Arguments) -> Result<Value, Error
             text::expand_tabs(value, usize::try_from(size).unwrap_or(0)).into()
         }
         "format_map" => {
-            let values = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
-            let names = values.try_iter()?.filter_map(|key| Some((key.as_str()?.to_string(), values.get_item(&key).ok()?)));
-            format(FormatStyle::StrFormat, value, &[Value::from(names.collect::<Kwargs>())])?.into()
+            let values = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let names = values
+                .try_iter()?
+                .filter_map(|key| Some((key.as_str()?.to_string(), values.get_item(&key).ok()?)));
+            format(
+                FormatStyle::StrFormat,
+                value,
+                &[Value::from(names.collect::<Kwargs>())],
+            )?
+            .into()
         }
-        _ => text::is(value, name).ok_or_else(|| Error::from(ErrorKind::UnknownMethod))?.into(),
+        _ => text::is(value, name)
+            .ok_or_else(|| Error::from(ErrorKind::UnknownMethod))?
+            .into(),
     })
 }
 
@@ -200,14 +312,22 @@ fn of_list(value: &Value, name: &str, args: &mut Arguments) -> Result<Value, Err
     let values: Vec<Value> = value.try_iter()?.collect();
     match name {
         "count" => {
-            let item = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let item = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
             Ok(values.iter().filter(|value| **value == item).count().into())
         }
         "index" => {
-            let item = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let item = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
             let bounds = args.bounds(values.len())?;
             let found = bounds.into_iter().find(|&at| values[at] == item);
-            found.map(Value::from).ok_or_else(|| invalid("the list does not contain this value"))
+            found
+                .map(Value::from)
+                .ok_or_else(|| invalid("the list does not contain this value"))
         }
         "copy" if !value.is_tuple() => Ok(values.into()),
         _ => Err(ErrorKind::UnknownMethod.into()),
@@ -218,18 +338,33 @@ fn of_dictionary(value: &Value, name: &str, args: &mut Arguments) -> Result<Valu
     let keys = || value.try_iter();
     match name {
         "keys" => Ok(list(keys()?)),
-        "values" => Ok(keys()?.map(|key| value.get_item(&key)).collect::<Result<Vec<Value>, Error>>()?.into()),
+        "values" => Ok(keys()?
+            .map(|key| value.get_item(&key))
+            .collect::<Result<Vec<Value>, Error>>()?
+            .into()),
         "items" => {
-            let items = keys()?.map(|key| Ok(Value::from(Tuple::from([key.clone(), value.get_item(&key)?]))));
+            let items = keys()?.map(|key| {
+                Ok(Value::from(Tuple::from([
+                    key.clone(),
+                    value.get_item(&key)?,
+                ])))
+            });
             Ok(items.collect::<Result<Vec<Value>, Error>>()?.into())
         }
         "get" => {
-            let key = args.positional.next().ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
+            let key = args
+                .positional
+                .next()
+                .ok_or_else(|| Error::from(ErrorKind::MissingArgument))?;
             let default = args.positional.next().unwrap_or(Value::from(()));
             let found = value.get_item(&key)?;
             Ok(if found.is_undefined() { default } else { found })
         }
-        "copy" => Ok(Value::from_pairs(keys()?.map(|key| Ok((key.clone(), value.get_item(&key)?))).collect::<Result<Vec<_>, Error>>()?)),
+        "copy" => Ok(Value::from_pairs(
+            keys()?
+                .map(|key| Ok((key.clone(), value.get_item(&key)?)))
+                .collect::<Result<Vec<_>, Error>>()?,
+        )),
         _ => Err(ErrorKind::UnknownMethod.into()),
     }
 }

@@ -24,8 +24,10 @@ pub(super) struct Template {
 /// The template's name in its environment, which messages show.
 const NAME: &str = "chat_template";
 
-/// Steps after which a template is assumed to run forever; those of published models need a few hundred for each message. They must end within the time that a
-/// template has, on a slow core and without optimisation too: there 10 million took 2.7 of its 4 s, and more than 4 beside other work (AMD EPYC without AVX-512).
+/// Steps after which a template is assumed to run forever; those of published models need a few
+/// hundred for each message. They must end within the time that a template has, on a slow core and
+/// without optimisation too: there 10 million took 2.7 of its 4 s, and more than 4 beside other
+/// work (AMD EPYC without AVX-512).
 const FUEL: u64 = 4_000_000;
 
 impl Template {
@@ -33,7 +35,13 @@ impl Template {
         let error = |error: Error| with_causes(&error);
         let mut environment = Environment::new();
         // As `transformers` sets Jinja up, and values as Python has them.
-        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
+        environment.set_syntax(
+            SyntaxConfig::builder()
+                .trim_blocks(true)
+                .lstrip_blocks(true)
+                .build()
+                .map_err(error)?,
+        );
         environment.set_unknown_method_callback(methods::call);
         environment.set_formatter(values::write);
         environment.add_filter("tojson", json::tojson);
@@ -60,15 +68,33 @@ impl Template {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.set_fuel(Some(FUEL));
-        environment.add_template_owned(NAME, source::rewritten(text)).map_err(error)?;
-        Ok(Self { environment, special_tokens })
+        environment
+            .add_template_owned(NAME, source::rewritten(text))
+            .map_err(error)?;
+        Ok(Self {
+            environment,
+            special_tokens,
+        })
     }
 
-    pub fn render(&self, messages: &[serde_json::Value], add_generation_prompt: bool) -> Result<String, String> {
-        let template = self.environment.get_template(NAME).map_err(|error| with_causes(&error))?;
-        let tokens = Value::from_pairs(self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str())));
+    pub fn render(
+        &self,
+        messages: &[serde_json::Value],
+        add_generation_prompt: bool,
+    ) -> Result<String, String> {
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|error| with_causes(&error))?;
+        let tokens = Value::from_pairs(
+            self.special_tokens
+                .iter()
+                .map(|(name, token)| (name.as_str(), token.as_str())),
+        );
         let messages = Value::from(Serde(messages));
-        let rendered = template.render(context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens });
+        let rendered = template.render(
+            context! { messages, add_generation_prompt, tools => (), documents => (), ..tokens },
+        );
         rendered.map_err(|error| with_causes(&error))
     }
 }
@@ -81,7 +107,13 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 /// `datetime.now().strftime` of Python.
 fn strftime_now(format: &str) -> Result<String, Error> {
     let text = jiff::fmt::strtime::format(format, &jiff::Zoned::now());
-    text.map_err(|error| Error::new(TemplateErrorKind::InvalidOperation, format!("strftime_now(`{format}`)")).with_source(error))
+    text.map_err(|error| {
+        Error::new(
+            TemplateErrorKind::InvalidOperation,
+            format!("strftime_now(`{format}`)"),
+        )
+        .with_source(error)
+    })
 }
 
 #[cfg(test)]

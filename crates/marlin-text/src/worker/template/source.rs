@@ -30,14 +30,18 @@ pub(super) fn rewritten(text: &str) -> String {
     out
 }
 
-/// Appends the tag that `text` begins with, and all that follows it up to the end of a raw block. Returns the bytes that this was.
+/// Appends the tag that `text` begins with, and all that follows it up to the end of a raw block.
+/// Returns the bytes that this was.
 fn rewrite_tag(text: &str, out: &mut String) -> usize {
     let Some((tokens, end)) = tokens(text) else {
         // No end: minijinja says so.
         out.push_str(text);
         return text.len();
     };
-    let inner = tokens.first().zip(tokens.last()).map(|(first, last)| &text[first.start..last.end]);
+    let inner = tokens
+        .first()
+        .zip(tokens.last())
+        .map(|(first, last)| &text[first.start..last.end]);
     match inner {
         Some("generation") => out.push_str(&text[..end].replace("generation", "if true")),
         Some("endgeneration") => out.push_str(&text[..end].replace("endgeneration", "endif")),
@@ -46,7 +50,12 @@ fn rewrite_tag(text: &str, out: &mut String) -> usize {
             out.push_str(&text[..end]);
             return end;
         }
-        _ if tokens.iter().any(|token| &text[token.start..token.end] == "%") => rewrite_expressions(text, &tokens, end, out),
+        _ if tokens
+            .iter()
+            .any(|token| &text[token.start..token.end] == "%") =>
+        {
+            rewrite_expressions(text, &tokens, end, out)
+        }
         _ => out.push_str(&text[..end]),
     }
     end
@@ -54,8 +63,12 @@ fn rewrite_tag(text: &str, out: &mut String) -> usize {
 
 /// Bytes up to the tag that ends a raw block.
 fn raw_length(text: &str) -> usize {
-    let ends =
-        text.match_indices("{%").find(|(start, _)| text[start + 2..].trim_start_matches(['-', '+']).trim_start().starts_with("endraw"));
+    let ends = text.match_indices("{%").find(|(start, _)| {
+        text[start + 2..]
+            .trim_start_matches(['-', '+'])
+            .trim_start()
+            .starts_with("endraw")
+    });
     ends.map_or(text.len(), |(start, _)| start)
 }
 
@@ -77,7 +90,10 @@ struct Token {
 
 /// The tokens of the tag that `text` begins with, and where it ends; `None` where it does not.
 fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
-    let (bytes, close) = (text.as_bytes(), if text.starts_with("{%") { "%}" } else { "}}" });
+    let (bytes, close) = (
+        text.as_bytes(),
+        if text.starts_with("{%") { "%}" } else { "}}" },
+    );
     let mut at = 2 + usize::from(matches!(bytes.get(2), Some(b'-' | b'+')));
     let (mut tokens, mut depth) = (Vec::new(), 0_usize);
     loop {
@@ -88,7 +104,10 @@ fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
             let sign = usize::from(!rest.starts_with(close));
             return Some((tokens, at + sign + close.len()));
         }
-        let count = |kept: fn(char) -> bool| rest.find(|character| !kept(character)).unwrap_or(rest.len());
+        let count = |kept: fn(char) -> bool| {
+            rest.find(|character| !kept(character))
+                .unwrap_or(rest.len())
+        };
         let (kind, length) = match first {
             _ if first.is_whitespace() => {
                 at += count(char::is_whitespace);
@@ -96,12 +115,20 @@ fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
             }
             '\'' | '"' => (Kind::Text, text_length(rest, first)?),
             '0'..='9' => (Kind::Number, number_length(rest)),
-            _ if first.is_alphanumeric() || first == '_' => {
-                (Kind::Name, count(|character| character.is_alphanumeric() || character == '_'))
-            }
+            _ if first.is_alphanumeric() || first == '_' => (
+                Kind::Name,
+                count(|character| character.is_alphanumeric() || character == '_'),
+            ),
             _ => (
                 Kind::Operator,
-                if ["**", "//", "==", "!=", "<=", ">="].iter().any(|two| rest.starts_with(two)) { 2 } else { first.len_utf8() },
+                if ["**", "//", "==", "!=", "<=", ">="]
+                    .iter()
+                    .any(|two| rest.starts_with(two))
+                {
+                    2
+                } else {
+                    first.len_utf8()
+                },
             ),
         };
         match first {
@@ -109,7 +136,11 @@ fn tokens(text: &str) -> Option<(Vec<Token>, usize)> {
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        tokens.push(Token { kind, start: at, end: at + length });
+        tokens.push(Token {
+            kind,
+            start: at,
+            end: at + length,
+        });
         at += length;
     }
 }
@@ -171,7 +202,8 @@ const KEYWORDS: [&str; 19] = [
 /// An expression, or one in brackets within it, up to the token that is read.
 #[derive(Debug, Clone, Copy, Default)]
 struct Level {
-    /// Where in the output the operands begin that `*`, `/`, `//` and `%` join; they bind from left to right.
+    /// Where in the output the operands begin that `*`, `/`, `//` and `%` join; they bind from left
+    /// to right.
     chain: Option<usize>,
     /// True behind an operand.
     operand: bool,
@@ -268,15 +300,42 @@ mod tests {
         for (text, expected) in [
             ("{{ 7 % 4 }}", "{{ (7)|__mod__( 4) }}"),
             ("{{7%4}}", "{{(7)|__mod__(4)}}"),
-            ("{{ a + b * c % d.e[f % g](h) | i - j }}", "{{ a + (b * c)|__mod__( d.e[(f)|__mod__( g)](h) | i) - j }}"),
-            ("{{ a % b % -c ** d }}", "{{ ((a)|__mod__( b))|__mod__( -c ** d) }}"),
-            ("{%- if not -a % 2 == 0 -%}", "{%- if not (-a)|__mod__( 2) == 0 -%}"),
-            ("{% set x = [1 % 2, {'a': 3 % 4}] %}", "{% set x = [(1)|__mod__( 2), {'a': (3)|__mod__( 4)}] %}"),
-            ("{{ '%s' 'b' % ('}}', x) ~ y }}", "{{ ('%s' 'b')|__mod__( ('}}', x)) ~ y }}"),
-            ("{{ 1e-5 % a if b is c else d.if % e }}", "{{ (1e-5)|__mod__( a) if b is c else (d.if)|__mod__( e) }}"),
-            ("{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {", "{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {"),
-            ("{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}", "{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}"),
-            ("{%- generation +%}a{% endgeneration -%}", "{%- if true +%}a{% endif -%}"),
+            (
+                "{{ a + b * c % d.e[f % g](h) | i - j }}",
+                "{{ a + (b * c)|__mod__( d.e[(f)|__mod__( g)](h) | i) - j }}",
+            ),
+            (
+                "{{ a % b % -c ** d }}",
+                "{{ ((a)|__mod__( b))|__mod__( -c ** d) }}",
+            ),
+            (
+                "{%- if not -a % 2 == 0 -%}",
+                "{%- if not (-a)|__mod__( 2) == 0 -%}",
+            ),
+            (
+                "{% set x = [1 % 2, {'a': 3 % 4}] %}",
+                "{% set x = [(1)|__mod__( 2), {'a': (3)|__mod__( 4)}] %}",
+            ),
+            (
+                "{{ '%s' 'b' % ('}}', x) ~ y }}",
+                "{{ ('%s' 'b')|__mod__( ('}}', x)) ~ y }}",
+            ),
+            (
+                "{{ 1e-5 % a if b is c else d.if % e }}",
+                "{{ (1e-5)|__mod__( a) if b is c else (d.if)|__mod__( e) }}",
+            ),
+            (
+                "{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {",
+                "{% raw %}{{ 5 % 3 }}{%- endraw %}{# 5 % 3 #} 5 % 3 {",
+            ),
+            (
+                "{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}",
+                "{{ '%' }}{% set x = '%}' %}{{ {'a': {}} }}",
+            ),
+            (
+                "{%- generation +%}a{% endgeneration -%}",
+                "{%- if true +%}a{% endif -%}",
+            ),
             ("{{ 7 % 4", "{{ 7 % 4"),
             ("{{ 'a", "{{ 'a"),
         ] {

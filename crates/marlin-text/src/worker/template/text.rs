@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Returns true for what Python strips and splits at: Unicode's white space, and the separators of ASCII.
+/// Returns true for what Python strips and splits at: Unicode's white space, and the separators of
+/// ASCII.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
@@ -23,7 +24,11 @@ pub(super) fn part(text: &str, bounds: Range<usize>) -> Option<&str> {
 /// The character at which another text begins within bounds, the first or the last.
 pub(super) fn find(text: &str, other: &str, bounds: Range<usize>, last: bool) -> Option<usize> {
     let part = part(text, bounds.clone())?;
-    let at = if last { part.rfind(other) } else { part.find(other) }?;
+    let at = if last {
+        part.rfind(other)
+    } else {
+        part.find(other)
+    }?;
     Some(bounds.start + part[..at].chars().count())
 }
 
@@ -31,7 +36,11 @@ pub(super) fn find(text: &str, other: &str, bounds: Range<usize>, last: bool) ->
 pub(super) fn split_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_start_matches(is_space));
     while !rest.is_empty() {
-        let end = if parts.len() < most { rest.find(is_space) } else { None };
+        let end = if parts.len() < most {
+            rest.find(is_space)
+        } else {
+            None
+        };
         let (word, after) = rest.split_at(end.unwrap_or(rest.len()));
         parts.push(word);
         rest = after.trim_start_matches(is_space);
@@ -43,7 +52,12 @@ pub(super) fn split_spaces(text: &str, most: usize) -> Vec<&str> {
 pub(super) fn rsplit_spaces(text: &str, most: usize) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text.trim_end_matches(is_space));
     while !rest.is_empty() {
-        let space = if parts.len() < most { rest.char_indices().rfind(|&(_, character)| is_space(character)) } else { None };
+        let space = if parts.len() < most {
+            rest.char_indices()
+                .rfind(|&(_, character)| is_space(character))
+        } else {
+            None
+        };
         let start = space.map_or(0, |(at, character)| at + character.len_utf8());
         parts.push(&rest[start..]);
         rest = rest[..start].trim_end_matches(is_space);
@@ -54,18 +68,28 @@ pub(super) fn rsplit_spaces(text: &str, most: usize) -> Vec<&str> {
 
 /// The lines of a text, with their ends or without.
 pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
-    let ends = |character| matches!(character, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let ends = |character| {
+        matches!(
+            character,
+            '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
+    };
     let (mut lines, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         let end = rest.find(ends).unwrap_or(rest.len());
-        let length = if rest[end..].starts_with("\r\n") { 2 } else { rest[end..].chars().next().map_or(0, char::len_utf8) };
+        let length = if rest[end..].starts_with("\r\n") {
+            2
+        } else {
+            rest[end..].chars().next().map_or(0, char::len_utf8)
+        };
         lines.push(&rest[..end + if keep_ends { length } else { 0 }]);
         rest = &rest[end + length..];
     }
     lines
 }
 
-/// Fills a text up to `width` characters: `ljust` behind it, `rjust` before it, `center` on both sides.
+/// Fills a text up to `width` characters: `ljust` behind it, `rjust` before it, `center` on both
+/// sides.
 pub(super) fn justify(text: &str, width: usize, fill: char, how: &str) -> String {
     let missing = width.saturating_sub(text.chars().count());
     let before = match how {
@@ -75,7 +99,10 @@ pub(super) fn justify(text: &str, width: usize, fill: char, how: &str) -> String
         _ => missing / 2 + (missing & width & 1),
     };
     let fill = |count| std::iter::repeat_n(fill, count);
-    fill(before).chain(text.chars()).chain(fill(missing - before)).collect()
+    fill(before)
+        .chain(text.chars())
+        .chain(fill(missing - before))
+        .collect()
 }
 
 /// Spaces up to the next multiple of `size` in place of tabs.
@@ -90,14 +117,19 @@ pub(super) fn expand_tabs(text: &str, size: usize) -> String {
             }
             _ => {
                 out.push(character);
-                column = if matches!(character, '\n' | '\r') { 0 } else { column + 1 };
+                column = if matches!(character, '\n' | '\r') {
+                    0
+                } else {
+                    column + 1
+                };
             }
         }
     }
     out
 }
 
-/// The character that begins a word in a title: `Ss` of `ß`, and of one that is two letters, such as `ǆ`, the form with one capital.
+/// The character that begins a word in a title: `Ss` of `ß`, and of one that is two letters, such
+/// as `ǆ`, the form with one capital.
 fn title_case(character: char) -> String {
     match character {
         'Ǆ'..='ǆ' => "ǅ".into(),
@@ -108,7 +140,11 @@ fn title_case(character: char) -> String {
         'ა'..='ჺ' | 'ჽ'..='ჿ' => character.into(),
         _ => {
             let mut upper = character.to_uppercase();
-            upper.next().into_iter().chain(upper.flat_map(char::to_lowercase)).collect()
+            upper
+                .next()
+                .into_iter()
+                .chain(upper.flat_map(char::to_lowercase))
+                .collect()
         }
     }
 }
@@ -130,14 +166,28 @@ pub(super) fn title(text: &str) -> String {
     let (lower, mut in_word) = (text.to_lowercase(), false);
     if lower.chars().count() != text.chars().count() {
         // A character becomes several: each by itself, as a final sigma is too rare beside one.
-        return text.chars().flat_map(|character| word_character(character, character.to_lowercase().collect(), &mut in_word)).collect();
+        return text
+            .chars()
+            .flat_map(|character| {
+                word_character(character, character.to_lowercase().collect(), &mut in_word)
+            })
+            .collect();
     }
-    text.chars().zip(lower.chars()).flat_map(|(character, lower)| word_character(character, lower.into(), &mut in_word)).collect()
+    text.chars()
+        .zip(lower.chars())
+        .flat_map(|(character, lower)| word_character(character, lower.into(), &mut in_word))
+        .collect()
 }
 
 fn word_character(character: char, lower: String, in_word: &mut bool) -> Vec<char> {
     let is_first = !std::mem::replace(in_word, is_cased(character));
-    if is_first { title_case(character) } else { lower }.chars().collect()
+    if is_first {
+        title_case(character)
+    } else {
+        lower
+    }
+    .chars()
+    .collect()
 }
 
 /// A text that begins with a capital.
@@ -167,7 +217,10 @@ pub(super) fn casefold(text: &str) -> String {
         match character {
             // Its capital is that of another letter.
             'ı' => vec![character],
-            _ => character.to_uppercase().flat_map(char::to_lowercase).collect(),
+            _ => character
+                .to_uppercase()
+                .flat_map(char::to_lowercase)
+                .collect(),
         }
     };
     text.chars().flat_map(folded).collect()
@@ -175,7 +228,8 @@ pub(super) fn casefold(text: &str) -> String {
 
 /// A pattern of Unicode's categories that all of a text matches.
 fn whole(class: &str) -> Regex {
-    Regex::new(&format!(r"\A{class}\z")).unwrap_or_else(|error| unreachable!("a constant pattern: {error}"))
+    Regex::new(&format!(r"\A{class}\z"))
+        .unwrap_or_else(|error| unreachable!("a constant pattern: {error}"))
 }
 
 /// What a text is, by the method's name; `None` for another method.
@@ -184,9 +238,12 @@ pub(super) fn is(text: &str, method: &str) -> Option<bool> {
     static ALNUM: LazyLock<Regex> = LazyLock::new(|| whole(r"[\p{L}\p{N}]+"));
     static DECIMAL: LazyLock<Regex> = LazyLock::new(|| whole(r"\p{Nd}+"));
     // Digits that stand higher, lower or in circles count, numbers from ten on do not.
-    static DIGIT: LazyLock<Regex> = LazyLock::new(|| whole("[\\p{Nd}²³¹⁰⁴-⁹₀-₉፩-፱①-⑨⑴-⑼⒈-⒐⓪⓵-⓽⓿❶-❾➀-➈➊-➒🄀-🄊]+"));
-    static NUMERIC: LazyLock<Regex> = LazyLock::new(|| whole(r"[\p{N}〇零一二三四五六七八九十百千万萬億亿兆]+"));
-    static IDENTIFIER: LazyLock<Regex> = LazyLock::new(|| whole(r"[_\p{XID_Start}]\p{XID_Continue}*"));
+    static DIGIT: LazyLock<Regex> =
+        LazyLock::new(|| whole("[\\p{Nd}²³¹⁰⁴-⁹₀-₉፩-፱①-⑨⑴-⑼⒈-⒐⓪⓵-⓽⓿❶-❾➀-➈➊-➒🄀-🄊]+"));
+    static NUMERIC: LazyLock<Regex> =
+        LazyLock::new(|| whole(r"[\p{N}〇零一二三四五六七八九十百千万萬億亿兆]+"));
+    static IDENTIFIER: LazyLock<Regex> =
+        LazyLock::new(|| whole(r"[_\p{XID_Start}]\p{XID_Continue}*"));
     static PRINTABLE: LazyLock<Regex> = LazyLock::new(|| whole(r"[ [^\p{C}\p{Z}]]*"));
     let cased = || text.chars().any(is_cased);
     Some(match method {
@@ -199,8 +256,18 @@ pub(super) fn is(text: &str, method: &str) -> Option<bool> {
         "isprintable" => PRINTABLE.is_match(text),
         "isascii" => text.is_ascii(),
         "isspace" => !text.is_empty() && text.chars().all(is_space),
-        "islower" => cased() && !text.chars().any(|character| character.is_uppercase() || is_title_case(character)),
-        "isupper" => cased() && !text.chars().any(|character| character.is_lowercase() || is_title_case(character)),
+        "islower" => {
+            cased()
+                && !text
+                    .chars()
+                    .any(|character| character.is_uppercase() || is_title_case(character))
+        }
+        "isupper" => {
+            cased()
+                && !text
+                    .chars()
+                    .any(|character| character.is_lowercase() || is_title_case(character))
+        }
         "istitle" => {
             let (mut in_word, mut found) = (false, false);
             for character in text.chars() {

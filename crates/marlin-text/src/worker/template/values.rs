@@ -10,7 +10,8 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// `str` of a float: the shortest digits that are read back as the same number, with an exponent below 0.0001 and from 1e16 on.
+/// `str` of a float: the shortest digits that are read back as the same number, with an exponent
+/// below 0.0001 and from 1e16 on.
 pub(super) fn float_text(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -18,12 +19,15 @@ pub(super) fn float_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.into();
     }
-    // Rust's `Debug` has the same digits and the same limits; it writes exponents as `1e16` and `1e-5`.
+    // Rust's `Debug` has the same digits and the same limits; it writes exponents as `1e16` and
+    // `1e-5`.
     let text = format!("{number:?}");
     match text.split_once('e') {
         None => text,
         Some((digits, exponent)) => {
-            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
+            let (sign, exponent) = exponent
+                .strip_prefix('-')
+                .map_or(('+', exponent), |exponent| ('-', exponent));
             format!("{digits}e{sign}{exponent:0>2}")
         }
     }
@@ -40,10 +44,17 @@ pub(super) fn text(value: &Value) -> String {
 /// `repr` of a value.
 fn repr(value: &Value) -> String {
     match value.kind() {
-        ValueKind::Number if !value.is_integer() => f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float_text),
+        ValueKind::Number if !value.is_integer() => {
+            f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float_text)
+        }
         ValueKind::Undefined => "Undefined".into(),
         ValueKind::Seq | ValueKind::Iterable => {
-            let values: Vec<String> = value.try_iter().into_iter().flatten().map(|value| repr(&value)).collect();
+            let values: Vec<String> = value
+                .try_iter()
+                .into_iter()
+                .flatten()
+                .map(|value| repr(&value))
+                .collect();
             match (value.is_tuple(), values.len()) {
                 (true, 1) => format!("({},)", values[0]),
                 (true, _) => format!("({})", values.join(", ")),
@@ -65,7 +76,11 @@ fn repr(value: &Value) -> String {
 }
 
 /// Writes the value of a `{{ .. }}`.
-pub(super) fn write(out: &mut Output<'_>, _state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+pub(super) fn write(
+    out: &mut Output<'_>,
+    _state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(text) => out.write_str(text),
         None => out.write_str(&text(value)),
@@ -75,34 +90,56 @@ pub(super) fn write(out: &mut Output<'_>, _state: &mut State<'_, '_>, value: &Va
 
 /// The filter `string`.
 pub(super) fn string(value: &Value) -> Value {
-    if value.as_str().is_some() { value.clone() } else { text(value).into() }
+    if value.as_str().is_some() {
+        value.clone()
+    } else {
+        text(value).into()
+    }
 }
 
 /// The filters `length` and `count`: nothing that is undefined has a length of 0.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(0),
-        kind => value.len().ok_or_else(|| invalid(format!("a value of type {kind} has no length"))),
+        kind => value
+            .len()
+            .ok_or_else(|| invalid(format!("a value of type {kind} has no length"))),
     }
 }
 
 /// The filter `first`.
 pub(super) fn first(value: &Value) -> Result<Value, Error> {
-    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::first(value) }
+    if value.is_undefined() {
+        Ok(Value::UNDEFINED)
+    } else {
+        filters::first(value)
+    }
 }
 
 /// The filter `last`.
 pub(super) fn last(value: Value) -> Result<Value, Error> {
-    if value.is_undefined() { Ok(Value::UNDEFINED) } else { filters::last(value) }
+    if value.is_undefined() {
+        Ok(Value::UNDEFINED)
+    } else {
+        filters::last(value)
+    }
 }
 
 /// The filter `items`: nothing that is undefined has none.
 pub(super) fn items(value: &Value) -> Result<Value, Error> {
-    if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { filters::items(value) }
+    if value.is_undefined() {
+        Ok(Value::from(Vec::<Value>::new()))
+    } else {
+        filters::items(value)
+    }
 }
 
 /// The filter `join`.
-pub(super) fn join(values: &Value, separator: Option<String>, kwargs: Kwargs) -> Result<String, Error> {
+pub(super) fn join(
+    values: &Value,
+    separator: Option<String>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
     let separator = match separator {
         Some(separator) => separator,
         None => kwargs.get::<Option<String>>("d")?.unwrap_or_default(),
@@ -128,18 +165,39 @@ pub(super) fn replace(value: &Value, old: String, new: String, count: Option<i64
 }
 
 /// The filter `int`: what is no number is the default.
-pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, kwargs: Kwargs) -> Result<Value, Error> {
-    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| 0.into());
-    let base = base.or(kwargs.get("base")?).filter(|base| (2..=36).contains(base)).unwrap_or(10);
+pub(super) fn int(
+    value: &Value,
+    default: Option<Value>,
+    base: Option<u32>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let default = default
+        .or(kwargs.get("default")?)
+        .unwrap_or_else(|| 0.into());
+    let base = base
+        .or(kwargs.get("base")?)
+        .filter(|base| (2..=36).contains(base))
+        .unwrap_or(10);
     kwargs.assert_all_used()?;
-    let whole = |number: f64| if number.is_finite() { Value::from(number.trunc() as i128) } else { default.clone() };
+    let whole = |number: f64| {
+        if number.is_finite() {
+            Value::from(number.trunc() as i128)
+        } else {
+            default.clone()
+        }
+    };
     Ok(match value.kind() {
         ValueKind::Undefined => return Err(Error::from(ErrorKind::UndefinedError)),
         ValueKind::Bool => i64::from(value.is_true()).into(),
         ValueKind::Number if value.is_integer() => value.clone(),
         ValueKind::Number => f64::try_from(value.clone()).map_or(default.clone(), whole),
         ValueKind::String => {
-            let text = value.as_str().unwrap_or_default().trim().replace('_', "").to_lowercase();
+            let text = value
+                .as_str()
+                .unwrap_or_default()
+                .trim()
+                .replace('_', "")
+                .to_lowercase();
             let prefix = match base {
                 2 => "0b",
                 8 => "0o",
@@ -157,24 +215,44 @@ pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>, kwar
 
 /// The filter `float`: what is no number is the default.
 pub(super) fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| 0.0.into());
+    let default = default
+        .or(kwargs.get("default")?)
+        .unwrap_or_else(|| 0.0.into());
     kwargs.assert_all_used()?;
     Ok(match value.kind() {
         ValueKind::Undefined => return Err(Error::from(ErrorKind::UndefinedError)),
-        ValueKind::Bool | ValueKind::Number => f64::try_from(value.clone()).map_or(default, Value::from),
-        ValueKind::String => value.as_str().unwrap_or_default().trim().parse::<f64>().map_or(default, Value::from),
+        ValueKind::Bool | ValueKind::Number => {
+            f64::try_from(value.clone()).map_or(default, Value::from)
+        }
+        ValueKind::String => value
+            .as_str()
+            .unwrap_or_default()
+            .trim()
+            .parse::<f64>()
+            .map_or(default, Value::from),
         _ => default,
     })
 }
 
 /// The tests `sequence` and `iterable`; nothing that is undefined is one, too.
 pub(super) fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map | ValueKind::Undefined)
+    matches!(
+        value.kind(),
+        ValueKind::String
+            | ValueKind::Seq
+            | ValueKind::Iterable
+            | ValueKind::Map
+            | ValueKind::Undefined
+    )
 }
 
 /// The filters `escape` and `e`: what is safe already stays.
 pub(super) fn escape(value: &Value) -> Value {
-    if value.is_safe() { value.clone() } else { force_escape(value) }
+    if value.is_safe() {
+        value.clone()
+    } else {
+        force_escape(value)
+    }
 }
 
 /// The filter `forceescape`.
@@ -201,7 +279,11 @@ pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     let is_number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
     let is_float = |value: &Value| value.kind() == ValueKind::Number && !value.is_integer();
     if !is_number(left) || !is_number(right) {
-        return Err(invalid(format!("% is not for values of type {} and {}", left.kind(), right.kind())));
+        return Err(invalid(format!(
+            "% is not for values of type {} and {}",
+            left.kind(),
+            right.kind()
+        )));
     }
     if is_float(left) || is_float(right) {
         let (dividend, divisor) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
@@ -219,19 +301,38 @@ pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
         };
         return Ok(rest.into());
     }
-    let (dividend, divisor) = (i128::try_from(left.clone())?, i128::try_from(right.clone())?);
-    let rest = dividend.checked_rem(divisor).ok_or_else(|| invalid("the remainder of a division by 0"))?;
-    let rest = if rest != 0 && (rest < 0) != (divisor < 0) { rest + divisor } else { rest };
+    let (dividend, divisor) = (
+        i128::try_from(left.clone())?,
+        i128::try_from(right.clone())?,
+    );
+    let rest = dividend
+        .checked_rem(divisor)
+        .ok_or_else(|| invalid("the remainder of a division by 0"))?;
+    let rest = if rest != 0 && (rest < 0) != (divisor < 0) {
+        rest + divisor
+    } else {
+        rest
+    };
     Ok(i64::try_from(rest).map_or_else(|_| rest.into(), Value::from))
 }
 
 /// A text with the values that `%` puts in it: those of a tuple, or one.
 fn formatted(pattern: &str, values: &Value) -> Result<String, Error> {
-    let values: Vec<Value> = if values.is_tuple() { values.try_iter()?.collect() } else { vec![values.clone()] };
+    let values: Vec<Value> = if values.is_tuple() {
+        values.try_iter()?.collect()
+    } else {
+        vec![values.clone()]
+    };
     let takes_all = match values.split_last() {
         None => true,
-        Some((last, before)) => last.kind() == ValueKind::Map || format(FormatStyle::Printf, pattern, before).is_err(),
+        Some((last, before)) => {
+            last.kind() == ValueKind::Map || format(FormatStyle::Printf, pattern, before).is_err()
+        }
     };
     let text = format(FormatStyle::Printf, pattern, &values)?;
-    if takes_all { Ok(text) } else { Err(invalid("not all values of % are in the text")) }
+    if takes_all {
+        Ok(text)
+    } else {
+        Err(invalid("not all values of % are in the text"))
+    }
 }

@@ -2,8 +2,16 @@ use super::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-const ALL: Row = Row { state: RowState::At(7), seed: 3, temperature: 1.0, ..Row::IDLE };
-const GREEDY: Row = Row { temperature: 0.0, ..ALL };
+const ALL: Row = Row {
+    state: RowState::At(7),
+    seed: 3,
+    temperature: 1.0,
+    ..Row::IDLE
+};
+const GREEDY: Row = Row {
+    temperature: 0.0,
+    ..ALL
+};
 
 /// The token that a row chooses after `tokens`.
 fn chosen(logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
@@ -12,9 +20,18 @@ fn chosen(logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
 
 /// The same while tokens are suppressed.
 fn chosen_but(suppressed: &[u32], logits: &[f32], row: Row, tokens: &[u32]) -> Option<u32> {
-    let mut row = Row { suppresses: !suppressed.is_empty(), ..row };
+    let mut row = Row {
+        suppresses: !suppressed.is_empty(),
+        ..row
+    };
     let mut seen = bitmap(tokens, logits.len());
-    sample_host(logits, &mut row, &mut seen, &bitmap(suppressed, logits.len()), 1024);
+    sample_host(
+        logits,
+        &mut row,
+        &mut seen,
+        &bitmap(suppressed, logits.len()),
+        1024,
+    );
     (row.state != RowState::Failed).then_some(row.token)
 }
 
@@ -25,7 +42,10 @@ fn seeded() -> StdRng {
 #[test]
 fn philox_gives_the_words_of_its_authors() {
     // Of `kat_vectors` in Random123, philox4x32 10, the ones whose second key word is 0 here.
-    assert_eq!(philox([0; 4], 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+    assert_eq!(
+        philox([0; 4], 0),
+        [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+    );
 }
 
 #[test]
@@ -34,21 +54,37 @@ fn logarithm_and_mass_are_close_to_exact() {
     for _ in 0..100_000 {
         let x: f32 = rng.random_range(1e-9..20.0);
         let exact = f64::from(x).ln();
-        assert!((f64::from(ln(x)) - exact).abs() <= 2e-7 * exact.abs().max(1e-3), "ln({x}) is {} instead of {exact}", ln(x));
+        assert!(
+            (f64::from(ln(x)) - exact).abs() <= 2e-7 * exact.abs().max(1e-3),
+            "ln({x}) is {} instead of {exact}",
+            ln(x)
+        );
         let x: f32 = rng.random_range(-29.0..=0.0);
         let exact = f64::from(x).exp() * 2f64.powi(MASS_BITS);
-        assert!((mass(x) as f64 - exact).abs() <= 4e-7 * exact + 1.0, "mass({x}) is {} instead of {exact}", mass(x));
+        assert!(
+            (mass(x) as f64 - exact).abs() <= 4e-7 * exact + 1.0,
+            "mass({x}) is {} instead of {exact}",
+            mass(x)
+        );
     }
     assert_eq!(mass(0.0), 1 << MASS_BITS);
 }
 
 #[test]
 fn noise_has_the_gumbel_distribution() {
-    // The largest distance between empirical and true distribution (Kolmogorov-Smirnov) is above 1.95 / sqrt(n) once in a thousand.
-    let mut noise: Vec<f64> = (0..50_000u32).flat_map(|i| philox([i, 5, 0, 0], 17)).map(|word| f64::from(gumbel(word))).collect();
+    // The largest distance between empirical and true distribution (Kolmogorov-Smirnov) is above
+    // 1.95 / sqrt(n) once in a thousand.
+    let mut noise: Vec<f64> = (0..50_000u32)
+        .flat_map(|i| philox([i, 5, 0, 0], 17))
+        .map(|word| f64::from(gumbel(word)))
+        .collect();
     noise.sort_by(f64::total_cmp);
     let n = noise.len() as f64;
-    let distance = noise.iter().enumerate().map(|(i, x)| ((i as f64 + 0.5) / n - (-(-x).exp()).exp()).abs()).fold(0.0, f64::max);
+    let distance = noise
+        .iter()
+        .enumerate()
+        .map(|(i, x)| ((i as f64 + 0.5) / n - (-(-x).exp()).exp()).abs())
+        .fold(0.0, f64::max);
     assert!(distance < 1.95 / n.sqrt(), "{distance}");
     assert!(gumbel(0).is_finite() && gumbel(u32::MAX).is_finite());
 }
@@ -57,12 +93,19 @@ fn noise_has_the_gumbel_distribution() {
 fn draws_follow_the_softmax() {
     let logits: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
     for temperature in [0.5f32, 1.0, 2.0] {
-        let weights: Vec<f64> = logits.iter().map(|&logit| (f64::from(logit) / f64::from(temperature)).exp()).collect();
+        let weights: Vec<f64> = logits
+            .iter()
+            .map(|&logit| (f64::from(logit) / f64::from(temperature)).exp())
+            .collect();
         let total: f64 = weights.iter().sum();
         let draws = 20_000;
         let mut counts = vec![0.0; logits.len()];
         for position in 0..draws {
-            let row = Row { state: RowState::At(position), temperature, ..ALL };
+            let row = Row {
+                state: RowState::At(position),
+                temperature,
+                ..ALL
+            };
             counts[choose(&logits, &row, position, [&[]; 2]).unwrap() as usize] += 1.0;
         }
         let chi_square: f64 = counts
@@ -74,14 +117,31 @@ fn draws_follow_the_softmax() {
             })
             .sum();
         // With 39 degrees of freedom above 72 once in a thousand; the seed is fixed.
-        assert!(chi_square < 72.0, "temperature {temperature}: chi-square {chi_square}");
+        assert!(
+            chi_square < 72.0,
+            "temperature {temperature}: chi-square {chi_square}"
+        );
     }
 }
 
 #[test]
 fn the_seed_decides() {
     let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.7).sin()).collect();
-    let run = |seed| (0..40).map(|position| chosen(&logits, Row { seed, state: RowState::At(position), ..ALL }, &[])).collect::<Vec<_>>();
+    let run = |seed| {
+        (0..40)
+            .map(|position| {
+                chosen(
+                    &logits,
+                    Row {
+                        seed,
+                        state: RowState::At(position),
+                        ..ALL
+                    },
+                    &[],
+                )
+            })
+            .collect::<Vec<_>>()
+    };
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));
 }
@@ -92,7 +152,10 @@ fn greedy_takes_the_largest_and_of_equals_the_first() {
     assert_eq!(chosen(&[-1.0, -0.0, 0.0], GREEDY, &[]), Some(1));
     assert_eq!(chosen(&[f32::NEG_INFINITY, -70000.0], GREEDY, &[]), Some(1));
     // 3.0 becomes 1.5; negative logits are multiplied.
-    let penalised = Row { repetition_penalty: 2.0, ..GREEDY };
+    let penalised = Row {
+        repetition_penalty: 2.0,
+        ..GREEDY
+    };
     assert_eq!(chosen(&[1.4, 3.0, 1.0], penalised, &[1, 1]), Some(1));
     assert_eq!(chosen(&[1.6, 3.0, 1.0], penalised, &[1]), Some(0));
     assert_eq!(chosen(&[-1.0, -1.5], penalised, &[0, 7000]), Some(1));
@@ -101,14 +164,50 @@ fn greedy_takes_the_largest_and_of_equals_the_first() {
 #[test]
 fn suppressed_tokens_are_never_chosen() {
     // After the penalty, and whatever their logits are.
-    assert_eq!(chosen_but(&[1], &[0.5, 2.0, -1.0, 1.0], GREEDY, &[]), Some(3));
-    assert_eq!(chosen_but(&[1, 3, 9000], &[0.5, f32::NAN, -1.0, f32::INFINITY], GREEDY, &[]), Some(0));
-    assert_eq!(chosen_but(&[0], &[5.0, 3.0, 2.0], Row { repetition_penalty: 2.0, ..GREEDY }, &[1]), Some(2));
+    assert_eq!(
+        chosen_but(&[1], &[0.5, 2.0, -1.0, 1.0], GREEDY, &[]),
+        Some(3)
+    );
+    assert_eq!(
+        chosen_but(
+            &[1, 3, 9000],
+            &[0.5, f32::NAN, -1.0, f32::INFINITY],
+            GREEDY,
+            &[]
+        ),
+        Some(0)
+    );
+    assert_eq!(
+        chosen_but(
+            &[0],
+            &[5.0, 3.0, 2.0],
+            Row {
+                repetition_penalty: 2.0,
+                ..GREEDY
+            },
+            &[1]
+        ),
+        Some(2)
+    );
     assert_eq!(chosen_but(&[0, 1, 2], &[0.5, 2.0, -1.0], GREEDY, &[]), None);
     // Top-k, top-p and min-p count the others alone.
     let logits = [9.0, 1.0, 8.0, 0.0];
-    for row in [Row { top_k: 2, ..ALL }, Row { top_p: 0.9, ..ALL }, Row { min_p: 0.3, ..ALL }] {
-        let tokens = (0..200).map(|position| chosen_but(&[0, 2], &logits, Row { state: RowState::At(position), ..row }, &[]));
+    for row in [
+        Row { top_k: 2, ..ALL },
+        Row { top_p: 0.9, ..ALL },
+        Row { min_p: 0.3, ..ALL },
+    ] {
+        let tokens = (0..200).map(|position| {
+            chosen_but(
+                &[0, 2],
+                &logits,
+                Row {
+                    state: RowState::At(position),
+                    ..row
+                },
+                &[],
+            )
+        });
         let found = bitmap(&tokens.collect::<Option<Vec<_>>>().unwrap(), 4);
         assert_eq!(found, bitmap(&[1, 3], 4), "{row:?}");
     }
@@ -121,20 +220,39 @@ fn suppressed_tokens_are_never_chosen() {
 #[test]
 fn a_row_goes_on_fills_its_window_or_fails() {
     let mut seen = bitmap(&[], 40);
-    let mut row = Row { state: RowState::At(0), ..GREEDY };
+    let mut row = Row {
+        state: RowState::At(0),
+        ..GREEDY
+    };
     let mut logits = [0.0; 40];
     logits[33] = 1.0;
     sample_host(&logits, &mut row, &mut seen, &[], 2);
-    assert_eq!((row.token, row.state, seen.as_slice()), (33, RowState::At(1), &[0, 2][..]));
+    assert_eq!(
+        (row.token, row.state, seen.as_slice()),
+        (33, RowState::At(1), &[0, 2][..])
+    );
     logits[3] = 2.0;
     sample_host(&logits, &mut row, &mut seen, &[], 2);
-    assert_eq!((row.token, row.state, seen.as_slice()), (3, RowState::WindowFull, &[8, 2][..]));
+    assert_eq!(
+        (row.token, row.state, seen.as_slice()),
+        (3, RowState::WindowFull, &[8, 2][..])
+    );
     let full = row;
     sample_host(&[1.0; 40], &mut row, &mut seen, &[], 2);
     assert_eq!(row, full);
 
-    for logits in [vec![0.0, f32::NAN], vec![f32::INFINITY, 0.0], vec![f32::NEG_INFINITY; 3]] {
-        for row in [GREEDY, ALL, Row { top_k: 2, ..ALL }, Row { top_p: 0.5, ..ALL }, Row { min_p: 0.5, ..ALL }] {
+    for logits in [
+        vec![0.0, f32::NAN],
+        vec![f32::INFINITY, 0.0],
+        vec![f32::NEG_INFINITY; 3],
+    ] {
+        for row in [
+            GREEDY,
+            ALL,
+            Row { top_k: 2, ..ALL },
+            Row { top_p: 0.5, ..ALL },
+            Row { min_p: 0.5, ..ALL },
+        ] {
             assert_eq!(chosen(&logits, row, &[]), None, "{logits:?} {row:?}");
         }
     }
@@ -142,13 +260,19 @@ fn a_row_goes_on_fills_its_window_or_fails() {
 
 /// Top-k, top-p and min-p in f64 on a stable sort.
 fn kept_in_f64(logits: &[f32], row: &Row) -> Vec<u32> {
-    let mut tokens: Vec<u32> = (0..logits.len() as u32).filter(|&token| logits[token as usize].is_finite()).collect();
+    let mut tokens: Vec<u32> = (0..logits.len() as u32)
+        .filter(|&token| logits[token as usize].is_finite())
+        .collect();
     tokens.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
     if row.top_k > 0 {
         tokens.truncate(row.top_k as usize);
     }
     if row.top_p < 1.0 {
-        let weight = |token: u32| (f64::from(logits[token as usize] - logits[tokens[0] as usize]) / f64::from(row.temperature)).exp();
+        let weight = |token: u32| {
+            (f64::from(logits[token as usize] - logits[tokens[0] as usize])
+                / f64::from(row.temperature))
+            .exp()
+        };
         let enough = f64::from(row.top_p) * tokens.iter().map(|&token| weight(token)).sum::<f64>();
         let mut sum = 0.0;
         let mut kept = 0;
@@ -159,7 +283,11 @@ fn kept_in_f64(logits: &[f32], row: &Row) -> Vec<u32> {
         tokens.truncate(kept);
     }
     if let Some(&most_likely) = tokens.first() {
-        let ratio = |token: u32| (f64::from(logits[token as usize] - logits[most_likely as usize]) / f64::from(row.temperature)).exp();
+        let ratio = |token: u32| {
+            (f64::from(logits[token as usize] - logits[most_likely as usize])
+                / f64::from(row.temperature))
+            .exp()
+        };
         tokens.retain(|&token| ratio(token) >= f64::from(row.min_p));
     }
     tokens
@@ -171,15 +299,31 @@ fn top_k_top_p_and_min_p_keep_what_they_keep_in_f64() {
     for _ in 0..300 {
         let vocab = rng.random_range(1..300);
         // Steps of a quarter, so that many are equal.
-        let mut logits: Vec<f32> = (0..vocab).map(|_| rng.random_range(-20..20) as f32 / 4.0).collect();
+        let mut logits: Vec<f32> = (0..vocab)
+            .map(|_| rng.random_range(-20..20) as f32 / 4.0)
+            .collect();
         if rng.random_range(0..3) == 0 {
             logits[rng.random_range(0..vocab)] = f32::NEG_INFINITY;
         }
         let top_k = rng.random_range(0..vocab as u32 + 2);
-        let top_p = if rng.random_range(0..3) == 0 { 1.0 } else { rng.random_range(0.01..1.0) };
+        let top_p = if rng.random_range(0..3) == 0 {
+            1.0
+        } else {
+            rng.random_range(0.01..1.0)
+        };
         // 1 now and then, down to where all tokens are kept.
-        let min_p = if rng.random_range(0..3) == 0 { 0.0 } else { (-rng.random_range(0.0f32..30.0).max(1.0) + 1.0).exp() };
-        let row = Row { top_k, top_p, min_p, temperature: rng.random_range(0.3..3.0), ..ALL };
+        let min_p = if rng.random_range(0..3) == 0 {
+            0.0
+        } else {
+            (-rng.random_range(0.0f32..30.0).max(1.0) + 1.0).exp()
+        };
+        let row = Row {
+            top_k,
+            top_p,
+            min_p,
+            temperature: rng.random_range(0.3..3.0),
+            ..ALL
+        };
         let mut found = candidates(&logits, 1.0, [&[]; 2]).unwrap();
         filter(&mut found, &row);
         let found: Vec<u32> = found.into_iter().map(|candidate| candidate.token).collect();

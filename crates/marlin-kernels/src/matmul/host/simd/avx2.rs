@@ -11,14 +11,20 @@ pub struct Avx2(());
 impl Avx2 {
     /// The proof, where this processor has them.
     pub fn detect() -> Option<Self> {
-        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let has = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         has.then_some(Self(()))
     }
 }
 
-// SAFETY, of every block below: an `Avx2` is made only where the processor has the instructions; loads and stores are within the
-// array that they get, and take any alignment. A prefetch of any address does nothing but ask.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above is of all of them")]
+// SAFETY, of every block below: an `Avx2` is made only where the processor has the instructions;
+// loads and stores are within the array that they get, and take any alignment. A prefetch of any
+// address does nothing but ask.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "the comment above is of all of them"
+)]
 impl Simd for Avx2 {
     type F32 = [__m256; 2];
     type U32 = [__m256i; 2];
@@ -37,14 +43,22 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> [__m256; 2] {
-        unsafe { [_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))] }
+        unsafe {
+            [
+                _mm256_loadu_ps(from.as_ptr()),
+                _mm256_loadu_ps(from.as_ptr().add(8)),
+            ]
+        }
     }
 
     #[inline(always)]
     fn load_f16(self, from: &[f16; LANES]) -> [__m256; 2] {
         unsafe {
             let from = from.as_ptr().cast::<__m128i>();
-            [_mm256_cvtph_ps(_mm_loadu_si128(from)), _mm256_cvtph_ps(_mm_loadu_si128(from.add(1)))]
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(from)),
+                _mm256_cvtph_ps(_mm_loadu_si128(from.add(1))),
+            ]
         }
     }
 
@@ -52,8 +66,14 @@ impl Simd for Avx2 {
     fn load_bf16(self, from: &[bf16; LANES]) -> [__m256; 2] {
         unsafe {
             let from = from.as_ptr().cast::<__m128i>();
-            let (low, high) = (_mm256_cvtepu16_epi32(_mm_loadu_si128(from)), _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1))));
-            [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high))]
+            let (low, high) = (
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(from)),
+                _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(1))),
+            );
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
         }
     }
 
@@ -70,7 +90,10 @@ impl Simd for Avx2 {
         unsafe {
             let to = to.as_mut_ptr().cast::<__m128i>();
             _mm_storeu_si128(to, _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(low));
-            _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(high));
+            _mm_storeu_si128(
+                to.add(1),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(high),
+            );
         }
     }
 
@@ -86,14 +109,22 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
-        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+        unsafe {
+            [
+                _mm256_fmadd_ps(a[0], b[0], c[0]),
+                _mm256_fmadd_ps(a[1], b[1], c[1]),
+            ]
+        }
     }
 
     #[inline(always)]
     fn sum(self, [low, high]: [__m256; 2]) -> f32 {
         unsafe {
             let eight = _mm256_add_ps(low, high);
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let four = _mm_add_ps(
+                _mm256_castps256_ps128(eight),
+                _mm256_extractf128_ps::<1>(eight),
+            );
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
@@ -115,18 +146,33 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn and(self, words: [__m256i; 2], mask: u32) -> [__m256i; 2] {
         let [mask, _] = self.splat_word(mask);
-        unsafe { [_mm256_and_si256(words[0], mask), _mm256_and_si256(words[1], mask)] }
+        unsafe {
+            [
+                _mm256_and_si256(words[0], mask),
+                _mm256_and_si256(words[1], mask),
+            ]
+        }
     }
 
     #[inline(always)]
     fn shift_right<const BITS: i32>(self, words: [__m256i; 2]) -> [__m256i; 2] {
-        unsafe { [_mm256_srli_epi32::<BITS>(words[0]), _mm256_srli_epi32::<BITS>(words[1])] }
+        unsafe {
+            [
+                _mm256_srli_epi32::<BITS>(words[0]),
+                _mm256_srli_epi32::<BITS>(words[1]),
+            ]
+        }
     }
 
     #[inline(always)]
     fn shift_right_each(self, words: [__m256i; 2], by: &[u32; LANES]) -> [__m256i; 2] {
         let by = self.load_words(by);
-        unsafe { [_mm256_srlv_epi32(words[0], by[0]), _mm256_srlv_epi32(words[1], by[1])] }
+        unsafe {
+            [
+                _mm256_srlv_epi32(words[0], by[0]),
+                _mm256_srlv_epi32(words[1], by[1]),
+            ]
+        }
     }
 
     #[inline(always)]

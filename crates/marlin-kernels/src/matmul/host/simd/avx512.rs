@@ -15,9 +15,13 @@ impl Avx512 {
     }
 }
 
-// SAFETY, of every block below: an `Avx512` is made only where the processor has the instructions; loads and stores are within the
-// array that they get, and take any alignment. A prefetch of any address does nothing but ask.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above is of all of them")]
+// SAFETY, of every block below: an `Avx512` is made only where the processor has the instructions;
+// loads and stores are within the array that they get, and take any alignment. A prefetch of any
+// address does nothing but ask.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "the comment above is of all of them"
+)]
 impl Simd for Avx512 {
     type F32 = __m512;
     type U32 = __m512i;
@@ -58,7 +62,12 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn store_f16(self, vector: __m512, to: &mut [f16; LANES]) {
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector)) }
+        unsafe {
+            _mm256_storeu_si256(
+                to.as_mut_ptr().cast(),
+                _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(vector),
+            )
+        }
     }
 
     #[inline(always)]
@@ -98,7 +107,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn shift_right<const BITS: i32>(self, words: __m512i) -> __m512i {
-        // The instruction's count is an immediate of another type here; a constant vector of it costs a register.
+        // The instruction's count is an immediate of another type here; a constant vector of it
+        // costs a register.
         unsafe { _mm512_srlv_epi32(words, _mm512_set1_epi32(BITS)) }
     }
 

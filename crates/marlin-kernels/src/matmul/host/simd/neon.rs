@@ -12,9 +12,13 @@ pub struct Neon;
 /// Registers of a vector.
 const PARTS: usize = 4;
 
-// SAFETY, of every block below: the instructions are of the target's baseline; loads and stores are within the array that they get, and
-// take any alignment. A prefetch of any address does nothing but ask.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above is of all of them")]
+// SAFETY, of every block below: the instructions are of the target's baseline; loads and stores are
+// within the array that they get, and take any alignment. A prefetch of any address does nothing
+// but ask.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "the comment above is of all of them"
+)]
 impl Simd for Neon {
     type F32 = [float32x4_t; PARTS];
     type U32 = [uint32x4_t; PARTS];
@@ -24,7 +28,9 @@ impl Simd for Neon {
     #[inline(always)]
     fn prefetch(self, words: &[u32], index: usize) {
         let address = words.as_ptr().wrapping_add(index);
-        unsafe { asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags)) }
+        unsafe {
+            asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags))
+        }
     }
 
     #[inline(always)]
@@ -35,7 +41,14 @@ impl Simd for Neon {
     #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> Self::F32 {
         let from = from.as_ptr();
-        unsafe { [vld1q_f32(from), vld1q_f32(from.add(4)), vld1q_f32(from.add(8)), vld1q_f32(from.add(12))] }
+        unsafe {
+            [
+                vld1q_f32(from),
+                vld1q_f32(from.add(4)),
+                vld1q_f32(from.add(8)),
+                vld1q_f32(from.add(12)),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -83,17 +96,38 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        unsafe { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1]), vaddq_f32(a[2], b[2]), vaddq_f32(a[3], b[3])] }
+        unsafe {
+            [
+                vaddq_f32(a[0], b[0]),
+                vaddq_f32(a[1], b[1]),
+                vaddq_f32(a[2], b[2]),
+                vaddq_f32(a[3], b[3]),
+            ]
+        }
     }
 
     #[inline(always)]
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
-        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1]), vmulq_f32(a[2], b[2]), vmulq_f32(a[3], b[3])] }
+        unsafe {
+            [
+                vmulq_f32(a[0], b[0]),
+                vmulq_f32(a[1], b[1]),
+                vmulq_f32(a[2], b[2]),
+                vmulq_f32(a[3], b[3]),
+            ]
+        }
     }
 
     #[inline(always)]
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        unsafe { [vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1]), vfmaq_f32(c[2], a[2], b[2]), vfmaq_f32(c[3], a[3], b[3])] }
+        unsafe {
+            [
+                vfmaq_f32(c[0], a[0], b[0]),
+                vfmaq_f32(c[1], a[1], b[1]),
+                vfmaq_f32(c[2], a[2], b[2]),
+                vfmaq_f32(c[3], a[3], b[3]),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -113,19 +147,40 @@ impl Simd for Neon {
     #[inline(always)]
     fn load_words(self, from: &[u32; LANES]) -> Self::U32 {
         let from = from.as_ptr();
-        unsafe { [vld1q_u32(from), vld1q_u32(from.add(4)), vld1q_u32(from.add(8)), vld1q_u32(from.add(12))] }
+        unsafe {
+            [
+                vld1q_u32(from),
+                vld1q_u32(from.add(4)),
+                vld1q_u32(from.add(8)),
+                vld1q_u32(from.add(12)),
+            ]
+        }
     }
 
     #[inline(always)]
     fn and(self, words: Self::U32, mask: u32) -> Self::U32 {
         let [mask, ..] = self.splat_word(mask);
-        unsafe { [vandq_u32(words[0], mask), vandq_u32(words[1], mask), vandq_u32(words[2], mask), vandq_u32(words[3], mask)] }
+        unsafe {
+            [
+                vandq_u32(words[0], mask),
+                vandq_u32(words[1], mask),
+                vandq_u32(words[2], mask),
+                vandq_u32(words[3], mask),
+            ]
+        }
     }
 
     #[inline(always)]
     fn shift_right<const BITS: i32>(self, words: Self::U32) -> Self::U32 {
         let [a, b, c, d] = words;
-        unsafe { [vshrq_n_u32::<BITS>(a), vshrq_n_u32::<BITS>(b), vshrq_n_u32::<BITS>(c), vshrq_n_u32::<BITS>(d)] }
+        unsafe {
+            [
+                vshrq_n_u32::<BITS>(a),
+                vshrq_n_u32::<BITS>(b),
+                vshrq_n_u32::<BITS>(c),
+                vshrq_n_u32::<BITS>(d),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -142,7 +197,14 @@ impl Simd for Neon {
     #[inline(always)]
     fn to_f32(self, words: Self::U32) -> Self::F32 {
         let [a, b, c, d] = words;
-        unsafe { [vcvtq_f32_u32(a), vcvtq_f32_u32(b), vcvtq_f32_u32(c), vcvtq_f32_u32(d)] }
+        unsafe {
+            [
+                vcvtq_f32_u32(a),
+                vcvtq_f32_u32(b),
+                vcvtq_f32_u32(c),
+                vcvtq_f32_u32(d),
+            ]
+        }
     }
 }
 
@@ -151,7 +213,9 @@ impl Simd for Neon {
 fn widen(halves: uint16x8_t) -> float32x4_t {
     let floats;
     // SAFETY: an instruction of the target's baseline, on registers.
-    unsafe { asm!("fcvtl {:v}.4s, {:v}.4h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack, preserves_flags)) }
+    unsafe {
+        asm!("fcvtl {:v}.4s, {:v}.4h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack, preserves_flags))
+    }
     floats
 }
 
@@ -160,6 +224,8 @@ fn widen(halves: uint16x8_t) -> float32x4_t {
 fn widen_high(halves: uint16x8_t) -> float32x4_t {
     let floats;
     // SAFETY: as above.
-    unsafe { asm!("fcvtl2 {:v}.4s, {:v}.8h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack, preserves_flags)) }
+    unsafe {
+        asm!("fcvtl2 {:v}.4s, {:v}.8h", out(vreg) floats, in(vreg) halves, options(pure, nomem, nostack, preserves_flags))
+    }
     floats
 }

@@ -1,0 +1,207 @@
+//! A weight's format and shape as a parameter of records.
+
+use super::record::host;
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use marlin_format::{
+    Bits, GroupSize, QuantSpec, ScaleDtype, Sparsity, WeightDescriptor, WeightFormat,
+};
+
+/// The parameter that describes a weight, the first.
+pub(crate) const FORMAT: &str = "format";
+
+/// The dtypes of scales by their number in a record.
+const SCALE_DTYPES: [ScaleDtype; 3] = [ScaleDtype::F16, ScaleDtype::BF16, ScaleDtype::F32];
+/// Numbers that describe a weight in a record: six of the format, four of K, four of N.
+const LENGTH: usize = 14;
+const VERSION: u8 = 1;
+/// In place of 0 (rows in order) or 1 (act-order): two of every four rows are stored.
+const TWO_FOUR: u8 = 2;
+
+/// A weight's format and shape as numbers below 256, which every float dtype holds exactly, so that
+/// a cast of the model changes nothing. K and N are four digits each, the lowest first.
+fn values(descriptor: &WeightDescriptor) -> [f32; LENGTH] {
+    let WeightDescriptor {
+        format:
+            WeightFormat {
+                spec,
+                permuted,
+                sparsity,
+            },
+        k,
+        n,
+        ..
+    } = *descriptor;
+    // No group is 0: that stands for a whole column.
+    let group = if spec.group == GroupSize::Channel {
+        0
+    } else {
+        spec.group.rows(k) as u8
+    };
+    let head = [
+        VERSION,
+        spec.bits.count() as u8,
+        group,
+        spec.zero_points.into(),
+        SCALE_DTYPES
+            .iter()
+            .position(|&dtype| dtype == spec.scale_dtype)
+            .unwrap_or_default() as u8,
+        // Rows of a 2:4 weight are in order.
+        if sparsity == Sparsity::TwoFour {
+            TWO_FOUR
+        } else {
+            permuted.into()
+        },
+    ];
+    let mut values = [0.0; LENGTH];
+    let digits = head
+        .into_iter()
+        .chain((k as u32).to_le_bytes())
+        .chain((n as u32).to_le_bytes());
+    values
+        .iter_mut()
+        .zip(digits)
+        .for_each(|(value, digit)| *value = f32::from(digit));
+    values
+}
+
+/// Undoes [`values`]; `None` if they describe no weight.
+fn from_values(values: &[f32]) -> Option<WeightDescriptor> {
+    let digits = values.iter().map(|&value| {
+        (value.fract() == 0.0 && (0.0..256.0).contains(&value)).then_some(value as u8)
+    });
+    let digits: Vec<u8> = digits.collect::<Option<_>>()?;
+    let [
+        VERSION,
+        bits,
+        group,
+        zero_points @ 0..=1,
+        scale_dtype,
+        rows @ 0..=TWO_FOUR,
+        sizes @ ..,
+    ] = digits.as_slice()
+    else {
+        return None;
+    };
+    let (k, n) = (sizes.first_chunk::<4>()?, sizes.get(4..)?.try_into().ok()?);
+    let group = if *group == 0 {
+        GroupSize::Channel
+    } else {
+        GroupSize::try_from(i64::from(*group)).ok()?
+    };
+    let spec = QuantSpec {
+        bits: Bits::try_from(i64::from(*bits)).ok()?,
+        group,
+        zero_points: *zero_points == 1,
+        scale_dtype: *SCALE_DTYPES.get(usize::from(*scale_dtype))?,
+    };
+    let [k, n] = [*k, n].map(|digits: [u8; 4]| u32::from_le_bytes(digits) as usize);
+    let sparsity = if *rows == TWO_FOUR {
+        Sparsity::TwoFour
+    } else {
+        Sparsity::Dense
+    };
+    let descriptor = WeightDescriptor::plain(
+        WeightFormat::dense(spec)
+            .with_permutation(*rows == 1)
+            .with_sparsity(sparsity),
+        k,
+        n,
+    );
+    descriptor.check().ok()?;
+    Some(descriptor)
+}
+
+/// The parameter that describes a weight; it counts as the weight's elements until it is read.
+pub(super) fn parameter(
+    descriptor: WeightDescriptor,
+    id: ParamId,
+    elements: usize,
+    device: &Device,
+) -> Param<Tensor<1>> {
+    let init = move |device: &Device, _: bool| {
+        Tensor::from_data(TensorData::from(values(&descriptor)), (device, DType::F32))
+    };
+    Param::uninitialized(id, init, device.clone(), false, Shape::new([elements]))
+}
+
+/// The parameter that a mapper is offered to load. If the mapper loads it, it has the length of a
+/// description; otherwise one value.
+pub(super) fn expected(id: ParamId, device: &Device) -> Param<Tensor<1>> {
+    let init = |device: &Device, _: bool| Tensor::zeros([1], (device, DType::F32));
+    Param::uninitialized(id, init, device.clone(), false, Shape::new([LENGTH]))
+}
+
+/// The description that a mapper loaded into [`expected`]; `None` if it loaded nothing, or no
+/// description.
+pub(super) fn loaded(parameter: &Param<Tensor<1>>) -> Option<WeightDescriptor> {
+    if !parameter.is_initialized() || parameter.dims() != [LENGTH] {
+        return None;
+    }
+    from_values(&host::<f32, 1, _>(parameter.val()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    #[test]
+    fn a_format_survives_every_float_dtype() {
+        for spec in [
+            QuantSpec::int4(GroupSize::G128),
+            QuantSpec::int8(GroupSize::G32).with_zero_points(),
+            QuantSpec::int4(GroupSize::Channel).with_scale_dtype(ScaleDtype::BF16),
+            QuantSpec::int4(GroupSize::G64).with_scale_dtype(ScaleDtype::F32),
+        ] {
+            for (k, n, permuted) in [
+                (128, 1, true),
+                (344, 9, true),
+                (57344, 8191, false),
+                (1 << 30, 3, true),
+                (65, 65_793, true),
+            ] {
+                let weight = WeightDescriptor::plain(
+                    WeightFormat::dense(spec).with_permutation(permuted),
+                    k,
+                    n,
+                );
+                let values = values(&weight);
+                assert_eq!(from_values(&values), Some(weight));
+                assert_eq!(
+                    from_values(&values.map(|value| bf16::from_f32(value).to_f32())),
+                    Some(weight)
+                );
+                assert_eq!(
+                    from_values(&values.map(|value| f16::from_f32(value).to_f32())),
+                    Some(weight)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn other_numbers_are_no_format() {
+        let values = values(&WeightDescriptor::plain(
+            QuantSpec::int4(GroupSize::G64),
+            64,
+            2,
+        ));
+        for (place, value) in [
+            (0, 2.0),
+            (1, 5.0),
+            (2, 33.0),
+            (3, 2.0),
+            (4, 0.5),
+            (5, -1.0),
+            (6, f32::NAN),
+            (6, 0.0),
+        ] {
+            let mut other = values;
+            other[place] = value;
+            assert_eq!(from_values(&other), None, "{value} at {place}");
+        }
+        assert_eq!(from_values(&values[1..]), None);
+    }
+}

@@ -1,0 +1,288 @@
+//! The copies of a stripe: which bytes of the operands go into each stage.
+
+use super::pipeline::PipelineState;
+use crate::ptx::{
+    cp_async_bulk, cp_async_bulk_tensor_2d, elect_sync, mbarrier_arrive_expect_tx,
+    mbarrier_wait_parity, opaque,
+};
+use crate::tile::config::{
+    ATOM_K, ATOM_ROW_BYTES, CHUNK_N, CHUNK_STEPS, Config, METADATA_ROWS, TILE_BYTES,
+};
+use crate::tile::fragment::group_of;
+use crate::tile::lengths::Lengths;
+use crate::tile::stripe::{TilePart, tile_place, weight_chunk};
+use cubecl::prelude::*;
+
+/// Global addresses of the operands.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Source {
+    /// The tensor map of activations.
+    pub x_map: u64,
+    /// Packed values.
+    pub words: u64,
+    /// Metadata of a 2:4 weight.
+    pub metadata: u64,
+    /// Scales.
+    pub scales: u64,
+    /// Zero points.
+    pub zeros: u64,
+}
+
+/// What is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Operand {
+    Weight,
+    Activations,
+    Both,
+}
+
+/// Fills stage after stage with the steps of a stripe.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Producer {
+    /// The first unit of the stripe.
+    pub start: u32,
+    /// The stage that is filled next.
+    pub state: PipelineState,
+    /// The part of the tile that it belongs to, from the next step on.
+    part: TilePart,
+    /// Steps that are not copied yet.
+    pub left: u32,
+    /// The tile's first chunk along N.
+    chunk_n: u32,
+    /// Its chunks along N: fewer than others have where it reaches past N.
+    chunks: u32,
+    /// Its first row of activations.
+    row: u32,
+}
+
+#[cube]
+impl Producer {
+    /// At the start of a stripe of at least one unit.
+    pub fn new(
+        first: PipelineState,
+        start: u32,
+        end: u32,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) -> Producer {
+        let mut producer = Producer {
+            start,
+            state: first,
+            part: TilePart::last(lengths, start, end),
+            left: end - start + lengths.waves * lengths.depth,
+            chunk_n: 0u32.runtime(),
+            chunks: 0u32.runtime(),
+            row: 0u32.runtime(),
+        };
+        producer.enter(lengths, config);
+        producer
+    }
+
+    /// Goes to the tile of its place.
+    fn enter(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        let (column, row_block) = tile_place(self.part.tile, lengths, config);
+        self.chunk_n = weight_chunk(column, 0u32.runtime(), lengths, config);
+        self.chunks = min(
+            lengths.chunks_n - self.chunk_n,
+            comptime!(config.tile.chunks_n() as u32),
+        );
+        self.row = row_block * comptime!(config.tile.rows() as u32);
+    }
+
+    /// To the next step.
+    pub fn next(&mut self, lengths: &Lengths, #[comptime] config: Config) {
+        self.state.next(config);
+        self.left = opaque(self.left - 1);
+        self.part.first += 1;
+        if self.part.first == self.part.end {
+            self.part.next(lengths, self.start, config);
+            self.enter(lengths, config);
+        }
+    }
+
+    /// One of all warps starts its share of the copies of the next step. The stage is the one
+    /// before the stage before that which it multiplies: it rarely waits for others.
+    pub fn share(
+        &mut self,
+        warp: u32,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
+        if self.left > 0 {
+            let warps_n = comptime!(config.tile.warps_n as u32);
+            if elect_sync() {
+                self.wait_empty();
+                if warp == 0 {
+                    self.expect_bytes(config);
+                }
+                if comptime!(config.tile.warps_n == CHUNK_STEPS)
+                    || warp % warps_n < comptime!(CHUNK_STEPS as u32)
+                {
+                    self.start(
+                        warp / warps_n,
+                        warp % warps_n,
+                        source,
+                        lengths,
+                        Operand::Both,
+                        config,
+                    );
+                }
+            }
+            self.next(lengths, config);
+        }
+    }
+
+    /// Starts the copies of a step.
+    pub fn start_all(
+        &self,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] operand: Operand,
+        #[comptime] config: Config,
+    ) {
+        #[unroll]
+        for warp_k in 0..comptime!(config.tile.warps_k as u32) {
+            #[unroll]
+            for part in 0..comptime!(CHUNK_STEPS as u32) {
+                self.start(warp_k, part, source, lengths, operand, config);
+            }
+        }
+    }
+
+    /// Waits until the stage is empty.
+    pub fn wait_empty(&self) {
+        mbarrier_wait_parity(self.state.full + 8, self.state.parity);
+    }
+
+    /// Announces the bytes of a step: once for each step, whichever warp starts its copies.
+    pub fn expect_bytes(&self, #[comptime] config: Config) {
+        let bytes = self.chunks * comptime!((config.tile.warps_k * config.chunk_bytes()) as u32)
+            + comptime!((2 * config.tile.rows() * config.tile.depth()) as u32);
+        mbarrier_arrive_expect_tx(self.state.full, bytes);
+    }
+
+    /// Starts one of four parts of the copies of a row of chunks, each the tiles of a step and what
+    /// goes with the chunks: chunks that are side by side follow each other in memory.
+    ///
+    /// Past N nothing is copied: the contents of the stage there become outputs that no thread
+    /// writes. Past K the last chunk is copied again, since what a stage has there may be no
+    /// numbers; the activations are zeros there, and past M.
+    fn start(
+        &self,
+        warp_k: u32,
+        part: u32,
+        source: &Source,
+        lengths: &Lengths,
+        #[comptime] operand: Operand,
+        #[comptime] config: Config,
+    ) {
+        let chunks_n = comptime!(config.tile.chunks_n() as u32);
+        let (stage, full) = (self.state.stage, self.state.full);
+        let step = self.part.first;
+        let chunk_k = if comptime!(config.pairs_steps()) {
+            step / 2 * comptime!(2 * config.tile.warps_k as u32) + 2 * warp_k + step % 2
+        } else {
+            step * comptime!(config.tile.warps_k as u32) + warp_k
+        };
+        let chunk = min(chunk_k, lengths.chunks_k - 1);
+        if comptime!(operand != Operand::Weight) && part == 0 {
+            let atom_bytes = comptime!((config.tile.rows() * ATOM_ROW_BYTES) as u32);
+            let atoms = comptime!((config.tile.chunk_rows() / ATOM_K) as u32);
+            #[unroll]
+            for atom in 0..atoms {
+                let to = comptime!(config.activations_offset() as u32)
+                    + (warp_k * atoms + atom) * atom_bytes;
+                let column = (chunk_k * atoms + atom) * comptime!(ATOM_K as u32);
+                cp_async_bulk_tensor_2d(stage + to, source.x_map, column, self.row, full);
+            }
+        }
+        if comptime!(operand != Operand::Activations) {
+            #[unroll]
+            for i in 0..comptime!(config.tiles_in_step() as u32) {
+                let (rows, row) = (
+                    comptime!(config.word_rows() as u32),
+                    part * comptime!(config.tiles_in_step() as u32) + i,
+                );
+                let to = stage + (warp_k * rows + row) * comptime!(chunks_n * TILE_BYTES as u32);
+                self.copy_row(
+                    to,
+                    source.words,
+                    chunk * rows + row,
+                    TILE_BYTES as u32,
+                    lengths,
+                    config,
+                );
+            }
+            if comptime!(config.tile.is_sparse()) && part >= 2 {
+                let row = part - 2;
+                let to = comptime!(config.metadata_offset() as u32)
+                    + (warp_k * comptime!(METADATA_ROWS as u32) + row)
+                        * comptime!(chunks_n * TILE_BYTES as u32);
+                let row = chunk * comptime!(METADATA_ROWS as u32) + row;
+                self.copy_row(
+                    stage + to,
+                    source.metadata,
+                    row,
+                    TILE_BYTES as u32,
+                    lengths,
+                    config,
+                );
+            }
+            #[unroll]
+            for i in 0..comptime!(config.groups_in_chunk() as u32) {
+                let at = warp_k * comptime!(config.groups_in_chunk() as u32 * chunks_n)
+                    + comptime!(i * chunks_n);
+                let group = group_of(chunk, i, config);
+                if comptime!(config.grouped()) && part == 1 {
+                    let bytes = comptime!(CHUNK_N as u32 * 2);
+                    let to = comptime!(config.scales_offset() as u32) + at * bytes;
+                    self.copy_row(stage + to, source.scales, group, bytes, lengths, config);
+                }
+                if comptime!(config.zero_points) && part == 2 {
+                    let bytes = comptime!(config.group_zeros_bytes() as u32);
+                    let to = comptime!(config.zeros_offset() as u32) + at * bytes;
+                    self.copy_row(stage + to, source.zeros, group, bytes, lengths, config);
+                }
+            }
+        }
+    }
+
+    /// Starts the copy of row `row` of an array at `start` that has `bytes` of each chunk: of all
+    /// chunks of the tile at once, but with SwiGLU of those of the gates and of the ups by
+    /// themselves.
+    fn copy_row(
+        &self,
+        to: u32,
+        start: u64,
+        row: u32,
+        #[comptime] bytes: u32,
+        lengths: &Lengths,
+        #[comptime] config: Config,
+    ) {
+        let first = u64::cast_from(row * lengths.chunks_n + self.chunk_n);
+        if comptime!(config.is_gated()) {
+            let half = comptime!(config.tile.chunks_n() as u32 / 2 * bytes);
+            let ups = first + u64::cast_from(lengths.chunks_n / 2);
+            cp_async_bulk(
+                to,
+                start + first * comptime!(bytes as u64),
+                half.runtime(),
+                self.state.full,
+            );
+            cp_async_bulk(
+                to + half,
+                start + ups * comptime!(bytes as u64),
+                half.runtime(),
+                self.state.full,
+            );
+        } else {
+            cp_async_bulk(
+                to,
+                start + first * comptime!(bytes as u64),
+                self.chunks * bytes,
+                self.state.full,
+            );
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The layers to quantise, how, and the form to write.
+
+use marlin_format::Sparsity;
+use marlin_quant::{GptqOptions, Quantizer, Rounding, RowOrder};
+
+use super::{Calibration, FileFormat, Override};
+
+/// The layers to quantise, how, and the form to write.
+#[derive(Debug, Clone, Default)]
+pub struct QuantizeOptions {
+    /// The form of the files.
+    pub format: FileFormat,
+    /// 2:4 prunes every layer: of every four weights of an output feature two stay.
+    pub sparsity: Sparsity,
+    /// Layers that stay as they are: names such as `model.layers.0.mlp.down_proj`, or `re:` and a
+    /// regular expression that matches from the start of the name. Each matches a layer of the
+    /// model.
+    pub exclude: Vec<String>,
+    /// Layers that are quantised otherwise than by the spec, by patterns as those of `exclude`: the
+    /// first that matches counts. `exclude` counts before all.
+    pub overrides: Vec<(String, Override)>,
+    /// How values are chosen.
+    pub method: Method,
+}
+
+/// The way in which quantised values are chosen.
+#[derive(Debug, Clone)]
+pub enum Method {
+    /// Round to nearest, after pruning by magnitude where weights are to be 2:4.
+    Round {
+        /// True if each group's range is the one of 76 that leaves the least squared error.
+        clipping: bool,
+    },
+    /// AWQ (arXiv 2306.00978): inputs are scaled ([`marlin_quant::awq_scales`]), and weights
+    /// rounded with the search of [`Round`](Self::Round), block after block on a device.
+    Awq {
+        /// The texts that it looks at.
+        calibration: Calibration,
+    },
+    /// GPTQ, pruning as SparseGPT does where weights are to be 2:4: [`marlin_quant::gptq`], block
+    /// after block on a device.
+    Gptq {
+        /// The order in which input features are rounded.
+        order: RowOrder,
+        /// The part of the mean of a Hessian's diagonal that is added to it.
+        damping: f64,
+        /// True if inputs are scaled before, as [`Awq`](Self::Awq) does.
+        awq: bool,
+        /// The texts that it looks at.
+        calibration: Calibration,
+    },
+}
+
+impl Default for Method {
+    fn default() -> Self {
+        Self::Round { clipping: false }
+    }
+}
+
+impl Method {
+    pub(super) fn quantizer(&self, sparsity: Sparsity) -> Box<dyn Quantizer> {
+        match *self {
+            Self::Round { clipping } => Box::new(Rounding { sparsity, clipping }),
+            Self::Awq { .. } => Box::new(Rounding {
+                sparsity,
+                clipping: true,
+            }),
+            Self::Gptq { order, damping, .. } => Box::new(GptqOptions {
+                order,
+                damping,
+                sparsity,
+                ..GptqOptions::default()
+            }),
+        }
+    }
+
+    /// The texts that it looks at, where it looks at any.
+    pub(super) fn calibration(&self) -> Option<&Calibration> {
+        match self {
+            Self::Round { .. } => None,
+            Self::Awq { calibration } | Self::Gptq { calibration, .. } => Some(calibration),
+        }
+    }
+
+    /// True if inputs are scaled.
+    pub(super) fn awq(&self) -> bool {
+        matches!(self, Self::Awq { .. } | Self::Gptq { awq: true, .. })
+    }
+
+    /// True if weights have a row permutation.
+    pub(super) fn act_order(&self) -> bool {
+        matches!(
+            self,
+            Self::Gptq {
+                order: RowOrder::ActOrder,
+                ..
+            }
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! Wrong operands, which decode attention refuses.
+
+use super::bench::{Bench, KEYS, QKV, QUERIES, STATE, VALUES};
+use super::operands::Operands;
+use super::shape;
+use crate::kernels::{buffer, client};
+use burn::tensor::Device;
+use marlin_decode::kernels::attention::{AttentionArgs, AttentionPass, AttentionShape, attention};
+use marlin_decode::kernels::flash::flash;
+use marlin_kernels::{ActivationDtype, KernelError};
+
+pub(super) fn refusals(device: &Device, _: bool, seed: u64) {
+    let client = client(device);
+    let shape = shape(2, [4, 2], 16, 24, ActivationDtype::F32);
+    let bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
+    let short = || buffer(&client, &[0; 4], 1);
+    let length = |args: AttentionArgs, expected: &str| {
+        let result = attention(&client, &shape, args);
+        assert!(
+            matches!(&result, Err(KernelError::BufferLength { operand, .. }) if *operand == expected),
+            "{expected}: {result:?}"
+        );
+    };
+    length(
+        AttentionArgs {
+            qkv: short(),
+            ..bench.args(QKV)
+        },
+        "qkv",
+    );
+    length(
+        AttentionArgs {
+            state: short(),
+            ..bench.args(QKV)
+        },
+        "state",
+    );
+    length(
+        AttentionArgs {
+            keys: short(),
+            ..bench.args(QKV)
+        },
+        "keys",
+    );
+    length(
+        AttentionArgs {
+            values: short(),
+            ..bench.args(QKV)
+        },
+        "values",
+    );
+    length(
+        AttentionArgs {
+            cos: short(),
+            ..bench.args(QKV)
+        },
+        "cosines",
+    );
+    length(
+        AttentionArgs {
+            sin: short(),
+            ..bench.args(QKV)
+        },
+        "sines",
+    );
+    length(
+        AttentionArgs {
+            out: short(),
+            ..bench.args(QKV)
+        },
+        "output",
+    );
+    let result = attention(
+        &client,
+        &shape,
+        AttentionArgs {
+            q_norm: Some(short()),
+            ..bench.args(QKV)
+        },
+    );
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::Presence {
+                operand: "norm of q",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let normed = AttentionShape {
+        norm_epsilon: Some(1e-6),
+        ..shape
+    };
+    let result = attention(&client, &normed, bench.args(QKV));
+    assert!(
+        matches!(
+            result,
+            Err(KernelError::Presence {
+                operand: "norm of q",
+                ..
+            })
+        ),
+        "{result:?}"
+    );
+    let result = attention(
+        &client,
+        &AttentionShape {
+            rotary_dim: 5,
+            ..shape
+        },
+        bench.args(QKV),
+    );
+    assert!(
+        matches!(result, Err(KernelError::Shape { .. })),
+        "{result:?}"
+    );
+    // Tensor cores have no f32.
+    let result = flash(
+        &client,
+        &AttentionShape {
+            pass: AttentionPass::Prompt,
+            ..shape
+        },
+        bench.flash_args(),
+    );
+    assert!(
+        matches!(result, Err(KernelError::Shape { .. })),
+        "{result:?}"
+    );
+    for buffer in [QKV, STATE, KEYS, VALUES, QUERIES] {
+        let mut bench = Bench::new(&client, &shape, &Operands::random(&shape, &[Some(5)], seed));
+        bench.shape.pass = AttentionPass::Prompt;
+        bench.buffers[buffer].1 -= 1;
+        let result = bench.try_launch();
+        assert!(
+            matches!(result, Err(KernelError::BufferLength { .. })),
+            "buffer {buffer}: {result:?}"
+        );
+    }
+}

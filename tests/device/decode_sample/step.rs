@@ -1,0 +1,149 @@
+//! A step of sampling on the host: random rows of all kinds, and the tokens chosen for them.
+
+use crate::kernels::{bytes, values};
+use marlin_decode::kernels::sample::{BITMAPS, SampleShape, sample_host};
+use marlin_decode::kernels::{Row, RowState};
+use marlin_kernels::ActivationDtype;
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+/// A step's rows and their logits.
+pub(super) struct Step {
+    pub(super) shape: SampleShape,
+    /// [rows, vocab], exact in the shape's dtype.
+    pub(super) logits: Vec<f32>,
+    pub(super) rows: Vec<Row>,
+    /// [slots, [`BITMAPS`], words].
+    pub(super) bitmaps: Vec<u32>,
+}
+
+impl Step {
+    pub(super) fn random(
+        vocab: usize,
+        rows: usize,
+        dtype: ActivationDtype,
+        rng: &mut StdRng,
+    ) -> Self {
+        let shape = SampleShape {
+            rows,
+            vocab,
+            slots: rows + 1,
+            max_len: 100,
+            dtype,
+        };
+        let logits: Vec<f32> = (0..rows).flat_map(|_| random_logits(vocab, rng)).collect();
+        let logits = values(&bytes(&logits, dtype), dtype)
+            .into_iter()
+            .map(|value| value as f32)
+            .collect();
+        // The slot of a row differs from its index.
+        let rows = (0..rows)
+            .map(|row| Row {
+                slot: (row + 1) as u32,
+                ..random_row(vocab as u32, rng)
+            })
+            .collect();
+        let bitmaps = (0..shape.slots * BITMAPS * shape.bitmap_words())
+            .map(|_| rng.random::<u32>() & rng.random::<u32>())
+            .collect();
+        Self {
+            shape,
+            logits,
+            rows,
+            bitmaps,
+        }
+    }
+
+    pub(super) fn host(&mut self) {
+        let (vocab, words) = (self.shape.vocab, self.shape.bitmap_words());
+        for (row, logits) in self.rows.iter_mut().zip(self.logits.chunks_exact(vocab)) {
+            let of_slot =
+                &mut self.bitmaps[row.slot as usize * BITMAPS * words..][..BITMAPS * words];
+            let (seen, suppressed) = of_slot.split_at_mut(words);
+            sample_host(logits, row, seen, suppressed, self.shape.max_len as u32);
+        }
+    }
+}
+
+fn pick<T: Copy>(from: &[T], rng: &mut StdRng) -> T {
+    from[rng.random_range(0..from.len())]
+}
+
+/// Draws the logits of a row: mostly from about a normal distribution; some with many equal ones,
+/// all equal, with minus infinity, or with NaN or infinity.
+fn random_logits(vocab: usize, rng: &mut StdRng) -> Vec<f32> {
+    let normal = |rng: &mut StdRng| (0..6).map(|_| rng.random_range(-1.0f32..1.0)).sum::<f32>();
+    let kind = rng.random_range(0..12);
+    let scale = pick(&[0.1f32, 2.0, 5.0], rng);
+    let mut logits: Vec<f32> = match kind {
+        0 => vec![normal(rng); vocab],
+        1 | 2 => (0..vocab).map(|_| normal(rng).round()).collect(),
+        _ => (0..vocab).map(|_| normal(rng) * scale).collect(),
+    };
+    match kind {
+        3 | 4 => logits
+            .iter_mut()
+            .filter(|_| rng.random_range(0..3) > 0)
+            .for_each(|logit| *logit = f32::NEG_INFINITY),
+        5 => logits[rng.random_range(0..vocab)] = pick(&[f32::NAN, f32::INFINITY], rng),
+        6 => logits = vec![f32::NEG_INFINITY; vocab],
+        7 => logits[rng.random_range(0..vocab)] = -0.0,
+        _ => {}
+    }
+    logits
+}
+
+fn random_row(vocab: u32, rng: &mut StdRng) -> Row {
+    let states = [
+        RowState::At(rng.random_range(0..99)),
+        RowState::At(99),
+        RowState::Idle,
+        RowState::Failed,
+        RowState::WindowFull,
+    ];
+    Row {
+        token: rng.random_range(0..vocab),
+        state: if rng.random_range(0..4) > 0 {
+            states[0]
+        } else {
+            pick(&states, rng)
+        },
+        slot: 0,
+        seed: rng.random(),
+        top_k: pick(
+            &[
+                0,
+                0,
+                1,
+                2,
+                5,
+                50,
+                200,
+                vocab.saturating_sub(1),
+                vocab,
+                vocab + 7,
+            ],
+            rng,
+        ),
+        temperature: pick(&[0.0, 0.1, 0.7, 1.0, 1.0, 3.0], rng),
+        top_p: pick(&[1.0, 1.0, 0.999, 0.95, 0.5, 0.1, 1e-6], rng),
+        repetition_penalty: pick(&[1.0, 1.1, 2.0, 0.7], rng),
+        // The last of them count as 0.
+        min_p: pick(
+            &[
+                0.0,
+                0.0,
+                0.0,
+                1.0,
+                0.5,
+                0.1,
+                1e-3,
+                1e-20,
+                f32::MIN_POSITIVE,
+                f32::MIN_POSITIVE / 2.0,
+            ],
+            rng,
+        ),
+        suppresses: rng.random(),
+    }
+}

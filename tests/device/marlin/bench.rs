@@ -1,0 +1,124 @@
+//! Launches of a case on raw buffers, and their comparison with f64.
+
+use crate::kernels::{buffer, bytes, client, values, weight_buffers};
+use burn::tensor::Device;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use marlin_format::WeightLayout;
+use marlin_kernels::tile::Launch;
+use marlin_kernels::{
+    Card, Epilogue, EpilogueStage, Kernel, Operands as LaunchOperands, Plan, QuantProblem, Reason,
+    launch,
+};
+use marlin_tests::{Case, Operands, relative_error, tolerance};
+
+/// A client and its card.
+pub struct Bench {
+    pub client: Client,
+    pub card: Card,
+}
+
+/// The problem of a case, with its weight in the tile layout.
+pub fn problem(case: &Case) -> QuantProblem {
+    case.problem().in_layout(WeightLayout::Tile)
+}
+
+impl Bench {
+    pub fn new(device: &Device) -> Self {
+        let client = client(device);
+        let card = Card::of(&client).unwrap_or_else(|| panic!("the device is no NVIDIA card"));
+        Self { client, card }
+    }
+
+    pub fn operands(&self, case: &Case, operands: &Operands, out: BufferArg) -> LaunchOperands {
+        LaunchOperands {
+            x: buffer(
+                &self.client,
+                &bytes(&operands.x, case.activations),
+                operands.x.len(),
+            ),
+            norm: None,
+            weight: weight_buffers(
+                &self.client,
+                &problem(case).weight,
+                operands.tiles().as_ref(),
+            ),
+            bias: Some(buffer(
+                &self.client,
+                &bytes(&operands.bias, case.activations),
+                case.n,
+            )),
+            out,
+        }
+    }
+
+    /// The plan of a launch.
+    pub(super) fn plan(&self, launch: Launch) -> Plan {
+        Plan::product(
+            Kernel::Marlin(launch),
+            Reason::TensorCores {
+                capability: self.card.capability,
+            },
+        )
+    }
+
+    /// Runs a case on an output filled with NaN, and returns the bytes of the output.
+    pub(super) fn run(&self, case: &Case, operands: &Operands, launch: Launch) -> Vec<u8> {
+        self.run_problem(&problem(case), case, operands, &self.plan(launch))
+    }
+
+    /// Runs a problem, that of a case with or without an epilogue, in the same way.
+    pub fn run_problem(
+        &self,
+        problem: &QuantProblem,
+        case: &Case,
+        operands: &Operands,
+        plan: &Plan,
+    ) -> Vec<u8> {
+        let outputs = problem.m * problem.outputs();
+        let poison = self
+            .client
+            .create_from_slice(&bytes(&vec![f32::NAN; outputs], case.activations));
+        // SAFETY: the buffer was made for as many elements.
+        let out = unsafe { BufferArg::from_raw_parts(poison.clone(), outputs) };
+        launch(
+            &self.client,
+            problem,
+            plan,
+            self.operands(case, operands, out),
+        )
+        .unwrap_or_else(|error| panic!("{problem}: {error}"));
+        self.client
+            .read_one(poison)
+            .unwrap_or_else(|error| panic!("{problem}, {plan:?}: {error}"))
+            .to_vec()
+    }
+
+    /// Runs a case with SwiGLU, and compares it with f64.
+    pub(super) fn check_swiglu(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
+        let problem = problem(case).with_epilogue(Epilogue::SwiGlu);
+        let plan = Plan {
+            epilogue: EpilogueStage::InKernel,
+            ..self.plan(launch)
+        };
+        let found = values(
+            &self.run_problem(&problem, case, operands, &plan),
+            case.activations,
+        );
+        let (expected, magnitude) = operands.swiglu(case);
+        let error = relative_error(&found, &expected, &magnitude);
+        assert!(
+            error <= tolerance(case.activations),
+            "{problem}, {launch:?}, seed {seed}: relative error {error:e}"
+        );
+    }
+
+    pub(super) fn check(&self, case: &Case, operands: &Operands, launch: Launch, seed: u64) {
+        let found = values(&self.run(case, operands, launch), case.activations);
+        let error = relative_error(&found, &operands.expected, &operands.magnitude);
+        assert!(
+            error <= tolerance(case.activations),
+            "{case}, {launch:?}, seed {seed}: relative error {error:e}"
+        );
+    }
+}
